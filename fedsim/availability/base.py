@@ -1,0 +1,57 @@
+"""The contract of an availability process: probabilities and counts, each a pure function of (seeds, round)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.errors import ConfigError
+from fedsim.federation import Cohort, Federation
+
+
+@dataclass
+class Population:
+    """What an availability process may know of the clients.
+
+    Attributes:
+        seeds: R of them.
+        clients: m.
+        class_fractions: [R, m, C] label distributions, or None.
+    """
+
+    seeds: tuple[int, ...]
+    clients: int
+    class_fractions: np.ndarray | None = None
+
+
+class Availability(ABC):
+    """Says for every round how often each client takes part: 0 or 1, or a multiset's multiplicity."""
+
+    population: Population
+    federation: Federation | None = None
+
+    def setup(self, population: Population) -> None:
+        """Fix who exists. Override to precompute or to check the options against the population."""
+        self.population = population
+
+    @abstractmethod
+    def probabilities(self, t: int) -> np.ndarray:
+        """[R, m] the true p_i^t, in [0, 1]: the expected count, for those who may ask (`fedavg_known`)."""
+
+    @abstractmethod
+    def counts(self, t: int) -> np.ndarray:
+        """[R, m] how often each client takes part in round t."""
+
+    def bind(self, federation: Federation) -> Availability:
+        """Set up for a federation, so that `sample` can return cohorts."""
+        self.setup(Population(federation.seeds, federation.clients, federation.class_fractions))
+        self.federation = federation
+        return self
+
+    def sample(self, t: int) -> Cohort:
+        """The clients that take part in round t, on the federation's device."""
+        if self.federation is None:
+            raise ConfigError(f"{type(self).__name__}.sample needs bind(federation) first")
+        return self.federation.cohort(self.counts(t), self.probabilities(t))

@@ -1,0 +1,75 @@
+"""Base probabilities p_i: how available a client is before its trajectory moves it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from fedsim import rng
+from fedsim.availability.base import Population
+from fedsim.errors import ConfigError
+
+
+def check_probability(key: str, value: float) -> float:
+    """`value`, if it is a probability; else an error that names the key."""
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"{key}={value} is not a probability; give a number between 0 and 1")
+    return float(value)
+
+
+class Probability(ABC):
+    """Base probabilities of every virtual client."""
+
+    @abstractmethod
+    def base(self, population: Population) -> np.ndarray:
+        """[R, m] p_i in [0, 1]."""
+
+
+class Uniform(Probability):
+    """The same probability p for everybody."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = check_probability("availability.base.p", p)
+
+    def base(self, population: Population) -> np.ndarray:
+        return np.full((len(population.seeds), population.clients), self.p)
+
+
+class Groups(Probability):
+    """The first half of the clients has p0, the second p1 (fedpbc §VI); more groups: `p`, one entry each."""
+
+    def __init__(self, p0: float = 0.1, p1: float = 0.9, p: list[float] | None = None) -> None:
+        values = [p0, p1] if p is None else list(p)
+        self.p = np.array([check_probability("availability.base.p", v) for v in values])
+
+    def base(self, population: Population) -> np.ndarray:
+        m = population.clients
+        if len(self.p) > m:
+            raise ConfigError(f"availability.base has {len(self.p)} groups, more than clients={m}")
+        group = np.arange(m) * len(self.p) // m
+        return np.broadcast_to(self.p[group], (len(population.seeds), m)).copy()
+
+
+class ClassCorrelated(Probability):
+    """p_i = ⟨ν_i, φ⟩: availability follows the labels a client holds (fedawe App. J.3).
+
+    ν_i is the client's actual label distribution; φ_c ~ U(0, Φ_c), with Φ_c = `high` for the first half of the classes
+    and `low` for the rest. φ is drawn once per replicate.
+    """
+
+    def __init__(self, high: float = 1.0, low: float = 0.5) -> None:
+        self.high = check_probability("availability.base.high", high)
+        self.low = check_probability("availability.base.low", low)
+
+    def base(self, population: Population) -> np.ndarray:
+        fractions = population.class_fractions
+        if fractions is None:
+            raise ConfigError(
+                "availability/base=class_correlated needs class labels and this data set has none; "
+                "use availability/base=uniform or groups"
+            )
+        classes = fractions.shape[-1]
+        bound = np.where(np.arange(classes) < (classes + 1) // 2, self.high, self.low)
+        phi = np.stack([bound * rng.generator(s, rng.Purpose.PROBABILITY).random(classes) for s in population.seeds])
+        return np.einsum("rmc,rc->rm", fractions, phi)

@@ -1,0 +1,86 @@
+"""Trajectories f_i(t): how a base probability moves over the rounds (fedawe App. J.3; fedpbc §VI)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from fedsim import rng
+from fedsim.availability.base import Population
+from fedsim.availability.probabilities import check_probability
+from fedsim.errors import ConfigError
+
+
+class Trajectory(ABC):
+    """Moves base probabilities in time."""
+
+    @abstractmethod
+    def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
+        """[R, m] p_i^t before clipping to [0, 1].
+
+        Args:
+            t: round, from 0.
+            base: [R, m] p_i.
+            population: for trajectories that draw.
+        """
+
+
+class Stationary(Trajectory):
+    """f(t) = 1."""
+
+    def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
+        return base
+
+
+class _Periodic(Trajectory):
+    def __init__(self, period: int) -> None:
+        if period < 1:
+            raise ConfigError(f"availability.trajectory.period={period} must be at least 1 round")
+        self.period = period
+
+
+class Staircase(_Periodic):
+    """f(t) = 1 in the first half of each period, `low` in the second."""
+
+    def __init__(self, period: int = 20, low: float = 0.4) -> None:
+        super().__init__(period)
+        self.low = check_probability("availability.trajectory.low", low)
+
+    def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
+        return base if 2 * (t % self.period) < self.period else base * self.low
+
+
+class Sine(_Periodic):
+    """f(t) = γ sin(2πt / P) + (1 − γ)."""
+
+    def __init__(self, gamma: float = 0.3, period: int = 20) -> None:
+        super().__init__(period)
+        self.gamma = check_probability("availability.trajectory.gamma", gamma)
+
+    def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
+        return base * (self.gamma * math.sin(2 * math.pi * t / self.period) + (1 - self.gamma))
+
+
+class InterleavedSine(Sine):
+    """The sine, cut to zero wherever p_i·f(t) < δ₀: clients with different p_i vanish at different times."""
+
+    def __init__(self, gamma: float = 0.3, period: int = 20, cutoff: float = 0.1) -> None:
+        super().__init__(gamma, period)
+        self.cutoff = check_probability("availability.trajectory.cutoff", cutoff)
+
+    def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
+        moved = super().at(t, base, population)
+        return np.where(moved >= self.cutoff, moved, 0.0)
+
+
+class Jitter(Trajectory):
+    """p_i^t = p_i + U(−width, width), fresh for every round and client (fedpbc §VI)."""
+
+    def __init__(self, width: float = 0.02) -> None:
+        self.width = check_probability("availability.trajectory.width", width)
+
+    def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
+        draws = [rng.generator(s, rng.Purpose.TRAJECTORY, t).random(population.clients) for s in population.seeds]
+        return base + self.width * (2.0 * np.stack(draws) - 1.0)

@@ -1,0 +1,118 @@
+"""Checkpoints: one safetensors file, written atomically; nothing is ever unpickled.
+
+The file holds the strategy's state and, as JSON in its header, the round and what the run was. Everything else (data
+order, availability, noise) is a function of seed and round, so the state is all there is to save.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from fedsim.errors import CheckpointError
+from fedsim.strategies import State
+
+NAME = "checkpoint.safetensors"
+FORMAT = "fedsim-1"
+OVERHEAD = 0.05  # share of wall time that `every: auto` may spend on writing
+
+S = TypeVar("S", bound=State)
+
+
+@dataclass
+class Progress:
+    """Where a run stands: completed rounds, samples processed, seconds spent."""
+
+    rounds: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+
+
+def write(path: Path, state: State, progress: Progress, identity: dict[str, Any]) -> None:
+    """Write a checkpoint so that at every moment either the old or the new file is whole.
+
+    Args:
+        path: of the file.
+        state: the strategy's state.
+        progress: where the run stands.
+        identity: what the run is; a checkpoint is only resumed by a run of the same identity.
+    """
+    tensors = {f.name: getattr(state, f.name).detach().cpu().contiguous() for f in dataclasses.fields(state)}
+    header = {"format": FORMAT, "progress": json.dumps(vars(progress)), "identity": json.dumps(identity)}
+    partial = path.with_suffix(".partial")
+    with open(partial, "wb") as file:
+        file.write(save(tensors, metadata=header))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def read(path: Path, like: S, identity: dict[str, Any]) -> tuple[S, Progress]:
+    """Read a checkpoint into a state of the same type, shapes and device as `like`.
+
+    Raises:
+        CheckpointError: for a damaged or foreign file, or one of another run; the message names the difference.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be read ({error}); delete it to start afresh") from error
+    if header.get("format") != FORMAT:
+        raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start afresh")
+    was = json.loads(header["identity"])
+    for key in sorted(was.keys() | identity.keys()):
+        if was.get(key) != json.loads(json.dumps(identity.get(key))):
+            raise CheckpointError(
+                f"checkpoint {path} belongs to another run: {key} was {was.get(key)!r}, now {identity.get(key)!r}; "
+                "give the same settings, or another out"
+            )
+    fields: dict[str, torch.Tensor] = {}
+    for field in dataclasses.fields(like):
+        expected = getattr(like, field.name)
+        found = tensors.get(field.name)
+        if found is None or found.shape != expected.shape or found.dtype != expected.dtype:
+            shape = None if found is None else list(found.shape)
+            raise CheckpointError(f"checkpoint {path}: {field.name} is {shape}, expected {list(expected.shape)}")
+        fields[field.name] = found.to(expected.device)
+    return type(like)(**fields), Progress(**json.loads(header["progress"]))
+
+
+class Checkpointer:
+    """Decides when to write. `every` counts rounds; 'auto' writes as often as costs at most 5 % of the wall time.
+
+    Attributes:
+        path: of the file, or None where the run keeps nothing.
+    """
+
+    def __init__(self, folder: Path | None, every: int | str, identity: dict[str, Any]) -> None:
+        self.path = None if folder is None else folder / NAME
+        self.every, self.identity = every, identity
+        self._last, self._cost = time.monotonic(), 0.0
+
+    def due(self, rounds: int) -> bool:
+        """Is it time to write after this many completed rounds?"""
+        if self.path is None:
+            return False
+        if self.every == "auto":
+            return time.monotonic() - self._last >= self._cost / OVERHEAD
+        return rounds % int(self.every) == 0
+
+    def write(self, state: State, progress: Progress) -> None:
+        """Write now (nothing, where the run keeps nothing)."""
+        if self.path is None:
+            return
+        begin = time.monotonic()
+        write(self.path, state, progress, self.identity)
+        self._last = time.monotonic()
+        self._cost = self._last - begin

@@ -1,0 +1,61 @@
+"""Random crop and horizontal flip, batched on the device and keyed like every other draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim import rng
+from fedsim.errors import ConfigError
+
+
+@dataclass
+class CropFlip:
+    """Crop at a random offset after zero padding, then flip left–right with probability one half.
+
+    Attributes:
+        padding: pixels of zero padding on every side; 0 turns cropping off.
+        flip: whether to flip.
+        per: 'image' draws for every image; 'batch' draws once per client and local step (what FedAWE's authors do).
+    """
+
+    padding: int = 4
+    flip: bool = False
+    per: str = "image"
+
+    def __post_init__(self) -> None:
+        if self.per not in ("image", "batch"):
+            raise ConfigError(f"dataset.augment.per={self.per!r} is unknown; choose 'image' or 'batch'")
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        """Augment a batch of every client.
+
+        Args:
+            images: [c, B, C, H, W], any dtype.
+            keys: [c] int64, one per client and step.
+
+        Returns:
+            A tensor like `images`.
+        """
+        c, size, _, height, width = images.shape
+        slots = torch.arange(size if self.per == "image" else 1, device=images.device)
+        span = 2 * self.padding + 1
+
+        def offsets(counter: int) -> Tensor:
+            draws = rng.integers(keys[:, None], slots * 3 + counter, span).expand(c, size)
+            return draws.reshape(-1, 1) - self.padding
+
+        rows = torch.arange(height, device=images.device) + offsets(0)
+        columns = torch.arange(width, device=images.device) + offsets(1)
+        if self.flip:
+            mirrored = rng.integers(keys[:, None], slots * 3 + 2, 2).expand(c, size).reshape(-1, 1).bool()
+            columns = torch.where(mirrored, columns.flip(1), columns)
+        flat = images.flatten(0, 1)
+        image = torch.arange(c * size, device=images.device)[:, None, None]
+        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+        channels_last = flat.movedim(1, -1)[
+            image, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]
+        ]
+        return (channels_last * inside[..., None]).movedim(-1, 1).reshape_as(images).contiguous()

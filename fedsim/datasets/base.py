@@ -1,0 +1,74 @@
+"""The contract of a data set: raw tensors, and how a gathered batch becomes the model's input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.datasets.augment import CropFlip
+
+
+@dataclass
+class Dataset:
+    """Samples of one learning problem.
+
+    Attributes:
+        name: what reports call it.
+        train_x: [N, …] raw inputs (uint8 images stay uint8). Empty for a stream.
+        train_y: [N] int64 labels or [N, …] float targets; None where the loss needs only x.
+        test_x, test_y: the held-out samples, or None.
+        classes: number of labels, None for regression and mean estimation.
+        loss: default per-sample loss, a name in `fedsim.models.losses.LOSSES`.
+        mean, std: per-channel normalisation of images, in units of the [0, 1] range.
+        owners: [N] client that owns each training sample, for data with a natural partition.
+        optimum: [d] minimiser of the average client objective where it is known in closed form.
+        augment: random crop and flip of training images, or None.
+    """
+
+    name: str
+    train_x: Tensor
+    train_y: Tensor | None = None
+    test_x: Tensor | None = None
+    test_y: Tensor | None = None
+    classes: int | None = None
+    loss: str = "cross_entropy"
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    owners: Tensor | None = None
+    optimum: Tensor | None = None
+    augment: CropFlip | None = None
+
+    @property
+    def stream(self) -> bool:
+        """True where samples are drawn afresh for every batch and none is stored."""
+        return False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.train_x.shape[1:])
+
+    def to(self, device: torch.device) -> Dataset:
+        """Move every tensor to the device, in place."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value.to(device))
+        return self
+
+    def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+        """Fresh samples of a stream: clients [c], keys [c] → [c, size, …]. Only streams have this."""
+        raise NotImplementedError(f"{self.name} stores its samples; only a stream draws them")
+
+    def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Raw inputs [..., *shape] to what the model sees: floating point, scaled to [0, 1], normalised."""
+        if x.dtype != torch.uint8:
+            return x.to(dtype)
+        x = x.to(dtype)
+        if self.mean is None or self.std is None:
+            return x.mul_(1 / 255)
+        per_channel = (-1, *[1] * (len(self.shape) - 1))
+        offset = torch.tensor(self.mean, dtype=dtype, device=x.device).mul_(255).reshape(per_channel)
+        scale = torch.tensor(self.std, dtype=dtype, device=x.device).mul_(255).reciprocal_().reshape(per_channel)
+        return x.sub_(offset).mul_(scale)

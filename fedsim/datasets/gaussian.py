@@ -1,0 +1,53 @@
+"""Gaussian mean estimation: every batch is a fresh draw from N(m_i, σ²) (p-fedavg §4)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsim import rng
+from fedsim.datasets.base import Dataset
+from fedsim.errors import ConfigError
+
+
+class GaussianMean(Dataset):
+    """A stream of scalars z ~ N(m_i, σ²), loss ½(θ − z)². With the `location` shift, z ~ N(m_i + ε_i θ, σ²).
+
+    Args:
+        clients: m.
+        mean: average of the client means m̄; the drawn m_i are centred so that it holds exactly.
+        variance: spread Var(m_i) over clients.
+        std: σ of the noise.
+        means: explicit m_i instead of drawing them.
+        seed: of the draw; the same means serve every replicate.
+    """
+
+    def __init__(
+        self,
+        clients: int = 25,
+        mean: float = 10.0,
+        variance: float = 0.6,
+        std: float = 1.0,
+        means: list[float] | None = None,
+        seed: int = 0,
+    ) -> None:
+        if means is None:
+            spread = rng.generator(seed, rng.Purpose.DATA).standard_normal(clients)
+            centred = spread - spread.mean()
+            self.means = torch.as_tensor(mean + variance**0.5 * centred)
+        else:
+            if len(means) != clients:
+                raise ConfigError(f"dataset.means has {len(means)} entries, but clients={clients}; give one per client")
+            self.means = torch.as_tensor(means, dtype=torch.float64)
+        self.noise_std = std
+        super().__init__(
+            "gaussian_mean", torch.empty(0, 1), loss="half_squared_distance", optimum=self.means.mean().reshape(1)
+        )
+
+    @property
+    def stream(self) -> bool:
+        return True
+
+    def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+        noise = rng.normal(keys[:, None], torch.arange(size, device=keys.device), dtype)
+        return (self.means.to(dtype)[clients][:, None] + self.noise_std * noise)[:, :, None]

@@ -1,0 +1,44 @@
+"""Quadratic clients F_i(x) = ½‖x − u_i‖²: the counterexample in which every bias shows (fedpbc §VI, fedawe Fig. 2)."""
+
+from __future__ import annotations
+
+import torch
+
+from fedsim import rng
+from fedsim.datasets.base import Dataset
+from fedsim.errors import ConfigError
+
+
+class Quadratics(Dataset):
+    """One sample u_i per client; the loss is ½‖x − u_i‖² and the optimum is the mean of the u_i.
+
+    FedPBC's: u_i ~ N((i / 1000)·1, 0.01·I), i = 1…m, in 100 dimensions.
+
+    Args:
+        clients: m.
+        dimension: length of u_i.
+        slope: the mean of u_i is slope · i.
+        variance: of each coordinate.
+        points: explicit u_i ([m] numbers or [m, dimension]), instead of drawing them.
+        seed: of the draw; the same points serve every replicate.
+    """
+
+    def __init__(
+        self,
+        clients: int = 100,
+        dimension: int = 100,
+        slope: float = 0.001,
+        variance: float = 0.01,
+        points: list[float] | list[list[float]] | None = None,
+        seed: int = 0,
+    ) -> None:
+        if points is None:
+            noise = rng.generator(seed, rng.Purpose.DATA).standard_normal((clients, dimension))
+            centres = slope * torch.arange(1, clients + 1, dtype=torch.float64)[:, None]
+            u = centres + variance**0.5 * torch.as_tensor(noise)
+        else:
+            u = torch.as_tensor(points, dtype=torch.float64).reshape(len(points), -1)
+            if len(u) != clients:
+                raise ConfigError(f"dataset.points has {len(u)} entries, but clients={clients}; give one per client")
+        owners = torch.arange(clients)
+        super().__init__("quadratics", u, loss="half_squared_distance", owners=owners, optimum=u.mean(0))

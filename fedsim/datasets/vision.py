@@ -1,0 +1,107 @@
+"""Image sets in their published files, read by torchvision: MNIST, FashionMNIST, CIFAR-10."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.datasets.augment import CropFlip
+from fedsim.datasets.base import Dataset
+from fedsim.datasets.torchvision_import import torchvision_datasets
+from fedsim.errors import MissingDataError
+
+
+def data_root(root: str | None) -> Path:
+    """The folder data sets are read from: `dataset.root`, else the variable FEDSIM_DATA, else ./data."""
+    return Path(root or os.environ.get("FEDSIM_DATA") or "data").expanduser()
+
+
+class _TorchvisionImages(Dataset):
+    """Images and labels of a torchvision class, kept as uint8 [N, C, H, W]."""
+
+    source: str
+    label: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __init__(self, root: str | None = None, download: bool = False, augment: CropFlip | None = None) -> None:
+        folder = data_root(root)
+        parts = [self._load(folder, train, download) for train in (True, False)]
+        (train_x, train_y), (test_x, test_y) = parts
+        super().__init__(
+            self.label,
+            train_x,
+            train_y,
+            test_x,
+            test_y,
+            classes=10,
+            mean=type(self).mean,
+            std=type(self).std,
+            augment=augment,
+        )
+
+    def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
+        reader = getattr(torchvision_datasets(), self.source)
+        try:
+            found = reader(str(folder), train=train, download=download)
+        except RuntimeError as error:
+            raise MissingDataError(
+                f"dataset={self.label}: no files under {folder.resolve()} (dataset.root, or the variable FEDSIM_DATA); "
+                f"add dataset.download=true where a network is at hand ({error})"
+            ) from error
+        return _channels_first(np.asarray(found.data)), torch.as_tensor(np.asarray(found.targets), dtype=torch.int64)
+
+
+def _channels_first(images: np.ndarray) -> Tensor:
+    """[N, H, W] or [N, H, W, C] uint8 → [N, C, H, W] uint8."""
+    if images.ndim == 3:
+        images = images[..., None]
+    return torch.as_tensor(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+class MNIST(_TorchvisionImages):
+    """60,000 + 10,000 grey images [1, 28, 28] of digits (LeCun et al.), read from ROOT/MNIST/raw."""
+
+    source, label = "MNIST", "mnist"
+    mean, std = (0.1307,), (0.3081,)
+
+
+class FashionMNIST(_TorchvisionImages):
+    """60,000 + 10,000 grey images [1, 28, 28] of clothes (Xiao et al.), read from ROOT/FashionMNIST/raw."""
+
+    source, label = "FashionMNIST", "fashion_mnist"
+    mean, std = (0.2860,), (0.3530,)
+
+
+class CIFAR10(_TorchvisionImages):
+    """50,000 + 10,000 colour images [3, 32, 32] (Krizhevsky).
+
+    Read from ROOT/cifar-10-batches-py as published, or from ROOT/cifar10.npz holding `x_train` [50000, 32, 32, 3]
+    uint8, `y_train` [50000], `x_test`, `y_test`.
+    """
+
+    source, label = "CIFAR10", "cifar10"
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+
+    def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
+        archive = folder / "cifar10.npz"
+        if not archive.exists():
+            return super()._load(folder, train, download)
+        split = "train" if train else "test"
+        with np.load(archive, allow_pickle=False) as arrays:
+            try:
+                x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
+            except KeyError as error:
+                raise MissingDataError(
+                    f"dataset=cifar10: {archive} lacks {error}; it must hold x_train, y_train, x_test, y_test"
+                ) from error
+        if x.ndim != 4 or x.shape[1:] != (32, 32, 3) or x.dtype != np.uint8 or y.reshape(-1).shape[0] != len(x):
+            raise MissingDataError(
+                f"dataset=cifar10: x_{split} in {archive} is {x.dtype} {x.shape} with {y.size} labels; "
+                "expected uint8 [N, 32, 32, 3] and N labels"
+            )
+        return _channels_first(x), torch.as_tensor(y.reshape(-1).astype(np.int64))

@@ -1,0 +1,17 @@
+"""The errors a user meets. Each message is one sentence: the offending key, its value, and what would work."""
+
+
+class ConfigError(ValueError):
+    """The run cannot start as configured. Raised before the first round, never after."""
+
+
+class MissingDataError(ConfigError):
+    """A data set is not on disk; the message says where it was looked for and how to get it."""
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint is damaged, foreign, or belongs to another configuration."""
+
+
+class DivergenceError(RuntimeError):
+    """A model became non-finite during the run; the message names round, replicate and clients."""

@@ -1,0 +1,79 @@
+"""The contract of a local rule: one local step of ONE client, which the trainer runs for all active rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+from torch import Tensor
+
+from fedsim.errors import ConfigError
+from fedsim.local.schedules import Constant, Schedule
+
+Carry = dict[str, Tensor]
+Batch = dict[str, Tensor]
+
+SAMPLINGS = ("pass", "replacement")
+
+
+class Objective(Protocol):
+    """What a rule may ask of the client's loss. Each executor brings its own implementation."""
+
+    def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Gradient [d] and value [] of the client's mean loss on the batch, at params [d]."""
+
+
+class LocalRule(ABC):
+    """How a client turns a start row into an end row.
+
+    Args:
+        lr: η_l; a list gives every replicate its own.
+        steps: local steps a round; give this or `epochs`.
+        epochs: passes over the client's own data a round.
+        batch_size: samples a step; None takes all the client has. A client with fewer trains on all it has.
+        sampling: 'pass' walks through a fresh shuffle of the client's data, shuffling again whenever it is used up;
+            'replacement' draws every batch independently with replacement.
+        drop_last: whether a pass drops its last, short batch (a client never loses its only batch).
+        schedule: factor on lr over rounds and steps.
+    """
+
+    def __init__(
+        self,
+        lr: float | list[float] = 0.1,
+        steps: int | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = 32,
+        sampling: str = "pass",
+        drop_last: bool = True,
+        schedule: Schedule | None = None,
+    ) -> None:
+        if steps is not None and epochs is not None:
+            raise ConfigError(f"local_steps={steps} and local_epochs={epochs} exclude each other; set one to null")
+        if steps is None and epochs is None:
+            steps = 10
+        for key, value in (("local_steps", steps), ("local_epochs", epochs), ("batch_size", batch_size)):
+            if value is not None and (value < 1 or int(value) != value):
+                raise ConfigError(f"{key}={value} must be a whole number of at least 1")
+        if sampling not in SAMPLINGS:
+            raise ConfigError(f"local.sampling={sampling!r} is unknown; choose 'pass' or 'replacement'")
+        rates = list(lr) if isinstance(lr, (list, tuple)) else [lr]
+        if any(not rate > 0 for rate in rates):
+            raise ConfigError(f"lr={lr} must be positive")
+        self.rates = [float(rate) for rate in rates]
+        self.steps, self.epochs, self.batch_size = steps, epochs, batch_size
+        self.sampling, self.drop_last = sampling, drop_last
+        self.schedule = schedule or Constant()
+
+    @abstractmethod
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        """One local step of one client.
+
+        Args:
+            carry: 'params' [d], and whatever the strategy put beside it.
+            batch: 'x' [B, …]; 'y' [B, …] where there are labels; 'client' []; 'weight' [B] where the batch is padded.
+            lr: [] this step's learning rate.
+            objective: gradients of the client's loss.
+
+        Returns:
+            The new carry with the same keys and shapes, and the loss [] before the step.
+        """

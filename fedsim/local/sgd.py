@@ -1,0 +1,40 @@
+"""Stochastic gradient descent, the local rule of most papers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.errors import ConfigError
+from fedsim.local.base import Batch, Carry, LocalRule, Objective
+
+
+class SGD(LocalRule):
+    """x ← x − η (g + λx), with g clipped to norm `clip` first; a 'correction' [d] in the carry is added to g.
+
+    Args:
+        weight_decay: λ.
+        clip: largest Euclidean norm of one step's gradient (of the mean loss over the batch); None does not clip.
+        **options: of every local rule.
+    """
+
+    def __init__(self, weight_decay: float = 0.0, clip: float | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        if weight_decay < 0:
+            raise ConfigError(f"local.weight_decay={weight_decay} must not be negative")
+        if clip is not None and not clip > 0:
+            raise ConfigError(f"local.clip={clip} must be positive, or null for no clipping")
+        self.weight_decay, self.clip = weight_decay, clip
+
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        params = carry["params"]
+        gradient, loss = objective.gradient(params, batch)
+        if self.clip is not None:
+            gradient = gradient * (self.clip / (gradient.norm() + 1e-12)).clamp(max=1.0)
+        if "correction" in carry:
+            gradient = gradient + carry["correction"]
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * params
+        return carry | {"params": torch.addcmul(params, lr, gradient, value=-1)}, loss

@@ -1,0 +1,54 @@
+"""Dropout whose mask is a function of (client, round, step, layer, position), so it is right for every executor.
+
+`nn.Dropout` draws from a global stream: under vmap or in a chunk a client's mask would depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedsim import rng
+from fedsim.errors import ConfigError
+
+_CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_REFUSED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+
+
+class KeyedDropout(nn.Module):
+    """Zeroes entries (or whole channels) with probability p and scales the rest by 1 / (1 − p), in training only."""
+
+    key: Tensor
+
+    def __init__(self, p: float, layer: int, channelwise: bool = False) -> None:
+        super().__init__()
+        self.p, self.layer, self.channelwise = p, layer, channelwise
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channelwise else x.shape
+        counters = torch.arange(shape.numel(), dtype=torch.int32, device=x.device).reshape(shape)
+        keep = rng.uniform(rng.fold(self.key, self.layer), counters) >= self.p
+        return x * keep / (1 - self.p)
+
+
+def key_dropouts(module: nn.Module) -> list[str]:
+    """Replace every dropout layer of `module` in place; return the names of the key buffers.
+
+    Raises:
+        ConfigError: for layers whose randomness cannot be keyed.
+    """
+    names: list[str] = []
+    for name, child in list(module.named_modules()):
+        if isinstance(child, _REFUSED):
+            raise ConfigError(
+                f"model: layer {name!r} ({type(child).__name__}) draws from a global stream; use nn.Dropout"
+            )
+        if isinstance(child, (nn.Dropout, *_CHANNELWISE)):
+            parent, _, leaf = name.rpartition(".")
+            keyed = KeyedDropout(child.p, len(names), isinstance(child, _CHANNELWISE))
+            setattr(module.get_submodule(parent), leaf, keyed)
+            names.append(f"{name}.key")
+    return names

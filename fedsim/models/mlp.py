@@ -1,0 +1,24 @@
+"""Multi-layer perceptron."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+
+class MLP(nn.Module):
+    """Fully connected layers with ReLU between them, [B, *shape] → [B, classes]; 2×200 is the field's usual one."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int = 1, hidden: Sequence[int] = (200, 200)) -> None:
+        super().__init__()
+        widths = [math.prod(shape), *hidden]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for a, b in itertools.pairwise(widths):
+            layers += [nn.Linear(a, b), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)

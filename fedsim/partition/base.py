@@ -1,0 +1,87 @@
+"""The contract of a partition, and the checks every split passes: nobody is empty, nothing is used twice."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim import rng
+from fedsim.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Table:
+    """A ragged index table: client i holds samples order[offsets[i]:offsets[i + 1]]."""
+
+    order: np.ndarray  # int32, at most one entry per sample
+    offsets: np.ndarray  # int64 [m + 1]
+
+    @classmethod
+    def of(cls, parts: list[np.ndarray]) -> Table:
+        """From one index array per client."""
+        offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int64)
+        return cls(np.concatenate(parts).astype(np.int32), offsets)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """[m] samples of every client."""
+        return np.diff(self.offsets)
+
+    def class_fractions(self, labels: np.ndarray, classes: int) -> np.ndarray:
+        """[m, C] the label distribution each client really holds."""
+        m = len(self.offsets) - 1
+        client = np.repeat(np.arange(m), self.sizes)
+        counts = np.bincount(client * classes + labels[self.order], minlength=m * classes).reshape(m, classes)
+        return counts / counts.sum(1, keepdims=True)
+
+
+@dataclass
+class Samples:
+    """What a partition may know of the training samples.
+
+    Attributes:
+        total: N.
+        labels: [N] class of every sample, or None.
+        owners: [N] natural owner of every sample, or None.
+    """
+
+    total: int
+    labels: np.ndarray | None = None
+    owners: np.ndarray | None = None
+
+    def need_labels(self, partition: str) -> np.ndarray:
+        """The labels, or an error where the data set has none."""
+        if self.labels is None:
+            raise ConfigError(
+                f"partition={partition} needs class labels and this data set has none; use partition=natural or iid"
+            )
+        return self.labels
+
+
+class Partition(ABC):
+    """Divides N samples among m clients."""
+
+    @abstractmethod
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
+        """One array of sample numbers per client; `draw` is keyed by the replicate's seed."""
+
+    def table(self, samples: Samples, clients: int, seed: int) -> Table:
+        """Split, check and log: every sample is used at most once, no client is empty, what is left out is said."""
+        table = Table.of(self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION)))
+        name = type(self).__name__.lower()
+        empty = np.flatnonzero(table.sizes == 0)
+        if len(empty):
+            raise ConfigError(
+                f"partition={name} leaves {len(empty)} of clients={clients} without samples "
+                f"(client {empty[0]} first); lower clients, raise partition.alpha, or use more data"
+            )
+        if len(np.unique(table.order)) != len(table.order):
+            raise ConfigError(f"partition={name} gives a sample to two clients; use each once")
+        if len(table.order) < samples.total:
+            log.info("partition: %d of %d samples are left out", samples.total - len(table.order), samples.total)
+        return table

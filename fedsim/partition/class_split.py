@@ -1,0 +1,62 @@
+"""Clients that hold only a few classes (McMahan et al. 2017; apfl §5)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.errors import ConfigError
+from fedsim.partition.base import Partition, Samples
+
+
+class ClassSplit(Partition):
+    """Every client holds k classes.
+
+    Args:
+        classes_per_client: k.
+        form: 'classes' deals exactly k distinct classes to every client and shares each class's samples evenly among
+            its holders; 'shards' sorts by label, cuts m·k shards and deals k to each client (McMahan et al.'s way;
+            a client may then see fewer or more than k classes).
+    """
+
+    def __init__(self, classes_per_client: int = 2, form: str = "classes") -> None:
+        if form not in ("classes", "shards"):
+            raise ConfigError(f"partition.form={form!r} is unknown; choose 'classes' or 'shards'")
+        if classes_per_client < 1:
+            raise ConfigError(f"partition.classes_per_client={classes_per_client} must be at least 1")
+        self.per_client = classes_per_client
+        self.form = form
+
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
+        labels = samples.need_labels("class_split")
+        if self.form == "shards":
+            shuffled = draw.permutation(samples.total)
+            by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+            shards = np.array_split(by_label, clients * self.per_client)
+            deal = draw.permutation(len(shards)).reshape(clients, self.per_client)
+            return [np.concatenate([shards[s] for s in hand]) for hand in deal]
+        holders = self._deal(np.unique(labels), clients, draw)
+        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for label, members in holders.items():
+            pool = draw.permutation(np.flatnonzero(labels == label))
+            for client, share in zip(members, np.array_split(pool, len(members)), strict=True):
+                parts[client].append(share)
+        return [np.concatenate(p) for p in parts]
+
+    def _deal(self, present: np.ndarray, clients: int, draw: np.random.Generator) -> dict[int, list[int]]:
+        """Which clients hold each class: k distinct classes a client, every class held about equally often."""
+        if self.per_client > len(present):
+            raise ConfigError(
+                f"partition.classes_per_client={self.per_client} exceeds the data set's {len(present)} classes"
+            )
+        if clients * self.per_client < len(present):
+            raise ConfigError(
+                f"clients={clients} × partition.classes_per_client={self.per_client} cannot hold all "
+                f"{len(present)} classes; raise either"
+            )
+        holders: dict[int, list[int]] = {int(label): [] for label in present}
+        for client in draw.permutation(clients):
+            ties = draw.random(len(present))
+            rank = sorted(range(len(present)), key=lambda c: (len(holders[int(present[c])]), ties[c]))
+            for c in rank[: self.per_client]:
+                holders[int(present[c])].append(int(client))
+        return holders

@@ -1,0 +1,87 @@
+"""Label skew drawn from a Dirichlet distribution, in the published forms."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.errors import ConfigError
+from fedsim.partition.base import Partition, Samples
+
+FORMS = ("equal", "proportional", "per_class")
+
+
+class Dirichlet(Partition):
+    """Smaller α: fewer classes per client.
+
+    Forms:
+        'equal': every client draws ν_i ~ Dir(α·1_C) and fills ⌊N/m⌋ places from the classes in these proportions
+            (fedawe §7); where a class runs out, its share goes to the client's other classes.
+        'proportional': ν_i as above, but each class is shared out over the clients in proportion to ν_{i,c}, so sizes
+            differ and every sample is used (what FedAWE's released program does).
+        'per_class': each class is shared out in proportions ~ Dir(α·1_m) (Yurochkin et al. 2019, Hsu et al. 2019).
+
+    Args:
+        alpha: concentration, > 0.
+        form: see above.
+        min_size: fewest samples a client may hold; a split below it is redrawn.
+        attempts: redraws before giving up with an error.
+    """
+
+    def __init__(self, alpha: float = 0.3, form: str = "equal", min_size: int = 1, attempts: int = 100) -> None:
+        if not alpha > 0:
+            raise ConfigError(f"partition.alpha={alpha} must be positive; 0.1 is very skewed, 100 is nearly iid")
+        if form not in FORMS:
+            raise ConfigError(f"partition.form={form!r} is unknown; choose one of {', '.join(FORMS)}")
+        if min_size < 1 or attempts < 1:
+            raise ConfigError(f"partition.min_size={min_size} and partition.attempts={attempts} must be at least 1")
+        self.alpha, self.form, self.min_size, self.attempts = alpha, form, min_size, attempts
+
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
+        labels = samples.need_labels("dirichlet")
+        total = samples.total
+        if total < clients * self.min_size:
+            raise ConfigError(f"clients={clients} × partition.min_size={self.min_size} exceeds the {total} samples")
+        pools = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+        if self.form == "equal":
+            return self._equal([draw.permutation(p) for p in pools], total // clients, clients, draw)
+        for _ in range(self.attempts):
+            if self.form == "per_class":
+                shares = draw.dirichlet(np.full(clients, self.alpha), len(pools))
+            else:
+                mixes = draw.dirichlet(np.full(len(pools), self.alpha), clients).T
+                shares = mixes / np.maximum(mixes.sum(1, keepdims=True), 1e-300)
+            parts = self._share_out([draw.permutation(p) for p in pools], shares, clients)
+            if min(len(p) for p in parts) >= self.min_size:
+                return parts
+        raise ConfigError(
+            f"partition=dirichlet found no split with partition.min_size={self.min_size} in {self.attempts} draws "
+            f"(alpha={self.alpha}, form={self.form}, clients={clients}); raise partition.alpha, lower clients, "
+            "or use partition.form=equal"
+        )
+
+    @staticmethod
+    def _share_out(pools: list[np.ndarray], shares: np.ndarray, clients: int) -> list[np.ndarray]:
+        """Cut each class's pool at the cumulated shares."""
+        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for pool, share in zip(pools, shares, strict=True):
+            cuts = np.round(np.cumsum(share)[:-1] * len(pool)).astype(np.int64)
+            for client, piece in enumerate(np.split(pool, cuts)):
+                parts[client].append(piece)
+        return [np.concatenate(p) for p in parts]
+
+    def _equal(self, pools: list[np.ndarray], size: int, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
+        """Fill every client's places class by class; an exhausted class passes its share on."""
+        used = np.zeros(len(pools), dtype=np.int64)
+        capacity = np.array([len(p) for p in pools])
+        parts: list[np.ndarray | None] = [None] * clients
+        for client in draw.permutation(clients):
+            mix = draw.dirichlet(np.full(len(pools), self.alpha))
+            taken = np.zeros(len(pools), dtype=np.int64)
+            while (missing := size - taken.sum()) > 0:
+                free = capacity - used - taken
+                open_mix = np.where(free > 0, mix + 1e-12, 0.0)
+                want = draw.multinomial(missing, open_mix / open_mix.sum())
+                taken += np.minimum(want, free)
+            parts[client] = np.concatenate([pools[c][used[c] : used[c] + taken[c]] for c in range(len(pools))])
+            used += taken
+        return [p for p in parts if p is not None]

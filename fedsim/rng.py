@@ -1,0 +1,106 @@
+"""Randomness as a function: every number is keyed by (seed, purpose, round, client, counter), none comes from a stream.
+
+Two kinds of draw. *Narrow* ones (who is available, how the data are split) use a NumPy generator keyed by
+`generator(seed, purpose, round)` and are made on the host for all clients at once, so that every algorithm and every
+device meets the same trace for a seed. *Wide* ones (which samples, which noise, which dropout mask) are a counter-based
+hash in tensor integer arithmetic on the data's device: any client's numbers exist without drawing anybody else's, so
+results depend neither on chunk size, executor, device count, nor on interruptions.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Purpose(IntEnum):
+    """What a draw is for. Two purposes never share numbers."""
+
+    DATA = 1
+    PARTITION = 2
+    MODEL = 3
+    PROBABILITY = 4
+    TRAJECTORY = 5
+    AVAILABILITY = 6
+    BATCH = 7
+    AUGMENT = 8
+    DROPOUT = 9
+    NOISE = 10
+    EVALUATION = 11
+    SHIFT = 12
+    CONTAMINATION = 13
+    STRATEGY = 14
+
+
+def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:
+    """A host generator for narrow draws, a pure function of its arguments."""
+    return np.random.default_rng([int(purpose), int(seed), *map(int, counters)])
+
+
+_GAMMA = -0x61C8864680B583EB  # 2^64 / golden ratio, odd; as a signed 64-bit integer
+_MIX_1 = -0x40A7B892E31B1A47  # splitmix64's multipliers
+_MIX_2 = -0x6B2FB644ECCEEE15
+_LOW_1 = 0x7FEB352D  # lowbias32's multipliers (Wellons' search for 32-bit mixers)
+_LOW_2 = 0x846CA68B - (1 << 32)
+_STEP_32 = 0x9E3779B9 - (1 << 32)
+
+
+def _mix64(x: Tensor) -> Tensor:
+    """splitmix64's finaliser on int64 (arithmetic wraps; shifts are made logical by a mask)."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX_1
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX_2
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def _mix32(x: Tensor) -> Tensor:
+    """lowbias32 on int32: a bijection of 32 bits with good avalanche."""
+    x = (x ^ ((x >> 16) & 0xFFFF)) * _LOW_1
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * _LOW_2
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+def fold(key: Tensor, value: Tensor | int) -> Tensor:
+    """Derive a new 64-bit key from a key and a value (both int64, broadcast)."""
+    return _mix64((key ^ _GAMMA) + _mix64(torch.as_tensor(value, dtype=torch.int64, device=key.device) + _GAMMA))
+
+
+def row_keys(seeds: Tensor, purpose: Purpose, clients: Tensor, *counters: int) -> Tensor:
+    """One int64 key per row.
+
+    Args:
+        seeds: [n] int64, the replicate's seed of each row.
+        clients: [n] int64, the client's number of each row.
+        counters: round, step, …: host integers.
+    """
+    key = fold(seeds, int(purpose))
+    for counter in counters:
+        key = fold(key, counter)
+    return fold(key, clients)
+
+
+def bits(keys: Tensor, counters: Tensor) -> Tensor:
+    """32 random bits (as int32, full range) for every key and counter; the two broadcast."""
+    low = keys.to(torch.int32)
+    high = (keys >> 32).to(torch.int32)
+    return _mix32(_mix32((counters.to(torch.int32) * _STEP_32) ^ low) ^ high)
+
+
+def uniform(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uniform on [0, 1) with 24 bits, so that float32 never rounds up to 1."""
+    return ((bits(keys, counters) >> 8) & 0xFFFFFF).to(dtype) * (1.0 / (1 << 24))
+
+
+def normal(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal by Box–Muller, from counters 2j and 2j + 1."""
+    radius = uniform(keys, counters * 2, dtype) + 0.5 / (1 << 24)  # in (0, 1): the logarithm stays finite
+    angle = uniform(keys, counters * 2 + 1, dtype)
+    return torch.sqrt(-2.0 * torch.log(radius)) * torch.cos(2.0 * math.pi * angle)
+
+
+def integers(keys: Tensor, counters: Tensor, high: Tensor | int) -> Tensor:
+    """Uniform integers in [0, high), int64. `high` broadcasts; its bias is below high / 2^32."""
+    return ((bits(keys, counters).to(torch.int64) & 0xFFFFFFFF) * high) >> 32

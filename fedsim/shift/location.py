@@ -1,0 +1,64 @@
+"""Location shift: z ~ D_i + ε_i θ (p-fedavg §4; closed forms: θ^PS = m̄ / (1 − ε̄))."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedsim import rng
+from fedsim.errors import ConfigError
+from fedsim.federation import Federation
+from fedsim.shift.base import Shift
+
+if TYPE_CHECKING:
+    from fedsim.datasets import Dataset
+
+
+class Location(Shift):
+    """x ← x + ε_i θ, for inputs of the model's own dimension (mean estimation).
+
+    Args:
+        epsilon: average sensitivity ε̄; the drawn ε_i are centred so that it holds exactly. Mean estimation has a
+            performatively stable point only for ε̄ < 1.
+        variance: spread Var(ε_i) over clients.
+        epsilons: explicit ε_i, one per client, instead of drawing them.
+        deploy: see `Shift`.
+        seed: of the draw; the same sensitivities serve every replicate.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 0.9,
+        variance: float = 0.0,
+        epsilons: list[float] | None = None,
+        deploy: str = "step",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(deploy)
+        self.epsilon, self.variance, self.given, self.seed = epsilon, variance, epsilons, seed
+
+    def setup(self, federation: Federation, dataset: Dataset, dimension: int) -> None:
+        m = federation.clients
+        if dataset.shape != (dimension,):
+            raise ConfigError(
+                f"shift=location adds ε·θ to inputs of the model's dimension {dimension}, but dataset={dataset.name} "
+                f"has inputs of shape {list(dataset.shape)}; use dataset=gaussian_mean or quadratics with model=mean"
+            )
+        if self.given is not None:
+            if len(self.given) != m:
+                raise ConfigError(f"shift.epsilons has {len(self.given)} entries, but clients={m}; give one per client")
+            drawn = torch.as_tensor(self.given, dtype=torch.float64)
+        else:
+            noise = torch.as_tensor(rng.generator(self.seed, rng.Purpose.SHIFT).standard_normal(m))
+            drawn = self.epsilon + self.variance**0.5 * (noise - noise.mean())
+        if drawn.mean() >= 1:
+            raise ConfigError(
+                f"shift.epsilon={float(drawn.mean()):g} averages at least 1: mean estimation then has no "
+                "performatively stable point and every run diverges; choose an average below 1"
+            )
+        self.epsilons = drawn.to(federation.device, federation.dtype)
+
+    def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        return batch | {"x": batch["x"] + self.epsilons[batch["client"]] * theta}

@@ -1,0 +1,241 @@
+"""The round, all of it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedsim.availability import Availability, Full
+from fedsim.checkpoint import Checkpointer, Progress, read
+from fedsim.contamination import Contamination, NoContamination
+from fedsim.datasets import Dataset
+from fedsim.divergence import DivergenceGuard
+from fedsim.errors import ConfigError
+from fedsim.evaluation import Evaluator
+from fedsim.federation import Federation
+from fedsim.local import SGD, LocalRule
+from fedsim.models import RowModel
+from fedsim.models.losses import Loss
+from fedsim.partition import IID, Natural, Partition, Table
+from fedsim.partition.base import Samples
+from fedsim.shift import NoShift, Shift
+from fedsim.strategies import FedAvg, State, Strategy
+from fedsim.tracking import Result, Tracker, Tracking
+from fedsim.trainer import Batches, Trainer
+
+log = logging.getLogger(__name__)
+
+EVALUATED = ("global", "client_mean")
+
+
+class Simulation:
+    """A federation, wired up and checked; `run` trains it.
+
+    Args:
+        dataset: what samples exist.
+        model: builds a fresh `nn.Module`; called with `shape` and `classes` if it takes them (see `RowModel`).
+        clients: m.
+        partition: who holds which; the natural one where the data set has owners, else iid.
+        availability: who can take part.
+        strategy: the aggregation algorithm.
+        local: the local rule.
+        shift, contamination: how data answer the model, and which are rotten.
+        rounds: T.
+        seeds: one replicate each, simulated together.
+        loss, ridge: per-sample loss (the data set's by default) and penalty.
+        eval_every: rounds between evaluations; the initial and the last model are always evaluated.
+        evaluate: 'global' evaluates the server's model, 'client_mean' the mean of all clients' models.
+        client_samples: samples on which each client is evaluated.
+        device: 'auto', 'cpu', 'cuda', …
+        dtype: 'float32' or 'float64'.
+        executor, chunk, workers: see `fedsim.trainer.choose`.
+
+    Example:
+        >>> from fedsim.datasets import Digits
+        >>> from fedsim.models import Linear
+        >>> result = Simulation(Digits(), Linear, clients=10, rounds=2).run()
+        >>> sorted(result.final)[-1]
+        'train_loss'
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        model: Callable[..., nn.Module] | nn.Module,
+        clients: int = 100,
+        partition: Partition | None = None,
+        availability: Availability | None = None,
+        strategy: Strategy[Any] | None = None,
+        local: LocalRule | None = None,
+        shift: Shift | None = None,
+        contamination: Contamination | None = None,
+        rounds: int = 100,
+        seeds: Sequence[int] = (0,),
+        loss: str | Loss | None = None,
+        ridge: float = 0.0,
+        eval_every: int = 10,
+        evaluate: str = "global",
+        client_samples: int = 20,
+        device: str = "auto",
+        dtype: str = "float32",
+        executor: str = "auto",
+        chunk: int | str = "auto",
+        workers: int | str = "auto",
+    ) -> None:
+        _check_numbers(clients=clients, rounds=rounds, eval_every=eval_every, client_samples=client_samples)
+        if not seeds or any(not isinstance(s, (int, np.integer)) or s < 0 for s in seeds):
+            raise ConfigError(f"seeds={list(seeds)} must be a non-empty list of non-negative whole numbers")
+        if evaluate not in EVALUATED:
+            raise ConfigError(f"evaluate={evaluate!r} is unknown; choose one of {', '.join(EVALUATED)}")
+        self.rounds, self.eval_every, self.evaluate = rounds, eval_every, evaluate
+        self.device, number = resolve_device(device), resolve_dtype(dtype)
+        self.strategy = strategy or FedAvg()
+        self.shift = shift or NoShift()
+        self.dataset = dataset.to(self.device)
+        tables = self._split(partition, clients, seeds)
+        self.federation = _federation(tuple(int(s) for s in seeds), clients, dataset, tables, self.device, number)
+        self.tables = tables
+        local = local or SGD()
+        self.model = RowModel(_builder(model, dataset), loss or dataset.loss, ridge, self.device, number)
+        self._check_model(number)
+        self.availability = (availability or Full()).bind(self.federation)
+        self.shift.setup(self.federation, dataset, self.model.dimension)
+        contamination = contamination or NoContamination()
+        contamination.setup(self.federation)
+        keyed = bool(self.model.dropout_keys)
+        batches = Batches(dataset, tables, self.federation, local, contamination, keyed)
+        self.trainer = Trainer(local, self.model, self.shift, batches, executor, chunk, workers)
+        self.evaluator = Evaluator(self.model, batches, self.federation, self.shift, client_samples)
+
+    def initial_state(self) -> State:
+        """The strategy's state before round 0."""
+        return self.strategy.initial(self.model.initial(self.federation.seeds), self.federation)
+
+    def run(
+        self,
+        out: str | Path | None = None,
+        resume: bool = False,
+        tracking: Tracking | None = None,
+        identity: dict[str, Any] | None = None,
+    ) -> Result:
+        """Train for all rounds.
+
+        Args:
+            out: run folder; None keeps everything in memory.
+            resume: continue from the checkpoint in `out`, if there is one.
+            tracking: what is written and shown.
+            identity: settings a resumed run must share (the command line passes its resolved configuration).
+
+        Raises:
+            ConfigError: before the first round, where `out` cannot be used.
+            CheckpointError: where its checkpoint is damaged or another run's.
+            DivergenceError: when a model becomes non-finite.
+        """
+        tracking = tracking or Tracking()
+        identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | (identity or {})
+        folder = None if out is None else Path(out)
+        checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity)
+        state, progress = self.initial_state(), Progress()
+        if resume and checkpoints.path is not None and checkpoints.path.exists():
+            state, progress = read(checkpoints.path, state, identity)
+            log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
+        guard = DivergenceGuard(self.federation, type(self.strategy).__name__)
+        with Tracker(self, folder, tracking, checkpoints, guard, progress) as tracker:
+            tracker.begin(state)
+            for t in range(progress.rounds, self.rounds):
+                active = self.availability.sample(t)
+                cohort = self.strategy.cohort(active)
+                start = self.strategy.start(state, cohort)
+                report = self.trainer.run(start, cohort, t, deployed=state.model)
+                state = self.strategy.aggregate(state, report, t)
+                tracker.round(t, state, report)
+            return tracker.finish(state)
+
+    def _split(self, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
+        """One index table per replicate; none for a stream."""
+        data = self.dataset
+        if data.stream:
+            if partition is not None and not isinstance(partition, Natural):
+                raise ConfigError(f"dataset={data.name} draws its samples per client; use partition=natural")
+            return []
+        labels = data.train_y.cpu().numpy() if data.classes is not None and data.train_y is not None else None
+        owners = data.owners.cpu().numpy() if data.owners is not None else None
+        partition = partition or (IID() if owners is None else Natural())
+        samples = Samples(len(data.train_x), labels, owners)
+        return [partition.table(samples, clients, seed) for seed in seeds]
+
+    def _check_model(self, dtype: torch.dtype) -> None:
+        """Two samples through model and loss."""
+        data = self.dataset
+        if data.stream:
+            pair = torch.zeros(1, dtype=torch.int64, device=self.device)
+            x, y = data.draw(pair, pair, 2, dtype)[0], None
+        else:
+            pair = torch.zeros(2, dtype=torch.int64, device=self.device)
+            x = data.prepare(data.train_x[pair], dtype)
+            y = None if data.train_y is None else data.train_y[pair]
+        self.model.check(x, y, data.classes, data.name)
+
+
+def resolve_device(device: str) -> torch.device:
+    """'auto' is a GPU where there is one; an absent device is an error."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device={device!r} is not usable here ({reason}); use device=auto or cpu") from error
+    return chosen
+
+
+def resolve_dtype(dtype: str) -> torch.dtype:
+    """A floating-point type by name."""
+    known = {"float32": torch.float32, "float64": torch.float64}
+    if dtype not in known:
+        raise ConfigError(f"trainer.dtype={dtype!r} is unknown; choose one of {', '.join(known)}")
+    return known[dtype]
+
+
+def _check_numbers(**numbers: int) -> None:
+    for key, value in numbers.items():
+        if not isinstance(value, (int, np.integer)) or value < 1:
+            raise ConfigError(f"{key}={value!r} must be a whole number of at least 1")
+
+
+def _builder(model: Callable[..., nn.Module] | nn.Module, dataset: Dataset) -> Callable[[], nn.Module] | nn.Module:
+    """Give a model's constructor the data set's `shape` and `classes`, if it takes them and they are not set."""
+    if isinstance(model, nn.Module):
+        return model
+    accepted = inspect.signature(model).parameters
+    fixed = model.keywords if isinstance(model, functools.partial) else {}
+    known = {"shape": dataset.shape, "classes": dataset.classes}
+    return functools.partial(model, **{k: v for k, v in known.items() if k in accepted and k not in fixed and v})
+
+
+def _federation(
+    seeds: tuple[int, ...],
+    clients: int,
+    dataset: Dataset,
+    tables: list[Table],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Federation:
+    """Sizes and label distributions of every virtual client."""
+    if not tables:
+        return Federation(seeds, clients, np.zeros(len(seeds) * clients, dtype=np.int64), None, device, dtype)
+    fractions = None
+    if dataset.classes is not None and dataset.train_y is not None:
+        labels = dataset.train_y.cpu().numpy()
+        fractions = np.stack([table.class_fractions(labels, dataset.classes) for table in tables])
+    sizes = np.concatenate([table.sizes for table in tables])
+    return Federation(seeds, clients, sizes, fractions, device, dtype)

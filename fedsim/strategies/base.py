@@ -1,0 +1,88 @@
+"""The contract of an aggregation strategy: start rows, next model, memory. It knows rows and their sums."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+from torch import Tensor
+from typing_extensions import Self
+
+from fedsim.errors import ConfigError
+from fedsim.federation import Cohort, Federation
+from fedsim.trainer import Report
+
+
+@dataclass
+class State:
+    """What survives a round: tensors only, so that it can be checkpointed. Strategies with memory add fields.
+
+    Attributes:
+        model: [R, d] the server's model x^t.
+    """
+
+    model: Tensor
+
+
+S = TypeVar("S", bound=State)
+
+
+class Strategy(ABC, Generic[S]):
+    """One aggregation algorithm. An empty round leaves the state as it is, unless the paper says otherwise."""
+
+    def initial(self, model: Tensor, federation: Federation) -> S:
+        """The state before round 0, from the initial models [R, d]."""
+        return cast(S, State(model))
+
+    def cohort(self, active: Cohort) -> Cohort:
+        """Who computes: the active clients, unless the paper says otherwise."""
+        return active
+
+    def start(self, state: S, cohort: Cohort) -> Tensor | dict[str, Tensor]:
+        """[n, d] the rows local training starts from (or a carry that holds them as 'params'): the broadcast x^t."""
+        return cohort.broadcast(state.model)
+
+    @abstractmethod
+    def aggregate(self, state: S, report: Report, t: int) -> S:
+        """The state after round t. Per-client memory may be updated in place."""
+
+    def client_mean(self, state: S, federation: Federation) -> Tensor:
+        """[R, d] the mean of all clients' models; x^t where clients keep none."""
+        return state.model
+
+
+@dataclass
+class ClientModels(State):
+    """State of strategies whose clients keep their own model between rounds.
+
+    Attributes:
+        models: [R·m, d] x_i^t.
+    """
+
+    models: Tensor
+
+    @classmethod
+    def broadcast(cls, model: Tensor, federation: Federation, **memory: Any) -> Self:
+        """Everybody starts from the server's model."""
+        return cls(model, model.repeat_interleave(federation.clients, dim=0), **memory)
+
+
+C = TypeVar("C", bound=ClientModels)
+
+
+class KeepsClientModels(Strategy[C]):
+    """A strategy whose clients start from their own x_i^t, not from the broadcast. Memory: one model per client."""
+
+    def start(self, state: C, cohort: Cohort) -> Tensor:
+        return state.models[cohort.rows]
+
+    def client_mean(self, state: C, federation: Federation) -> Tensor:
+        return federation.mean_over_clients(state.models)
+
+
+def rate(key: str, value: float) -> float:
+    """`value`, if it can be a learning rate; else an error that names the key."""
+    if not value > 0:
+        raise ConfigError(f"{key}={value} must be positive")
+    return float(value)

@@ -1,0 +1,58 @@
+"""Federated averaging, and how its three readings treat the clients that are absent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedsim.errors import ConfigError
+from fedsim.federation import Cohort
+from fedsim.strategies.base import State, Strategy, rate
+from fedsim.trainer import Report
+
+WEIGHTINGS = ("uniform", "data")
+
+
+class FedAvg(Strategy[State]):
+    """FedAvg over active clients (McMahan et al. 2017; fedpbc Alg. 1): x ← x − η_g mean_{i∈A} G_i.
+
+    With unequal p_i this is biased towards the often available (fedpbc Prop. 1).
+
+    Args:
+        server_lr: η_g.
+        weighting: 'uniform' gives every client 1/m; 'data' its fraction of all samples, renormalised over A.
+    """
+
+    def __init__(self, server_lr: float = 1.0, weighting: str = "uniform") -> None:
+        if weighting not in WEIGHTINGS:
+            raise ConfigError(f"strategy.weighting={weighting!r} is unknown; choose 'uniform' or 'data'")
+        self.server_lr = rate("strategy.server_lr", server_lr)
+        self.weighting = weighting
+
+    def weights(self, cohort: Cohort) -> Tensor:
+        """[n] w_i: they sum to 1 over all clients of a replicate."""
+        if self.weighting == "data":
+            return cohort.data_weight
+        return cohort.count.new_full((len(cohort),), 1.0 / cohort.federation.clients)
+
+    def aggregate(self, state: State, report: Report, t: int) -> State:
+        step = report.cohort.mean(report.innovation, self.weights(report.cohort))
+        return replace(state, model=state.model - self.server_lr * step)
+
+
+class FedAvgAll(FedAvg):
+    """FedAvg over all clients, the absent counted as zero (fedawe §7): x ← x − η_g Σ_{i∈A} w_i G_i."""
+
+    def aggregate(self, state: State, report: Report, t: int) -> State:
+        step = report.cohort.total(report.innovation, self.weights(report.cohort))
+        return replace(state, model=state.model - self.server_lr * step)
+
+
+class FedAvgKnown(FedAvg):
+    """FedAvg with known probabilities (Perazzone et al. 2022; fedawe §7): x ← x − η_g Σ_{i∈A} w_i G_i / p_i^t."""
+
+    def aggregate(self, state: State, report: Report, t: int) -> State:
+        cohort = report.cohort
+        step = cohort.total(report.innovation, self.weights(cohort) / cohort.probability)
+        return replace(state, model=state.model - self.server_lr * step)

@@ -1,0 +1,46 @@
+"""FedAWE: innovations are echoed once for every missed round, and models gossip implicitly (fedawe Alg. 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.federation import Federation
+from fedsim.strategies.base import ClientModels, KeepsClientModels, rate
+from fedsim.trainer import Report
+
+
+@dataclass
+class FedAWEState(ClientModels):
+    """Adds last_seen [R·m] int64: τ_i, the last round client i took part in; −1 before the first."""
+
+    last_seen: Tensor
+
+
+class FedAWE(KeepsClientModels[FedAWEState]):
+    """Agile weight re-equalisation for clients that come and go (Xiang et al., NeurIPS 2024, Alg. 1).
+
+    A client that was away echoes its innovation once for every round it missed, x_i† = x_i − η_g (t − τ_i) G_i, and
+    x^{t+1} = mean_{i∈A} x_i† reaches only those who took part. Memory: one model and one integer per client.
+
+    Args:
+        server_lr: η_g.
+    """
+
+    def __init__(self, server_lr: float = 1.0) -> None:
+        self.server_lr = rate("strategy.server_lr", server_lr)
+
+    def initial(self, model: Tensor, federation: Federation) -> FedAWEState:
+        never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        return FedAWEState.broadcast(model, federation, last_seen=never)
+
+    def aggregate(self, state: FedAWEState, report: Report, t: int) -> FedAWEState:
+        cohort = report.cohort
+        echo = (t - state.last_seen[cohort.rows])[:, None]
+        echoed = report.start - self.server_lr * echo * report.innovation
+        model = cohort.keep_unheard(cohort.mean(echoed), state.model)
+        state.models[cohort.rows] = cohort.broadcast(model)
+        state.last_seen[cohort.rows] = t
+        return FedAWEState(model, state.models, state.last_seen)

@@ -1,0 +1,42 @@
+"""FedPBC: the broadcast is postponed to the end of the round (fedpbc Alg. 2)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedsim.errors import ConfigError
+from fedsim.federation import Cohort, Federation
+from fedsim.strategies.base import ClientModels, KeepsClientModels
+from fedsim.trainer import Report
+
+COMPUTE = ("all", "active")
+
+
+class FedPBC(KeepsClientModels[ClientModels]):
+    """Federated postponed broadcast: clients that are linked average their models, the others go on with their own.
+
+    Every client starts from its own x_i^t; x^{t+1} = mean_{i∈A} x_i^{(t,s)} reaches only i∈A. The round is an
+    implicit gossip with a doubly stochastic mixing matrix. Memory: one model per client.
+
+    Args:
+        compute: 'all': every client computes in every round, also without a link (the paper's algorithm);
+            'active': only the linked ones do (its Fig. 2b, where the bias persists).
+    """
+
+    def __init__(self, compute: str = "all") -> None:
+        if compute not in COMPUTE:
+            raise ConfigError(f"strategy.compute={compute!r} is unknown; choose 'all' or 'active'")
+        self.compute = compute
+
+    def initial(self, model: Tensor, federation: Federation) -> ClientModels:
+        return ClientModels.broadcast(model, federation)
+
+    def cohort(self, active: Cohort) -> Cohort:
+        return active.federation.everyone(active) if self.compute == "all" else active
+
+    def aggregate(self, state: ClientModels, report: Report, t: int) -> ClientModels:
+        cohort = report.cohort
+        model = cohort.keep_unheard(cohort.mean(report.end), state.model)
+        linked = (cohort.count > 0)[:, None]
+        state.models[cohort.rows] = cohort.broadcast(model).where(linked, report.end)
+        return ClientModels(model, state.models)

@@ -1,0 +1,59 @@
+"""metrics.csv: appended row by row; its first lines say what each column is."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+from fedsim.errors import CheckpointError
+from fedsim.tracking.result import Row
+
+NAME = "metrics.csv"
+_WHOLE = {"round", "seed", "samples", "active_clients"}
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """The rows of a metrics.csv, numbers converted. A line cut short by a crash is passed over."""
+    with open(path, newline="") as file:
+        lines = [line for line in file if not line.startswith("#") and line.endswith("\n")]
+    rows = []
+    for record in csv.DictReader(lines):
+        if None not in record.values():
+            rows.append({k: int(v) if k in _WHOLE else float(v) for k, v in record.items()})
+    return rows
+
+
+class MetricsCSV:
+    """Appends rows. Opening it again keeps the rows up to a round and drops what came after.
+
+    Args:
+        path: of the file.
+        columns: name → what it is, in order.
+        keep: the round up to which existing rows are kept; −1 starts afresh.
+    """
+
+    def __init__(self, path: Path, columns: Mapping[str, str], keep: int = -1) -> None:
+        kept = [row for row in read_metrics(path) if row["round"] <= keep] if keep >= 0 and path.exists() else []
+        if kept and list(kept[0]) != list(columns):
+            raise CheckpointError(f"{path} has other columns than this run; choose another out")
+        self.kept = kept
+        partial = path.with_suffix(".partial")
+        with open(partial, "w", newline="") as file:
+            file.writelines(f"# {name}: {meaning}\n" for name, meaning in columns.items())
+            writer = csv.DictWriter(file, list(columns))
+            writer.writeheader()
+            writer.writerows(kept)
+        os.replace(partial, path)
+        self._file: TextIO = open(path, "a", newline="")  # noqa: SIM115 (closed by close)
+        self._writer = csv.DictWriter(self._file, list(columns))
+
+    def append(self, rows: list[Row]) -> None:
+        """Write rows through to the file."""
+        self._writer.writerows(rows)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,89 @@
+"""What a person sees while a run goes on: a live line on a terminal, plain log lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import TracebackType
+from typing import Protocol
+
+log = logging.getLogger("fedsim.progress")
+
+
+class ProgressView(Protocol):
+    """Shows rounds as they complete."""
+
+    def __enter__(self) -> ProgressView: ...
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def round(self, completed: int, active: float) -> None:
+        """A round is complete; `active` clients took part, per replicate."""
+
+    def evaluated(self, completed: int, facts: str) -> None:
+        """An evaluation is at hand."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    def round(self, completed: int, active: float) -> None:
+        return None
+
+    def evaluated(self, completed: int, facts: str) -> None:
+        return None
+
+
+class Lines(Silent):
+    """One log line per evaluation."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def evaluated(self, completed: int, facts: str) -> None:
+        log.info("round %*d/%d  %s", len(str(self.rounds)), completed, self.rounds, facts)
+
+
+class Live:
+    """A single line that is redrawn: bar, round, the last evaluation, active clients, time left."""
+
+    def __init__(self, rounds: int, completed: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[facts]}  {task.fields[active]:g} active"),
+            TimeRemainingColumn(compact=True),
+            TextColumn("left"),
+            console=Console(stderr=True),
+        )
+        self._task = self._bar.add_task("rounds", total=rounds, completed=completed, facts="", active=0)
+
+    def __enter__(self) -> Live:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def round(self, completed: int, active: float) -> None:
+        self._bar.update(self._task, completed=completed, active=active)
+
+    def evaluated(self, completed: int, facts: str) -> None:
+        self._bar.update(self._task, facts=facts)
+
+
+def progress_view(style: str, rounds: int, completed: int) -> ProgressView:
+    """The view for this run: 'auto' looks whether standard error is a terminal."""
+    if style == "none":
+        return Silent()
+    return Live(rounds, completed) if sys.stderr.isatty() else Lines(rounds)

@@ -1,0 +1,52 @@
+"""What a finished run leaves behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedsim.strategies import State
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Result:
+    """Attributes:
+
+    history: one row per evaluated round and replicate; the keys are those of `fedsim.evaluation.COLUMNS`.
+    state: the strategy's last state; `state.model` is [R, d].
+    seconds: wall time, resumed parts included.
+    samples: training samples processed.
+    """
+
+    history: list[Row]
+    state: State
+    seconds: float
+    samples: int
+    folder: str | None = None
+    extra: Row = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the measured columns."""
+        return measured(self.history)
+
+    @property
+    def final(self) -> dict[str, tuple[float, float]]:
+        """Mean and standard deviation over replicates of every metric after the last round."""
+        last = [row for row in self.history if row["round"] == self.history[-1]["round"]]
+        return {name: mean_std([row[name] for row in last]) for name in self.metrics}
+
+
+def measured(history: list[Row]) -> list[str]:
+    """The columns of a history that are results rather than bookkeeping."""
+    bookkeeping = {"round", "seed", "active_clients", "mean_active_clients", "samples", "seconds"}
+    return [name for name in history[0] if name not in bookkeeping]
+
+
+def mean_std(values: list[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (0 for a single value)."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0

@@ -1,0 +1,63 @@
+"""TensorBoard event files: the mean over replicates in the run folder, each replicate beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.tracking.result import Row
+
+GROUPS = {
+    "test_loss": "loss/test",
+    "train_loss": "loss/train",
+    "test_accuracy": "accuracy/test",
+    "train_accuracy": "accuracy/train",
+    "client_accuracy_worst10": "accuracy/worst tenth of clients",
+    "distance_to_optimum": "distance/to optimum",
+    "active_clients": "participation/active clients",
+    "mean_active_clients": "participation/mean active clients",
+}
+
+
+class TensorBoard:
+    """Writes one evaluation at a time.
+
+    Args:
+        folder: for event files; with several replicates each gets a sub-folder `seed_S`.
+        seeds: of the replicates.
+        purge_from: on resuming, the first round that will be written again.
+    """
+
+    def __init__(self, folder: Path, seeds: tuple[int, ...], purge_from: int | None) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.mean = SummaryWriter(str(folder), purge_step=purge_from)
+        each = [folder / f"seed_{seed}" for seed in seeds] if len(seeds) > 1 else []
+        self.each = [SummaryWriter(str(f), purge_step=purge_from) for f in each]
+
+    def write(self, completed: int, rows: list[Row], client_accuracy: np.ndarray | None) -> None:
+        """The scalars of every replicate, their mean, and the clients' accuracies as a histogram."""
+        for name, tag in GROUPS.items():
+            if name in rows[0]:
+                self.mean.add_scalar(tag, float(np.mean([row[name] for row in rows])), completed)
+                for writer, row in zip(self.each, rows, strict=False):
+                    writer.add_scalar(tag, row[name], completed)
+        if client_accuracy is not None:
+            self.mean.add_histogram("clients/accuracy", client_accuracy.reshape(-1), completed, bins="auto")
+        for writer in (self.mean, *self.each):
+            writer.flush()
+
+    def image(self, tag: str, pixels: np.ndarray, completed: int) -> None:
+        """An image [H, W, 3] in [0, 1]."""
+        self.mean.add_image(tag, pixels, completed, dataformats="HWC")
+
+    def hparams(self, settings: dict[str, Any], final: dict[str, float]) -> None:
+        """The settings and what they led to, for the HPARAMS table."""
+        plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in settings.items()}
+        self.mean.add_hparams(plain, {f"final/{name}": value for name, value in final.items()}, run_name=".")
+
+    def close(self) -> None:
+        for writer in (self.mean, *self.each):
+            writer.close()

@@ -1,0 +1,240 @@
+"""Watches a run: counts, evaluates when it is time, and passes the results on to every view."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsim.checkpoint import Checkpointer, Progress
+from fedsim.divergence import DivergenceGuard
+from fedsim.errors import ConfigError
+from fedsim.evaluation import COLUMNS, Evaluation
+from fedsim.strategies import State
+from fedsim.tracking.environment import environment
+from fedsim.tracking.metrics_csv import NAME as METRICS
+from fedsim.tracking.metrics_csv import MetricsCSV
+from fedsim.tracking.options import Tracking
+from fedsim.tracking.progress import progress_view
+from fedsim.tracking.raster import availability_raster
+from fedsim.tracking.result import Result, Row, mean_std
+from fedsim.tracking.tensorboard import TensorBoard
+from fedsim.trainer import Report
+
+if TYPE_CHECKING:
+    from fedsim.simulation import Simulation
+
+log = logging.getLogger(__name__)
+
+
+class Stopped(KeyboardInterrupt):
+    """The run ended after a round because it was asked to (Ctrl-C, SIGTERM); a checkpoint was written."""
+
+
+class Tracker:
+    """One run's bookkeeping; `Simulation.run` drives it.
+
+    Args:
+        simulation: what is run.
+        folder: the run folder, or None.
+        options: what is written and shown.
+        checkpoints, guard: see there.
+        progress: where the run stands (not zero on resuming).
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        folder: Path | None,
+        options: Tracking,
+        checkpoints: Checkpointer,
+        guard: DivergenceGuard,
+        progress: Progress,
+    ) -> None:
+        self.simulation, self.folder, self.options = simulation, folder, options
+        self.checkpoints, self.guard, self.progress = checkpoints, guard, progress
+        self.seeds = simulation.federation.seeds
+        self.history: list[Row] = []
+        self.settings: dict[str, Any] = {}
+        self._csv: MetricsCSV | None = None
+        self._tensorboard: TensorBoard | None = None
+        self._active = np.zeros(len(self.seeds))
+        self._active_sum, self._rounds_since = np.zeros(len(self.seeds)), 0
+        self._before = progress.seconds
+        self._samples_before = progress.samples
+        self._stop_signal: int | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> Tracker:
+        self._view = progress_view(self.options.progress, self.simulation.rounds, self.progress.rounds)
+        self._view.__enter__()
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers[number] = signal.signal(number, self._ask_to_stop)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._view.__exit__(kind, error, trace)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for sink in (self._csv, self._tensorboard):
+            if sink is not None:
+                sink.close()
+
+    def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+        if self._stop_signal is not None:  # asked twice: at once
+            raise KeyboardInterrupt
+        self._stop_signal = number
+
+    def begin(self, state: State) -> None:
+        """Open the run folder and evaluate the initial model (a resumed run has done so)."""
+        self._start = time.monotonic()
+        first = None if self.progress.rounds else self.simulation.evaluator(self._evaluated_model(state))
+        if self.folder is not None:
+            self._open(self.folder)
+        if first is not None:
+            self._record(first)
+
+    def _open(self, folder: Path) -> None:
+        resumed = self.progress.rounds > 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            columns = {name: COLUMNS[name] for name in self._columns()}
+            self._csv = MetricsCSV(folder / METRICS, columns, self.progress.rounds if resumed else -1)
+            write_json(folder / "environment.json", environment(self.simulation.device))
+        except OSError as error:
+            raise ConfigError(f"out={folder} cannot be written ({error}); choose another folder") from error
+        self.history = list(self._csv.kept)
+        if self.options.tensorboard:
+            purge = self.progress.rounds + 1 if resumed else None
+            self._tensorboard = TensorBoard(folder / "tensorboard", self.seeds, purge)
+
+    def _columns(self) -> list[str]:
+        """Columns of this run, in the order of COLUMNS."""
+        data, shifted = self.simulation.dataset, self.simulation.shift.active
+        absent = set()
+        if data.test_x is None:
+            absent |= {"test_loss", "test_accuracy"}
+        if data.classes is None:
+            absent |= {"test_accuracy", "train_accuracy", "client_accuracy_worst10"}
+        if data.optimum is None or shifted:
+            absent |= {"distance_to_optimum"}
+        return [name for name in COLUMNS if name not in absent]
+
+    def _evaluated_model(self, state: State) -> Any:
+        simulation = self.simulation
+        if simulation.evaluate == "client_mean":
+            return simulation.strategy.client_mean(state, simulation.federation)
+        return state.model
+
+    def round(self, t: int, state: State, report: Report) -> None:
+        """Round t is complete."""
+        self.guard.see(t, state, report)
+        progress, cohort = self.progress, report.cohort
+        progress.rounds, progress.samples = t + 1, progress.samples + report.samples
+        progress.seconds = self._before + time.monotonic() - self._start
+        bounds = cohort.bounds
+        heard = np.concatenate([[0.0], np.cumsum(cohort.host_count)])
+        self._active = heard[list(bounds[1:])] - heard[list(bounds[:-1])]
+        self._active_sum, self._rounds_since = self._active_sum + self._active, self._rounds_since + 1
+        self._view.round(t + 1, float(self._active.mean()))
+        simulation = self.simulation
+        last = t + 1 == simulation.rounds
+        time_to_evaluate = last or (t + 1) % simulation.eval_every == 0
+        stopping = self._stop_signal is not None
+        time_to_save = last or stopping or self.checkpoints.due(t + 1)
+        if time_to_evaluate or time_to_save or simulation.device.type == "cpu":
+            self.guard.check()
+        if time_to_evaluate:
+            self._record(simulation.evaluator(self._evaluated_model(state)))
+        if time_to_save:
+            self.checkpoints.write(state, progress)
+        if stopping and not last:
+            name = signal.Signals(self._stop_signal or 0).name
+            raise Stopped(f"stopped by {name} after round {t + 1} of {simulation.rounds}")
+
+    def _record(self, evaluation: Evaluation) -> None:
+        """Pass one evaluation on."""
+        progress, replicates = self.progress, len(self.seeds)
+        progress.seconds = self._before + time.monotonic() - self._start
+        mean_active = self._active_sum / max(self._rounds_since, 1)
+        self._active_sum, self._rounds_since = np.zeros(replicates), 0
+        rows: list[Row] = []
+        for r, seed in enumerate(self.seeds):
+            row: Row = {"round": progress.rounds, "seed": seed}
+            row |= {name: float(values[r]) for name, values in evaluation.metrics.items()}
+            row |= {"active_clients": int(self._active[r]), "mean_active_clients": float(mean_active[r])}
+            row |= {"samples": progress.samples // replicates, "seconds": round(progress.seconds, 3)}
+            rows.append({name: row[name] for name in self._columns()})
+        self.history += rows
+        if self._csv is not None:
+            self._csv.append(rows)
+        if self._tensorboard is not None:
+            self._tensorboard.write(progress.rounds, rows, evaluation.client_accuracy)
+        self._view.evaluated(progress.rounds, self._facts(rows))
+
+    def _facts(self, rows: list[Row]) -> str:
+        """The line a person reads."""
+        facts = []
+        for name, label, scale, form in (
+            ("train_loss", "loss", 1, ".4g"),
+            ("test_accuracy", "accuracy", 100, ".1f"),
+            ("distance_to_optimum", "distance", 1, ".4g"),
+        ):
+            if name in rows[0]:
+                mean, std = mean_std([row[name] * scale for row in rows])
+                spread = f" ± {std:{form}}" if len(rows) > 1 else ""
+                facts.append(f"{label} {mean:{form}}{spread}" + (" %" if scale == 100 else ""))
+        elapsed = self.progress.seconds - self._before
+        if elapsed > 0 and self.progress.rounds:
+            facts.append(f"{(self.progress.samples - self._samples_before) / elapsed:,.0f} samples/s")
+        facts.append(f"{np.mean(self._active):.3g} active")
+        return "  ".join(facts)
+
+    def finish(self, state: State) -> Result:
+        """Write what is written once, and return everything."""
+        progress = self.progress
+        folder = None if self.folder is None else str(self.folder)
+        result = Result(self.history, state, progress.seconds, progress.samples, folder)
+        if self.folder is not None:
+            write_json(self.folder / "summary.json", self._summary(result))
+        if self._tensorboard is not None:
+            raster = availability_raster(self.simulation.availability, self.simulation.rounds)
+            self._tensorboard.image("availability/clients over rounds", raster, progress.rounds)
+            final = {name: mean for name, (mean, _) in result.final.items()}
+            self._tensorboard.hparams(self.settings or self._default_settings(), final)
+        return result
+
+    def _default_settings(self) -> dict[str, Any]:
+        simulation = self.simulation
+        return {"strategy": type(simulation.strategy).__name__, "dataset": simulation.dataset.name}
+
+    def _summary(self, result: Result) -> dict[str, Any]:
+        last = [row for row in result.history if row["round"] == result.history[-1]["round"]]
+        return {
+            "rounds": self.progress.rounds,
+            "seeds": list(self.seeds),
+            "final": {name: {"mean": mean, "std": std} for name, (mean, std) in result.final.items()},
+            "per_replicate": [{"seed": row["seed"]} | {name: row[name] for name in result.metrics} for row in last],
+            "seconds": round(result.seconds, 3),
+            "samples": result.samples,
+            "samples_per_second": round(result.samples / max(result.seconds, 1e-9), 1),
+            "parameters": self.simulation.model.dimension,
+            "executor": self.simulation.trainer.choice.executor,
+            "chunk": self.simulation.trainer.choice.chunk,
+        }
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON so that the file is whole at every moment."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    os.replace(partial, path)

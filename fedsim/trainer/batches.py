@@ -1,0 +1,207 @@
+"""Which samples every row meets at every local step: planned on the host, indexed and gathered on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim import rng
+from fedsim.contamination import Contamination
+from fedsim.datasets import Dataset
+from fedsim.errors import ConfigError
+from fedsim.federation import Cohort, Federation
+from fedsim.local import LocalRule
+from fedsim.partition import Table
+
+
+class Batches:
+    """Draws batches for the rows of a cohort.
+
+    Args:
+        dataset: on the federation's device.
+        tables: one index table per replicate; empty for a stream.
+        federation: who exists.
+        rule: batch size, steps or epochs, sampling.
+        contamination: applied to every gathered batch.
+        keyed: whether batches carry a 'key' for dropout.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        tables: list[Table],
+        federation: Federation,
+        rule: LocalRule,
+        contamination: Contamination,
+        keyed: bool = False,
+    ) -> None:
+        self.dataset, self.federation, self.rule = dataset, federation, rule
+        self.contamination, self.keyed = contamination, keyed
+        if dataset.stream:
+            if rule.epochs is not None:
+                raise ConfigError(
+                    f"local_epochs={rule.epochs} has no meaning for dataset={dataset.name}, which draws fresh samples; "
+                    "set local_steps"
+                )
+            if rule.batch_size is None:
+                raise ConfigError(f"batch_size=null has no meaning for dataset={dataset.name}; give a number")
+        else:
+            device = federation.device
+            starts = np.concatenate([[0], np.cumsum([len(table.order) for table in tables])])
+            offsets = [table.offsets[:-1] + s for table, s in zip(tables, starts[:-1], strict=True)]
+            self.order = torch.as_tensor(np.concatenate([table.order for table in tables]), device=device)
+            self.offsets = torch.as_tensor(np.concatenate(offsets), device=device)
+
+    def plan(self, cohort: Cohort, t: int) -> Plan:
+        """Steps and batch sizes of every row of the cohort in round t."""
+        rule, held = self.rule, self.federation.sizes[cohort.host_rows]
+        if self.dataset.stream:
+            size = np.full(len(cohort), rule.batch_size, dtype=np.int64)
+            per_pass = np.ones(len(cohort), dtype=np.int64)
+        else:
+            size = held if rule.batch_size is None else np.minimum(held, rule.batch_size)
+            per_pass = held // size if rule.drop_last else -(-held // size)
+        steps = np.full(len(cohort), rule.steps) if rule.epochs is None else rule.epochs * per_pass
+        return Plan(self, cohort, t, held, size, per_pass, steps)
+
+    def gather(self, samples: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Stored samples by number: [...] → x [..., *shape] prepared, y [...] where there are labels."""
+        flat = samples.reshape(-1)
+        batch = {"x": self.dataset.train_x.index_select(0, flat).reshape(*samples.shape, *self.dataset.shape)}
+        if self.dataset.train_y is not None:
+            y = self.dataset.train_y
+            batch["y"] = y.index_select(0, flat).reshape(*samples.shape, *y.shape[1:])
+            if y.is_floating_point():
+                batch["y"] = batch["y"].to(dtype)
+        return batch
+
+
+@dataclass
+class Plan:
+    """A round's work, in host numbers.
+
+    Attributes (n rows, in the cohort's order; host arrays):
+        held: samples each row owns.
+        size: batch size.
+        per_pass: batches in one pass over the row's data.
+        steps: local steps.
+    """
+
+    batches: Batches
+    cohort: Cohort
+    t: int
+    held: np.ndarray
+    size: np.ndarray
+    per_pass: np.ndarray
+    steps: np.ndarray
+
+    @property
+    def order(self) -> np.ndarray | None:
+        """Rows sorted by steps, then batch size, both descending; None where they are all alike already."""
+        if len(self.steps) < 2 or (np.ptp(self.steps) == 0 and np.ptp(self.size) == 0):
+            return None
+        return np.lexsort((-self.size, -self.steps))
+
+    def heard_sizes(self) -> np.ndarray:
+        """[n, S] samples in the batch of every row and step; 0 after a row's last step."""
+        step = np.arange(self.steps.max(initial=0))
+        full = np.broadcast_to(self.size[:, None], (len(self.size), len(step)))
+        rule = self.batches.rule
+        if rule.sampling == "pass" and not rule.drop_last and not self.batches.dataset.stream:
+            position = (step % self.per_pass[:, None]) * self.size[:, None]
+            full = np.minimum(full, self.held[:, None] - position)
+        return np.where(step < self.steps[:, None], full, 0)
+
+    def chunk(self, rows: np.ndarray) -> Chunk:
+        """The work of the given rows (positions in the cohort), sorted as `order` sorts."""
+        return Chunk(self, rows)
+
+
+class Chunk:
+    """The batches of some rows: all sample numbers drawn at once, samples gathered step by step.
+
+    Attributes (c rows):
+        steps: [c] host, descending.
+        sizes: [c, S] host, samples in each batch.
+    """
+
+    def __init__(self, plan: Plan, rows: np.ndarray) -> None:
+        self.plan, self.batches = plan, plan.batches
+        whole = len(rows) == len(plan.cohort) and bool((rows == np.arange(len(rows))).all())
+        pick = slice(None) if whole else torch.as_tensor(rows, device=plan.cohort.rows.device)
+        cohort = plan.cohort
+        self.rows, self.clients, self.seeds = cohort.rows[pick], cohort.client[pick], cohort.seed[pick]
+        part = Plan(
+            plan.batches, cohort, plan.t, plan.held[rows], plan.size[rows], plan.per_pass[rows], plan.steps[rows]
+        )
+        self.steps, self.sizes = part.steps, part.heard_sizes()
+        self.ragged = bool(np.any(self.sizes != self.sizes[:1]))
+        if self.ragged:
+            self.device_sizes = torch.as_tensor(self.sizes, device=self.rows.device)
+        self._keys = {
+            purpose: rng.row_keys(self.seeds, purpose, self.clients, plan.t)
+            for purpose in (rng.Purpose.AUGMENT, rng.Purpose.DROPOUT, rng.Purpose.NOISE, rng.Purpose.CONTAMINATION)
+        }
+        if not plan.batches.dataset.stream:
+            self._numbers = self._draw(part)
+
+    def _draw(self, plan: Plan) -> Tensor:
+        """[c, S, B] numbers of the samples each row meets; entries past a batch's size repeat valid ones."""
+        batches, device = self.batches, self.rows.device
+        keys = rng.row_keys(self.seeds, rng.Purpose.BATCH, self.clients, plan.t)
+        held = torch.as_tensor(plan.held, device=device)[:, None, None]
+        size = torch.as_tensor(plan.size, device=device)[:, None, None]
+        step = torch.arange(self.sizes.shape[1], device=device)[None, :, None]
+        slot = torch.arange(int(plan.size.max(initial=0)), device=device)
+        if batches.rule.sampling == "replacement":
+            own = rng.integers(keys[:, None, None], step * size + slot, held)
+        else:
+            per_pass = torch.as_tensor(plan.per_pass, device=device)[:, None, None]
+            passes = int((-(-plan.steps // plan.per_pass)).max(initial=0))
+            shuffled = self._shuffles(keys, held[:, :, 0], size[:, :, 0], passes, int(plan.held.max(initial=0)))
+            position = torch.minimum((step % per_pass) * size + slot, held - 1)
+            which = (step // per_pass).clamp(max=passes - 1)
+            own = shuffled.flatten(1).gather(1, (which * shuffled.shape[2] + position).flatten(1))
+            own = own.reshape(position.shape)
+        return batches.order[batches.offsets[self.rows][:, None, None] + own]
+
+    @staticmethod
+    def _shuffles(keys: Tensor, held: Tensor, size: Tensor, passes: int, longest: int) -> Tensor:
+        """[c, passes, longest] permutations of 0…held−1 of each row: a sort by keys, padding sorted last.
+
+        A row whose batch is all it has keeps its order: shuffling would change nothing but rounding.
+        """
+        slot = torch.arange(longest, device=keys.device)
+        turn = torch.arange(passes, device=keys.device)[:, None]
+        bits = rng.bits(rng.fold(keys[:, None, None], turn), slot)
+        bits = torch.where((size == held)[:, :, None], slot.to(bits.dtype), bits)
+        return bits.to(torch.int64).masked_fill_((slot >= held)[:, None, :], 1 << 40).argsort(dim=-1, stable=True)
+
+    def batch(self, step: int, first: int, stop: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The batch of rows first…stop−1 at a local step: x [c, B, …], y, client [c], weight [c, B] if padded."""
+        dataset = self.batches.dataset
+        pick = slice(first, stop)
+        sizes = self.sizes[pick, step]
+        width, clients = int(sizes.max()), self.clients[pick]
+        if dataset.stream:
+            batch = {"x": dataset.draw(clients, self._key(rng.Purpose.NOISE, step, pick), width, dtype)}
+        else:
+            batch = self.batches.gather(self._numbers[pick, step, :width], dtype)
+            if dataset.augment is not None:
+                batch["x"] = dataset.augment(batch["x"], self._key(rng.Purpose.AUGMENT, step, pick))
+            batch["x"] = dataset.prepare(batch["x"], dtype)
+        batch["client"] = clients
+        if self.batches.contamination.active:
+            batch = self.batches.contamination(batch, self._key(rng.Purpose.CONTAMINATION, step, pick))
+        if self.batches.keyed:
+            batch["key"] = self._key(rng.Purpose.DROPOUT, step, pick)
+        if self.ragged and int(sizes.min()) < width:
+            slot = torch.arange(width, device=clients.device)
+            batch["weight"] = (slot < self.device_sizes[pick, step, None]).to(dtype)
+        return batch
+
+    def _key(self, purpose: rng.Purpose, step: int, pick: slice) -> Tensor:
+        return rng.fold(self._keys[purpose][pick], step)

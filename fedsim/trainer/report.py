@@ -1,0 +1,42 @@
+"""What the trainer hands to the strategy after a round's local work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from fedsim.federation import Cohort
+
+
+@dataclass
+class Report:
+    """Attributes (n rows, in the cohort's order):
+
+    cohort: who computed, and who of them is heard.
+    start: [n, d] where each row began.
+    carry: what each row ended with: 'params' [n, d] and whatever the rule carried.
+    loss: [n] mean training loss over the row's local steps.
+    lr: [n] learning rate of the round's first local step.
+    steps: [n] local steps taken.
+    samples: training samples processed, all rows together.
+    """
+
+    cohort: Cohort
+    start: Tensor
+    carry: dict[str, Tensor]
+    loss: Tensor
+    lr: Tensor
+    steps: Tensor
+    samples: int
+
+    @property
+    def end(self) -> Tensor:
+        """[n, d] where each row arrived."""
+        return self.carry["params"]
+
+    @cached_property
+    def innovation(self) -> Tensor:
+        """[n, d] G_i = start − end: positive along the descent."""
+        return self.start - self.end

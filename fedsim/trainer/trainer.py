@@ -1,0 +1,103 @@
+"""Takes all active rows through a round's local steps, chunk by chunk."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.errors import ConfigError
+from fedsim.federation import Cohort
+from fedsim.local import LocalRule
+from fedsim.models import RowModel
+from fedsim.shift import Shift
+from fedsim.trainer.allocator import keep_freed_memory
+from fedsim.trainer.batches import Batches, Plan
+from fedsim.trainer.choose import choose
+from fedsim.trainer.loop_executor import LoopExecutor
+from fedsim.trainer.report import Report
+from fedsim.trainer.vmap_executor import VmapExecutor
+
+log = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Runs the rule on the rows of a cohort. Results do not depend on executor, chunk or workers (to rounding).
+
+    Args:
+        rule: the local rule.
+        model: the model its rows parameterise.
+        shift: how data answer the deployed model.
+        batches: where samples come from.
+        executor, chunk, workers: see `fedsim.trainer.choose`.
+    """
+
+    def __init__(
+        self,
+        rule: LocalRule,
+        model: RowModel,
+        shift: Shift,
+        batches: Batches,
+        executor: str = "auto",
+        chunk: int | str = "auto",
+        workers: int | str = "auto",
+    ) -> None:
+        self.rule, self.model, self.shift, self.batches = rule, model, shift, batches
+        replicates = batches.federation.replicates
+        if len(rule.rates) not in (1, replicates):
+            raise ConfigError(f"lr has {len(rule.rates)} entries, but there are {replicates} seeds; give one per seed")
+        rates = rule.rates * (replicates if len(rule.rates) == 1 else 1)
+        self.rates = torch.tensor(rates, dtype=model.dtype, device=model.device)
+        largest = rule.batch_size or int(np.max(batches.federation.sizes, initial=1))
+        sample = int(np.prod(batches.dataset.shape))
+        self.choice = choose(executor, chunk, workers, model, largest, sample)
+        log.info("trainer: %s", self.choice)
+        self.executor: VmapExecutor | LoopExecutor
+        if self.choice.executor == "loop":
+            self.executor = LoopExecutor(rule, model, shift, self.choice.workers)
+        else:
+            self.executor = VmapExecutor(rule, model, shift)
+        if model.device.type == "cpu":
+            keep_freed_memory()
+
+    @torch.no_grad()
+    def run(self, start: Tensor | dict[str, Tensor], cohort: Cohort, t: int, deployed: Tensor) -> Report:
+        """A round's local work.
+
+        Args:
+            start: [n, d] start rows, or a carry whose 'params' are the start rows.
+            cohort: who computes.
+            t: round.
+            deployed: [R, d] the server's model, which moves the data where `shift.deploy` is 'round'.
+        """
+        carry = start if isinstance(start, dict) else {"params": start}
+        plan = self.batches.plan(cohort, t)
+        rates = self._rates(cohort, plan, t)
+        deploys = self.shift.active and self.shift.deploy == "round"
+        order = plan.order
+        positions = np.arange(len(cohort)) if order is None else order
+        end = {name: torch.empty_like(value) for name, value in carry.items()}
+        loss = torch.zeros(len(cohort), dtype=self.model.dtype, device=self.model.device)
+        samples = 0
+        for first in range(0, len(cohort), self.choice.chunk):
+            rows = positions[first : first + self.choice.chunk]
+            pick = slice(first, first + len(rows)) if order is None else torch.as_tensor(rows, device=loss.device)
+            chunk = plan.chunk(rows)
+            fleet = deployed[cohort.replicate[pick]] if deploys else None
+            part, total = self.executor.run(chunk, {k: v[pick] for k, v in carry.items()}, rates[:, pick], fleet)
+            for name, value in part.items():
+                end[name][pick] = value
+            loss[pick] = total
+            samples += int(chunk.sizes.sum())
+        steps = torch.as_tensor(plan.steps, dtype=loss.dtype).to(loss.device, non_blocking=True)
+        first_rate = rates[0] if len(rates) else self.rates[cohort.replicate]
+        return Report(cohort, carry["params"], end, loss / steps, first_rate, steps, samples)
+
+    def _rates(self, cohort: Cohort, plan: Plan, t: int) -> Tensor:
+        """[S, n] the learning rate of every step and row."""
+        most = int(plan.steps.max(initial=0))
+        factors = [self.rule.schedule.factor(t, k, self.rule.steps or most) for k in range(most)]
+        column = torch.tensor(factors, dtype=self.model.dtype).to(self.model.device, non_blocking=True)
+        return column[:, None] * self.rates[cohort.replicate]

@@ -1,0 +1,70 @@
+"""Chunks of rows through one vmapped step: for models whose batched kernels are good."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from fedsim.local.base import Batch, Carry, LocalRule
+from fedsim.models import RowModel
+from fedsim.shift import Shift
+from fedsim.trainer.batches import Chunk
+
+
+class FunctionalObjective:
+    """A client's loss as a pure function of its row, differentiable by torch.func and safe under vmap."""
+
+    def __init__(self, model: RowModel, shift: Shift) -> None:
+        self.model, self.shift = model, shift
+
+    def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        if self.shift.active:
+            batch = self.shift(batch, batch.get("deployed", params))
+
+        def loss(parameters: dict[str, Tensor]) -> Tensor:
+            output = self.model.predict(parameters, batch)
+            return self.model.objective(output, batch, list(parameters.values()))
+
+        gradients, value = grad_and_value(loss)(self.model.unflatten(params))
+        return torch.cat([g.reshape(-1) for g in gradients.values()]), value
+
+
+class VmapExecutor:
+    """All rows of a chunk take a step together; a row that has finished leaves the chunk."""
+
+    def __init__(self, rule: LocalRule, model: RowModel, shift: Shift) -> None:
+        objective = FunctionalObjective(model, shift)
+        self.dtype = model.dtype
+        self._step = vmap(lambda carry, batch, lr: rule.step(carry, batch, lr, objective))
+
+    def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
+        """Take every row of the chunk through its local steps.
+
+        Args:
+            chunk: c rows, sorted by steps, descending.
+            carry: [c, …] per entry.
+            rates: [S, c] learning rates.
+            deployed: [c, d] parameters the data answer to, or None for each row's own current ones.
+
+        Returns:
+            The carries after each row's last step, and the sum of losses over steps [c].
+        """
+        alive = len(chunk.steps)
+        losses = torch.zeros(alive, dtype=self.dtype, device=rates.device)
+        finished: list[Carry] = []
+        for step in range(int(chunk.steps.max(initial=0))):
+            going = int((chunk.steps > step).sum())
+            if going < alive:
+                finished.append({name: value[going:] for name, value in carry.items()})
+                carry = {name: value[:going] for name, value in carry.items()}
+                alive = going
+            batch = chunk.batch(step, 0, alive, self.dtype)
+            if deployed is not None:
+                batch["deployed"] = deployed[:alive]
+            carry, loss = self._step(carry, batch, rates[step, :alive])
+            losses[:alive] += loss
+        if finished:
+            parts = [carry, *reversed(finished)]
+            carry = {name: torch.cat([part[name] for part in parts]) for name in carry}
+        return carry, losses
