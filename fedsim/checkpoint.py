@@ -71,7 +71,7 @@ def read(path: Path, like: S, identity: dict[str, Any]) -> tuple[S, Progress]:
     if header.get("format") != FORMAT:
         raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start afresh")
     was = json.loads(header["identity"])
-    for key in sorted(was.keys() | identity.keys()):
+    for key in sorted(was.keys() | identity.keys(), key=lambda name: (name.count("."), name)):
         if was.get(key) != json.loads(json.dumps(identity.get(key))):
             raise CheckpointError(
                 f"checkpoint {path} belongs to another run: {key} was {was.get(key)!r}, now {identity.get(key)!r}; "

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedsim import checks
 from fedsim.availability import Availability, Full
 from fedsim.checkpoint import Checkpointer, Progress, read
 from fedsim.contamination import Contamination, NoContamination
@@ -90,18 +91,18 @@ class Simulation:
         chunk: int | str = "auto",
         workers: int | str = "auto",
     ) -> None:
-        _check_numbers(clients=clients, rounds=rounds, eval_every=eval_every, client_samples=client_samples)
-        if not seeds or any(not isinstance(s, (int, np.integer)) or s < 0 for s in seeds):
-            raise ConfigError(f"seeds={list(seeds)} must be a non-empty list of non-negative whole numbers")
-        if evaluate not in EVALUATED:
-            raise ConfigError(f"evaluate={evaluate!r} is unknown; choose one of {', '.join(EVALUATED)}")
-        self.rounds, self.eval_every, self.evaluate = rounds, eval_every, evaluate
+        self.rounds = checks.whole("rounds", rounds)
+        self.eval_every = checks.whole("eval_every", eval_every)
+        self.evaluate = checks.choice("evaluate", evaluate, EVALUATED)
+        seeds = check_seeds(seeds)
+        checks.whole("clients", clients)
+        checks.whole("client_samples", client_samples)
         self.device, number = resolve_device(device), resolve_dtype(dtype)
         self.strategy = strategy or FedAvg()
         self.shift = shift or NoShift()
         self.dataset = dataset.to(self.device)
         tables = self._split(partition, clients, seeds)
-        self.federation = _federation(tuple(int(s) for s in seeds), clients, dataset, tables, self.device, number)
+        self.federation = _federation(seeds, clients, dataset, tables, self.device, number)
         self.tables = tables
         local = local or SGD()
         self.model = RowModel(_builder(model, dataset), loss or dataset.loss, ridge, self.device, number)
@@ -125,6 +126,7 @@ class Simulation:
         resume: bool = False,
         tracking: Tracking | None = None,
         identity: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> Result:
         """Train for all rounds.
 
@@ -133,6 +135,7 @@ class Simulation:
             resume: continue from the checkpoint in `out`, if there is one.
             tracking: what is written and shown.
             identity: settings a resumed run must share (the command line passes its resolved configuration).
+            settings: named values for TensorBoard's HPARAMS table.
 
         Raises:
             ConfigError: before the first round, where `out` cannot be used.
@@ -146,9 +149,13 @@ class Simulation:
         state, progress = self.initial_state(), Progress()
         if resume and checkpoints.path is not None and checkpoints.path.exists():
             state, progress = read(checkpoints.path, state, identity)
+            if progress.rounds > self.rounds:
+                raise ConfigError(
+                    f"rounds={self.rounds}, but the run in {folder} has completed {progress.rounds}; raise rounds"
+                )
             log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
         guard = DivergenceGuard(self.federation, type(self.strategy).__name__)
-        with Tracker(self, folder, tracking, checkpoints, guard, progress) as tracker:
+        with Tracker(self, folder, tracking, checkpoints, guard, progress, settings) as tracker:
             tracker.begin(state)
             for t in range(progress.rounds, self.rounds):
                 active = self.availability.sample(t)
@@ -170,7 +177,11 @@ class Simulation:
         owners = data.owners.cpu().numpy() if data.owners is not None else None
         partition = partition or (IID() if owners is None else Natural())
         samples = Samples(len(data.train_x), labels, owners)
-        return [partition.table(samples, clients, seed) for seed in seeds]
+        tables = [partition.table(samples, clients, seed) for seed in seeds]
+        left_out = samples.total - min(len(table.order) for table in tables)
+        if left_out:
+            log.info("partition: %d of %d samples are left out", left_out, samples.total)
+        return tables
 
     def _check_model(self, dtype: torch.dtype) -> None:
         """Two samples through model and loss."""
@@ -201,15 +212,14 @@ def resolve_device(device: str) -> torch.device:
 def resolve_dtype(dtype: str) -> torch.dtype:
     """A floating-point type by name."""
     known = {"float32": torch.float32, "float64": torch.float64}
-    if dtype not in known:
-        raise ConfigError(f"trainer.dtype={dtype!r} is unknown; choose one of {', '.join(known)}")
-    return known[dtype]
+    return known[checks.choice("trainer.dtype", dtype, known)]
 
 
-def _check_numbers(**numbers: int) -> None:
-    for key, value in numbers.items():
-        if not isinstance(value, (int, np.integer)) or value < 1:
-            raise ConfigError(f"{key}={value!r} must be a whole number of at least 1")
+def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
+    """A non-empty list of non-negative whole numbers. Equal seeds are allowed: replicates may differ in lr."""
+    if isinstance(seeds, str) or not isinstance(seeds, Sequence) or not len(seeds):
+        raise ConfigError(f"seeds={seeds!r} must be a non-empty list of whole numbers, such as [0,1,2]")
+    return tuple(checks.whole("seeds", seed, least=0) for seed in seeds)
 
 
 def _builder(model: Callable[..., nn.Module] | nn.Module, dataset: Dataset) -> Callable[[], nn.Module] | nn.Module:

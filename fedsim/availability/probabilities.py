@@ -6,16 +6,9 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from fedsim import rng
+from fedsim import checks, rng
 from fedsim.availability.base import Population
 from fedsim.errors import ConfigError
-
-
-def check_probability(key: str, value: float) -> float:
-    """`value`, if it is a probability; else an error that names the key."""
-    if not 0.0 <= value <= 1.0:
-        raise ConfigError(f"{key}={value} is not a probability; give a number between 0 and 1")
-    return float(value)
 
 
 class Probability(ABC):
@@ -30,7 +23,7 @@ class Uniform(Probability):
     """The same probability p for everybody."""
 
     def __init__(self, p: float = 0.5) -> None:
-        self.p = check_probability("availability.base.p", p)
+        self.p = checks.fraction("availability.base.p", p)
 
     def base(self, population: Population) -> np.ndarray:
         return np.full((len(population.seeds), population.clients), self.p)
@@ -41,7 +34,7 @@ class Groups(Probability):
 
     def __init__(self, p0: float = 0.1, p1: float = 0.9, p: list[float] | None = None) -> None:
         values = [p0, p1] if p is None else list(p)
-        self.p = np.array([check_probability("availability.base.p", v) for v in values])
+        self.p = np.array([checks.fraction("availability.base.p", v) for v in values])
 
     def base(self, population: Population) -> np.ndarray:
         m = population.clients
@@ -59,8 +52,8 @@ class ClassCorrelated(Probability):
     """
 
     def __init__(self, high: float = 1.0, low: float = 0.5) -> None:
-        self.high = check_probability("availability.base.high", high)
-        self.low = check_probability("availability.base.low", low)
+        self.high = checks.fraction("availability.base.high", high)
+        self.low = checks.fraction("availability.base.low", low)
 
     def base(self, population: Population) -> np.ndarray:
         fractions = population.class_fractions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim import rng
+from fedsim import checks, rng
 from fedsim.availability.base import Availability, Population
 from fedsim.availability.probabilities import Probability, Uniform
 from fedsim.availability.trajectories import Stationary, Trajectory
@@ -25,9 +25,7 @@ class UniformK(Availability):
     """k clients, uniformly without replacement (p-fedavg's scheme II draws like this)."""
 
     def __init__(self, k: int = 10) -> None:
-        if k < 1:
-            raise ConfigError(f"availability.k={k} must be at least 1")
-        self.k = k
+        self.k = checks.whole("availability.k", k)
 
     def setup(self, population: Population) -> None:
         if self.k > population.clients:

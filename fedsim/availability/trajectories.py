@@ -7,10 +7,8 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from fedsim import rng
+from fedsim import checks, rng
 from fedsim.availability.base import Population
-from fedsim.availability.probabilities import check_probability
-from fedsim.errors import ConfigError
 
 
 class Trajectory(ABC):
@@ -36,9 +34,7 @@ class Stationary(Trajectory):
 
 class _Periodic(Trajectory):
     def __init__(self, period: int) -> None:
-        if period < 1:
-            raise ConfigError(f"availability.trajectory.period={period} must be at least 1 round")
-        self.period = period
+        self.period = checks.whole("availability.trajectory.period", period)
 
 
 class Staircase(_Periodic):
@@ -46,7 +42,7 @@ class Staircase(_Periodic):
 
     def __init__(self, period: int = 20, low: float = 0.4) -> None:
         super().__init__(period)
-        self.low = check_probability("availability.trajectory.low", low)
+        self.low = checks.fraction("availability.trajectory.low", low)
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
         return base if 2 * (t % self.period) < self.period else base * self.low
@@ -57,7 +53,7 @@ class Sine(_Periodic):
 
     def __init__(self, gamma: float = 0.3, period: int = 20) -> None:
         super().__init__(period)
-        self.gamma = check_probability("availability.trajectory.gamma", gamma)
+        self.gamma = checks.fraction("availability.trajectory.gamma", gamma)
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
         return base * (self.gamma * math.sin(2 * math.pi * t / self.period) + (1 - self.gamma))
@@ -68,7 +64,7 @@ class InterleavedSine(Sine):
 
     def __init__(self, gamma: float = 0.3, period: int = 20, cutoff: float = 0.1) -> None:
         super().__init__(gamma, period)
-        self.cutoff = check_probability("availability.trajectory.cutoff", cutoff)
+        self.cutoff = checks.fraction("availability.trajectory.cutoff", cutoff)
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
         moved = super().at(t, base, population)
@@ -79,7 +75,7 @@ class Jitter(Trajectory):
     """p_i^t = p_i + U(−width, width), fresh for every round and client (fedpbc §VI)."""
 
     def __init__(self, width: float = 0.02) -> None:
-        self.width = check_probability("availability.trajectory.width", width)
+        self.width = checks.fraction("availability.trajectory.width", width)
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
         draws = [rng.generator(s, rng.Purpose.TRAJECTORY, t).random(population.clients) for s in population.seeds]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim import rng
-from fedsim.errors import ConfigError
+from fedsim import checks, rng
 
 
 @dataclass
@@ -26,8 +25,8 @@ class CropFlip:
     per: str = "image"
 
     def __post_init__(self) -> None:
-        if self.per not in ("image", "batch"):
-            raise ConfigError(f"dataset.augment.per={self.per!r} is unknown; choose 'image' or 'batch'")
+        checks.choice("dataset.augment.per", self.per, ("image", "batch"))
+        checks.whole("dataset.augment.padding", self.padding, least=0)
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         """Augment a batch of every client.

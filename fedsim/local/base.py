@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from fedsim import checks
 from fedsim.errors import ConfigError
 from fedsim.local.schedules import Constant, Schedule
 
@@ -52,16 +53,12 @@ class LocalRule(ABC):
         if steps is None and epochs is None:
             steps = 10
         for key, value in (("local_steps", steps), ("local_epochs", epochs), ("batch_size", batch_size)):
-            if value is not None and (value < 1 or int(value) != value):
-                raise ConfigError(f"{key}={value} must be a whole number of at least 1")
-        if sampling not in SAMPLINGS:
-            raise ConfigError(f"local.sampling={sampling!r} is unknown; choose 'pass' or 'replacement'")
-        rates = list(lr) if isinstance(lr, (list, tuple)) else [lr]
-        if any(not rate > 0 for rate in rates):
-            raise ConfigError(f"lr={lr} must be positive")
-        self.rates = [float(rate) for rate in rates]
+            if value is not None:
+                checks.whole(key, value)
+        self.rates = [checks.positive("lr", rate) for rate in (lr if isinstance(lr, (list, tuple)) else [lr])]
         self.steps, self.epochs, self.batch_size = steps, epochs, batch_size
-        self.sampling, self.drop_last = sampling, drop_last
+        self.sampling = checks.choice("local.sampling", sampling, SAMPLINGS)
+        self.drop_last = drop_last
         self.schedule = schedule or Constant()
 
     @abstractmethod

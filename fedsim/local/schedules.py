@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from fedsim.errors import ConfigError
+from fedsim import checks
 
 
 class Schedule(ABC):
@@ -26,9 +26,7 @@ class InverseSqrt(Schedule):
     """η / √(t / period + 1), constant within a round (fedawe Table 6: period 10)."""
 
     def __init__(self, period: float = 10.0) -> None:
-        if period <= 0:
-            raise ConfigError(f"local.schedule.period={period} must be positive")
-        self.period = period
+        self.period = checks.positive("local.schedule.period", period)
 
     def factor(self, t: int, k: int, steps: int) -> float:
         return (t / self.period + 1.0) ** -0.5
@@ -38,9 +36,7 @@ class PerStep(Schedule):
     """η · decay^(iterations so far), counting local steps over all rounds (apfl §5: 1 % per iteration, decay 0.99)."""
 
     def __init__(self, decay: float = 0.99) -> None:
-        if not 0 < decay <= 1:
-            raise ConfigError(f"local.schedule.decay={decay} must be in (0, 1]")
-        self.decay = decay
+        self.decay = checks.positive("local.schedule.decay", checks.fraction("local.schedule.decay", decay))
 
     def factor(self, t: int, k: int, steps: int) -> float:
         return self.decay ** (t * steps + k)
@@ -50,11 +46,8 @@ class Inverse(Schedule):
     """η / (n + offset), n = iterations so far, or rounds with `unit: round` (p-fedavg's a / (t + b): lr is a)."""
 
     def __init__(self, offset: float = 1.0, unit: str = "step") -> None:
-        if offset <= 0:
-            raise ConfigError(f"local.schedule.offset={offset} must be positive")
-        if unit not in ("step", "round"):
-            raise ConfigError(f"local.schedule.unit={unit!r} is unknown; choose 'step' or 'round'")
-        self.offset, self.unit = offset, unit
+        self.offset = checks.positive("local.schedule.offset", offset)
+        self.unit = checks.choice("local.schedule.unit", unit, ("step", "round"))
 
     def factor(self, t: int, k: int, steps: int) -> float:
         return 1.0 / ((t * steps + k if self.unit == "step" else t) + self.offset)

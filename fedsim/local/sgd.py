@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.errors import ConfigError
+from fedsim import checks
 from fedsim.local.base import Batch, Carry, LocalRule, Objective
 
 
@@ -22,11 +22,8 @@ class SGD(LocalRule):
 
     def __init__(self, weight_decay: float = 0.0, clip: float | None = None, **options: Any) -> None:
         super().__init__(**options)
-        if weight_decay < 0:
-            raise ConfigError(f"local.weight_decay={weight_decay} must not be negative")
-        if clip is not None and not clip > 0:
-            raise ConfigError(f"local.clip={clip} must be positive, or null for no clipping")
-        self.weight_decay, self.clip = weight_decay, clip
+        self.weight_decay = checks.not_negative("local.weight_decay", weight_decay)
+        self.clip = None if clip is None else checks.positive("local.clip", clip)
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         params = carry["params"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -10,8 +9,6 @@ import numpy as np
 
 from fedsim import rng
 from fedsim.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -71,7 +68,7 @@ class Partition(ABC):
         """One array of sample numbers per client; `draw` is keyed by the replicate's seed."""
 
     def table(self, samples: Samples, clients: int, seed: int) -> Table:
-        """Split, check and log: every sample is used at most once, no client is empty, what is left out is said."""
+        """Split and check: every sample is used at most once, no client is empty."""
         table = Table.of(self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION)))
         name = type(self).__name__.lower()
         empty = np.flatnonzero(table.sizes == 0)
@@ -82,6 +79,4 @@ class Partition(ABC):
             )
         if len(np.unique(table.order)) != len(table.order):
             raise ConfigError(f"partition={name} gives a sample to two clients; use each once")
-        if len(table.order) < samples.total:
-            log.info("partition: %d of %d samples are left out", samples.total - len(table.order), samples.total)
         return table

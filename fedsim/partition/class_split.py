@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsim import checks
 from fedsim.errors import ConfigError
 from fedsim.partition.base import Partition, Samples
 
@@ -19,12 +20,8 @@ class ClassSplit(Partition):
     """
 
     def __init__(self, classes_per_client: int = 2, form: str = "classes") -> None:
-        if form not in ("classes", "shards"):
-            raise ConfigError(f"partition.form={form!r} is unknown; choose 'classes' or 'shards'")
-        if classes_per_client < 1:
-            raise ConfigError(f"partition.classes_per_client={classes_per_client} must be at least 1")
-        self.per_client = classes_per_client
-        self.form = form
+        self.per_client = checks.whole("partition.classes_per_client", classes_per_client)
+        self.form = checks.choice("partition.form", form, ("classes", "shards"))
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
         labels = samples.need_labels("class_split")

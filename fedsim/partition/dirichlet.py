@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsim import checks
 from fedsim.errors import ConfigError
 from fedsim.partition.base import Partition, Samples
 
@@ -28,13 +29,10 @@ class Dirichlet(Partition):
     """
 
     def __init__(self, alpha: float = 0.3, form: str = "equal", min_size: int = 1, attempts: int = 100) -> None:
-        if not alpha > 0:
-            raise ConfigError(f"partition.alpha={alpha} must be positive; 0.1 is very skewed, 100 is nearly iid")
-        if form not in FORMS:
-            raise ConfigError(f"partition.form={form!r} is unknown; choose one of {', '.join(FORMS)}")
-        if min_size < 1 or attempts < 1:
-            raise ConfigError(f"partition.min_size={min_size} and partition.attempts={attempts} must be at least 1")
-        self.alpha, self.form, self.min_size, self.attempts = alpha, form, min_size, attempts
+        self.alpha = checks.positive("partition.alpha", alpha)
+        self.form = checks.choice("partition.form", form, FORMS)
+        self.min_size = checks.whole("partition.min_size", min_size)
+        self.attempts = checks.whole("partition.attempts", attempts)
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
         labels = samples.need_labels("dirichlet")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fedsim.errors import ConfigError
+from fedsim import checks
 from fedsim.federation import Federation
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ class Shift(ABC):
     active = True
 
     def __init__(self, deploy: str = "step") -> None:
-        if deploy not in DEPLOYMENTS:
-            raise ConfigError(f"shift.deploy={deploy!r} is unknown; choose 'step' or 'round'")
-        self.deploy = deploy
+        self.deploy = checks.choice("shift.deploy", deploy, DEPLOYMENTS)
 
     def setup(self, federation: Federation, dataset: Dataset, dimension: int) -> None:
         """Draw per-client sensitivities and refuse what cannot work.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedsim import rng
+from fedsim import checks, rng
 from fedsim.errors import ConfigError
 from fedsim.federation import Federation
 from fedsim.shift.base import Shift
@@ -37,7 +37,9 @@ class Location(Shift):
         seed: int = 0,
     ) -> None:
         super().__init__(deploy)
-        self.epsilon, self.variance, self.given, self.seed = epsilon, variance, epsilons, seed
+        self.epsilon = checks.real("shift.epsilon", epsilon)
+        self.variance = checks.not_negative("shift.variance", variance)
+        self.given, self.seed = epsilons, seed
 
     def setup(self, federation: Federation, dataset: Dataset, dimension: int) -> None:
         m = federation.clients

@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar, cast
 from torch import Tensor
 from typing_extensions import Self
 
-from fedsim.errors import ConfigError
 from fedsim.federation import Cohort, Federation
 from fedsim.trainer import Report
 
@@ -79,10 +78,3 @@ class KeepsClientModels(Strategy[C]):
 
     def client_mean(self, state: C, federation: Federation) -> Tensor:
         return federation.mean_over_clients(state.models)
-
-
-def rate(key: str, value: float) -> float:
-    """`value`, if it can be a learning rate; else an error that names the key."""
-    if not value > 0:
-        raise ConfigError(f"{key}={value} must be positive")
-    return float(value)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedsim.errors import ConfigError
+from fedsim import checks
 from fedsim.federation import Cohort
-from fedsim.strategies.base import State, Strategy, rate
+from fedsim.strategies.base import State, Strategy
 from fedsim.trainer import Report
 
 WEIGHTINGS = ("uniform", "data")
@@ -25,10 +25,8 @@ class FedAvg(Strategy[State]):
     """
 
     def __init__(self, server_lr: float = 1.0, weighting: str = "uniform") -> None:
-        if weighting not in WEIGHTINGS:
-            raise ConfigError(f"strategy.weighting={weighting!r} is unknown; choose 'uniform' or 'data'")
-        self.server_lr = rate("strategy.server_lr", server_lr)
-        self.weighting = weighting
+        self.server_lr = checks.positive("strategy.server_lr", server_lr)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
 
     def weights(self, cohort: Cohort) -> Tensor:
         """[n] w_i: they sum to 1 over all clients of a replicate."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedsim import checks
 from fedsim.federation import Federation
-from fedsim.strategies.base import ClientModels, KeepsClientModels, rate
+from fedsim.strategies.base import ClientModels, KeepsClientModels
 from fedsim.trainer import Report
 
 
@@ -30,7 +31,7 @@ class FedAWE(KeepsClientModels[FedAWEState]):
     """
 
     def __init__(self, server_lr: float = 1.0) -> None:
-        self.server_lr = rate("strategy.server_lr", server_lr)
+        self.server_lr = checks.positive("strategy.server_lr", server_lr)
 
     def initial(self, model: Tensor, federation: Federation) -> FedAWEState:
         never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)

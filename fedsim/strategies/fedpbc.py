@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedsim.errors import ConfigError
+from fedsim import checks
 from fedsim.federation import Cohort, Federation
 from fedsim.strategies.base import ClientModels, KeepsClientModels
 from fedsim.trainer import Report
@@ -24,9 +24,7 @@ class FedPBC(KeepsClientModels[ClientModels]):
     """
 
     def __init__(self, compute: str = "all") -> None:
-        if compute not in COMPUTE:
-            raise ConfigError(f"strategy.compute={compute!r} is unknown; choose 'all' or 'active'")
-        self.compute = compute
+        self.compute = checks.choice("strategy.compute", compute, COMPUTE)
 
     def initial(self, model: Tensor, federation: Federation) -> ClientModels:
         return ClientModels.broadcast(model, federation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedsim.errors import ConfigError
+from fedsim import checks
 
 
 @dataclass
@@ -21,8 +21,5 @@ class Tracking:
     checkpoint_every: int | str = "auto"
 
     def __post_init__(self) -> None:
-        if self.progress not in ("auto", "none"):
-            raise ConfigError(f"tracking.progress={self.progress!r} is unknown; choose 'auto' or 'none'")
-        every = self.checkpoint_every
-        if every != "auto" and (not isinstance(every, int) or every < 1):
-            raise ConfigError(f"tracking.checkpoint_every={every!r} must be 'auto' or a whole number of at least 1")
+        checks.choice("tracking.progress", self.progress, ("auto", "none"))
+        checks.auto_or_whole("tracking.checkpoint_every", self.checkpoint_every)

@@ -48,6 +48,7 @@ class Tracker:
         options: what is written and shown.
         checkpoints, guard: see there.
         progress: where the run stands (not zero on resuming).
+        settings: named values for TensorBoard's HPARAMS table.
     """
 
     def __init__(
@@ -58,12 +59,16 @@ class Tracker:
         checkpoints: Checkpointer,
         guard: DivergenceGuard,
         progress: Progress,
+        settings: dict[str, Any] | None = None,
     ) -> None:
         self.simulation, self.folder, self.options = simulation, folder, options
         self.checkpoints, self.guard, self.progress = checkpoints, guard, progress
         self.seeds = simulation.federation.seeds
         self.history: list[Row] = []
-        self.settings: dict[str, Any] = {}
+        self.settings = settings or {
+            "strategy": type(simulation.strategy).__name__,
+            "dataset": simulation.dataset.name,
+        }
         self._csv: MetricsCSV | None = None
         self._tensorboard: TensorBoard | None = None
         self._active = np.zeros(len(self.seeds))
@@ -210,12 +215,8 @@ class Tracker:
             raster = availability_raster(self.simulation.availability, self.simulation.rounds)
             self._tensorboard.image("availability/clients over rounds", raster, progress.rounds)
             final = {name: mean for name, (mean, _) in result.final.items()}
-            self._tensorboard.hparams(self.settings or self._default_settings(), final)
+            self._tensorboard.hparams(self.settings, final)
         return result
-
-    def _default_settings(self) -> dict[str, Any]:
-        simulation = self.simulation
-        return {"strategy": type(simulation.strategy).__name__, "dataset": simulation.dataset.name}
 
     def _summary(self, result: Result) -> dict[str, Any]:
         last = [row for row in result.history if row["round"] == result.history[-1]["round"]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedsim.errors import ConfigError
+from fedsim import checks
 from fedsim.models import RowModel
 
 EXECUTORS = ("auto", "vmap", "loop")
@@ -32,6 +32,11 @@ class Choice:
     workers: int
     reason: str
 
+    def describe(self) -> str:
+        """One line for the log."""
+        how = f"{self.workers} threads" if self.executor == "loop" else f"up to {self.chunk} rows at once"
+        return f"{self.executor} executor, {how} ({self.reason})"
+
 
 def choose(
     executor: str, chunk: int | str, workers: int | str, model: RowModel, batch_size: int, sample_size: int
@@ -46,11 +51,9 @@ def choose(
         batch_size: largest batch of a row.
         sample_size: numbers in one input.
     """
-    if executor not in EXECUTORS:
-        raise ConfigError(f"trainer.executor={executor!r} is unknown; choose one of {', '.join(EXECUTORS)}")
-    for key, value in (("chunk", chunk), ("workers", workers)):
-        if value != "auto" and (not isinstance(value, int) or value < 1):
-            raise ConfigError(f"trainer.{key}={value!r} must be 'auto' or a whole number of at least 1")
+    executor = checks.choice("trainer.executor", executor, EXECUTORS)
+    chunk = checks.auto_or_whole("trainer.chunk", chunk)
+    workers = checks.auto_or_whole("trainer.workers", workers)
     cpu = model.device.type == "cpu"
     reason = "as configured"
     if executor == "auto":

@@ -53,7 +53,7 @@ class Trainer:
         largest = rule.batch_size or int(np.max(batches.federation.sizes, initial=1))
         sample = int(np.prod(batches.dataset.shape))
         self.choice = choose(executor, chunk, workers, model, largest, sample)
-        log.info("trainer: %s", self.choice)
+        log.info("trainer: %s", self.choice.describe())
         self.executor: VmapExecutor | LoopExecutor
         if self.choice.executor == "loop":
             self.executor = LoopExecutor(rule, model, shift, self.choice.workers)

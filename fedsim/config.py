@@ -1,0 +1,163 @@
+"""From a Hydra configuration to a `Simulation`; and what may be in a configuration, for messages that help."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+from omegaconf import DictConfig, OmegaConf
+
+import fedsim
+from fedsim import checks
+from fedsim.errors import ConfigError
+from fedsim.simulation import Simulation
+from fedsim.tracking import Tracking
+
+# Settings that a resumed run may change: they decide neither what is computed nor what was written.
+FREE_ON_RESUME = (
+    "rounds",
+    "out",
+    "resume",
+    "device",
+    "tracking",
+    "trainer.executor",
+    "trainer.chunk",
+    "trainer.workers",
+)
+
+
+def config_folder() -> Path:
+    """The folder of the YAML files: inside an installed wheel, else beside the package in the checkout."""
+    package = Path(fedsim.__file__).parent
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def register_resolvers() -> None:
+    """The interpolations that config.yaml uses."""
+    OmegaConf.register_new_resolver("fedsim_run_dir", run_folder, replace=True)
+    OmegaConf.register_new_resolver("fedsim_steps", default_steps, replace=True)
+
+
+def run_folder(out: str, resume: str) -> str:
+    """`resume` may name the run folder itself."""
+    return out if resume in ("never", "auto", "overwrite") else resume
+
+
+def default_steps(steps: int | None, epochs: int | None) -> int | None:
+    """10 local steps, unless epochs are asked for."""
+    return 10 if steps is None and epochs is None else steps
+
+
+def groups() -> dict[str, list[str]]:
+    """Every config group and its choices, by the name used on the command line."""
+    root, found = config_folder(), {}
+    for folder in sorted(p for p in root.rglob("*") if p.is_dir() and not p.name.startswith("_")):
+        choices = sorted(f.stem for f in folder.glob("*.yaml"))
+        if choices:
+            found[folder.relative_to(root).as_posix()] = choices
+    return found
+
+
+def keys() -> dict[str, list[str]]:
+    """Every settable key, and the choices (as group=choice) under which it exists; [] for top-level ones."""
+    root = config_folder()
+    found: dict[str, list[str]] = {}
+
+    def walk(node: Any, path: str) -> Iterator[str]:
+        for name, value in node.items():
+            yield f"{path}{name}"
+            if isinstance(value, dict):
+                yield from walk(value, f"{path}{name}.")
+
+    top = _load(root / "config.yaml")
+    for name in walk({k: v for k, v in top.items() if k not in ("defaults", "hydra")}, ""):
+        found[name] = []
+    for group, choices in groups().items():
+        if group == "experiment":
+            continue
+        for choice in choices:
+            content = _load(root / group / f"{choice}.yaml")
+            content.pop("defaults", None)
+            for name in walk(content, group.replace("/", ".") + "."):
+                found.setdefault(name, []).append(f"{group}={choice}")
+    return found
+
+
+def build(cfg: DictConfig) -> tuple[Simulation, Tracking, dict[str, Any]]:
+    """Everything a run needs: the simulation, what is tracked, and the settings a resumed run must share.
+
+    Raises:
+        ConfigError: for anything that cannot run, naming key, value and remedy.
+    """
+    plain = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(plain, dict)
+    settings: dict[str, Any] = {str(k): v for k, v in plain.items()}
+    known = [name for name in keys() if "." not in name] + [name for name in groups() if "/" not in name]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"{name} is not a setting{checks.nearest(name, known)}")
+    identity = {name: value for name, value in flatten(settings) if not name.startswith(FREE_ON_RESUME)}
+    tracking = dict(settings["tracking"])
+    client_samples = tracking.pop("client_samples", 20)
+    model = dict(settings["model"])
+    loss, ridge = model.pop("loss", None), model.pop("ridge", 0.0)
+    parts = {
+        name: _instantiate(name, settings[name])
+        for name in ("dataset", "partition", "availability", "shift", "contamination", "local", "strategy")
+    }
+    simulation = Simulation(
+        model=_model_builder(model),
+        loss=loss,
+        ridge=checks.not_negative("model.ridge", ridge),
+        client_samples=client_samples,
+        **parts,
+        **{key: settings[key] for key in ("clients", "rounds", "seeds", "eval_every", "evaluate", "device")},
+        **settings["trainer"],
+    )
+    return simulation, _instantiate("tracking", tracking), identity
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """A YAML file as it stands, interpolations unresolved."""
+    content = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(content, dict)
+    return {str(name): value for name, value in content.items()}
+
+
+def flatten(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings as dotted keys."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value
+
+
+def _instantiate(group: str, node: dict[str, Any]) -> Any:
+    """Build one object; errors name the group."""
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__
+        while cause is not None and not isinstance(cause, ConfigError):
+            cause = cause.__cause__
+        if cause is not None:
+            raise cause from None
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{group}: {reason}") from error
+
+
+def _model_builder(node: dict[str, Any]) -> Any:
+    """A callable that builds a fresh module; called once per replicate."""
+    target = node.pop("_target_", None)
+    if not isinstance(target, str) or target == "???":
+        raise ConfigError("model._target_ is missing; give the class of an nn.Module, such as package.module.Class")
+    try:
+        return functools.partial(get_object(target), **node)
+    except (ImportError, ValueError, TypeError) as error:
+        raise ConfigError(f"model._target_={target!r} cannot be imported ({error})") from error

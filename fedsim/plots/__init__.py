@@ -1,0 +1,1 @@
+"""Pictures and tables that compare finished runs."""

@@ -1,0 +1,94 @@
+"""What many tests share: scripted availability, a small regression with unequal clients, a run seen round by round."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsim.availability import Availability
+from fedsim.datasets import Dataset
+from fedsim.simulation import Simulation
+from fedsim.strategies import State
+from fedsim.trainer import Report
+
+
+class Scripted(Availability):
+    """Who takes part is written down: counts [T, R, m], probabilities [T, R, m] (or a number for all)."""
+
+    def __init__(self, counts: Any, probabilities: Any = 1.0) -> None:
+        self.script = np.asarray(counts)
+        self.truth = np.broadcast_to(np.asarray(probabilities, dtype=float), self.script.shape)
+
+    def probabilities(self, t: int) -> np.ndarray:
+        return self.truth[t]
+
+    def counts(self, t: int) -> np.ndarray:
+        return self.script[t]
+
+
+class Regression(nn.Module):
+    """Linear regression that starts at random, so that replicates differ from the first round."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(shape[0], 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+@dataclass
+class Played:
+    """One round: the state before, the trainer's report, the state after."""
+
+    t: int
+    before: State
+    report: Report
+    after: State
+
+
+def play(simulation: Simulation, rounds: int | None = None) -> Iterator[Played]:
+    """The rounds of a simulation, one by one; states are copies, since client memory may be updated in place."""
+    strategy, state = simulation.strategy, simulation.initial_state()
+    for t in range(simulation.rounds if rounds is None else rounds):
+        before = copy.deepcopy(state)
+        cohort = strategy.cohort(simulation.availability.sample(t))
+        report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, deployed=state.model)
+        state = strategy.aggregate(state, report, t)
+        yield Played(t, before, report, copy.deepcopy(state))
+
+
+def regression_of(sizes: tuple[int, ...], features: int = 3, seed: int = 0) -> Dataset:
+    """Client i holds sizes[i] samples of its own linear law."""
+    draw = np.random.default_rng(seed)
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    x = draw.standard_normal((len(owners), features))
+    y = np.einsum("nf,nf->n", x, draw.standard_normal((len(sizes), features))[owners]) + owners
+    return Dataset("regression", torch.as_tensor(x), torch.as_tensor(y), loss="squared", owners=torch.as_tensor(owners))
+
+
+@pytest.fixture(scope="session", name="Scripted")
+def scripted_fixture() -> type[Scripted]:
+    return Scripted
+
+
+@pytest.fixture(scope="session", name="Regression")
+def regression_model_fixture() -> type[Regression]:
+    return Regression
+
+
+@pytest.fixture(scope="session", name="play")
+def play_fixture() -> Any:
+    return play
+
+
+@pytest.fixture(scope="session", name="regression_of")
+def regression_of_fixture() -> Any:
+    return regression_of
