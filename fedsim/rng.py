@@ -38,7 +38,8 @@ class Purpose(IntEnum):
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:
     """A host generator for narrow draws, a pure function of its arguments."""
-    return np.random.default_rng([int(purpose), int(seed), *map(int, counters)])
+    key = (int(purpose), len(counters), *map(int, counters))  # a spawn key keeps seeds and counters apart
+    return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=key))
 
 
 _GAMMA = -0x61C8864680B583EB  # 2^64 / golden ratio, odd; as a signed 64-bit integer
@@ -102,5 +103,5 @@ def normal(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) -
 
 
 def integers(keys: Tensor, counters: Tensor, high: Tensor | int) -> Tensor:
-    """Uniform integers in [0, high), int64. `high` broadcasts; its bias is below high / 2^32."""
-    return ((bits(keys, counters).to(torch.int64) & 0xFFFFFFFF) * high) >> 32
+    """Uniform integers in [0, high), int64. `high` ≤ 2^32 broadcasts; the bias is below high / 2^32."""
+    return (((bits(keys, counters).to(torch.int64) & 0xFFFFFFFF) * high) >> 32) & 0xFFFFFFFF  # the product may wrap

@@ -219,14 +219,19 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     """A non-empty list of non-negative whole numbers. Equal seeds are allowed: replicates may differ in lr."""
     if isinstance(seeds, str) or not isinstance(seeds, Sequence) or not len(seeds):
         raise ConfigError(f"seeds={seeds!r} must be a non-empty list of whole numbers, such as [0,1,2]")
-    return tuple(checks.whole("seeds", seed, least=0) for seed in seeds)
+    if max(checks.whole("seeds", seed, least=0) for seed in seeds) >= 2**63:
+        raise ConfigError(f"seeds={list(seeds)} must be below 2^63")
+    return tuple(int(seed) for seed in seeds)
 
 
 def _builder(model: Callable[..., nn.Module] | nn.Module, dataset: Dataset) -> Callable[[], nn.Module] | nn.Module:
     """Give a model's constructor the data set's `shape` and `classes`, if it takes them and they are not set."""
     if isinstance(model, nn.Module):
         return model
-    accepted = inspect.signature(model).parameters
+    try:
+        accepted = inspect.signature(model).parameters
+    except ValueError as error:
+        raise ConfigError(f"model cannot be built: {error}") from error
     fixed = model.keywords if isinstance(model, functools.partial) else {}
     known = {"shape": dataset.shape, "classes": dataset.classes}
     return functools.partial(model, **{k: v for k, v in known.items() if k in accepted and k not in fixed and v})

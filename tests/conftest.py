@@ -74,6 +74,12 @@ def regression_of(sizes: tuple[int, ...], features: int = 3, seed: int = 0) -> D
     return Dataset("regression", torch.as_tensor(x), torch.as_tensor(y), loss="squared", owners=torch.as_tensor(owners))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tensors are tiny here, and threads that wait for one another on a busy machine cost more than they bring."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session", name="Scripted")
 def scripted_fixture() -> type[Scripted]:
     return Scripted

@@ -84,14 +84,25 @@ def test_every_part_of_a_wide_key_counts(seed: int, t: int, client: int, step: i
 
 
 def test_wide_keys_do_not_collide() -> None:
-    """Seeds × rounds × clients × steps, 180,000 keys of 64 bits: all different, also with the parts swapped."""
+    """Seeds × purposes × rounds × clients × steps, 168,000 small numbers: 168,000 different keys of 64 bits."""
     keys = [
-        rng.fold(rng.row_keys(torch.full((30,), seed), Purpose.BATCH, torch.arange(30), t)[:, None], torch.arange(10))
-        for seed in range(20)
-        for t in range(30)
+        rng.fold(rng.row_keys(torch.full((20,), seed), purpose, torch.arange(20), t)[:, None], torch.arange(6))
+        for seed in range(10)
+        for purpose in Purpose
+        for t in range(10)
     ]
     flat = torch.cat([k.reshape(-1) for k in keys])
     assert len(torch.unique(flat)) == len(flat)
+
+
+def test_all_64_bits_of_a_key_count() -> None:
+    """Of 300,000 keys about ten pairs share their first 32 bits; they must part at the next counter."""
+    keys = keys_of(300_000)
+    first, order = rng.bits(keys, torch.zeros((), dtype=torch.int64)).sort()
+    pairs = torch.stack([order[:-1], order[1:]])[:, first[:-1] == first[1:]]
+    assert 0 < pairs.shape[1] < 40
+    second = rng.bits(keys, torch.ones((), dtype=torch.int64))[pairs]
+    assert (second[0] != second[1]).all()
 
 
 def test_folding_is_injective_and_ordered() -> None:
@@ -269,6 +280,16 @@ def test_normal_numbers_are_normal(dtype: torch.dtype) -> None:
     for sigmas in (1, 2, 3):
         p = math.erf(sigmas / math.sqrt(2))
         assert abs((drawn.abs() < sigmas).double().mean() - p) < 5 * math.sqrt(p * (1 - p) / n)
+
+
+@pytest.mark.parametrize("extreme", [0.0, 1 - 2**-24])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_extreme_uniform_numbers_give_finite_normal_ones(
+    extreme: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zero comes once in 17 million draws, too rarely to wait for; its logarithm must not end a run."""
+    monkeypatch.setattr(rng, "uniform", lambda keys, counters, dtype: torch.full((4,), extreme, dtype=dtype))
+    assert torch.isfinite(rng.normal(keys_of(4), torch.arange(4), dtype)).all()
 
 
 def test_neighbouring_normal_numbers_are_independent() -> None:

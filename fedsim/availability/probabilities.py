@@ -33,8 +33,13 @@ class Groups(Probability):
     """The first half of the clients has p0, the second p1 (fedpbc §VI); more groups: `p`, one entry each."""
 
     def __init__(self, p0: float = 0.1, p1: float = 0.9, p: list[float] | None = None) -> None:
-        values = [p0, p1] if p is None else list(p)
-        self.p = np.array([checks.fraction("availability.base.p", v) for v in values])
+        if p is None:
+            values = [checks.fraction("availability.base.p0", p0), checks.fraction("availability.base.p1", p1)]
+        else:
+            values = [checks.fraction("availability.base.p", v) for v in p]
+            if not values:
+                raise ConfigError("availability.base.p=[] must hold one probability per group")
+        self.p = np.array(values)
 
     def base(self, population: Population) -> np.ndarray:
         m = population.clients

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsim import rng
+from fedsim import checks, rng
 from fedsim.datasets.base import Dataset
 from fedsim.errors import ConfigError
 
@@ -31,6 +31,10 @@ class GaussianMean(Dataset):
         means: list[float] | None = None,
         seed: int = 0,
     ) -> None:
+        checks.whole("clients", clients)
+        checks.real("dataset.mean", mean)
+        checks.not_negative("dataset.variance", variance)
+        checks.not_negative("dataset.std", std)
         if means is None:
             spread = rng.generator(seed, rng.Purpose.DATA).standard_normal(clients)
             centred = spread - spread.mean()

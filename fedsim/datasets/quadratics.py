@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedsim import rng
+from fedsim import checks, rng
 from fedsim.datasets.base import Dataset
 from fedsim.errors import ConfigError
 
@@ -32,6 +32,10 @@ class Quadratics(Dataset):
         points: list[float] | list[list[float]] | None = None,
         seed: int = 0,
     ) -> None:
+        checks.whole("clients", clients)
+        checks.whole("dataset.dimension", dimension)
+        checks.real("dataset.slope", slope)
+        checks.not_negative("dataset.variance", variance)
         if points is None:
             noise = rng.generator(seed, rng.Purpose.DATA).standard_normal((clients, dimension))
             centres = slope * torch.arange(1, clients + 1, dtype=torch.float64)[:, None]

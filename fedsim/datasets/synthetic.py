@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedsim import rng
+from fedsim import checks, rng
 from fedsim.datasets.base import Dataset
+from fedsim.errors import ConfigError
 
 
 class Synthetic(Dataset):
@@ -14,7 +15,8 @@ class Synthetic(Dataset):
 
     Client i draws u_i ~ N(0, α), W_i and b_i entrywise ~ N(u_i, 1), B_i ~ N(0, β), v_i entrywise ~ N(B_i, 1).
     α spreads the models, β the inputs. Both are variances, as the papers write N(0, α); Li et al.'s program takes them
-    as standard deviations, which is the same for 0 and 1. The partition is natural.
+    as standard deviations, which is the same for 0 and 1. The partition is
+    natural. (u_i moves the scores of all classes alike, so in this construction α does not move the labels; β does.)
 
     Args:
         clients: m.
@@ -38,6 +40,13 @@ class Synthetic(Dataset):
         test_fraction: float = 0.2,
         seed: int = 0,
     ) -> None:
+        for key, number in (("clients", clients), ("dataset.features", features), ("dataset.classes", classes)):
+            checks.whole(key, number)
+        checks.not_negative("dataset.alpha", alpha)
+        checks.not_negative("dataset.beta", beta)
+        checks.whole("dataset.samples", max_samples if samples is None else samples)
+        if checks.fraction("dataset.test_fraction", test_fraction) == 1:
+            raise ConfigError("dataset.test_fraction=1 leaves nothing to train on; give less")
         draw = rng.generator(seed, rng.Purpose.DATA)
         if samples is None:
             sizes = np.minimum(draw.lognormal(4.0, 2.0, clients).astype(np.int64) + 50, max_samples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -48,10 +49,10 @@ class _TorchvisionImages(Dataset):
         reader = getattr(torchvision_datasets(), self.source)
         try:
             found = reader(str(folder), train=train, download=download)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError, OSError, EOFError) as error:
             raise MissingDataError(
-                f"dataset={self.label}: no files under {folder.resolve()} (dataset.root, or the variable FEDSIM_DATA); "
-                f"add dataset.download=true where a network is at hand ({error})"
+                f"dataset={self.label}: no usable files under {folder.resolve()} (dataset.root, or the variable "
+                f"FEDSIM_DATA); add dataset.download=true where a network is at hand ({error})"
             ) from error
         return _channels_first(np.asarray(found.data)), torch.as_tensor(np.asarray(found.targets), dtype=torch.int64)
 
@@ -92,13 +93,15 @@ class CIFAR10(_TorchvisionImages):
         if not archive.exists():
             return super()._load(folder, train, download)
         split = "train" if train else "test"
-        with np.load(archive, allow_pickle=False) as arrays:
-            try:
+        try:
+            with np.load(archive, allow_pickle=False) as arrays:
                 x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
-            except KeyError as error:
-                raise MissingDataError(
-                    f"dataset=cifar10: {archive} lacks {error}; it must hold x_train, y_train, x_test, y_test"
-                ) from error
+        except KeyError as error:
+            raise MissingDataError(
+                f"dataset=cifar10: {archive} lacks {error}; it must hold x_train, y_train, x_test, y_test"
+            ) from error
+        except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
+            raise MissingDataError(f"dataset=cifar10: {archive} is damaged ({error}); write it again") from error
         if x.ndim != 4 or x.shape[1:] != (32, 32, 3) or x.dtype != np.uint8 or y.reshape(-1).shape[0] != len(x):
             raise MissingDataError(
                 f"dataset=cifar10: x_{split} in {archive} is {x.dtype} {x.shape} with {y.size} labels; "

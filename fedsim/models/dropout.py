@@ -1,6 +1,8 @@
 """Dropout whose mask is a function of (client, round, step, layer, position), so it is right for every executor.
 
 `nn.Dropout` draws from a global stream: under vmap or in a chunk a client's mask would depend on its neighbours.
+`torch.nn.functional.dropout` called inside a forward cannot be seen from outside: use `nn.Dropout` layers, and a layer
+of its own for each place (one layer used twice repeats its mask).
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ class KeyedDropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
+        if self.p == 1:
+            return torch.zeros_like(x)
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channelwise else x.shape
         counters = torch.arange(shape.numel(), dtype=torch.int32, device=x.device).reshape(shape)
         keep = rng.uniform(rng.fold(self.key, self.layer), counters) >= self.p
@@ -41,10 +45,15 @@ def key_dropouts(module: nn.Module) -> list[str]:
         ConfigError: for layers whose randomness cannot be keyed.
     """
     names: list[str] = []
-    for name, child in list(module.named_modules()):
+    for name, child in list(module.named_modules(remove_duplicate=False)):
         if isinstance(child, _REFUSED):
             raise ConfigError(
                 f"model: layer {name!r} ({type(child).__name__}) draws from a global stream; use nn.Dropout"
+            )
+        if isinstance(child, (nn.MultiheadAttention, nn.RNNBase)) and child.dropout > 0:
+            raise ConfigError(
+                f"model: layer {name!r} ({type(child).__name__}) applies dropout={child.dropout} inside, which cannot "
+                "be keyed by client; set it to 0 and put nn.Dropout beside it"
             )
         if isinstance(child, (nn.Dropout, *_CHANNELWISE)):
             parent, _, leaf = name.rpartition(".")

@@ -17,12 +17,19 @@ def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
 
 def squared(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """½‖output − y‖²."""
-    return 0.5 * (output.flatten(1) - batch["y"].reshape(len(output), -1)).square().sum(1)
+    return _half_squared(output, batch["y"])
 
 
 def half_squared_distance(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """½‖output − x‖²: the sample itself is the target."""
-    return 0.5 * (output - batch["x"]).flatten(1).square().sum(1)
+    return _half_squared(output, batch["x"])
+
+
+def _half_squared(output: Tensor, target: Tensor) -> Tensor:
+    flat = target.reshape(len(output), -1)
+    if output.flatten(1).shape != flat.shape:  # broadcasting would hide it
+        raise ValueError(f"outputs of shape {list(output.shape[1:])} for targets of shape {list(target.shape[1:])}")
+    return 0.5 * (output.flatten(1) - flat).square().sum(1)
 
 
 LOSSES: dict[str, Loss] = {f.__name__: f for f in (cross_entropy, squared, half_squared_distance)}

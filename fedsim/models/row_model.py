@@ -57,14 +57,18 @@ class RowModel:
 
     def _template(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
-            template = self._build()
+            torch.manual_seed(0)  # frozen parameters and random buffers come from the template
+            try:
+                template = self._build()
+            except TypeError as error:
+                raise ConfigError(f"model cannot be built: {error}") from error
         if not isinstance(template, nn.Module):
             raise ConfigError(f"model: expected a torch.nn.Module, got {type(template).__name__}")
         for name, module in template.named_modules():
-            if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "track_running_stats", False):
                 raise ConfigError(
-                    f"model: layer {name!r} ({type(module).__name__}) keeps running statistics that clients cannot "
-                    "share; use nn.GroupNorm instead"
+                    f"model: layer {name!r} ({type(module).__name__}) mixes the samples of a batch, so that results "
+                    "would depend on how clients are batched; use nn.GroupNorm instead"
                 )
         return template.to(self.device, self.dtype)
 

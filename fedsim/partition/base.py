@@ -61,7 +61,15 @@ class Samples:
 
 
 class Partition(ABC):
-    """Divides N samples among m clients."""
+    """Divides N samples among m clients.
+
+    Attributes:
+        name: what the command line calls it.
+        remedy: what helps when a client ends up empty.
+    """
+
+    name = "custom"
+    remedy = "lower clients, or use more data"
 
     @abstractmethod
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
@@ -70,12 +78,12 @@ class Partition(ABC):
     def table(self, samples: Samples, clients: int, seed: int) -> Table:
         """Split and check: every sample is used at most once, no client is empty."""
         table = Table.of(self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION)))
-        name = type(self).__name__.lower()
+        name = self.name
         empty = np.flatnonzero(table.sizes == 0)
         if len(empty):
             raise ConfigError(
                 f"partition={name} leaves {len(empty)} of clients={clients} without samples "
-                f"(client {empty[0]} first); lower clients, raise partition.alpha, or use more data"
+                f"(client {empty[0]} first); {self.remedy}"
             )
         if len(np.unique(table.order)) != len(table.order):
             raise ConfigError(f"partition={name} gives a sample to two clients; use each once")

@@ -19,12 +19,15 @@ class ClassSplit(Partition):
             a client may then see fewer or more than k classes).
     """
 
+    name = "class_split"
+    remedy = "lower clients, or raise partition.classes_per_client"
+
     def __init__(self, classes_per_client: int = 2, form: str = "classes") -> None:
         self.per_client = checks.whole("partition.classes_per_client", classes_per_client)
         self.form = checks.choice("partition.form", form, ("classes", "shards"))
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
-        labels = samples.need_labels("class_split")
+        labels = samples.need_labels(self.name)
         if self.form == "shards":
             shuffled = draw.permutation(samples.total)
             by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
@@ -35,6 +38,11 @@ class ClassSplit(Partition):
         parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
         for label, members in holders.items():
             pool = draw.permutation(np.flatnonzero(labels == label))
+            if len(pool) < len(members):
+                raise ConfigError(
+                    f"class {label} has {len(pool)} samples for {len(members)} of clients={clients} that hold it "
+                    f"(partition.classes_per_client={self.per_client}); lower either"
+                )
             for client, share in zip(members, np.array_split(pool, len(members)), strict=True):
                 parts[client].append(share)
         return [np.concatenate(p) for p in parts]

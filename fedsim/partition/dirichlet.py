@@ -11,6 +11,16 @@ from fedsim.partition.base import Partition, Samples
 FORMS = ("equal", "proportional", "per_class")
 
 
+def log_dirichlet(alpha: float, rows: int, columns: int, draw: np.random.Generator) -> np.ndarray:
+    """[rows, columns] logarithms of draws from Dir(α·1): a tiny α underflows to 0 otherwise.
+
+    log Γ(α) = log Γ(α + 1) + log(U) / α in distribution (Marsaglia and Tsang 2000).
+    """
+    shape = (rows, columns)
+    log_gamma = np.log(draw.standard_gamma(alpha + 1, shape)) + np.log(1.0 - draw.random(shape)) / alpha
+    return log_gamma - np.logaddexp.reduce(log_gamma, axis=1, keepdims=True)
+
+
 class Dirichlet(Partition):
     """Smaller α: fewer classes per client.
 
@@ -28,6 +38,9 @@ class Dirichlet(Partition):
         attempts: redraws before giving up with an error.
     """
 
+    name = "dirichlet"
+    remedy = "lower clients, raise partition.alpha, or use more data"
+
     def __init__(self, alpha: float = 0.3, form: str = "equal", min_size: int = 1, attempts: int = 100) -> None:
         self.alpha = checks.positive("partition.alpha", alpha)
         self.form = checks.choice("partition.form", form, FORMS)
@@ -35,7 +48,7 @@ class Dirichlet(Partition):
         self.attempts = checks.whole("partition.attempts", attempts)
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
-        labels = samples.need_labels("dirichlet")
+        labels = samples.need_labels(self.name)
         total = samples.total
         if total < clients * self.min_size:
             raise ConfigError(f"clients={clients} × partition.min_size={self.min_size} exceeds the {total} samples")
@@ -44,10 +57,10 @@ class Dirichlet(Partition):
             return self._equal([draw.permutation(p) for p in pools], total // clients, clients, draw)
         for _ in range(self.attempts):
             if self.form == "per_class":
-                shares = draw.dirichlet(np.full(clients, self.alpha), len(pools))
+                shares = np.exp(log_dirichlet(self.alpha, len(pools), clients, draw))
             else:
-                mixes = draw.dirichlet(np.full(len(pools), self.alpha), clients).T
-                shares = mixes / np.maximum(mixes.sum(1, keepdims=True), 1e-300)
+                mixes = log_dirichlet(self.alpha, clients, len(pools), draw).T
+                shares = np.exp(mixes - np.logaddexp.reduce(mixes, axis=1, keepdims=True))
             parts = self._share_out([draw.permutation(p) for p in pools], shares, clients)
             if min(len(p) for p in parts) >= self.min_size:
                 return parts
@@ -73,7 +86,7 @@ class Dirichlet(Partition):
         capacity = np.array([len(p) for p in pools])
         parts: list[np.ndarray | None] = [None] * clients
         for client in draw.permutation(clients):
-            mix = draw.dirichlet(np.full(len(pools), self.alpha))
+            mix = np.exp(log_dirichlet(self.alpha, 1, len(pools), draw)[0])
             taken = np.zeros(len(pools), dtype=np.int64)
             while (missing := size - taken.sum()) > 0:
                 free = capacity - used - taken

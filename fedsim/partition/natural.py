@@ -11,6 +11,9 @@ from fedsim.partition.base import Partition, Samples
 class Natural(Partition):
     """Client i holds the samples whose natural owner is i."""
 
+    name = "natural"
+    remedy = "give every client samples, or set clients to the number of owners that have some"
+
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
         owners = samples.owners
         if owners is None:

@@ -43,8 +43,12 @@ def draw_curve(axes: Axes, run: Run, metric: str, colour: str, style: str = "-")
     axes.plot(rounds, mean, style, color=colour, linewidth=1.6, label=run.label)
     if values.shape[1] > 1:
         spread = values.std(1, ddof=1)
-        low = np.maximum(mean - spread, mean * 0.1) if metric in LOGARITHMIC else mean - spread
-        axes.fill_between(rounds, low, mean + spread, color=colour, alpha=0.18, linewidth=0)
+        low, high = mean - spread, mean + spread
+        if metric in LOGARITHMIC:
+            low = np.maximum(low, mean * 0.1)  # a band down to zero would fill the picture
+        if "accuracy" in metric:
+            low, high = low.clip(0, 1), high.clip(0, 1)
+        axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
 def figure(runs: list[Run], metrics: list[str] | None = None) -> Figure:

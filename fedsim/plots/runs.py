@@ -82,6 +82,7 @@ def label(runs: list[Run]) -> None:
     keys = {key for run in runs for key in run.settings}
     values = {key: [run.settings.get(key) for run in runs] for key in keys}
     differing = {k for k, seen in values.items() if any(v != seen[0] for v in seen) and k not in _NOT_A_LABEL}
+    differing -= {k for k in differing if k.rpartition(".")[2] in differing and "." in k}  # lr says local.lr too
     targets = {k for k in differing if k.endswith("_target_")}
     inside = tuple(
         k.removesuffix("_target_") for k in targets

@@ -353,7 +353,7 @@ def test_class_correlated_without_labels_is_an_error() -> None:
     ("build", "key"),
     [
         (lambda: UniformK(0), r"availability\.k=0"),
-        (lambda: UniformK(2.5), r"availability\.k=2\.5"),  # type: ignore[arg-type]
+        (lambda: UniformK(2.5), r"availability\.k=2\.5"),
         (lambda: Uniform(1.5), r"availability\.base\.p=1\.5"),
         (lambda: Uniform(-0.1), r"availability\.base\.p=-0\.1"),
         (lambda: Uniform(float("nan")), r"availability\.base\.p=nan"),
@@ -364,7 +364,7 @@ def test_class_correlated_without_labels_is_an_error() -> None:
         (lambda: Staircase(period=0), r"availability\.trajectory\.period=0"),
         (lambda: Staircase(low=1.4), r"availability\.trajectory\.low=1\.4"),
         (lambda: Sine(gamma=-0.3), r"availability\.trajectory\.gamma=-0\.3"),
-        (lambda: Sine(period=2.5), r"availability\.trajectory\.period=2\.5"),  # type: ignore[arg-type]
+        (lambda: Sine(period=2.5), r"availability\.trajectory\.period=2\.5"),
         (lambda: InterleavedSine(cutoff=2.0), r"availability\.trajectory\.cutoff=2"),
         (lambda: Jitter(width=-1.0), r"availability\.trajectory\.width=-1"),
     ],

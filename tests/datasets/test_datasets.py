@@ -1,4 +1,4 @@
-"""Data sets hold what they say, read files in their published formats, and prepare and augment as one image would be."""
+"""Data sets hold what they say, read files in their published formats, and prepare and augment image by image."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import os
 import pickle
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -570,6 +571,22 @@ def test_explicit_quadratic_points_may_be_numbers_or_vectors() -> None:
     assert vectors.optimum.tolist() == [2.5, 1.0]
     with pytest.raises(ConfigError, match=r"dataset\.points has 2 entries, but clients=3"):
         Quadratics(3, points=[1.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("build", "key"),
+    [
+        (lambda: GaussianMean(3, variance=-1.0), r"dataset\.variance=-1"),
+        (lambda: Quadratics(3, 2, variance=-1.0), r"dataset\.variance=-1"),
+        (lambda: Synthetic(3, alpha=-1.0, samples=10), r"dataset\.alpha=-1"),
+        (lambda: Synthetic(3, beta=-1.0, samples=10), r"dataset\.beta=-1"),
+        (lambda: Synthetic(3, samples=10, test_fraction=1.5), r"dataset\.test_fraction=1\.5"),
+    ],
+)
+def test_impossible_settings_name_their_key(build: Callable[[], Dataset], key: str) -> None:
+    """A negative variance has no root: not complex means, and not NumPy's error about them."""
+    with pytest.raises(ConfigError, match=key):
+        build()
 
 
 def test_moving_a_data_set_moves_every_tensor() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -34,7 +35,7 @@ def test_the_first_step_has_the_base_rate(name: str) -> None:
 def test_no_schedule_ever_rises_or_reaches_below_zero(name: str, t: int, s: int) -> None:
     schedule = SCHEDULES[name]()
     within = [schedule.factor(t, k, s) for k in range(s)] + [schedule.factor(t + 1, 0, s)]
-    assert all(a >= b >= 0 for a, b in zip(within[:-1], within[1:], strict=True))
+    assert all(a >= b >= 0 for a, b in itertools.pairwise(within))
 
 
 @SETTINGS

@@ -140,11 +140,8 @@ def long_run(
             server.append(played.after.model[:, 0].numpy())
             clients.append(simulation.strategy.client_mean(played.after, simulation.federation)[:, 0].numpy())
 
-    def estimate(values):
-        per_replicate = np.mean(values, axis=0)
-        return per_replicate.mean(), per_replicate.std(ddof=1) / len(per_replicate) ** 0.5
-
-    return estimate(server), estimate(clients)
+    averages = [np.mean(values, axis=0) for values in (server, clients)]
+    return [(a.mean(), a.std(ddof=1) / len(a) ** 0.5) for a in averages]
 
 
 @pytest.mark.parametrize("lr", [0.05, 0.3])
@@ -252,7 +249,7 @@ def test_an_empty_round_changes_nothing(name, empty, play, Scripted, Regression,
     counts = np.ones((3, 2, 4), dtype=np.int8)
     counts[1, list(empty)] = 0
     simulation = minibatches(regression_of, Regression, ALL[name], availability=Scripted(counts, 0.5), rounds=3)
-    first, second, third = play(simulation)
+    _, second, third = play(simulation)
     for field in dataclasses.fields(second.before):
         before, after = (getattr(s, field.name).unflatten(0, (2, -1)) for s in (second.before, second.after))
         for r in range(2):

@@ -1,0 +1,47 @@
+# `make run` and `make test` need Python ≥ 3.10 and nothing else; the environment is made on first use.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+OUT    ?= runs/quickstart
+
+.PHONY: help install run test lint format bench tensorboard wheel clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
+
+install: $(VENV)/.installed  ## create the environment in .venv
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+run: install  ## the main job: FedAvg, FedPBC and FedAWE on the bundled digits, three seeds each
+	$(BIN)/fedsim -m experiment=quickstart strategy=fedavg,fedpbc,fedawe out=$(OUT) resume=overwrite
+	@echo
+	$(BIN)/fedsim-plot $(OUT)
+
+test: install  ## the test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+lint: install  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install  ## samples per second of every executor beside a raw PyTorch loop
+	$(BIN)/python scripts/bench.py
+
+tensorboard: install  ## look at the curves of the main job
+	$(BIN)/tensorboard --logdir $(OUT)
+
+wheel: install  ## build dist/*.whl
+	$(BIN)/python -m build --wheel
+
+clean:  ## remove what was built, keep runs
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,156 @@
+"""The command line as a user meets it: composed runs, sweeps, one-sentence errors, comparison of runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from fedsim import Simulation
+from fedsim.cli import main
+from fedsim.config import build, config_folder, groups, keys, register_resolvers
+from fedsim.errors import ConfigError
+from fedsim.plots.cli import main as plot
+from fedsim.plots.runs import find
+from fedsim.tracking.metrics_csv import read_metrics
+
+QUICK = ["rounds=2", "clients=12", "eval_every=1", "local_steps=2", "tracking.tensorboard=false"]
+NATURAL = {"synthetic": [], "quadratics": ["model=mean"], "gaussian_mean": ["model=mean"]}
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedsim", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def configuration(*overrides: str):
+    register_resolvers()
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        return compose("config", list(overrides))
+
+
+def test_a_run_leaves_everything_it_promises(tmp_path: Path) -> None:
+    done = run(tmp_path, *QUICK[:-1], "strategy=fedawe", "availability=sine", "seeds=[4,2]", "out=here")
+    assert done.returncode == 0, done.stderr
+    assert "test_accuracy" in done.stdout
+    assert "tensorboard --logdir" in done.stdout
+    folder = tmp_path / "here"
+    names = {"metrics.csv", "summary.json", "config.yaml", "environment.json", "checkpoint.safetensors", "tensorboard"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert [(row["round"], row["seed"]) for row in read_metrics(folder / "metrics.csv")] == [
+        (t, seed) for t in range(3) for seed in (4, 2)
+    ]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["seeds"] == [4, 2]
+    assert summary["final"]["test_accuracy"]["mean"] == pytest.approx(
+        sum(r["test_accuracy"] for r in summary["per_replicate"]) / 2
+    )
+    assert json.loads((folder / "environment.json").read_text())["command"].endswith("out=here")
+
+
+def test_a_sweep_its_resumption_and_its_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = ["-m", *QUICK, "strategy=fedavg,fedpbc", "lr=0.1,0.2", "out=sweep"]
+    assert run(tmp_path, *sweep).returncode == 0
+    again = run(tmp_path, *sweep)
+    assert again.returncode != 0
+    assert "already holds a run; add resume=auto" in again.stderr
+    longer = run(tmp_path, *sweep, "rounds=3", "resume=auto")
+    assert longer.returncode == 0, longer.stderr
+    assert longer.stderr.count("after round 2") == 4
+    runs = find([tmp_path / "sweep"])
+    assert sorted(r.label for r in runs) == ["FedAvg lr=0.1", "FedAvg lr=0.2", "FedPBC lr=0.1", "FedPBC lr=0.2"]
+    assert all(list(r.curve("test_loss")[0]) == [0, 1, 2, 3] for r in runs)
+    plot([str(tmp_path / "sweep"), "--out", str(tmp_path / "pictures")])
+    assert (tmp_path / "pictures" / "curves.png").stat().st_size > 10_000
+    assert "FedPBC lr=0.2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ronds=3"], "ronds is not a setting; did you mean 'rounds'?"),
+        (["strategy=fedaw"], "strategy=fedaw is unknown"),
+        (["partition=iid", "partition.alpha=1"], "partition.alpha exists only with partition=dirichlet"),
+        (["rounds=abc"], "rounds='abc' must be a whole number"),
+        (["+foo=1"], "foo is not a setting"),
+        (["availability=uniform_k", "availability.k=30", "clients=25"], "availability.k=30 exceeds clients=25"),
+        (["dataset=mnist", "dataset.root=nowhere"], "FEDSIM_DATA"),
+        (["model=custom"], "model._target_"),
+        (["resume=nowhere"], "no checkpoint there"),
+    ],
+)
+def test_a_mistake_is_answered_by_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedsim", *arguments])
+    monkeypatch.setattr(Simulation, "run", lambda *_, **__: pytest.fail("a round was about to start"))
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert str(left.value.code).startswith("fedsim: ")
+    assert message in str(left.value.code)
+    assert "\n" not in str(left.value.code)
+
+
+def test_help_names_every_group_and_fits_two_screens(tmp_path: Path) -> None:
+    shown = run(tmp_path, "--help").stdout
+    assert len(shown.splitlines()) <= 60
+    for group, choices in groups().items():
+        assert f"{group}: {', '.join(choices)}" in shown
+    for name in keys():
+        if "." not in name and name not in ("hydra",):
+            assert f"{name}=" in shown
+
+
+ONE_GROUP_AT_A_TIME = [
+    f"{group}={choice}"
+    for group, choices in groups().items()
+    for choice in choices
+    if group not in ("experiment", "dataset", "model") and choice not in ("natural", "location")
+]
+
+
+@pytest.mark.parametrize("override", ONE_GROUP_AT_A_TIME)
+def test_every_choice_composes_and_runs(override: str) -> None:
+    simulation, tracking, _ = build(configuration(*QUICK, "tracking.progress=none", override))
+    assert simulation.run(tracking=tracking).history[-1]["round"] == 2
+
+
+@pytest.mark.parametrize("name", NATURAL)
+def test_every_generated_data_set_composes_and_runs(name: str) -> None:
+    cfg = configuration(*QUICK, "tracking.progress=none", f"dataset={name}", "partition=natural", *NATURAL[name])
+    simulation, tracking, _ = build(cfg)
+    assert simulation.run(tracking=tracking).history[-1]["round"] == 2
+
+
+@pytest.mark.parametrize("name", [n for n in groups()["experiment"] if not n.startswith("mnist")])
+def test_every_experiment_composes_and_runs(name: str) -> None:
+    cfg = configuration(f"experiment={name}", "rounds=2", "tracking.progress=none")
+    simulation, tracking, _ = build(cfg)
+    assert simulation.run(tracking=tracking).history[-1]["round"] == 2
+
+
+def test_any_module_from_the_users_own_package(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Sequential):\n"
+        "    def __init__(self, classes, width):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, classes))\n"
+    )
+    done = run(tmp_path, *QUICK, "model=custom", "model._target_=mine.Net", "+model.width=7", "out=o")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "o" / "summary.json").read_text())["parameters"] == 64 * 7 + 7 + 7 * 10 + 10
+
+
+def test_the_model_constructors_mistakes_are_errors_of_the_configuration() -> None:
+    with pytest.raises(ConfigError, match="model"):
+        build(configuration("+model.witdh=3"))
+
+
+def test_epochs_replace_the_default_steps_and_both_are_refused() -> None:
+    assert build(configuration("local_epochs=2"))[0].trainer.rule.epochs == 2
+    assert build(configuration())[0].trainer.rule.steps == 10
+    with pytest.raises(ConfigError, match="exclude each other"):
+        build(configuration("local_epochs=2", "local_steps=3"))

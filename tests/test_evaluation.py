@@ -1,0 +1,172 @@
+"""Metrics against plain loops over samples and clients."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import vector_to_parameters
+
+from fedsim.datasets import Dataset, GaussianMean, Quadratics
+from fedsim.local import SGD
+from fedsim.models import Linear, Mean
+from fedsim.shift import Location
+from fedsim.simulation import Simulation
+from fedsim.strategies import FedAvg, FedAWE, FedPBC
+
+SIZES = (1, 7, 12, 3, 5, 9, 2, 8, 4, 6, 11, 10, 1, 2, 3, 4, 5, 6, 7, 8)  # 20 clients: a tenth are two
+
+
+class TinyCNN(nn.Module):
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(shape[0], 3, 3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(3 * 4 * 4, classes)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def images(test: int = 1203) -> Dataset:
+    """Bytes, ragged owners, and more test samples than one forward pass takes."""
+    draw = np.random.default_rng(2)
+
+    def pairs(n):
+        x = torch.as_tensor(draw.integers(0, 256, (n, 2, 6, 6), dtype=np.uint8))
+        return x, torch.as_tensor(draw.integers(0, 3, n))
+
+    owners = torch.as_tensor(np.repeat(np.arange(len(SIZES)), SIZES))
+    return Dataset("images", *pairs(sum(SIZES)), *pairs(test), classes=3, owners=owners)
+
+
+@pytest.mark.parametrize("model", [Linear, TinyCNN])
+def test_classification_metrics_are_those_of_plain_loops(model):
+    """With `client_samples` at least n_i, the clients are evaluated on all they have."""
+    dataset = images()
+    simulation = Simulation(
+        dataset, model, clients=len(SIZES), client_samples=12, seeds=(0, 1), dtype="float64", executor="vmap"
+    )
+    models = torch.randn(2, simulation.model.dimension, generator=torch.Generator().manual_seed(0)).double()
+    found = simulation.evaluator(models)
+    for r, row in enumerate(models):
+        module = model((2, 6, 6), 3).double().eval()
+        vector_to_parameters(row, module.parameters())
+        with torch.no_grad():
+            test, train = (module(x.double() / 255) for x in (dataset.test_x, dataset.train_x))
+        losses = nn.functional.cross_entropy(train, dataset.train_y, reduction="none")
+        hits = (train.argmax(1) == dataset.train_y).double()
+        per_client = [dataset.owners == i for i in range(len(SIZES))]
+        accuracies = sorted(hits[own].mean().item() for own in per_client)
+        expected = {
+            "test_loss": nn.functional.cross_entropy(test, dataset.test_y).item(),
+            "test_accuracy": (test.argmax(1) == dataset.test_y).double().mean().item(),
+            "train_loss": np.mean([losses[own].mean() for own in per_client]),
+            "train_accuracy": np.mean(accuracies),
+            "client_accuracy_worst10": np.mean(accuracies[:2]),
+        }
+        assert set(found.metrics) == set(expected)
+        for name, value in expected.items():
+            assert found.metrics[name][r] == pytest.approx(value, abs=1e-10), name
+        np.testing.assert_allclose(np.sort(found.client_accuracy[r]), accuracies, atol=1e-12)
+
+
+def test_regression_has_a_test_loss_and_no_accuracy(regression_of, Regression):
+    dataset = regression_of((5, 2))
+    dataset.test_x, dataset.test_y = dataset.train_x[:4].clone(), dataset.train_y[:4].clone()
+    simulation = Simulation(dataset, Regression, clients=2, dtype="float64")
+    row = torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float64)
+    found = simulation.evaluator(row)
+    assert set(found.metrics) == {"test_loss", "train_loss"}
+    assert found.client_accuracy is None
+    errors = 0.5 * (dataset.train_x @ row[0, :3] + 4.0 - dataset.train_y).square()
+    assert found.metrics["test_loss"][0] == pytest.approx(errors[:4].mean().item())
+    assert found.metrics["train_loss"][0] == pytest.approx((errors[:5].mean() + errors[5:].mean()).item() / 2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_subsample_is_distinct_samples_of_the_client_the_same_every_time(seed, regression_of, Regression):
+    simulation = Simulation(regression_of((7,)), Regression, clients=1, client_samples=3, seeds=[seed], dtype="float64")
+    row = torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float64)
+    first, second = (simulation.evaluator(row).metrics["train_loss"][0] for _ in range(2))
+    assert first == second
+    data = simulation.dataset
+    errors = (0.5 * (data.train_x @ row[0, :3] + 4.0 - data.train_y).square()).tolist()
+    possible = [np.mean(three) for three in itertools.combinations(errors, 3)]
+    assert min(abs(first - value) for value in possible) < 1e-12
+
+
+def test_a_subsample_is_spread_over_the_share():
+    """A share may be sorted by class; of 100 samples in order, ten are one of each tenth."""
+    x = torch.arange(100, dtype=torch.float64)[:, None]
+    dataset = Dataset("sorted", x, loss="half_squared_distance", owners=torch.zeros(100, dtype=torch.int64))
+    simulation = Simulation(dataset, Mean, clients=1, client_samples=10, dtype="float64")
+    # ½ mean (θ − x)² of the two models gives the mean of the x that were looked at: (loss(0) − loss(1)) + ½
+    zero, one = (simulation.evaluator(torch.full((1, 1), v).double()).metrics["train_loss"][0] for v in (0.0, 1.0))
+    assert 45 <= zero - one + 0.5 <= 54
+
+
+@pytest.mark.parametrize("deploy", ["step", "round"])
+def test_the_data_answer_the_evaluated_model(deploy):
+    """With z ~ N(m_i + ε_i θ, σ²) the loss is ½ mean (θ − z)²; σ = 0 makes it a formula."""
+    means, epsilons = [1.0, 2.0, 6.0], [0.5, -0.2, 0.9]
+    simulation = Simulation(
+        GaussianMean(clients=3, means=means, std=0.0),
+        Mean,
+        clients=3,
+        shift=Location(epsilons=epsilons, deploy=deploy),
+        seeds=(0, 1),
+        dtype="float64",
+    )
+    models = torch.tensor([[3.0], [-1.0]], dtype=torch.float64)
+    found = simulation.evaluator(models).metrics
+    for r, theta in enumerate(models[:, 0].tolist()):
+        expected = np.mean([0.5 * (theta - (m + e * theta)) ** 2 for m, e in zip(means, epsilons, strict=True)])
+        assert found["train_loss"][r] == pytest.approx(expected)
+    assert "distance_to_optimum" not in found  # the stated optimum is that of data which do not answer
+
+
+def test_a_stream_is_evaluated_on_fresh_samples_of_its_law():
+    """E ½(θ − z)² = ½(θ − m)² + ½σ²; 4,000 samples, 5 σ."""
+    simulation = Simulation(
+        GaussianMean(clients=2, means=[1.0, 5.0], std=2.0), Mean, clients=2, client_samples=4000, dtype="float64"
+    )
+    found = simulation.evaluator(torch.tensor([[3.0]], dtype=torch.float64)).metrics
+    spread = (2 * 2.0**2 + 2.0**4 / 2) ** 0.5  # of ½(2 + σn)²: ½ √(16σ² + 2σ⁴)
+    assert found["train_loss"][0] == pytest.approx(0.5 * 4 + 0.5 * 4, abs=5 * spread * 1.5 / 8000**0.5)
+    assert found["distance_to_optimum"][0] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("strategy", [FedAvg(), FedPBC(), FedAWE()], ids=lambda s: type(s).__name__)
+def test_client_mean_evaluates_the_mean_of_all_clients_models(strategy, Scripted):
+    counts = np.array([[[1, 1, 0]], [[0, 1, 0]], [[1, 0, 0]]])
+    options = {
+        "clients": 3,
+        "availability": Scripted(counts, 0.5),
+        "strategy": strategy,
+        "local": SGD(lr=0.1, steps=2),
+        "rounds": 3,
+        "eval_every": 1,
+        "dtype": "float64",
+    }
+    dataset = Quadratics(clients=3, points=[[0.0, 1.0], [2.0, 2.0], [4.0, 9.0]])
+    results = {how: Simulation(dataset, Mean, evaluate=how, **options).run() for how in ("global", "client_mean")}
+    state = results["client_mean"].state
+    assert torch.equal(state.model, results["global"].state.model)
+    kept = getattr(state, "models", state.model)
+    for how, model in (("global", state.model[0]), ("client_mean", kept.mean(0))):
+        distance = (model - dataset.optimum).norm().item()
+        assert results[how].history[-1]["distance_to_optimum"] == pytest.approx(distance, abs=1e-12)
+
+
+def test_a_large_population_is_thinned_evenly():
+    """1,500 clients of one sample each: two thirds are evaluated, each on its own."""
+    clients = 1500
+    x = torch.arange(clients, dtype=torch.float64)[:, None]
+    dataset = Dataset("line", x, loss="half_squared_distance", owners=torch.arange(clients))
+    simulation = Simulation(dataset, Mean, clients=clients, dtype="float64")
+    loss = simulation.evaluator(torch.zeros(1, 1, dtype=torch.float64)).metrics["train_loss"][0]
+    assert loss == pytest.approx(0.5 * (x**2).mean().item(), rel=0.01)

@@ -1,0 +1,559 @@
+"""Executors, chunks and worker threads decide how local training runs, never what comes out."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedsim.datasets import CropFlip, Dataset, GaussianMean
+from fedsim.local import SGD, Inverse, InverseSqrt, PerStep
+from fedsim.models import MLP, Linear, Mean
+from fedsim.partition import IID, Partition, Table
+from fedsim.partition.base import Samples
+from fedsim.shift import Location
+from fedsim.simulation import Simulation
+from fedsim.trainer import Report
+
+SIZES = (1, 9, 4, 3, 8, 5, 2)  # one sample; below, at, above and twice the batch size of 4
+BATCH = 4
+
+WAYS = {
+    "vmap": {"executor": "vmap"},
+    "vmap in chunks": {"executor": "vmap", "chunk": 3},
+    "loop": {"executor": "loop", "workers": 1},
+    "loop with two workers": {"executor": "loop", "workers": 2},
+    "loop in chunks": {"executor": "loop", "workers": 2, "chunk": 2},
+}
+RULES = {
+    f"{'steps' if steps else 'epochs'}, {sampling}, {'drop' if drop else 'keep'} last, batch {size}": {
+        "steps": steps,
+        "epochs": epochs,
+        "sampling": sampling,
+        "drop_last": drop,
+        "batch_size": size,
+    }
+    for (steps, epochs), sampling, drop, size in itertools.product(
+        [(5, None), (None, 2)], ["pass", "replacement"], [True, False], [BATCH, None]
+    )
+}
+
+
+def labelled(sizes=SIZES, shape=(6,), classes=3, natural=True, seed=0) -> Dataset:
+    """Random inputs and labels; with `natural` client i owns sizes[i] of them."""
+    draw = np.random.default_rng(seed)
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    x = torch.as_tensor(draw.standard_normal((len(owners), *shape)))
+    y = torch.as_tensor(draw.integers(0, classes, len(owners)))
+    return Dataset("labelled", x, y, classes=classes, owners=torch.as_tensor(owners) if natural else None)
+
+
+def numbered(sizes=SIZES) -> Dataset:
+    """Sample j is the number j, so that a batch says which samples it holds."""
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    x = torch.arange(len(owners), dtype=torch.float64)[:, None]
+    return Dataset("numbered", x, loss="half_squared_distance", owners=torch.as_tensor(owners))
+
+
+def simulation_of(dataset: Dataset, model, rule, **options) -> Simulation:
+    options = {"clients": len(SIZES), "seeds": (3, 5), "dtype": "float64"} | options
+    return Simulation(dataset, model, local=rule, **options)
+
+
+def everyone(simulation: Simulation):
+    federation = simulation.federation
+    ones = np.ones((federation.replicates, federation.clients))
+    return federation.cohort(ones, ones)
+
+
+def train(simulation: Simulation, cohort=None, t: int = 2) -> Report:
+    """One round; every row starts from its own point, a function of its number."""
+    cohort = everyone(simulation) if cohort is None else cohort
+    width = torch.arange(simulation.model.dimension, dtype=torch.float64)
+    start = 0.3 * torch.sin(1.7 * width + cohort.rows[:, None] + 1.0)
+    deployed = torch.linspace(1, 2, simulation.federation.replicates)[:, None] * torch.cos(width)
+    return simulation.trainer.run(start.to(simulation.model.dtype), cohort, t, deployed.to(simulation.model.dtype))
+
+
+def batches_of(simulation: Simulation, cohort, t: int, row: int) -> list[dict[str, torch.Tensor]]:
+    """The batches one row meets when it is alone in its chunk."""
+    chunk = simulation.trainer.batches.plan(cohort, t).chunk(np.array([row]))
+    dtype = simulation.model.dtype
+    return [{k: v[0] for k, v in chunk.batch(k, 0, 1, dtype).items()} for k in range(int(chunk.steps[0]))]
+
+
+def naive(simulation: Simulation, build, loss, start: torch.Tensor, cohort, t: int, lr, **options):
+    """Plain PyTorch: a module and an optimiser per row. Returns end rows, mean losses and samples."""
+    ends, losses, samples = [], [], 0
+    for row, x in enumerate(start):
+        module = build().to(simulation.model.dtype).train()
+        vector_to_parameters(x.clone(), module.parameters())
+        optimiser = torch.optim.SGD(module.parameters(), lr=lr, **options)
+        values = []
+        for batch in batches_of(simulation, cohort, t, row):
+            optimiser.zero_grad()
+            value = loss(module(batch["x"]), batch)
+            value.backward()
+            optimiser.step()
+            values.append(value.item())
+            samples += len(batch["x"])
+        ends.append(parameters_to_vector(module.parameters()).detach())
+        losses.append(np.mean(values))
+    return torch.stack(ends), torch.tensor(losses, dtype=start.dtype), samples
+
+
+def cross_entropy(output, batch):
+    return nn.functional.cross_entropy(output, batch["y"])
+
+
+def same(left: Report, right: Report, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(left.end, right.end, rtol=0, atol=tolerance)
+    torch.testing.assert_close(left.loss, right.loss, rtol=0, atol=tolerance)
+    torch.testing.assert_close(left.steps, right.steps)
+    assert left.samples == right.samples
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_way_of_running_ragged_clients_is_plain_pytorch(rule):
+    """Padding, sorting, finished rows and threads leave no trace."""
+    local = SGD(lr=0.2, weight_decay=0.01, **RULES[rule])
+    dataset = labelled()
+    reports = {w: train(simulation_of(dataset, Linear, local, **options)) for w, options in WAYS.items()}
+    simulation = simulation_of(dataset, Linear, local)
+    cohort, start = everyone(simulation), reports["vmap"].start
+    build = functools.partial(Linear, (6,), 3)
+    end, loss, samples = naive(simulation, build, cross_entropy, start, cohort, 2, 0.2, weight_decay=0.01)
+    for report in reports.values():
+        torch.testing.assert_close(report.end, end, rtol=0, atol=1e-10)
+        torch.testing.assert_close(report.loss, loss, rtol=0, atol=1e-10)
+        torch.testing.assert_close(report.innovation, start - end, rtol=0, atol=1e-10)
+        assert report.samples == samples
+    held = np.tile(SIZES, 2)
+    size = held if local.batch_size is None else np.minimum(held, local.batch_size)
+    per_pass = held // size if local.drop_last else -(-held // size)
+    np.testing.assert_array_equal(reports["vmap"].steps, 5 if local.steps else 2 * per_pass)
+
+
+class TinyCNN(nn.Module):
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(shape[0], 4, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(4 * (shape[1] // 2) * (shape[2] // 2), classes),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def images(per: str = "image") -> Dataset:
+    draw = np.random.default_rng(1)
+    total = sum(SIZES)
+    return Dataset(
+        "images",
+        torch.as_tensor(draw.integers(0, 256, (total, 3, 8, 8), dtype=np.uint8)),
+        torch.as_tensor(draw.integers(0, 4, total)),
+        classes=4,
+        mean=(0.5, 0.4, 0.3),
+        std=(0.2, 0.3, 0.25),
+        owners=torch.as_tensor(np.repeat(np.arange(len(SIZES)), SIZES)),
+        augment=CropFlip(padding=2, flip=True, per=per),
+    )
+
+
+@pytest.mark.parametrize("per", ["image", "batch"])
+def test_a_convolutional_network_with_augmentation_is_plain_pytorch_too(per):
+    dataset, local = images(per), SGD(lr=0.05, epochs=2, batch_size=BATCH, drop_last=False)
+    reports = [train(simulation_of(dataset, TinyCNN, local, **options)) for options in WAYS.values()]
+    simulation = simulation_of(dataset, TinyCNN, local)
+    build = functools.partial(TinyCNN, (3, 8, 8), 4)
+    end, loss, samples = naive(simulation, build, cross_entropy, reports[0].start, everyone(simulation), 2, 0.05)
+    for report in reports:
+        torch.testing.assert_close(report.end, end, rtol=0, atol=1e-9)
+        torch.testing.assert_close(report.loss, loss, rtol=0, atol=1e-9)
+        assert report.samples == samples
+
+
+def test_augmentation_moves_whole_pixels_of_the_sample_itself():
+    """Every augmented image is the prepared original, shifted by at most the padding and perhaps mirrored."""
+    dataset = images()
+    simulation = simulation_of(dataset, TinyCNN, SGD(steps=1, batch_size=None))
+    cohort = everyone(simulation)
+    dataset.augment = None
+    plain = [batches_of(simulation, cohort, 2, row)[0]["x"] for row in range(len(SIZES))]
+    dataset.augment = CropFlip(padding=2, flip=True)
+    moved = [batches_of(simulation, cohort, 2, row)[0]["x"] for row in range(len(SIZES))]
+    black = dataset.prepare(torch.zeros(1, 3, 1, 1, dtype=torch.uint8), torch.float64)
+    changed = 0
+    for originals, augmented in zip(plain, moved, strict=True):
+        for original, image in zip(originals, augmented, strict=True):
+            padded = black[0].expand(3, 12, 12).clone()
+            padded[:, 2:10, 2:10] = original
+            windows = [padded[:, a : a + 8, b : b + 8] for a in range(5) for b in range(5)]
+            assert any(torch.equal(image, w) or torch.equal(image, w.flip(2)) for w in windows)
+            changed += not torch.equal(image, original)
+    assert changed > sum(SIZES) / 2
+
+
+class Dropping(nn.Module):
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Dropout(0.2), nn.Linear(shape[0], 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, classes)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+class DroppingTwice(nn.Module):
+    """One dropout layer in two places, as hand-written models often have it."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        drop = nn.Dropout(0.5)
+        self.layers = nn.Sequential(drop, nn.Linear(shape[0], 6), nn.ReLU(), drop, nn.Linear(6, classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+@functools.cache
+def ragged_reference(kind: str) -> Report:
+    return train(ragged(kind, executor="loop", workers=1))
+
+
+def ragged(kind: str, **options) -> Simulation:
+    if kind == "stream":
+        dataset = GaussianMean(clients=len(SIZES))
+        rule = SGD(lr=0.1, steps=4, batch_size=5, schedule=PerStep(0.9))
+        return simulation_of(dataset, Mean, rule, shift=Location(0.5, 0.1, deploy="round"), **options)
+    model = {"mlp": functools.partial(MLP, hidden=(5,)), "dropout": Dropping, "shared dropout": DroppingTwice}[kind]
+    return simulation_of(labelled(), model, SGD(lr=0.1, epochs=2, batch_size=BATCH, drop_last=False), **options)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    chunk=st.integers(1, 2 * len(SIZES) + 3),
+    executor=st.sampled_from(["vmap", "loop"]),
+    workers=st.integers(1, 3),
+    kind=st.sampled_from(["mlp", "dropout", "stream"]),
+)
+def test_no_chunk_size_changes_the_result(chunk, executor, workers, kind):
+    same(train(ragged(kind, executor=executor, chunk=chunk, workers=workers)), ragged_reference(kind))
+
+
+@pytest.mark.parametrize("kind", ["dropout", "shared dropout"])
+@pytest.mark.parametrize("way", WAYS)
+def test_dropout_does_not_depend_on_who_runs_it_or_on_global_randomness(kind, way):
+    torch.manual_seed(len(way))
+    same(train(ragged(kind, **WAYS[way])), ragged_reference(kind))
+
+
+def test_dropout_masks_belong_to_a_client_a_step_and_a_round():
+    """With dropout in front of a linear layer, the first step's gradient shows which inputs were kept, doubled."""
+    clients, width = 60, 50
+    dataset = Dataset("ones", torch.ones(clients, width), torch.ones(clients, 1), owners=torch.arange(clients))
+    dataset.loss = "squared"
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Dropout(0.5), nn.Linear(width, 1, bias=False))
+            nn.init.zeros_(self.layers[1].weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)
+
+    simulation = simulation_of(dataset, Masked, SGD(lr=1.0, steps=1), clients=clients, seeds=(0, 1))
+    cohort = everyone(simulation)
+    zero = torch.zeros(len(cohort), width, dtype=torch.float64)
+    kept = [simulation.trainer.run(zero, cohort, t, zero[:2]).end for t in (0, 1)]
+    for ends in kept:
+        assert set(ends.unique().tolist()) == {0.0, 2.0}
+        assert len(ends.unique(dim=0)) == len(cohort)
+        share = (ends > 0).double().mean().item()
+        assert abs(share - 0.5) < 5 * 0.5 / ends.numel() ** 0.5
+    assert not (kept[0] == kept[1]).all(1).any()
+
+
+@pytest.mark.parametrize("deploy", ["step", "round"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_location_shift_moves_the_samples_by_the_deployed_model(way, deploy):
+    """θ ← θ − η (θ − mean(z + ε_i θ')), θ' the client's own current θ or the server's; no gradient through ε_i θ'."""
+    epsilons = np.linspace(-0.5, 0.9, len(SIZES))
+    simulation = simulation_of(
+        GaussianMean(clients=len(SIZES)),
+        Mean,
+        SGD(lr=0.2, steps=4, batch_size=6, schedule=InverseSqrt(period=1.0)),
+        shift=Location(epsilons=epsilons.tolist(), deploy=deploy),
+        **WAYS[way],
+    )
+    cohort = everyone(simulation)
+    report = train(simulation, cohort, t=3)
+    lr = 0.2 / 2  # 0.2 / √(3 / 1 + 1)
+    for row in range(len(cohort)):
+        theta, losses = float(report.start[row]), []
+        client, replicate = row % len(SIZES), row // len(SIZES)
+        for batch in batches_of(simulation, cohort, 3, row):
+            answered = theta if deploy == "step" else (1.0, 2.0)[replicate]
+            z = batch["x"].numpy() + epsilons[client] * answered
+            losses.append(0.5 * np.mean((theta - z) ** 2))
+            theta -= lr * np.mean(theta - z)
+        assert report.end[row].item() == pytest.approx(theta, abs=1e-10)
+        assert report.loss[row].item() == pytest.approx(np.mean(losses), abs=1e-10)
+    torch.testing.assert_close(report.lr, torch.full((len(cohort),), lr, dtype=torch.float64))
+    assert report.samples == len(cohort) * 4 * 6
+
+
+@pytest.mark.parametrize("way", ["vmap", "loop"])
+@pytest.mark.parametrize("clip", [None, 0.05, 1e3])
+def test_weight_decay_and_clipping_follow_their_formula(way, clip, regression_of, Regression):
+    """x ← x − η (min(1, c/‖g‖) g + λ x): the gradient of the loss is clipped, the decay is not."""
+    dataset = regression_of(SIZES)
+    rule = SGD(lr=0.1, steps=3, batch_size=None, weight_decay=0.3, clip=clip)
+    simulation = simulation_of(dataset, Regression, rule, **WAYS[way])
+    report = train(simulation)
+    features, targets, owners = (v.numpy() for v in (dataset.train_x, dataset.train_y, dataset.owners))
+    norms = []
+    for row, start in enumerate(report.start.numpy()):
+        own, x = owners == row % len(SIZES), start.copy()
+        for _ in range(3):
+            error = features[own] @ x[:-1] + x[-1] - targets[own]
+            g = np.append(features[own].T @ error, error.sum()) / own.sum()
+            norms.append(np.linalg.norm(g))
+            g = g if clip is None else g * min(1.0, clip / norms[-1])
+            x = x - 0.1 * (g + 0.3 * x)
+        np.testing.assert_allclose(report.end[row], x, atol=1e-9)
+    assert clip != 0.05 or min(norms) > clip
+
+
+def test_a_ridge_is_part_of_the_objective():
+    """Its gradient is that of weight decay, and its value is in the reported loss."""
+    rule = {"lr": 0.1, "steps": 1, "batch_size": None}
+    ridge = train(simulation_of(labelled(), Linear, SGD(**rule), ridge=0.4))
+    decay = train(simulation_of(labelled(), Linear, SGD(weight_decay=0.4, **rule)))
+    torch.testing.assert_close(ridge.end, decay.end, rtol=0, atol=1e-12)
+    penalty = 0.2 * ridge.start.square().sum(1)
+    torch.testing.assert_close(ridge.loss, decay.loss + penalty, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", ["vmap", "loop"])
+def test_rows_may_carry_more_than_parameters(way):
+    """A 'correction' in the carry is added to every gradient, and comes back with the report."""
+    simulation = simulation_of(labelled(), Linear, SGD(lr=0.1, steps=1, batch_size=None), **WAYS[way])
+    cohort, plain = everyone(simulation), train(simulation)
+    correction = torch.cos(torch.arange(plain.start.numel(), dtype=torch.float64)).reshape_as(plain.start)
+    start = {"params": plain.start, "correction": correction}
+    report = simulation.trainer.run(start, cohort, 2, plain.start[:2])
+    torch.testing.assert_close(report.end, plain.end - 0.1 * correction, rtol=0, atol=1e-12)
+    torch.testing.assert_close(report.carry["correction"], correction)
+
+
+def seen(simulation: Simulation, t: int, row: int) -> list[np.ndarray]:
+    """Numbers of the samples in each batch of a row, for the numbered data set."""
+    return [b["x"][:, 0].long().numpy() for b in batches_of(simulation, everyone(simulation), t, row)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    batch_size=st.integers(1, 6),
+    drop_last=st.booleans(),
+    steps=st.integers(1, 9),
+    t=st.integers(0, 50),
+)
+def test_a_pass_meets_every_sample_at_most_once(sizes, batch_size, drop_last, steps, t):
+    """Short last batches are kept or dropped as asked; where they are kept, a pass covers everything."""
+    rule = SGD(steps=steps, batch_size=batch_size, drop_last=drop_last)
+    simulation = simulation_of(numbered(sizes), Mean, rule, clients=len(sizes), seeds=(4,))
+    firsts = np.concatenate([[0], np.cumsum(sizes)])
+    for row, held in enumerate(sizes):
+        batches = seen(simulation, t, row)
+        assert len(batches) == steps
+        own = np.arange(firsts[row], firsts[row + 1])
+        size = min(batch_size, held)
+        per_pass = held // size if drop_last else -(-held // size)
+        for first in range(0, steps, per_pass):
+            turn = batches[first : first + per_pass]
+            met = np.concatenate(turn)
+            assert len(np.unique(met)) == len(met)
+            assert np.isin(met, own).all()
+            if len(turn) == per_pass:
+                assert len(met) == (per_pass * size if drop_last else held)
+                assert all(len(batch) == size for batch in turn[:-1])
+
+
+def test_passes_and_rounds_shuffle_afresh():
+    simulation = simulation_of(numbered((40,)), Mean, SGD(epochs=2, batch_size=10), clients=1, seeds=(4, 9))
+    orders = {}
+    for t, row in itertools.product((0, 1), (0, 1)):
+        batches = seen(simulation, t, row)
+        orders |= {(t, row, turn): tuple(np.concatenate(batches[4 * turn :][:4])) for turn in (0, 1)}
+    assert len(set(orders.values())) == 8
+    assert all(sorted(order) == list(range(40)) for order in orders.values())
+
+
+def chi_square(counts: np.ndarray) -> float:
+    expected = counts.sum() / len(counts)
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+@pytest.mark.parametrize("sampling", ["pass", "replacement"])
+def test_every_sample_is_as_likely_as_any_other(sampling):
+    """Two batches of 2 out of 8 over 400 rounds and 5 clients. For draws with replacement the statistic is χ² with
+    7 degrees of freedom, for a shuffle it is smaller: above 30 with probability 1e-4. Any two of the four draws
+    coincide with probability 1/8 with replacement (5 σ), never within a pass."""
+    rule = SGD(steps=2, batch_size=2, sampling=sampling)
+    simulation = simulation_of(numbered((8,) * 5), Mean, rule, clients=5, seeds=(0,))
+    cohort = everyone(simulation)
+    draws = []
+    for t in range(400):
+        chunk = simulation.trainer.batches.plan(cohort, t).chunk(np.arange(5))
+        steps = [chunk.batch(k, 0, 5, torch.float64)["x"][..., 0].long().numpy() for k in range(2)]
+        draws.append(np.concatenate(steps, axis=1))
+    drawn = np.stack(draws)
+    assert (drawn // 8 == np.arange(5)[:, None]).all()
+    chance = {"pass": 0.0, "replacement": 1 / 8}[sampling]
+    for j in range(4):
+        assert chi_square(np.bincount(drawn[..., j].reshape(-1) % 8, minlength=8)) < 30
+        for other in range(j):
+            repeated = (drawn[..., j] == drawn[..., other]).mean()
+            assert abs(repeated - chance) <= 5 * (chance * (1 - chance) / drawn[..., 0].size) ** 0.5
+
+
+class ByLot(Partition):
+    """A shuffle in which the first client holds `seed` samples for every one of another's."""
+
+    def table(self, samples: Samples, clients: int, seed: int) -> Table:
+        self.share = seed
+        return super().table(samples, clients, seed)
+
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
+        unit = samples.total // (self.share + clients - 1)
+        return np.split(draw.permutation(samples.total), unit * (self.share + np.arange(clients - 1)))
+
+
+COMPANY = {
+    "epochs, uneven shares": {"rule": {"epochs": 2, "batch_size": 6}, "partition": ByLot()},
+    "decay by steps": {"rule": {"steps": 4, "batch_size": 6, "schedule": PerStep(0.9)}, "partition": IID()},
+    "decay by epochs, uneven shares": {
+        "rule": {"epochs": 2, "batch_size": 6, "schedule": Inverse(offset=5.0)},
+        "partition": ByLot(),
+    },
+    "replacement": {"rule": {"steps": 4, "batch_size": 6, "sampling": "replacement"}, "partition": IID()},
+    "dropout": {"rule": {"epochs": 1, "batch_size": 5}, "partition": ByLot(), "model": Dropping},
+}
+
+
+@pytest.mark.parametrize("case", COMPANY)
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_a_replicate_gives_the_same_numbers_alone_as_in_company(case, executor):
+    options = COMPANY[case]
+
+    def run(seeds):
+        return Simulation(
+            labelled(sizes=(30, 31), natural=False),
+            options.get("model", functools.partial(MLP, hidden=(5,))),
+            clients=5,
+            partition=options["partition"],
+            local=SGD(lr=0.3, **options["rule"]),
+            rounds=3,
+            eval_every=1,
+            seeds=seeds,
+            dtype="float64",
+            executor=executor,
+        ).run()
+
+    alone, company = run([5]), run([3, 5, 8])
+    torch.testing.assert_close(alone.state.model[0], company.state.model[1], rtol=0, atol=1e-10)
+    rows = [row for row in company.history if row["seed"] == 5]
+    for mine, theirs in zip(alone.history, rows, strict=True):
+        for name in (*alone.metrics, "round", "active_clients", "mean_active_clients"):
+            assert mine[name] == pytest.approx(theirs[name], abs=1e-10), name
+
+
+def test_every_replicate_may_have_its_own_learning_rate():
+    dataset = labelled()
+
+    def end(seeds, lr):
+        return train(simulation_of(dataset, Linear, SGD(lr=lr, steps=3, batch_size=BATCH), seeds=seeds))
+
+    both = end((3, 5), [0.1, 0.4])
+    m = len(SIZES)
+    first = end((3, 5), 0.1)
+    second = end((3, 5), 0.4)
+    torch.testing.assert_close(both.end[:m], first.end[:m])
+    torch.testing.assert_close(both.end[m:], second.end[m:])
+    torch.testing.assert_close(both.lr, torch.tensor([0.1] * m + [0.4] * m, dtype=torch.float64))
+    assert not torch.allclose(first.end[m:], second.end[m:])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nobody_and_a_single_client_are_cohorts_too(way):
+    simulation = simulation_of(labelled(), Linear, SGD(lr=0.1, epochs=1, batch_size=BATCH), **WAYS[way])
+    federation = simulation.federation
+    full = train(simulation)
+    nobody = federation.cohort(np.zeros((2, len(SIZES))), np.ones((2, len(SIZES))))
+    report = train(simulation, nobody)
+    assert report.end.shape == report.innovation.shape == (0, simulation.model.dimension)
+    assert report.loss.shape == report.steps.shape == report.lr.shape == (0,)
+    assert report.samples == 0
+    for row in (0, 2, len(SIZES) + 1):
+        counts = np.zeros(2 * len(SIZES))
+        counts[row] = 1
+        only = train(simulation, federation.cohort(counts.reshape(2, -1), np.ones((2, len(SIZES)))))
+        torch.testing.assert_close(only.end[0], full.end[row], rtol=0, atol=1e-12)
+        torch.testing.assert_close(only.loss[0], full.loss[row], rtol=0, atol=1e-12)
+    lonely = simulation_of(labelled((7,)), Linear, SGD(lr=0.1, steps=2, batch_size=3), clients=1, **WAYS[way])
+    assert train(lonely).end.shape == (2, lonely.model.dimension)
+
+
+@pytest.mark.parametrize("schedule", [None, Inverse(offset=3.0)], ids=["constant", "inverse"])
+@pytest.mark.parametrize("way", WAYS)
+def test_who_else_takes_part_does_not_matter(way, schedule):
+    """Any subset of rows trains as it does within the whole federation; a schedule counts the row's own steps."""
+    rule = SGD(lr=0.1, epochs=2, batch_size=BATCH, schedule=schedule)
+    simulation = simulation_of(labelled(), Dropping, rule, **WAYS[way])
+    full = train(simulation)
+    counts = np.array(SIZES) < [[5], [4]]  # without the largest, which take the most steps
+    some = simulation.federation.cohort(counts, np.ones(counts.shape))
+    report = train(simulation, some)
+    torch.testing.assert_close(report.end, full.end[some.rows], rtol=0, atol=1e-12)
+    torch.testing.assert_close(report.loss, full.loss[some.rows], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_single_precision_agrees_to_its_own_accuracy(way):
+    rule = SGD(lr=0.1, epochs=2, batch_size=BATCH, drop_last=False)
+    single = train(simulation_of(labelled(), Linear, rule, dtype="float32", **WAYS[way]))
+    double = train(simulation_of(labelled(), Linear, rule))
+    assert single.end.dtype == single.loss.dtype == torch.float32
+    torch.testing.assert_close(single.end.double(), double.end, rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_worker_threads_leave_the_callers_settings_as_they_were():
+    random = torch.get_rng_state()
+    train(ragged("mlp", executor="loop", workers=3))
+    assert torch.get_num_threads() == 2
+    assert torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), random)
