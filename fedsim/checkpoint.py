@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,11 +30,21 @@ S = TypeVar("S", bound=State)
 
 @dataclass
 class Progress:
-    """Where a run stands: completed rounds, samples processed, seconds spent."""
+    """Where a run stands.
+
+    Attributes:
+        rounds: completed ones.
+        seconds: spent.
+        samples: [R] processed by each replicate.
+        heard: [R] clients heard since the last evaluation, summed over `unevaluated` rounds.
+        unevaluated: rounds since the last evaluation.
+    """
 
     rounds: int = 0
-    samples: int = 0
     seconds: float = 0.0
+    samples: list[int] = field(default_factory=list)
+    heard: list[float] = field(default_factory=list)
+    unevaluated: int = 0
 
 
 def write(path: Path, state: State, progress: Progress, identity: dict[str, Any]) -> None:
@@ -78,13 +88,13 @@ def read(path: Path, like: S, identity: dict[str, Any]) -> tuple[S, Progress]:
                 "give the same settings, or another out"
             )
     fields: dict[str, torch.Tensor] = {}
-    for field in dataclasses.fields(like):
-        expected = getattr(like, field.name)
-        found = tensors.get(field.name)
+    for entry in dataclasses.fields(like):
+        expected = getattr(like, entry.name)
+        found = tensors.get(entry.name)
         if found is None or found.shape != expected.shape or found.dtype != expected.dtype:
             shape = None if found is None else list(found.shape)
-            raise CheckpointError(f"checkpoint {path}: {field.name} is {shape}, expected {list(expected.shape)}")
-        fields[field.name] = found.to(expected.device)
+            raise CheckpointError(f"checkpoint {path}: {entry.name} is {shape}, expected {list(expected.shape)}")
+        fields[entry.name] = found.to(expected.device)
     return type(like)(**fields), Progress(**json.loads(header["progress"]))
 
 

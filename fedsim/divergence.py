@@ -27,9 +27,10 @@ class DivergenceGuard:
         self.models = torch.full((federation.replicates,), _NEVER, device=federation.device)
 
     def see(self, t: int, state: State, report: Report) -> None:
-        """Note the losses and the server's models after round t (no transfer)."""
+        """Note losses, rows and server's models after round t (no transfer)."""
         rows = report.cohort.rows
-        round_or_never = torch.where(torch.isfinite(report.loss), _NEVER, t)
+        fine = torch.isfinite(report.loss) & torch.isfinite(report.end.sum(1))  # a sum is the quickest look at a row
+        round_or_never = torch.where(fine, _NEVER, t)
         self.rows[rows] = torch.minimum(self.rows[rows], round_or_never)
         finite = torch.isfinite(state.model).all(1)
         self.models = torch.minimum(self.models, torch.where(finite, _NEVER, t))

@@ -28,7 +28,7 @@ COLUMNS = {
     "distance_to_optimum": "Euclidean distance of the evaluated model to the closed-form optimum",
     "active_clients": "clients the server heard in the last round",
     "mean_active_clients": "the same, averaged over the rounds since the previous row",
-    "samples": "training samples processed so far, this replicate's share of the run",
+    "samples": "training samples this replicate has processed so far",
     "seconds": "wall time of training and evaluation so far, resumed parts included",
 }
 

@@ -87,9 +87,7 @@ class Federation:
         Returns:
             [R, …]
         """
-        flat = rows.reshape(rows.shape[0], -1)
-        sums = [weights[a:b] @ flat[a:b] for a, b in itertools.pairwise(bounds)]
-        return torch.stack(sums).reshape(len(sums), *rows.shape[1:])
+        return torch.stack([torch.tensordot(weights[a:b], rows[a:b], dims=1) for a, b in itertools.pairwise(bounds)])
 
 
 class Cohort:

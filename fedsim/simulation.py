@@ -172,6 +172,8 @@ class Simulation:
         if data.stream:
             if partition is not None and not isinstance(partition, Natural):
                 raise ConfigError(f"dataset={data.name} draws its samples per client; use partition=natural")
+            if data.natural_clients != clients:
+                raise ConfigError(f"clients={clients}, but dataset={data.name} was made for {data.natural_clients}")
             return []
         labels = data.train_y.cpu().numpy() if data.classes is not None and data.train_y is not None else None
         owners = data.owners.cpu().numpy() if data.owners is not None else None

@@ -50,6 +50,11 @@ class Dataset:
         """Shape of one input."""
         return tuple(self.train_x.shape[1:])
 
+    @property
+    def natural_clients(self) -> int | None:
+        """How many clients the data come with; None where a partition decides."""
+        return None if self.owners is None else int(self.owners.max()) + 1
+
     def to(self, device: torch.device) -> Dataset:
         """Move every tensor to the device, in place."""
         for name, value in vars(self).items():

@@ -52,6 +52,10 @@ class GaussianMean(Dataset):
     def stream(self) -> bool:
         return True
 
+    @property
+    def natural_clients(self) -> int:
+        return len(self.means)
+
     def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> Tensor:
         noise = rng.normal(keys[:, None], torch.arange(size, device=keys.device), dtype)
         return (self.means.to(dtype)[clients][:, None] + self.noise_std * noise)[:, :, None]

@@ -55,9 +55,10 @@ class Location(Shift):
         else:
             noise = torch.as_tensor(rng.generator(self.seed, rng.Purpose.SHIFT).standard_normal(m))
             drawn = self.epsilon + self.variance**0.5 * (noise - noise.mean())
-        if drawn.mean() >= 1:
+        average = float(drawn.mean()) if self.given is not None else self.epsilon
+        if average >= 1:
             raise ConfigError(
-                f"shift.epsilon={float(drawn.mean()):g} averages at least 1: mean estimation then has no "
+                f"shift.epsilon={average:g} averages at least 1: mean estimation then has no "
                 "performatively stable point and every run diverges; choose an average below 1"
             )
         self.epsilons = drawn.to(federation.device, federation.dtype)

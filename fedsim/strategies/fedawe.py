@@ -40,7 +40,7 @@ class FedAWE(KeepsClientModels[FedAWEState]):
     def aggregate(self, state: FedAWEState, report: Report, t: int) -> FedAWEState:
         cohort = report.cohort
         echo = (t - state.last_seen[cohort.rows])[:, None]
-        echoed = report.start - self.server_lr * echo * report.innovation
+        echoed = report.start - self.server_lr * (echo * report.innovation)
         model = cohort.keep_unheard(cohort.mean(echoed), state.model)
         state.models[cohort.rows] = cohort.broadcast(model)
         state.last_seen[cohort.rows] = t

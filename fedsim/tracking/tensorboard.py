@@ -27,14 +27,15 @@ class TensorBoard:
     Args:
         folder: for event files; with several replicates each gets a sub-folder `seed_S`.
         seeds: of the replicates.
-        purge_from: on resuming, the first round that will be written again.
+        purge_from: the first round that will be written (again); older points from there on are hidden.
     """
 
-    def __init__(self, folder: Path, seeds: tuple[int, ...], purge_from: int | None) -> None:
+    def __init__(self, folder: Path, seeds: tuple[int, ...], purge_from: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.mean = SummaryWriter(str(folder), purge_step=purge_from)
-        each = [folder / f"seed_{seed}" for seed in seeds] if len(seeds) > 1 else []
+        names = [f"seed_{s}" + (f"_replicate_{r}" if seeds.count(s) > 1 else "") for r, s in enumerate(seeds)]
+        each = [folder / name for name in names] if len(seeds) > 1 else []
         self.each = [SummaryWriter(str(f), purge_step=purge_from) for f in each]
 
     def write(self, completed: int, rows: list[Row], client_accuracy: np.ndarray | None) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -72,9 +73,10 @@ class Tracker:
         self._csv: MetricsCSV | None = None
         self._tensorboard: TensorBoard | None = None
         self._active = np.zeros(len(self.seeds))
-        self._active_sum, self._rounds_since = np.zeros(len(self.seeds)), 0
+        if not progress.rounds:
+            progress.samples, progress.heard = [0] * len(self.seeds), [0.0] * len(self.seeds)
         self._before = progress.seconds
-        self._samples_before = progress.samples
+        self._samples_before = sum(progress.samples)
         self._stop_signal: int | None = None
         self._handlers: dict[int, Any] = {}
 
@@ -114,12 +116,14 @@ class Tracker:
             folder.mkdir(parents=True, exist_ok=True)
             columns = {name: COLUMNS[name] for name in self._columns()}
             self._csv = MetricsCSV(folder / METRICS, columns, self.progress.rounds if resumed else -1)
+            if not resumed and self.checkpoints.path is not None:
+                self.checkpoints.path.unlink(missing_ok=True)  # of an older run that this one replaces
             write_json(folder / "environment.json", environment(self.simulation.device))
         except OSError as error:
             raise ConfigError(f"out={folder} cannot be written ({error}); choose another folder") from error
         self.history = list(self._csv.kept)
         if self.options.tensorboard:
-            purge = self.progress.rounds + 1 if resumed else None
+            purge = self.progress.rounds + 1 if resumed else 0
             self._tensorboard = TensorBoard(folder / "tensorboard", self.seeds, purge)
 
     def _columns(self) -> list[str]:
@@ -144,12 +148,12 @@ class Tracker:
         """Round t is complete."""
         self.guard.see(t, state, report)
         progress, cohort = self.progress, report.cohort
-        progress.rounds, progress.samples = t + 1, progress.samples + report.samples
+        progress.rounds, progress.unevaluated = t + 1, progress.unevaluated + 1
         progress.seconds = self._before + time.monotonic() - self._start
-        bounds = cohort.bounds
-        heard = np.concatenate([[0.0], np.cumsum(cohort.host_count)])
-        self._active = heard[list(bounds[1:])] - heard[list(bounds[:-1])]
-        self._active_sum, self._rounds_since = self._active_sum + self._active, self._rounds_since + 1
+        self._active = per_replicate(cohort.host_count, cohort.bounds)
+        progress.heard = [float(a + b) for a, b in zip(progress.heard, self._active, strict=True)]
+        worked = per_replicate(report.samples, cohort.bounds)
+        progress.samples = [int(a + b) for a, b in zip(progress.samples, worked, strict=True)]
         self._view.round(t + 1, float(self._active.mean()))
         simulation = self.simulation
         last = t + 1 == simulation.rounds
@@ -168,16 +172,16 @@ class Tracker:
 
     def _record(self, evaluation: Evaluation) -> None:
         """Pass one evaluation on."""
-        progress, replicates = self.progress, len(self.seeds)
+        progress = self.progress
         progress.seconds = self._before + time.monotonic() - self._start
-        mean_active = self._active_sum / max(self._rounds_since, 1)
-        self._active_sum, self._rounds_since = np.zeros(replicates), 0
+        mean_active = np.array(progress.heard) / max(progress.unevaluated, 1)
+        progress.heard, progress.unevaluated = [0.0] * len(self.seeds), 0
         rows: list[Row] = []
         for r, seed in enumerate(self.seeds):
             row: Row = {"round": progress.rounds, "seed": seed}
             row |= {name: float(values[r]) for name, values in evaluation.metrics.items()}
             row |= {"active_clients": int(self._active[r]), "mean_active_clients": float(mean_active[r])}
-            row |= {"samples": progress.samples // replicates, "seconds": round(progress.seconds, 3)}
+            row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
             rows.append({name: row[name] for name in self._columns()})
         self.history += rows
         if self._csv is not None:
@@ -200,7 +204,7 @@ class Tracker:
                 facts.append(f"{label} {mean:{form}}{spread}" + (" %" if scale == 100 else ""))
         elapsed = self.progress.seconds - self._before
         if elapsed > 0 and self.progress.rounds:
-            facts.append(f"{(self.progress.samples - self._samples_before) / elapsed:,.0f} samples/s")
+            facts.append(f"{(sum(self.progress.samples) - self._samples_before) / elapsed:,.0f} samples/s")
         facts.append(f"{np.mean(self._active):.3g} active")
         return "  ".join(facts)
 
@@ -208,7 +212,7 @@ class Tracker:
         """Write what is written once, and return everything."""
         progress = self.progress
         folder = None if self.folder is None else str(self.folder)
-        result = Result(self.history, state, progress.seconds, progress.samples, folder)
+        result = Result(self.history, state, progress.seconds, sum(progress.samples), folder)
         if self.folder is not None:
             write_json(self.folder / "summary.json", self._summary(result))
         if self._tensorboard is not None:
@@ -232,6 +236,12 @@ class Tracker:
             "executor": self.simulation.trainer.choice.executor,
             "chunk": self.simulation.trainer.choice.chunk,
         }
+
+
+def per_replicate(values: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
+    """Sums of [n] host values over the rows of each replicate, [R]."""
+    running = np.concatenate([[0], np.cumsum(values)])
+    return running[list(bounds[1:])] - running[list(bounds[:-1])]
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 from torch import Tensor
 
 from fedsim.federation import Cohort
@@ -20,7 +21,7 @@ class Report:
     loss: [n] mean training loss over the row's local steps.
     lr: [n] learning rate of the round's first local step.
     steps: [n] local steps taken.
-    samples: training samples processed, all rows together.
+    samples: [n] training samples each row processed (host).
     """
 
     cohort: Cohort
@@ -29,7 +30,7 @@ class Report:
     loss: Tensor
     lr: Tensor
     steps: Tensor
-    samples: int
+    samples: np.ndarray
 
     @property
     def end(self) -> Tensor:

@@ -80,7 +80,7 @@ class Trainer:
         positions = np.arange(len(cohort)) if order is None else order
         end = {name: torch.empty_like(value) for name, value in carry.items()}
         loss = torch.zeros(len(cohort), dtype=self.model.dtype, device=self.model.device)
-        samples = 0
+        samples = np.zeros(len(cohort), dtype=np.int64)
         for first in range(0, len(cohort), self.choice.chunk):
             rows = positions[first : first + self.choice.chunk]
             pick = slice(first, first + len(rows)) if order is None else torch.as_tensor(rows, device=loss.device)
@@ -90,14 +90,16 @@ class Trainer:
             for name, value in part.items():
                 end[name][pick] = value
             loss[pick] = total
-            samples += int(chunk.sizes.sum())
+            samples[rows] = chunk.sizes.sum(1)
         steps = torch.as_tensor(plan.steps, dtype=loss.dtype).to(loss.device, non_blocking=True)
         first_rate = rates[0] if len(rates) else self.rates[cohort.replicate]
         return Report(cohort, carry["params"], end, loss / steps, first_rate, steps, samples)
 
     def _rates(self, cohort: Cohort, plan: Plan, t: int) -> Tensor:
-        """[S, n] the learning rate of every step and row."""
+        """[S, n] the learning rate of every step and row; a row's schedule counts its own steps."""
         most = int(plan.steps.max(initial=0))
-        factors = [self.rule.schedule.factor(t, k, self.rule.steps or most) for k in range(most)]
-        column = torch.tensor(factors, dtype=self.model.dtype).to(self.model.device, non_blocking=True)
-        return column[:, None] * self.rates[cohort.replicate]
+        counts, kind = np.unique(plan.steps, return_inverse=True)
+        table = [[self.rule.schedule.factor(t, k, int(count)) for count in counts] for k in range(most)]
+        factors = np.array(table).reshape(most, len(counts))[:, kind]
+        column = torch.as_tensor(factors, dtype=self.model.dtype).to(self.model.device, non_blocking=True)
+        return column * self.rates[cohort.replicate]

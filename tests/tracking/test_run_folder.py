@@ -176,6 +176,26 @@ def test_a_single_replicate_needs_no_folders_of_its_own(tmp_path):
     assert "test_loss" not in read_metrics(tmp_path / "metrics.csv")[0]
 
 
+def test_replicates_of_equal_seed_do_not_share_a_folder(tmp_path):
+    """They may differ in their learning rate, and each has its own curve."""
+    simulation = Simulation(
+        Quadratics(clients=2, dimension=3),
+        Mean,
+        clients=2,
+        local=SGD(lr=[0.1, 0.3], steps=1),
+        rounds=2,
+        seeds=(3, 3),
+        eval_every=1,
+    )
+    result = simulation.run(tmp_path, tracking=Tracking(progress="none"))
+    curves = [
+        [event.value for event in events(folder).Scalars("loss/train")]
+        for folder in sorted(p for p in (tmp_path / "tensorboard").iterdir() if p.is_dir())
+    ]
+    expected = [[row["train_loss"] for row in result.history[r::2]] for r in (0, 1)]
+    np.testing.assert_allclose(sorted(curves), sorted(expected), rtol=1e-6)
+
+
 def test_tensorboard_can_be_switched_off_and_a_run_needs_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     simulation = Simulation(Quadratics(clients=2, dimension=3), Mean, clients=2, rounds=1)

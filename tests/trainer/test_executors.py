@@ -16,8 +16,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from fedsim.datasets import CropFlip, Dataset, GaussianMean
 from fedsim.local import SGD, Inverse, InverseSqrt, PerStep
 from fedsim.models import MLP, Linear, Mean
-from fedsim.partition import IID, Partition, Table
-from fedsim.partition.base import Samples
 from fedsim.shift import Location
 from fedsim.simulation import Simulation
 from fedsim.trainer import Report
@@ -46,20 +44,13 @@ RULES = {
 }
 
 
-def labelled(sizes=SIZES, shape=(6,), classes=3, natural=True, seed=0) -> Dataset:
-    """Random inputs and labels; with `natural` client i owns sizes[i] of them."""
-    draw = np.random.default_rng(seed)
+def labelled(sizes=SIZES) -> Dataset:
+    """Random inputs and labels; client i owns sizes[i] of them."""
+    draw = np.random.default_rng(0)
     owners = np.repeat(np.arange(len(sizes)), sizes)
-    x = torch.as_tensor(draw.standard_normal((len(owners), *shape)))
-    y = torch.as_tensor(draw.integers(0, classes, len(owners)))
-    return Dataset("labelled", x, y, classes=classes, owners=torch.as_tensor(owners) if natural else None)
-
-
-def numbered(sizes=SIZES) -> Dataset:
-    """Sample j is the number j, so that a batch says which samples it holds."""
-    owners = np.repeat(np.arange(len(sizes)), sizes)
-    x = torch.arange(len(owners), dtype=torch.float64)[:, None]
-    return Dataset("numbered", x, loss="half_squared_distance", owners=torch.as_tensor(owners))
+    x = torch.as_tensor(draw.standard_normal((len(owners), 6)))
+    y = torch.as_tensor(draw.integers(0, 3, len(owners)))
+    return Dataset("labelled", x, y, classes=3, owners=torch.as_tensor(owners))
 
 
 def simulation_of(dataset: Dataset, model, rule, **options) -> Simulation:
@@ -117,7 +108,7 @@ def same(left: Report, right: Report, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(left.end, right.end, rtol=0, atol=tolerance)
     torch.testing.assert_close(left.loss, right.loss, rtol=0, atol=tolerance)
     torch.testing.assert_close(left.steps, right.steps)
-    assert left.samples == right.samples
+    assert list(left.samples) == list(right.samples)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -134,7 +125,7 @@ def test_every_way_of_running_ragged_clients_is_plain_pytorch(rule):
         torch.testing.assert_close(report.end, end, rtol=0, atol=1e-10)
         torch.testing.assert_close(report.loss, loss, rtol=0, atol=1e-10)
         torch.testing.assert_close(report.innovation, start - end, rtol=0, atol=1e-10)
-        assert report.samples == samples
+        assert report.samples.sum() == samples
     held = np.tile(SIZES, 2)
     size = held if local.batch_size is None else np.minimum(held, local.batch_size)
     per_pass = held // size if local.drop_last else -(-held // size)
@@ -181,7 +172,7 @@ def test_a_convolutional_network_with_augmentation_is_plain_pytorch_too(per):
     for report in reports:
         torch.testing.assert_close(report.end, end, rtol=0, atol=1e-9)
         torch.testing.assert_close(report.loss, loss, rtol=0, atol=1e-9)
-        assert report.samples == samples
+        assert report.samples.sum() == samples
 
 
 def test_augmentation_moves_whole_pixels_of_the_sample_itself():
@@ -313,7 +304,7 @@ def test_a_location_shift_moves_the_samples_by_the_deployed_model(way, deploy):
         assert report.end[row].item() == pytest.approx(theta, abs=1e-10)
         assert report.loss[row].item() == pytest.approx(np.mean(losses), abs=1e-10)
     torch.testing.assert_close(report.lr, torch.full((len(cohort),), lr, dtype=torch.float64))
-    assert report.samples == len(cohort) * 4 * 6
+    assert report.samples.sum() == len(cohort) * 4 * 6
 
 
 @pytest.mark.parametrize("way", ["vmap", "loop"])
@@ -360,129 +351,6 @@ def test_rows_may_carry_more_than_parameters(way):
     torch.testing.assert_close(report.carry["correction"], correction)
 
 
-def seen(simulation: Simulation, t: int, row: int) -> list[np.ndarray]:
-    """Numbers of the samples in each batch of a row, for the numbered data set."""
-    return [b["x"][:, 0].long().numpy() for b in batches_of(simulation, everyone(simulation), t, row)]
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5),
-    batch_size=st.integers(1, 6),
-    drop_last=st.booleans(),
-    steps=st.integers(1, 9),
-    t=st.integers(0, 50),
-)
-def test_a_pass_meets_every_sample_at_most_once(sizes, batch_size, drop_last, steps, t):
-    """Short last batches are kept or dropped as asked; where they are kept, a pass covers everything."""
-    rule = SGD(steps=steps, batch_size=batch_size, drop_last=drop_last)
-    simulation = simulation_of(numbered(sizes), Mean, rule, clients=len(sizes), seeds=(4,))
-    firsts = np.concatenate([[0], np.cumsum(sizes)])
-    for row, held in enumerate(sizes):
-        batches = seen(simulation, t, row)
-        assert len(batches) == steps
-        own = np.arange(firsts[row], firsts[row + 1])
-        size = min(batch_size, held)
-        per_pass = held // size if drop_last else -(-held // size)
-        for first in range(0, steps, per_pass):
-            turn = batches[first : first + per_pass]
-            met = np.concatenate(turn)
-            assert len(np.unique(met)) == len(met)
-            assert np.isin(met, own).all()
-            if len(turn) == per_pass:
-                assert len(met) == (per_pass * size if drop_last else held)
-                assert all(len(batch) == size for batch in turn[:-1])
-
-
-def test_passes_and_rounds_shuffle_afresh():
-    simulation = simulation_of(numbered((40,)), Mean, SGD(epochs=2, batch_size=10), clients=1, seeds=(4, 9))
-    orders = {}
-    for t, row in itertools.product((0, 1), (0, 1)):
-        batches = seen(simulation, t, row)
-        orders |= {(t, row, turn): tuple(np.concatenate(batches[4 * turn :][:4])) for turn in (0, 1)}
-    assert len(set(orders.values())) == 8
-    assert all(sorted(order) == list(range(40)) for order in orders.values())
-
-
-def chi_square(counts: np.ndarray) -> float:
-    expected = counts.sum() / len(counts)
-    return float(((counts - expected) ** 2 / expected).sum())
-
-
-@pytest.mark.parametrize("sampling", ["pass", "replacement"])
-def test_every_sample_is_as_likely_as_any_other(sampling):
-    """Two batches of 2 out of 8 over 400 rounds and 5 clients. For draws with replacement the statistic is χ² with
-    7 degrees of freedom, for a shuffle it is smaller: above 30 with probability 1e-4. Any two of the four draws
-    coincide with probability 1/8 with replacement (5 σ), never within a pass."""
-    rule = SGD(steps=2, batch_size=2, sampling=sampling)
-    simulation = simulation_of(numbered((8,) * 5), Mean, rule, clients=5, seeds=(0,))
-    cohort = everyone(simulation)
-    draws = []
-    for t in range(400):
-        chunk = simulation.trainer.batches.plan(cohort, t).chunk(np.arange(5))
-        steps = [chunk.batch(k, 0, 5, torch.float64)["x"][..., 0].long().numpy() for k in range(2)]
-        draws.append(np.concatenate(steps, axis=1))
-    drawn = np.stack(draws)
-    assert (drawn // 8 == np.arange(5)[:, None]).all()
-    chance = {"pass": 0.0, "replacement": 1 / 8}[sampling]
-    for j in range(4):
-        assert chi_square(np.bincount(drawn[..., j].reshape(-1) % 8, minlength=8)) < 30
-        for other in range(j):
-            repeated = (drawn[..., j] == drawn[..., other]).mean()
-            assert abs(repeated - chance) <= 5 * (chance * (1 - chance) / drawn[..., 0].size) ** 0.5
-
-
-class ByLot(Partition):
-    """A shuffle in which the first client holds `seed` samples for every one of another's."""
-
-    def table(self, samples: Samples, clients: int, seed: int) -> Table:
-        self.share = seed
-        return super().table(samples, clients, seed)
-
-    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
-        unit = samples.total // (self.share + clients - 1)
-        return np.split(draw.permutation(samples.total), unit * (self.share + np.arange(clients - 1)))
-
-
-COMPANY = {
-    "epochs, uneven shares": {"rule": {"epochs": 2, "batch_size": 6}, "partition": ByLot()},
-    "decay by steps": {"rule": {"steps": 4, "batch_size": 6, "schedule": PerStep(0.9)}, "partition": IID()},
-    "decay by epochs, uneven shares": {
-        "rule": {"epochs": 2, "batch_size": 6, "schedule": Inverse(offset=5.0)},
-        "partition": ByLot(),
-    },
-    "replacement": {"rule": {"steps": 4, "batch_size": 6, "sampling": "replacement"}, "partition": IID()},
-    "dropout": {"rule": {"epochs": 1, "batch_size": 5}, "partition": ByLot(), "model": Dropping},
-}
-
-
-@pytest.mark.parametrize("case", COMPANY)
-@pytest.mark.parametrize("executor", ["vmap", "loop"])
-def test_a_replicate_gives_the_same_numbers_alone_as_in_company(case, executor):
-    options = COMPANY[case]
-
-    def run(seeds):
-        return Simulation(
-            labelled(sizes=(30, 31), natural=False),
-            options.get("model", functools.partial(MLP, hidden=(5,))),
-            clients=5,
-            partition=options["partition"],
-            local=SGD(lr=0.3, **options["rule"]),
-            rounds=3,
-            eval_every=1,
-            seeds=seeds,
-            dtype="float64",
-            executor=executor,
-        ).run()
-
-    alone, company = run([5]), run([3, 5, 8])
-    torch.testing.assert_close(alone.state.model[0], company.state.model[1], rtol=0, atol=1e-10)
-    rows = [row for row in company.history if row["seed"] == 5]
-    for mine, theirs in zip(alone.history, rows, strict=True):
-        for name in (*alone.metrics, "round", "active_clients", "mean_active_clients"):
-            assert mine[name] == pytest.approx(theirs[name], abs=1e-10), name
-
-
 def test_every_replicate_may_have_its_own_learning_rate():
     dataset = labelled()
 
@@ -508,7 +376,7 @@ def test_nobody_and_a_single_client_are_cohorts_too(way):
     report = train(simulation, nobody)
     assert report.end.shape == report.innovation.shape == (0, simulation.model.dimension)
     assert report.loss.shape == report.steps.shape == report.lr.shape == (0,)
-    assert report.samples == 0
+    assert report.samples.sum() == 0
     for row in (0, 2, len(SIZES) + 1):
         counts = np.zeros(2 * len(SIZES))
         counts[row] = 1
