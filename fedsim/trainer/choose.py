@@ -17,7 +17,7 @@ from fedsim import checks
 from fedsim.models import RowModel
 
 EXECUTORS = ("auto", "vmap", "loop")
-CPU_CHUNK_BYTES = 32 * 2**20
+CPU_CHUNK_BYTES = 64 * 2**20
 GPU_MEMORY_SHARE = 0.25
 GPU_COPIES = 8  # parameters, gradients, activations and their temporaries, in units of parameters plus batch
 LOOP_CHUNK = 64  # rows whose sample numbers are drawn together
