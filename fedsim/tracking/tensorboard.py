@@ -54,10 +54,13 @@ class TensorBoard:
         """An image [H, W, 3] in [0, 1]."""
         self.mean.add_image(tag, pixels, completed, dataformats="HWC")
 
-    def hparams(self, settings: dict[str, Any], final: dict[str, float]) -> None:
-        """The settings and what they led to, for the HPARAMS table."""
+    def hparams(self, settings: dict[str, Any], metrics: list[str]) -> None:
+        """The settings for the HPARAMS table; its results are the last points of the metrics' own curves."""
+        from torch.utils.tensorboard.summary import hparams
+
         plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in settings.items()}
-        self.mean.add_hparams(plain, {f"final/{name}": value for name, value in final.items()}, run_name=".")
+        for summary in hparams(plain, {GROUPS[name]: 0.0 for name in metrics if name in GROUPS}):
+            self.mean._get_file_writer().add_summary(summary)
 
     def close(self) -> None:
         for writer in (self.mean, *self.each):

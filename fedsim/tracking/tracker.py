@@ -218,8 +218,7 @@ class Tracker:
         if self._tensorboard is not None:
             raster = availability_raster(self.simulation.availability, self.simulation.rounds)
             self._tensorboard.image("availability/clients over rounds", raster, progress.rounds)
-            final = {name: mean for name, (mean, _) in result.final.items()}
-            self._tensorboard.hparams(self.settings, final)
+            self._tensorboard.hparams(self.settings, result.metrics)
         return result
 
     def _summary(self, result: Result) -> dict[str, Any]:

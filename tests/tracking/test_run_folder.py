@@ -160,9 +160,11 @@ def test_tensorboard_has_the_settings_and_what_they_led_to(finished):
     assert told["lr"].number_value == pytest.approx(0.1)
     assert told["strategy"].string_value == "fedavg"
     assert set(told) == set(SETTINGS)
-    for name, (mean, _) in result.final.items():
-        (event,) = found.Scalars(f"final/{name}")
-        assert event.value == pytest.approx(mean, rel=1e-6)
+    experiment = found.PluginTagToContent("hparams")["_hparams_/experiment"]
+    listed = {info.name.tag for info in HParamsPluginData.FromString(experiment).experiment.metric_infos}
+    assert listed == {"accuracy/test", "accuracy/train", "accuracy/worst tenth of clients", "loss/test", "loss/train"}
+    for tag, name in (("accuracy/test", "test_accuracy"), ("loss/train", "train_loss")):
+        assert found.Scalars(tag)[-1].value == pytest.approx(result.final[name][0], rel=1e-6)
 
 
 def test_a_single_replicate_needs_no_folders_of_its_own(tmp_path):
