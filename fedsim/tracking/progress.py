@@ -20,8 +20,8 @@ class ProgressView(Protocol):
     def round(self, completed: int, active: float) -> None:
         """A round is complete; `active` clients took part, per replicate."""
 
-    def evaluated(self, completed: int, facts: str) -> None:
-        """An evaluation is at hand."""
+    def evaluated(self, completed: int, facts: str, active: float) -> None:
+        """An evaluation is at hand, as facts for a person; `active` clients took part in its round."""
 
 
 class Silent:
@@ -36,7 +36,7 @@ class Silent:
     def round(self, completed: int, active: float) -> None:
         return None
 
-    def evaluated(self, completed: int, facts: str) -> None:
+    def evaluated(self, completed: int, facts: str, active: float) -> None:
         return None
 
 
@@ -46,27 +46,32 @@ class Lines(Silent):
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
 
-    def evaluated(self, completed: int, facts: str) -> None:
-        log.info("round %*d/%d  %s", len(str(self.rounds)), completed, self.rounds, facts)
+    def evaluated(self, completed: int, facts: str, active: float) -> None:
+        log.info("round %*d/%d  %s  %.3g active", len(str(self.rounds)), completed, self.rounds, facts, active)
 
 
 class Live:
-    """A single line that is redrawn: bar, round, the last evaluation, active clients, time left."""
+    """A single line that is redrawn: round, bar, the last evaluation, active clients, time left."""
 
     def __init__(self, rounds: int, completed: int) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
+
+        def fixed(width: int) -> Column:
+            """A column that a narrow terminal does not squeeze; the facts give way instead."""
+            return Column(no_wrap=True, min_width=width, justify="right")
 
         self._bar = Progress(
-            TextColumn("round"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=16),
-            TextColumn("{task.fields[facts]}  {task.fields[active]:g} active"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("left"),
+            MofNCompleteColumn(table_column=fixed(2 * len(str(rounds)) + 1)),
+            BarColumn(bar_width=10, table_column=fixed(10)),
+            TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TextColumn("{task.fields[active]} active", table_column=fixed(9)),
+            TimeRemainingColumn(compact=True, table_column=fixed(5)),
+            TextColumn("left", table_column=fixed(4)),
             console=Console(stderr=True),
         )
-        self._task = self._bar.add_task("rounds", total=rounds, completed=completed, facts="", active=0)
+        self._task = self._bar.add_task("rounds", total=rounds, completed=completed, facts="", active="0")
 
     def __enter__(self) -> Live:
         self._bar.start()
@@ -76,9 +81,9 @@ class Live:
         self._bar.stop()
 
     def round(self, completed: int, active: float) -> None:
-        self._bar.update(self._task, completed=completed, active=active)
+        self._bar.update(self._task, completed=completed, active=f"{active:.3g}")
 
-    def evaluated(self, completed: int, facts: str) -> None:
+    def evaluated(self, completed: int, facts: str, active: float) -> None:
         self._bar.update(self._task, facts=facts)
 
 

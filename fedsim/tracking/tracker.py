@@ -188,24 +188,23 @@ class Tracker:
             self._csv.append(rows)
         if self._tensorboard is not None:
             self._tensorboard.write(progress.rounds, rows, evaluation.client_accuracy)
-        self._view.evaluated(progress.rounds, self._facts(rows))
+        self._view.evaluated(progress.rounds, self._facts(rows), float(self._active.mean()))
 
     def _facts(self, rows: list[Row]) -> str:
         """The line a person reads."""
         facts = []
         for name, label, scale, form in (
-            ("train_loss", "loss", 1, ".4g"),
+            ("train_loss", "loss", 1, ".3g"),
             ("test_accuracy", "accuracy", 100, ".1f"),
-            ("distance_to_optimum", "distance", 1, ".4g"),
+            ("distance_to_optimum", "distance", 1, ".3g"),
         ):
             if name in rows[0]:
                 mean, std = mean_std([row[name] * scale for row in rows])
-                spread = f" ± {std:{form}}" if len(rows) > 1 else ""
+                spread = f" ± {std:.2g}" if len(rows) > 1 else ""
                 facts.append(f"{label} {mean:{form}}{spread}" + (" %" if scale == 100 else ""))
         elapsed = self.progress.seconds - self._before
         if elapsed > 0 and self.progress.rounds:
-            facts.append(f"{(sum(self.progress.samples) - self._samples_before) / elapsed:,.0f} samples/s")
-        facts.append(f"{np.mean(self._active):.3g} active")
+            facts.append(f"{short((sum(self.progress.samples) - self._samples_before) / elapsed)} samples/s")
         return "  ".join(facts)
 
     def finish(self, state: State) -> Result:
@@ -241,6 +240,14 @@ def per_replicate(values: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
     """Sums of [n] host values over the rows of each replicate, [R]."""
     running = np.concatenate([[0], np.cumsum(values)])
     return running[list(bounds[1:])] - running[list(bounds[:-1])]
+
+
+def short(number: float) -> str:
+    """A large number as people say it: 154k."""
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.0f}"
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
