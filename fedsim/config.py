@@ -10,6 +10,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 import fedsim
 from fedsim import checks
@@ -142,6 +143,8 @@ def _instantiate(group: str, node: dict[str, Any]) -> Any:
     """Build one object; errors name the group."""
     try:
         return instantiate(node, _convert_="all")
+    except MissingMandatoryValue as error:
+        raise ConfigError(f"{group}.{error.full_key} is missing; give {group}.{error.full_key}=…") from None
     except InstantiationException as error:
         cause = error.__cause__
         while cause is not None and not isinstance(cause, ConfigError):

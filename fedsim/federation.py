@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+WEIGHTINGS = ("uniform", "data")
+
 
 @dataclass
 class Federation:
@@ -124,10 +126,15 @@ class Cohort:
         """[R] bool: does the server hear anybody of this replicate?"""
         return self.total(torch.ones_like(self.count)) > 0
 
-    @property
-    def data_weight(self) -> Tensor:
-        """[n] fraction of its replicate's data that each client holds."""
-        return self.federation.data_weights[self.rows]
+    def weights(self, weighting: str) -> Tensor:
+        """[n] w_i, which sum to 1 over all clients of a replicate: 'uniform' 1/m, or 'data' fractions."""
+        if weighting == "data":
+            return self.federation.data_weights[self.rows]
+        return torch.full_like(self.count, 1.0 / self.federation.clients)
+
+    def subset(self, keep: np.ndarray) -> Cohort:
+        """The rows at the given positions (sorted)."""
+        return Cohort(self.federation, self.host_rows[keep], self.host_count[keep], self.host_probability[keep])
 
     @property
     def seed(self) -> Tensor:

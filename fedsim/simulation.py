@@ -108,6 +108,7 @@ class Simulation:
         self.model = RowModel(_builder(model, dataset), loss or dataset.loss, ridge, self.device, number)
         self._check_model(number)
         self.availability = (availability or Full()).bind(self.federation)
+        self.availability.check_rounds(rounds)
         self.shift.setup(self.federation, dataset, self.model.dimension)
         contamination = contamination or NoContamination()
         contamination.setup(self.federation)
@@ -159,7 +160,7 @@ class Simulation:
             tracker.begin(state)
             for t in range(progress.rounds, self.rounds):
                 active = self.availability.sample(t)
-                cohort = self.strategy.cohort(active)
+                cohort = self.strategy.cohort(state, active)
                 start = self.strategy.start(state, cohort)
                 report = self.trainer.run(start, cohort, t, deployed=state.model)
                 state = self.strategy.aggregate(state, report, t)

@@ -59,7 +59,7 @@ def play(simulation: Simulation, rounds: int | None = None) -> Iterator[Played]:
     strategy, state = simulation.strategy, simulation.initial_state()
     for t in range(simulation.rounds if rounds is None else rounds):
         before = copy.deepcopy(state)
-        cohort = strategy.cohort(simulation.availability.sample(t))
+        cohort = strategy.cohort(state, simulation.availability.sample(t))
         report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, deployed=state.model)
         state = strategy.aggregate(state, report, t)
         yield Played(t, before, report, copy.deepcopy(state))

@@ -78,6 +78,7 @@ def test_a_sweep_its_resumption_and_its_comparison(tmp_path: Path, capsys: pytes
         (["availability=uniform_k", "availability.k=30", "clients=25"], "availability.k=30 exceeds clients=25"),
         (["dataset=mnist", "dataset.root=nowhere"], "FEDSIM_DATA"),
         (["model=custom"], "model._target_"),
+        (["availability=trace"], "availability.path is missing"),
         (["resume=nowhere"], "no checkpoint there"),
     ],
 )
@@ -108,7 +109,7 @@ ONE_GROUP_AT_A_TIME = [
     f"{group}={choice}"
     for group, choices in groups().items()
     for choice in choices
-    if group not in ("experiment", "dataset", "model") and choice not in ("natural", "location")
+    if group not in ("experiment", "dataset", "model") and choice not in ("natural", "location", "trace")
 ]
 
 

@@ -19,11 +19,18 @@ class Population:
         seeds: R of them.
         clients: m.
         class_fractions: [R, m, C] label distributions, or None.
+        weights: [R, m] fraction of its replicate's data that each client holds; None is 1/m.
     """
 
     seeds: tuple[int, ...]
     clients: int
     class_fractions: np.ndarray | None = None
+    weights: np.ndarray | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(R, m)"""
+        return len(self.seeds), self.clients
 
 
 class Availability(ABC):
@@ -36,6 +43,9 @@ class Availability(ABC):
         """Fix who exists. Override to precompute or to check the options against the population."""
         self.population = population
 
+    def check_rounds(self, rounds: int) -> None:
+        """Refuse a run of more rounds than the process knows (most know them all)."""
+
     @abstractmethod
     def probabilities(self, t: int) -> np.ndarray:
         """[R, m] the true p_i^t, in [0, 1]: the expected count, for those who may ask (`fedavg_known`)."""
@@ -46,7 +56,8 @@ class Availability(ABC):
 
     def bind(self, federation: Federation) -> Availability:
         """Set up for a federation, so that `sample` can return cohorts."""
-        self.setup(Population(federation.seeds, federation.clients, federation.class_fractions))
+        weights = federation.data_weights.cpu().numpy().reshape(federation.replicates, federation.clients)
+        self.setup(Population(federation.seeds, federation.clients, federation.class_fractions, weights))
         self.federation = federation
         return self
 

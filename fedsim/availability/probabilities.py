@@ -71,3 +71,38 @@ class ClassCorrelated(Probability):
         bound = np.where(np.arange(classes) < (classes + 1) // 2, self.high, self.low)
         phi = np.stack([bound * rng.generator(s, rng.Purpose.PROBABILITY).random(classes) for s in population.seeds])
         return np.einsum("rmc,rc->rm", fractions, phi)
+
+
+class LabelOrdered(Probability):
+    """Clients with small labels rarely come: p_i = low + (1 − low) · (smallest label held) / (C − 1).
+
+    MIFA's construction (Gu et al. 2021, §5), where every client holds two classes and low is its p_min.
+    """
+
+    def __init__(self, low: float = 0.1) -> None:
+        self.low = checks.fraction("availability.base.low", low)
+
+    def base(self, population: Population) -> np.ndarray:
+        fractions = population.class_fractions
+        if fractions is None:
+            raise ConfigError("availability/base=label_ordered needs class labels and this data set has none")
+        smallest = (fractions > 0).argmax(2)
+        return self.low + (1 - self.low) * smallest / max(fractions.shape[2] - 1, 1)
+
+
+class Lognormal(Probability):
+    """p_i = T_i / max_j T_j with T_i ~ lognormal(0, σ²): home devices (Ribero et al. 2023, §5).
+
+    With `trajectory: sine` it is their smartphones' day and night.
+    """
+
+    def __init__(self, sigma: float = 0.5) -> None:
+        self.sigma = checks.not_negative("availability.base.sigma", sigma)
+
+    def base(self, population: Population) -> np.ndarray:
+        draws = [
+            rng.generator(s, rng.Purpose.PROBABILITY).lognormal(0.0, self.sigma, population.clients)
+            for s in population.seeds
+        ]
+        times = np.stack(draws)
+        return times / times.max(1, keepdims=True)

@@ -15,10 +15,10 @@ class Full(Availability):
     """Everybody, always."""
 
     def probabilities(self, t: int) -> np.ndarray:
-        return np.ones((len(self.population.seeds), self.population.clients))
+        return np.ones(self.population.shape)
 
     def counts(self, t: int) -> np.ndarray:
-        return np.ones((len(self.population.seeds), self.population.clients), dtype=np.int8)
+        return np.ones(self.population.shape, dtype=np.int8)
 
 
 class UniformK(Availability):
@@ -33,11 +33,10 @@ class UniformK(Availability):
         super().setup(population)
 
     def probabilities(self, t: int) -> np.ndarray:
-        m = self.population.clients
-        return np.full((len(self.population.seeds), m), self.k / m)
+        return np.full(self.population.shape, self.k / self.population.clients)
 
     def counts(self, t: int) -> np.ndarray:
-        counts = np.zeros((len(self.population.seeds), self.population.clients), dtype=np.int8)
+        counts = np.zeros(self.population.shape, dtype=np.int8)
         for replicate, seed in enumerate(self.population.seeds):
             draw = rng.generator(seed, rng.Purpose.AVAILABILITY, t)
             counts[replicate, draw.choice(self.population.clients, self.k, replace=False, shuffle=False)] = 1
@@ -45,21 +44,83 @@ class UniformK(Availability):
 
 
 class Bernoulli(Availability):
-    """Every client by its own independent coin with p_i^t = clip(p_i · f_i(t), 0, 1) (fedawe §3, fedpbc §III)."""
+    """Every client by its own independent coin with p_i^t = clip(p_i · f_i(t), floor, 1) (fedawe §3, fedpbc §III).
 
-    def __init__(self, base: Probability | None = None, trajectory: Trajectory | None = None) -> None:
+    Args:
+        base: p_i.
+        trajectory: f_i(t).
+        floor: least probability of any client in any round (0.02 in FedAU's experiments).
+    """
+
+    def __init__(
+        self, base: Probability | None = None, trajectory: Trajectory | None = None, floor: float = 0.0
+    ) -> None:
         self.base = base or Uniform()
         self.trajectory = trajectory or Stationary()
+        self.floor = checks.fraction("availability.floor", floor)
 
     def setup(self, population: Population) -> None:
         super().setup(population)
         self._base = self.base.base(population)
 
     def probabilities(self, t: int) -> np.ndarray:
-        return np.clip(self.trajectory.at(t, self._base, self.population), 0.0, 1.0)
+        return np.clip(self.trajectory.at(t, self._base, self.population), self.floor, 1.0)
 
     def counts(self, t: int) -> np.ndarray:
-        coins = [
-            rng.generator(s, rng.Purpose.AVAILABILITY, t).random(self.population.clients) for s in self.population.seeds
+        return toss(self.probabilities(t), self.population, t)
+
+
+def toss(probabilities: np.ndarray, population: Population, t: int) -> np.ndarray:
+    """[R, m] independent coins of round t."""
+    coins = [rng.generator(s, rng.Purpose.AVAILABILITY, t).random(population.clients) for s in population.seeds]
+    return (np.stack(coins) < probabilities).astype(np.int8)
+
+
+class Multiset(Availability):
+    """K draws with replacement, with probabilities w_i, the data fractions (p-fedavg's scheme I)."""
+
+    def __init__(self, k: int = 10) -> None:
+        self.k = checks.whole("availability.k", k)
+
+    def setup(self, population: Population) -> None:
+        super().setup(population)
+        uniform = np.full(population.shape, 1.0 / population.clients)
+        weights = uniform if population.weights is None else np.asarray(population.weights, dtype=np.float64)
+        self._weights = weights / weights.sum(1, keepdims=True)
+
+    def probabilities(self, t: int) -> np.ndarray:
+        """[R, m] expected counts K·w_i (they may exceed 1)."""
+        return self.k * self._weights
+
+    def counts(self, t: int) -> np.ndarray:
+        draws = [
+            rng.generator(seed, rng.Purpose.AVAILABILITY, t).multinomial(self.k, weights)
+            for seed, weights in zip(self.population.seeds, self._weights, strict=True)
         ]
-        return (np.stack(coins) < self.probabilities(t)).astype(np.int8)
+        return np.stack(draws)
+
+
+class Cyclic(Availability):
+    """Groups of clients take turns: group (t // length) mod groups is there, everybody else is away.
+
+    Args:
+        groups: how many; client i belongs to group ⌊i · groups / m⌋.
+        length: rounds a turn lasts.
+    """
+
+    def __init__(self, groups: int = 5, length: int = 1) -> None:
+        self.groups = checks.whole("availability.groups", groups)
+        self.length = checks.whole("availability.length", length)
+
+    def setup(self, population: Population) -> None:
+        if self.groups > population.clients:
+            raise ConfigError(f"availability.groups={self.groups} exceeds clients={population.clients}")
+        super().setup(population)
+
+    def probabilities(self, t: int) -> np.ndarray:
+        return self.counts(t).astype(np.float64)
+
+    def counts(self, t: int) -> np.ndarray:
+        m = self.population.clients
+        present = np.arange(m) * self.groups // m == (t // self.length) % self.groups
+        return np.broadcast_to(present, self.population.shape).astype(np.int8)

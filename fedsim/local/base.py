@@ -61,6 +61,8 @@ class LocalRule(ABC):
         self.drop_last = drop_last
         self.schedule = schedule or Constant()
 
+    extras: frozenset[str] = frozenset()  # carry entries beside 'params' that the rule honours
+
     @abstractmethod
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         """One local step of one client.

@@ -12,13 +12,16 @@ from fedsim.local.base import Batch, Carry, LocalRule, Objective
 
 
 class SGD(LocalRule):
-    """x ← x − η (g + λx), with g clipped to norm `clip` first; a 'correction' [d] in the carry is added to g.
+    """x ← x − η (g + λx), with g clipped to norm `clip` first; a 'correction' [d] in the carry is added
+    to g, and so is 'proximal' · (x − 'anchor').
 
     Args:
         weight_decay: λ.
         clip: largest Euclidean norm of one step's gradient (of the mean loss over the batch); None does not clip.
         **options: of every local rule.
     """
+
+    extras = frozenset({"correction", "proximal", "anchor"})
 
     def __init__(self, weight_decay: float = 0.0, clip: float | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -32,6 +35,8 @@ class SGD(LocalRule):
             gradient = gradient * (self.clip / (gradient.norm() + 1e-12)).clamp(max=1.0)
         if "correction" in carry:
             gradient = gradient + carry["correction"]
+        if "proximal" in carry:
+            gradient = gradient + carry["proximal"] * (params - carry["anchor"])
         if self.weight_decay:
             gradient = gradient + self.weight_decay * params
         return carry | {"params": torch.addcmul(params, lr, gradient, value=-1)}, loss

@@ -1,8 +1,32 @@
 """What the server and the clients keep, and how a round's work becomes the next model."""
 
 from fedsim.strategies.base import State, Strategy
+from fedsim.strategies.f3ast import F3AST
+from fedsim.strategies.fedau import FedAU
 from fedsim.strategies.fedavg import FedAvg, FedAvgAll, FedAvgKnown
 from fedsim.strategies.fedawe import FedAWE
+from fedsim.strategies.fedopt import FedOpt
 from fedsim.strategies.fedpbc import FedPBC
+from fedsim.strategies.fedprox import FedProx
+from fedsim.strategies.fedvarp import FedVARP
+from fedsim.strategies.mifa import MIFA
+from fedsim.strategies.p_fedavg import PFedAvg
+from fedsim.strategies.scaffold import Scaffold
 
-__all__ = ["FedAWE", "FedAvg", "FedAvgAll", "FedAvgKnown", "FedPBC", "State", "Strategy"]
+__all__ = [
+    "F3AST",
+    "MIFA",
+    "FedAU",
+    "FedAWE",
+    "FedAvg",
+    "FedAvgAll",
+    "FedAvgKnown",
+    "FedOpt",
+    "FedPBC",
+    "FedProx",
+    "FedVARP",
+    "PFedAvg",
+    "Scaffold",
+    "State",
+    "Strategy",
+]

@@ -34,7 +34,7 @@ class Strategy(ABC, Generic[S]):
         """The state before round 0, from the initial models [R, d]."""
         return cast(S, State(model))
 
-    def cohort(self, active: Cohort) -> Cohort:
+    def cohort(self, state: S, active: Cohort) -> Cohort:
         """Who computes: the active clients, unless the paper says otherwise."""
         return active
 

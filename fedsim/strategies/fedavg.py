@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from fedsim import checks
-from fedsim.federation import Cohort
+from fedsim.federation import WEIGHTINGS
 from fedsim.strategies.base import State, Strategy
 from fedsim.trainer import Report
-
-WEIGHTINGS = ("uniform", "data")
 
 
 class FedAvg(Strategy[State]):
@@ -28,14 +24,8 @@ class FedAvg(Strategy[State]):
         self.server_lr = checks.positive("strategy.server_lr", server_lr)
         self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
 
-    def weights(self, cohort: Cohort) -> Tensor:
-        """[n] w_i: they sum to 1 over all clients of a replicate."""
-        if self.weighting == "data":
-            return cohort.data_weight
-        return cohort.count.new_full((len(cohort),), 1.0 / cohort.federation.clients)
-
     def aggregate(self, state: State, report: Report, t: int) -> State:
-        step = report.cohort.mean(report.innovation, self.weights(report.cohort))
+        step = report.cohort.mean(report.innovation, report.cohort.weights(self.weighting))
         return replace(state, model=state.model - self.server_lr * step)
 
 
@@ -43,7 +33,7 @@ class FedAvgAll(FedAvg):
     """FedAvg over all clients, the absent counted as zero (fedawe §7): x ← x − η_g Σ_{i∈A} w_i G_i."""
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
-        step = report.cohort.total(report.innovation, self.weights(report.cohort))
+        step = report.cohort.total(report.innovation, report.cohort.weights(self.weighting))
         return replace(state, model=state.model - self.server_lr * step)
 
 
@@ -52,5 +42,5 @@ class FedAvgKnown(FedAvg):
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         cohort = report.cohort
-        step = cohort.total(report.innovation, self.weights(cohort) / cohort.probability)
+        step = cohort.total(report.innovation, cohort.weights(self.weighting) / cohort.probability)
         return replace(state, model=state.model - self.server_lr * step)

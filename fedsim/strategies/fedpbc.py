@@ -29,7 +29,7 @@ class FedPBC(KeepsClientModels[ClientModels]):
     def initial(self, model: Tensor, federation: Federation) -> ClientModels:
         return ClientModels.broadcast(model, federation)
 
-    def cohort(self, active: Cohort) -> Cohort:
+    def cohort(self, state: ClientModels, active: Cohort) -> Cohort:
         return active.federation.everyone(active) if self.compute == "all" else active
 
     def aggregate(self, state: ClientModels, report: Report, t: int) -> ClientModels:

@@ -19,8 +19,8 @@ class Report:
     start: [n, d] where each row began.
     carry: what each row ended with: 'params' [n, d] and whatever the rule carried.
     loss: [n] mean training loss over the row's local steps.
-    lr: [n] learning rate of the round's first local step.
-    steps: [n] local steps taken.
+    lr: [R] learning rate of the round's first local step, also where nobody computed.
+    lr_sum: [n] learning rates of the row's local steps, summed: s·η_l where the rate is constant in a round.
     samples: [n] training samples each row processed (host).
     """
 
@@ -29,7 +29,7 @@ class Report:
     carry: dict[str, Tensor]
     loss: Tensor
     lr: Tensor
-    steps: Tensor
+    lr_sum: Tensor
     samples: np.ndarray
 
     @property

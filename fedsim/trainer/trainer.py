@@ -73,6 +73,12 @@ class Trainer:
             deployed: [R, d] the server's model, which moves the data where `shift.deploy` is 'round'.
         """
         carry = start if isinstance(start, dict) else {"params": start}
+        ignored = carry.keys() - {"params"} - self.rule.extras
+        if ignored:
+            raise ConfigError(
+                f"the strategy hands {', '.join(sorted(ignored))} to the local rule, but {type(self.rule).__name__} "
+                "does not use it; choose local=sgd, or another strategy"
+            )
         plan = self.batches.plan(cohort, t)
         rates = self._rates(cohort, plan, t)
         deploys = self.shift.active and self.shift.deploy == "round"
@@ -91,9 +97,10 @@ class Trainer:
                 end[name][pick] = value
             loss[pick] = total
             samples[rows] = chunk.sizes.sum(1)
-        steps = torch.as_tensor(plan.steps, dtype=loss.dtype).to(loss.device, non_blocking=True)
-        first_rate = rates[0] if len(rates) else self.rates[cohort.replicate]
-        return Report(cohort, carry["params"], end, loss / steps, first_rate, steps, samples)
+        taken = torch.as_tensor(plan.steps, dtype=loss.dtype).to(loss.device, non_blocking=True)
+        going = torch.arange(len(rates), device=loss.device)[:, None] < taken
+        lr = self.rates * self.rule.schedule.factor(t, 0, self.rule.steps or 1)
+        return Report(cohort, carry["params"], end, loss / taken, lr, (rates * going).sum(0), samples)
 
     def _rates(self, cohort: Cohort, plan: Plan, t: int) -> Tensor:
         """[S, n] the learning rate of every step and row; a row's schedule counts its own steps."""

@@ -101,7 +101,7 @@ def test_without_innovation_the_client_models_are_multiplied_by_the_mixing_matri
     federation = federation_of(replicates, clients)
     state = strategy.initial(torch.zeros(replicates, clients, dtype=torch.float64), federation)
     state.models.copy_(torch.eye(clients, dtype=torch.float64).repeat(replicates, 1))
-    cohort = strategy.cohort(federation.cohort(mask, np.full(mask.shape, 0.5)))
+    cohort = strategy.cohort(state, federation.cohort(mask, np.full(mask.shape, 0.5)))
     start = strategy.start(state, cohort)
     after = strategy.aggregate(state, report_of(cohort, start, torch.zeros_like(start)), 0)
     for mixing, active in zip(after.models.reshape(replicates, clients, clients), mask > 0, strict=True):

@@ -1,0 +1,64 @@
+"""F3AST: weights from running participation frequencies (Ribero, Vikalo and de Veciana 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim import checks
+from fedsim.federation import WEIGHTINGS, Cohort, Federation
+from fedsim.strategies.base import State, Strategy
+from fedsim.trainer import Report
+
+
+@dataclass
+class F3ASTState(State):
+    """Adds frequency [R·m]: r_i, an exponential average of participation, zero at the start."""
+
+    frequency: Tensor
+
+
+class F3AST(Strategy[F3ASTState]):
+    """x ← x − η_g Σ_{i∈A} (w_i / r̂_i) G_i, with r ← (1 − β) r + β·1{i∈A} and r̂ = r / (1 − (1 − β)^{t+1}).
+
+    r starts at zero and r̂ is the unbiased running frequency, this round included; the FedAWE comparison does not say
+    which start it used. The frequency goes on in empty rounds. Memory: one number per client.
+
+    Args:
+        server_lr: η_g.
+        beta: β (0.001 in the FedAWE paper).
+        k: None: everyone available takes part (the paper's update); else the k available clients with the largest
+            w_i² / r̂_i², as the released program picks (it divides by k as well, which `server_lr` can do).
+        weighting: w_i: 'uniform' 1/m, or 'data' fractions.
+    """
+
+    def __init__(
+        self, server_lr: float = 1.0, beta: float = 0.001, k: int | None = None, weighting: str = "uniform"
+    ) -> None:
+        self.server_lr = checks.positive("strategy.server_lr", server_lr)
+        self.beta = checks.positive("strategy.beta", checks.fraction("strategy.beta", beta))
+        self.k = None if k is None else checks.whole("strategy.k", k)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+
+    def initial(self, model: Tensor, federation: Federation) -> F3ASTState:
+        return F3ASTState(model, torch.zeros(federation.rows, dtype=model.dtype, device=model.device))
+
+    def cohort(self, state: F3ASTState, active: Cohort) -> Cohort:
+        if self.k is None:
+            return active
+        urgency = (active.weights(self.weighting) / state.frequency[active.rows]).cpu().numpy()  # ∞ for newcomers
+        chosen = []
+        for first, stop in zip(active.bounds[:-1], active.bounds[1:], strict=True):
+            chosen.append(first + np.argsort(-urgency[first:stop], kind="stable")[: self.k])
+        return active.subset(np.sort(np.concatenate(chosen)))
+
+    def aggregate(self, state: F3ASTState, report: Report, t: int) -> F3ASTState:
+        cohort = report.cohort
+        frequency = (1 - self.beta) * state.frequency
+        frequency[cohort.rows] += self.beta
+        unbiased = frequency[cohort.rows] / (1 - (1 - self.beta) ** (t + 1))
+        step = cohort.total(report.innovation, cohort.weights(self.weighting) / unbiased)
+        return F3ASTState(state.model - self.server_lr * step, frequency)

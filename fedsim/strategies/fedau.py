@@ -1,0 +1,58 @@
+"""FedAU: weights estimated from how long each client stays away (Wang & Ji, ICLR 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim import checks
+from fedsim.federation import Federation
+from fedsim.strategies.base import State, Strategy
+from fedsim.trainer import Report
+
+
+@dataclass
+class FedAUState(State):
+    """Attributes (all [R·m]):
+
+    weight: ω_i, the mean of the client's closed participation intervals; 1 before the first closes.
+    intervals: M_i, how many have closed.
+    current: S_i, rounds since the last one closed.
+    """
+
+    weight: Tensor
+    intervals: Tensor
+    current: Tensor
+
+
+class FedAU(Strategy[FedAUState]):
+    """x ← x − (η_g / m) Σ_{i∈A} ω_i^t G_i, with ω_i^t the mean of the intervals closed *before* this round.
+
+    An interval closes when the client takes part, or when its absence reaches `cutoff` rounds. Intervals go on in
+    empty rounds too: they count time, not updates. Memory: three numbers per client.
+
+    Args:
+        server_lr: η_g.
+        cutoff: K (50 in the papers).
+    """
+
+    def __init__(self, server_lr: float = 1.0, cutoff: int = 50) -> None:
+        self.server_lr = checks.positive("strategy.server_lr", server_lr)
+        self.cutoff = checks.whole("strategy.cutoff", cutoff)
+
+    def initial(self, model: Tensor, federation: Federation) -> FedAUState:
+        zeros = torch.zeros(federation.rows, dtype=model.dtype, device=model.device)
+        return FedAUState(model, torch.ones_like(zeros), zeros, zeros.clone())
+
+    def aggregate(self, state: FedAUState, report: Report, t: int) -> FedAUState:
+        cohort = report.cohort
+        step = cohort.total(report.innovation, state.weight[cohort.rows] / cohort.federation.clients)
+        current = state.current + 1
+        closes = current >= self.cutoff
+        closes[cohort.rows] = True
+        intervals = state.intervals + closes
+        mean = (state.weight * state.intervals + current) / intervals.clamp(min=1)
+        weight = torch.where(closes, mean, state.weight)
+        return FedAUState(state.model - self.server_lr * step, weight, intervals, torch.where(closes, 0.0, current))

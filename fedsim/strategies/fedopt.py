@@ -1,0 +1,70 @@
+"""FedOpt: an adaptive optimiser on the server (Reddi et al., ICLR 2021, Alg. 2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim import checks
+from fedsim.federation import Federation
+from fedsim.strategies.base import State, Strategy
+from fedsim.trainer import Report
+
+OPTIMIZERS = ("adam", "yogi", "adagrad")
+
+
+@dataclass
+class FedOptState(State):
+    """Adds the moments, [R, d] each."""
+
+    first: Tensor
+    second: Tensor
+
+
+class FedOpt(Strategy[FedOptState]):
+    """Δ = −mean_A G_i; u ← β₁ u + (1 − β₁) Δ; v by the optimiser; x ← x + η_g u / (√v + τ).
+
+    v ← β₂ v + (1 − β₂) Δ² (adam), v − (1 − β₂) Δ² sign(v − Δ²) (yogi), v + Δ² (adagrad); v starts at τ². As in the
+    paper there is no bias correction.
+
+    Args:
+        optimizer: adam, yogi or adagrad.
+        server_lr: η_g.
+        beta1, beta2: decay of the moments.
+        tau: τ, the degree of adaptivity.
+    """
+
+    def __init__(
+        self,
+        optimizer: str = "adam",
+        server_lr: float = 0.1,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+    ) -> None:
+        self.optimizer = checks.choice("strategy.optimizer", optimizer, OPTIMIZERS)
+        self.server_lr = checks.positive("strategy.server_lr", server_lr)
+        self.beta1 = checks.fraction("strategy.beta1", beta1)
+        self.beta2 = checks.fraction("strategy.beta2", beta2)
+        self.tau = checks.positive("strategy.tau", tau)
+
+    def initial(self, model: Tensor, federation: Federation) -> FedOptState:
+        return FedOptState(model, torch.zeros_like(model), torch.full_like(model, self.tau**2))
+
+    def aggregate(self, state: FedOptState, report: Report, t: int) -> FedOptState:
+        cohort = report.cohort
+        delta = -cohort.mean(report.innovation)
+        first = self.beta1 * state.first + (1 - self.beta1) * delta
+        second = self._second(state.second, delta.square())
+        model = state.model + self.server_lr * first / (second.sqrt() + self.tau)
+        new, old = (model, first, second), (state.model, state.first, state.second)
+        return FedOptState(*(cohort.keep_unheard(a, b) for a, b in zip(new, old, strict=True)))
+
+    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+        if self.optimizer == "adagrad":
+            return v + square
+        if self.optimizer == "yogi":
+            return v - (1 - self.beta2) * square * torch.sign(v - square)
+        return self.beta2 * v + (1 - self.beta2) * square

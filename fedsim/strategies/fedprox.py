@@ -1,0 +1,27 @@
+"""FedProx: a proximal term holds clients near the broadcast model (Li et al., MLSys 2020)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedsim import checks
+from fedsim.federation import Cohort
+from fedsim.strategies.base import State
+from fedsim.strategies.fedavg import FedAvg
+
+
+class FedProx(FedAvg):
+    """As FedAvg; the local gradient gains μ (x − x^t). Runs under local=sgd, whose carry takes the anchor.
+
+    Args:
+        mu: μ.
+        server_lr, weighting: as `FedAvg`.
+    """
+
+    def __init__(self, mu: float = 0.01, server_lr: float = 1.0, weighting: str = "uniform") -> None:
+        super().__init__(server_lr, weighting)
+        self.mu = checks.not_negative("strategy.mu", mu)
+
+    def start(self, state: State, cohort: Cohort) -> dict[str, Tensor]:
+        model = cohort.broadcast(state.model)
+        return {"params": model, "anchor": model, "proximal": model.new_full((len(cohort),), self.mu)}

@@ -1,0 +1,41 @@
+"""P-FedAvg's three ways to put clients' models together (p-fedavg §2.4)."""
+
+from __future__ import annotations
+
+import torch
+
+from fedsim import checks
+from fedsim.federation import WEIGHTINGS
+from fedsim.strategies.base import State, Strategy
+from fedsim.trainer import Report
+
+SCHEMES = ("full", "I", "II")
+
+
+class PFedAvg(Strategy[State]):
+    """The next model is a weighted sum of the clients' *models*, with w_i the data fractions.
+
+    'full': Σ_i w_i θ_i over everybody (availability=full). 'I': the plain mean over a multiset of K clients drawn with
+    probabilities w_i (availability=multiset). 'II': Σ_{k∈S} w_k (m/K) θ_k over K clients drawn without replacement
+    (availability=uniform_k); the weights need not sum to 1: that is the paper's rule.
+
+    Args:
+        scheme: full, I or II.
+        weighting: w_i: 'data' fractions, or 'uniform' 1/m.
+    """
+
+    def __init__(self, scheme: str = "full", weighting: str = "data") -> None:
+        self.scheme = checks.choice("strategy.scheme", str(scheme), SCHEMES)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+
+    def aggregate(self, state: State, report: Report, t: int) -> State:
+        cohort = report.cohort
+        if self.scheme == "I":
+            model = cohort.mean(report.end)
+        else:
+            weights = cohort.weights(self.weighting)
+            if self.scheme == "II":
+                drawn = cohort.total(torch.ones_like(weights))  # K
+                weights = weights * cohort.broadcast(cohort.federation.clients / drawn)
+            model = cohort.total(report.end, weights)
+        return State(cohort.keep_unheard(model, state.model))
