@@ -46,9 +46,9 @@ def table(runs: list[Run], metrics: list[str], markdown: bool = False) -> str:
     for run in runs:
         cells.append([run.label, *(cell(metric, *run.final(metric)) for metric in metrics)])
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    edge, gap = ("| ", " | ") if markdown else ("", "  ")
+    edge, gap, end = ("| ", " | ", " |") if markdown else ("", "  ", "")
     lines = [
-        edge + gap.join(f"{text:{'<' if c == 0 else '>'}{widths[c]}}" for c, text in enumerate(row)) + edge.rstrip()
+        edge + gap.join(f"{text:{'<' if c == 0 else '>'}{widths[c]}}" for c, text in enumerate(row)) + end
         for row in cells
     ]
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|" if markdown else "-" * len(lines[0])

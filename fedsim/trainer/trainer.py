@@ -87,8 +87,10 @@ class Trainer:
         end = {name: torch.empty_like(value) for name, value in carry.items()}
         loss = torch.zeros(len(cohort), dtype=self.model.dtype, device=self.model.device)
         samples = np.zeros(len(cohort), dtype=np.int64)
-        for first in range(0, len(cohort), self.choice.chunk):
-            rows = positions[first : first + self.choice.chunk]
+        chunks = -(-len(cohort) // self.choice.chunk)
+        size = -(-len(cohort) // max(chunks, 1)) or 1  # chunks of equal size: a small last one wastes the device
+        for first in range(0, len(cohort), size):
+            rows = positions[first : first + size]
             pick = slice(first, first + len(rows)) if order is None else torch.as_tensor(rows, device=loss.device)
             chunk = plan.chunk(rows)
             fleet = deployed[cohort.replicate[pick]] if deploys else None
