@@ -57,6 +57,16 @@ def _mix64(x: Tensor) -> Tensor:
     return x ^ ((x >> 31) & ((1 << 33) - 1))
 
 
+def _mix64_host(value: int) -> int:
+    """`_mix64` of a host integer, as a signed 64-bit integer."""
+    mask = (1 << 64) - 1
+    x = value & mask
+    x = ((x ^ (x >> 30)) * (_MIX_1 & mask)) & mask
+    x = ((x ^ (x >> 27)) * (_MIX_2 & mask)) & mask
+    x ^= x >> 31
+    return x - (1 << 64) if x >> 63 else x
+
+
 def _mix32(x: Tensor) -> Tensor:
     """lowbias32 on int32: a bijection of 32 bits with good avalanche."""
     x = (x ^ ((x >> 16) & 0xFFFF)) * _LOW_1
@@ -65,8 +75,9 @@ def _mix32(x: Tensor) -> Tensor:
 
 
 def fold(key: Tensor, value: Tensor | int) -> Tensor:
-    """Derive a new 64-bit key from a key and a value (both int64, broadcast)."""
-    return _mix64((key ^ _GAMMA) + _mix64(torch.as_tensor(value, dtype=torch.int64, device=key.device) + _GAMMA))
+    """Derive a new 64-bit key from a key and a value (int64, broadcast; a host integer costs the device nothing)."""
+    mixed = _mix64(value + _GAMMA) if isinstance(value, Tensor) else _mix64_host(value + _GAMMA)
+    return _mix64((key ^ _GAMMA) + mixed)
 
 
 def row_keys(seeds: Tensor, purpose: Purpose, clients: Tensor, *counters: int) -> Tensor:

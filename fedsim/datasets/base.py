@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class Dataset:
     owners: Tensor | None = None
     optimum: Tensor | None = None
     augment: CropFlip | None = None
+    _cache: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
     def stream(self) -> bool:
@@ -73,7 +74,15 @@ class Dataset:
         x = x.to(dtype)
         if self.mean is None or self.std is None:
             return x.mul_(1 / 255)
-        per_channel = (-1, *[1] * (len(self.shape) - 1))
-        offset = torch.tensor(self.mean, dtype=dtype, device=x.device).mul_(255).reshape(per_channel)
-        scale = torch.tensor(self.std, dtype=dtype, device=x.device).mul_(255).reciprocal_().reshape(per_channel)
+        offset, scale = self._normalisation(dtype, x.device)
         return x.sub_(offset).mul_(scale)
+
+    def _normalisation(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """What to subtract from raw pixels and what to multiply by, per channel; made once per dtype and device."""
+        if (dtype, device) not in self._cache:
+            per_channel = (-1, *[1] * (len(self.shape) - 1))
+            mean, std = (
+                torch.tensor(v, dtype=dtype, device=device).reshape(per_channel) for v in (self.mean, self.std)
+            )
+            self._cache[dtype, device] = (mean * 255, 1 / (std * 255))
+        return self._cache[dtype, device]
