@@ -155,6 +155,7 @@ class Simulation:
                     f"rounds={self.rounds}, but the run in {folder} has completed {progress.rounds}; raise rounds"
                 )
             log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
+        self._check_carry(state)
         guard = DivergenceGuard(self.federation, type(self.strategy).__name__)
         with Tracker(self, folder, tracking, checkpoints, guard, progress, settings) as tracker:
             tracker.begin(state)
@@ -166,6 +167,19 @@ class Simulation:
                 state = self.strategy.aggregate(state, report, t)
                 tracker.round(t, state, report)
             return tracker.finish(state)
+
+    def _check_carry(self, state: State) -> None:
+        """Whatever the strategy hands to the local rule must be used there: asked with nobody in the cohort."""
+        shape = (self.federation.replicates, self.federation.clients)
+        nobody = self.federation.cohort(np.zeros(shape), np.zeros(shape))
+        start = self.strategy.start(state, nobody)
+        local = self.trainer.rule
+        ignored = set(start) - {"params"} - local.extras if isinstance(start, dict) else set()
+        if ignored:
+            raise ConfigError(
+                f"strategy={type(self.strategy).__name__} hands {', '.join(sorted(ignored))} to the local rule, but "
+                f"{type(local).__name__} does not use it; choose local=sgd, or another strategy"
+            )
 
     def _split(self, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
         """One index table per replicate; none for a stream."""

@@ -7,6 +7,7 @@ import numpy as np
 from fedsim import checks, rng
 from fedsim.availability.base import Availability, Population
 from fedsim.availability.probabilities import Probability, Uniform
+from fedsim.errors import ConfigError
 
 
 class Markov(Availability):
@@ -24,6 +25,8 @@ class Markov(Availability):
     def __init__(self, base: Probability | None = None, persistence: float = 0.8) -> None:
         self.base = base or Uniform()
         self.persistence = checks.fraction("availability.persistence", persistence)
+        if self.persistence == 1:
+            raise ConfigError("availability.persistence=1 freezes the first round for ever; give less")
 
     def setup(self, population: Population) -> None:
         super().setup(population)
@@ -32,7 +35,7 @@ class Markov(Availability):
 
     def probabilities(self, t: int) -> np.ndarray:
         """[R, m] the marginal p_i."""
-        return self._base
+        return self._base.copy()
 
     def counts(self, t: int) -> np.ndarray:
         if t < self._round:

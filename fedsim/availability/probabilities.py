@@ -76,7 +76,7 @@ class ClassCorrelated(Probability):
 class LabelOrdered(Probability):
     """Clients with small labels rarely come: p_i = low + (1 − low) · (smallest label held) / (C − 1).
 
-    MIFA's construction (Gu et al. 2021, §5), where every client holds two classes and low is its p_min.
+    Our reading of MIFA's construction (Gu et al. 2021), where every client holds two classes and low is its p_min.
     """
 
     def __init__(self, low: float = 0.1) -> None:

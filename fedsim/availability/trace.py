@@ -50,18 +50,23 @@ class Trace(Availability):
 
     def _read_npy(self) -> np.ndarray:
         try:
-            return np.asarray(np.load(self.path, allow_pickle=False), dtype=np.float64)
+            table = np.load(self.path, allow_pickle=False)
+            if not isinstance(table, np.ndarray) or table.dtype.kind not in "biuf":
+                raise ValueError(f"it holds {getattr(table, 'dtype', type(table).__name__)}")
+            return table.astype(np.float64)
         except (ValueError, OSError, EOFError) as error:
             raise ConfigError(f"availability.path={self.path} is not a numeric .npy array ({error})") from error
 
     def _read_csv(self) -> tuple[np.ndarray, int]:
         """The numbers, and the number of the line they start on."""
         try:
-            with open(self.path, newline="", encoding="utf-8") as file:
+            with open(self.path, newline="", encoding="utf-8-sig") as file:
                 lines = list(csv.reader(file))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             raise ConfigError(f"availability.path={self.path} cannot be read as CSV ({error})") from error
-        header = bool(lines) and not any(_is_number(cell) for cell in lines[0])
+        if lines and not lines[0]:
+            raise ConfigError(f"availability.path={self.path}, line 1 is empty; expected one column per client")
+        header = bool(lines) and all(cell.strip() and not _is_number(cell) for cell in lines[0])
         rows = []
         for number, line in enumerate(lines[header:], start=1 + header):
             if len(line) != len(lines[0]):

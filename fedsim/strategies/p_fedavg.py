@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedsim import checks
+from fedsim.errors import ConfigError
 from fedsim.federation import WEIGHTINGS
 from fedsim.strategies.base import State, Strategy
 from fedsim.trainer import Report
@@ -30,6 +31,10 @@ class PFedAvg(Strategy[State]):
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         cohort = report.cohort
+        if self.scheme == "full" and len(cohort) < cohort.federation.rows:
+            raise ConfigError(
+                "strategy.scheme=full needs everybody in every round; use availability=full, or scheme I or II"
+            )
         if self.scheme == "I":
             model = cohort.mean(report.end)
         else:

@@ -57,15 +57,18 @@ class Batches:
 
     def plan(self, cohort: Cohort, t: int) -> Plan:
         """Steps and batch sizes of every row of the cohort in round t."""
-        rule, held = self.rule, self.federation.sizes[cohort.host_rows]
+        size, per_pass, steps = self.schedule(cohort.host_rows)
+        return Plan(self, cohort, t, self.federation.sizes[cohort.host_rows], size, per_pass, steps)
+
+    def schedule(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Batch size, batches in a pass, and local steps of the given virtual clients: [n] each."""
+        rule, held = self.rule, self.federation.sizes[rows]
         if self.dataset.stream:
-            size = np.full(len(cohort), rule.batch_size, dtype=np.int64)
-            per_pass = np.ones(len(cohort), dtype=np.int64)
+            size, per_pass = np.full(len(rows), rule.batch_size, dtype=np.int64), np.ones(len(rows), dtype=np.int64)
         else:
             size = held if rule.batch_size is None else np.minimum(held, rule.batch_size)
             per_pass = held // size if rule.drop_last else -(-held // size)
-        steps = np.full(len(cohort), rule.steps) if rule.epochs is None else rule.epochs * per_pass
-        return Plan(self, cohort, t, held, size, per_pass, steps)
+        return size, per_pass, np.full(len(rows), rule.steps) if rule.epochs is None else rule.epochs * per_pass
 
     def gather(self, samples: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
         """Stored samples by number: [...] → x [..., *shape] prepared, y [...] where there are labels."""

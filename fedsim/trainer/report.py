@@ -19,7 +19,8 @@ class Report:
     start: [n, d] where each row began.
     carry: what each row ended with: 'params' [n, d] and whatever the rule carried.
     loss: [n] mean training loss over the row's local steps.
-    lr: [R] learning rate of the round's first local step, also where nobody computed.
+    lr: [R] learning rate of the round's first local step, also where nobody computed (with epochs and a schedule that
+        counts steps: of the client with most steps).
     lr_sum: [n] learning rates of the row's local steps, summed: s·η_l where the rate is constant in a round.
     samples: [n] training samples each row processed (host).
     """

@@ -59,6 +59,8 @@ class Trainer:
             self.executor = LoopExecutor(rule, model, shift, self.choice.workers)
         else:
             self.executor = VmapExecutor(rule, model, shift)
+        everyone = np.arange(batches.federation.rows)
+        self._longest = rule.steps or int(batches.schedule(everyone)[2].max())
         if model.device.type == "cpu":
             keep_freed_memory()
 
@@ -73,12 +75,6 @@ class Trainer:
             deployed: [R, d] the server's model, which moves the data where `shift.deploy` is 'round'.
         """
         carry = start if isinstance(start, dict) else {"params": start}
-        ignored = carry.keys() - {"params"} - self.rule.extras
-        if ignored:
-            raise ConfigError(
-                f"the strategy hands {', '.join(sorted(ignored))} to the local rule, but {type(self.rule).__name__} "
-                "does not use it; choose local=sgd, or another strategy"
-            )
         plan = self.batches.plan(cohort, t)
         rates = self._rates(cohort, plan, t)
         deploys = self.shift.active and self.shift.deploy == "round"
@@ -101,7 +97,7 @@ class Trainer:
             samples[rows] = chunk.sizes.sum(1)
         taken = torch.as_tensor(plan.steps, dtype=loss.dtype).to(loss.device, non_blocking=True)
         going = torch.arange(len(rates), device=loss.device)[:, None] < taken
-        lr = self.rates * self.rule.schedule.factor(t, 0, self.rule.steps or 1)
+        lr = self.rates * self.rule.schedule.factor(t, 0, self._longest)
         return Report(cohort, carry["params"], end, loss / taken, lr, (rates * going).sum(0), samples)
 
     def _rates(self, cohort: Cohort, plan: Plan, t: int) -> Tensor:
