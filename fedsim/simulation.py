@@ -109,6 +109,7 @@ class Simulation:
         self._check_model(number)
         self.availability = (availability or Full()).bind(self.federation)
         self.availability.check_rounds(rounds)
+        self.strategy.check(self.availability)
         self.shift.setup(self.federation, dataset, self.model.dimension)
         contamination = contamination or NoContamination()
         contamination.setup(self.federation)

@@ -78,6 +78,7 @@ def test_a_sweep_its_resumption_and_its_comparison(tmp_path: Path, capsys: pytes
         (["availability=uniform_k", "availability.k=30", "clients=25"], "availability.k=30 exceeds clients=25"),
         (["dataset=mnist", "dataset.root=nowhere"], "FEDSIM_DATA"),
         (["model=custom"], "model._target_"),
+        (["strategy=p_fedavg"], "needs everybody in every round; use availability=full"),
         (["availability=trace"], "availability.path is missing"),
         (["resume=nowhere"], "no checkpoint there"),
     ],
@@ -115,7 +116,8 @@ ONE_GROUP_AT_A_TIME = [
 
 @pytest.mark.parametrize("override", ONE_GROUP_AT_A_TIME)
 def test_every_choice_composes_and_runs(override: str) -> None:
-    simulation, tracking, _ = build(configuration(*QUICK, "tracking.progress=none", override))
+    everybody = ["availability=full"] if override == "strategy=p_fedavg" else []
+    simulation, tracking, _ = build(configuration(*QUICK, "tracking.progress=none", override, *everybody))
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 from torch import Tensor
 from typing_extensions import Self
 
+from fedsim.availability import Availability
 from fedsim.federation import Cohort, Federation
 from fedsim.trainer import Report
 
@@ -29,6 +30,9 @@ S = TypeVar("S", bound=State)
 
 class Strategy(ABC, Generic[S]):
     """One aggregation algorithm. An empty round leaves the state as it is, unless the paper says otherwise."""
+
+    def check(self, availability: Availability) -> None:
+        """Refuse, before the first round, an availability process the algorithm cannot run under."""
 
     def initial(self, model: Tensor, federation: Federation) -> S:
         """The state before round 0, from the initial models [R, d]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedsim import checks
+from fedsim.availability import Availability
 from fedsim.errors import ConfigError
 from fedsim.federation import WEIGHTINGS
 from fedsim.strategies.base import State, Strategy
@@ -29,12 +30,14 @@ class PFedAvg(Strategy[State]):
         self.scheme = checks.choice("strategy.scheme", str(scheme), SCHEMES)
         self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
 
-    def aggregate(self, state: State, report: Report, t: int) -> State:
-        cohort = report.cohort
-        if self.scheme == "full" and len(cohort) < cohort.federation.rows:
+    def check(self, availability: Availability) -> None:
+        if self.scheme == "full" and availability.probabilities(0).min() < 1:
             raise ConfigError(
                 "strategy.scheme=full needs everybody in every round; use availability=full, or scheme I or II"
             )
+
+    def aggregate(self, state: State, report: Report, t: int) -> State:
+        cohort = report.cohort
         if self.scheme == "I":
             model = cohort.mean(report.end)
         else:
