@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from fedsim import checks
 from fedsim.federation import Cohort, Federation
-from fedsim.strategies.base import State
+from fedsim.strategies.base import State, Strategy
 
 DTYPES = {"same": None, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -26,15 +27,28 @@ class ClientMemory(State):
     mean: Tensor
 
 
-def memory_dtype(name: str) -> torch.dtype | None:
-    """The dtype of `strategy.memory_dtype`; None is that of the rows."""
-    return DTYPES[checks.choice("strategy.memory_dtype", name, DTYPES)]
+M = TypeVar("M", bound=ClientMemory)
 
 
-def empty_memory(model: Tensor, federation: Federation, dtype: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """Zero memory [R·m, d] and its mean [R, d]."""
-    shape = (federation.rows, model.shape[1])
-    return torch.zeros(shape, dtype=dtype or model.dtype, device=model.device), torch.zeros_like(model)
+class RemembersClients(Strategy[M]):
+    """A strategy that remembers one row per client, zero before its first time.
+
+    Args:
+        server_lr: η_g.
+        memory_dtype: of the stored rows: same (as the model's), float32, float16 or bfloat16.
+    """
+
+    def __init__(self, server_lr: float = 1.0, memory_dtype: str = "same") -> None:
+        self.server_lr = checks.positive("strategy.server_lr", server_lr)
+        self.dtype = DTYPES[checks.choice("strategy.memory_dtype", memory_dtype, DTYPES)]
+
+    def initial(self, model: Tensor, federation: Federation) -> M:
+        return cast(M, ClientMemory(model, *self.empty(model, federation)))
+
+    def empty(self, model: Tensor, federation: Federation) -> tuple[Tensor, Tensor]:
+        """Zero memory [R·m, d] and its mean [R, d]."""
+        shape = (federation.rows, model.shape[1])
+        return torch.zeros(shape, dtype=self.dtype or model.dtype, device=model.device), torch.zeros_like(model)
 
 
 def remember(state: ClientMemory, cohort: Cohort, values: Tensor) -> Tensor:

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from fedsim import checks
 from fedsim.federation import Federation
-from fedsim.strategies import memory as client_memory
-from fedsim.strategies.base import Strategy
-from fedsim.strategies.memory import ClientMemory
+from fedsim.strategies.memory import ClientMemory, RemembersClients, remember
 from fedsim.trainer import Report
 
 MEMORIES = ("innovation", "gradient")
@@ -24,7 +22,7 @@ class MIFAState(ClientMemory):
     met: Tensor
 
 
-class MIFA(Strategy[MIFAState]):
+class MIFA(RemembersClients[MIFAState]):
     """x ← x − (η_g / m) Σ_i Ĝ_i, Ĝ_i the last innovation of client i (zero before its first).
 
     An empty round steps too: the memory is there. Memory: one row per client.
@@ -43,19 +41,18 @@ class MIFA(Strategy[MIFAState]):
         wait_for_all: bool = False,
         memory_dtype: str = "same",
     ) -> None:
-        self.server_lr = checks.positive("strategy.server_lr", server_lr)
+        super().__init__(server_lr, memory_dtype)
         self.memory = checks.choice("strategy.memory", memory, MEMORIES)
         self.wait_for_all = wait_for_all
-        self.dtype = client_memory.memory_dtype(memory_dtype)
 
     def initial(self, model: Tensor, federation: Federation) -> MIFAState:
         met = torch.zeros(federation.rows, dtype=torch.bool, device=model.device)
-        return MIFAState(model, *client_memory.empty_memory(model, federation, self.dtype), met)
+        return MIFAState(model, *self.empty(model, federation), met)
 
     def aggregate(self, state: MIFAState, report: Report, t: int) -> MIFAState:
         cohort = report.cohort
         rate = report.lr[:, None] if self.memory == "gradient" else torch.ones_like(report.lr)[:, None]
-        mean = client_memory.remember(state, cohort, report.innovation / cohort.broadcast(rate))
+        mean = remember(state, cohort, report.innovation / cohort.broadcast(rate))
         state.met[cohort.rows] = True
         model = state.model - self.server_lr * rate * mean
         if self.wait_for_all:
