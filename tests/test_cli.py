@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
 
 from fedsim import Simulation
 from fedsim.cli import main
@@ -110,7 +111,8 @@ ONE_GROUP_AT_A_TIME = [
     f"{group}={choice}"
     for group, choices in groups().items()
     for choice in choices
-    if group not in ("experiment", "dataset", "model") and choice not in ("natural", "location", "trace")
+    if group not in ("experiment", "dataset", "dataset/augment", "model")
+    and choice not in ("natural", "location", "trace")
 ]
 
 
@@ -119,6 +121,14 @@ def test_every_choice_composes_and_runs(override: str) -> None:
     everybody = ["availability=full"] if override == "strategy=p_fedavg" else []
     simulation, tracking, _ = build(configuration(*QUICK, "tracking.progress=none", override, *everybody))
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
+
+
+@pytest.mark.parametrize("choice", groups()["dataset/augment"])
+@pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist", "cifar10"])
+def test_every_augmentation_composes_with_images(dataset: str, choice: str) -> None:
+    cfg = configuration(f"dataset={dataset}", f"dataset/augment={choice}", "dataset.augment.per=batch")
+    augment = instantiate(cfg.dataset.augment)
+    assert (augment.active, augment.per) == (choice != "none", "batch")
 
 
 @pytest.mark.parametrize("name", NATURAL)

@@ -28,6 +28,11 @@ class CropFlip:
         checks.choice("dataset.augment.per", self.per, ("image", "batch"))
         checks.whole("dataset.augment.padding", self.padding, least=0)
 
+    @property
+    def active(self) -> bool:
+        """Does it change anything?"""
+        return self.padding > 0 or self.flip
+
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
         """Augment a batch of every client.
 

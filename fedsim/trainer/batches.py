@@ -193,7 +193,7 @@ class Chunk:
             batch = {"x": dataset.draw(clients, self._key(rng.Purpose.NOISE, step, pick), width, dtype)}
         else:
             batch = self.batches.gather(self._numbers[pick, step, :width], dtype)
-            if dataset.augment is not None:
+            if dataset.augment is not None and dataset.augment.active:
                 batch["x"] = dataset.augment(batch["x"], self._key(rng.Purpose.AUGMENT, step, pick))
             batch["x"] = dataset.prepare(batch["x"], dtype)
         batch["client"] = clients
