@@ -71,7 +71,7 @@ class Batches:
         return size, per_pass, np.full(len(rows), rule.steps) if rule.epochs is None else rule.epochs * per_pass
 
     def gather(self, samples: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Stored samples by number: [...] → x [..., *shape] prepared, y [...] where there are labels."""
+        """Stored samples by number: [...] → x [..., *shape] as stored, y [...] where there are labels."""
         flat = samples.reshape(-1)
         batch = {"x": self.dataset.train_x.index_select(0, flat).reshape(*samples.shape, *self.dataset.shape)}
         if self.dataset.train_y is not None:
@@ -108,7 +108,7 @@ class Plan:
             return None
         return np.lexsort((-self.size, -self.steps))
 
-    def heard_sizes(self) -> np.ndarray:
+    def batch_sizes(self) -> np.ndarray:
         """[n, S] samples in the batch of every row and step; 0 after a row's last step."""
         step = np.arange(self.steps.max(initial=0))
         full = np.broadcast_to(self.size[:, None], (len(self.size), len(step)))
@@ -132,7 +132,7 @@ class Chunk:
     """
 
     def __init__(self, plan: Plan, rows: np.ndarray) -> None:
-        self.plan, self.batches = plan, plan.batches
+        self.batches, self.t = plan.batches, plan.t
         whole = len(rows) == len(plan.cohort) and bool((rows == np.arange(len(rows))).all())
         pick = slice(None) if whole else torch.as_tensor(rows, device=plan.cohort.rows.device)
         cohort = plan.cohort
@@ -140,21 +140,18 @@ class Chunk:
         part = Plan(
             plan.batches, cohort, plan.t, plan.held[rows], plan.size[rows], plan.per_pass[rows], plan.steps[rows]
         )
-        self.steps, self.sizes = part.steps, part.heard_sizes()
+        self.steps, self.sizes = part.steps, part.batch_sizes()
         self.ragged = bool(np.any(self.sizes != self.sizes[:1]))
         if self.ragged:
             self.device_sizes = torch.as_tensor(self.sizes, device=self.rows.device)
-        self._keys = {
-            purpose: rng.row_keys(self.seeds, purpose, self.clients, plan.t)
-            for purpose in (rng.Purpose.AUGMENT, rng.Purpose.DROPOUT, rng.Purpose.NOISE, rng.Purpose.CONTAMINATION)
-        }
+        self._keys: dict[rng.Purpose, Tensor] = {}
         if not plan.batches.dataset.stream:
             self._numbers = self._draw(part)
 
     def _draw(self, plan: Plan) -> Tensor:
         """[c, S, B] numbers of the samples each row meets; entries past a batch's size repeat valid ones."""
         batches, device = self.batches, self.rows.device
-        keys = rng.row_keys(self.seeds, rng.Purpose.BATCH, self.clients, plan.t)
+        keys = rng.row_keys(self.seeds, rng.Purpose.BATCH, self.clients, self.t)
         held = torch.as_tensor(plan.held, device=device)[:, None, None]
         size = torch.as_tensor(plan.size, device=device)[:, None, None]
         step = torch.arange(self.sizes.shape[1], device=device)[None, :, None]
@@ -207,4 +204,7 @@ class Chunk:
         return batch
 
     def _key(self, purpose: rng.Purpose, step: int, pick: slice) -> Tensor:
+        """[c] the keys of some rows at a local step; a purpose that no step asks for costs nothing."""
+        if purpose not in self._keys:
+            self._keys[purpose] = rng.row_keys(self.seeds, purpose, self.clients, self.t)
         return rng.fold(self._keys[purpose][pick], step)
