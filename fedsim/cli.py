@@ -41,8 +41,9 @@ def _job(cfg: DictConfig) -> None:
     """One run; a sweep has several."""
     folder = Path(HydraConfig.get().runtime.output_dir)
     log.info("run: %s", folder)
+    choices = {k: v for k, v in HydraConfig.get().runtime.choices.items() if not k.startswith("hydra") and v}
     try:
-        result = run(cfg, folder)
+        result = run(cfg, folder, choices)
     except ConfigError as error:
         sys.exit(f"fedsim: {error}")
     except DivergenceError as error:
@@ -52,8 +53,8 @@ def _job(cfg: DictConfig) -> None:
     print(report(result))
 
 
-def run(cfg: DictConfig, folder: Path) -> Result:
-    """Build and run one configuration in its run folder."""
+def run(cfg: DictConfig, folder: Path, choices: dict[str, str]) -> Result:
+    """Build and run one configuration in its run folder; `choices` are its groups', for the table of runs."""
     resume = str(cfg.resume)
     there = (folder / CHECKPOINT).exists()
     if there and resume == "never":
@@ -69,7 +70,6 @@ def run(cfg: DictConfig, folder: Path) -> Result:
         OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
     except OSError as error:
         raise ConfigError(f"out={folder} cannot be written ({error}); choose another folder") from error
-    choices = {k: v for k, v in HydraConfig.get().runtime.choices.items() if not k.startswith("hydra") and v}
     scalars = {k: v for k, v in flatten(identity) if isinstance(v, (int, float)) and not isinstance(v, bool)}
     return simulation.run(folder, resume != "overwrite", tracking, identity, settings=choices | scalars)
 

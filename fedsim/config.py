@@ -95,14 +95,11 @@ def build(cfg: DictConfig) -> tuple[Simulation, Tracking, dict[str, Any]]:
     Raises:
         ConfigError: for anything that cannot run, naming key, value and remedy.
     """
-    plain = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(plain, dict)
-    settings: dict[str, Any] = {str(k): v for k, v in plain.items()}
+    settings = _plain(cfg)
     known = [name for name in keys() if "." not in name] + [name for name in groups() if "/" not in name]
     for name in settings:
         if name not in known:
             raise ConfigError(f"{name} is not a setting{checks.nearest(name, known)}")
-    identity = {name: value for name, value in flatten(settings) if not name.startswith(FREE_ON_RESUME)}
     tracking = dict(settings["tracking"])
     client_samples = tracking.pop("client_samples", 20)
     model = dict(settings["model"])
@@ -120,7 +117,19 @@ def build(cfg: DictConfig) -> tuple[Simulation, Tracking, dict[str, Any]]:
         **{key: settings[key] for key in ("clients", "rounds", "seeds", "eval_every", "evaluate", "device")},
         **settings["trainer"],
     )
-    return simulation, _instantiate("tracking", tracking), identity
+    return simulation, _instantiate("tracking", tracking), identity(cfg)
+
+
+def identity(cfg: DictConfig) -> dict[str, Any]:
+    """What a run is: the settings that it shares with whoever resumes it, as dotted keys."""
+    return {name: value for name, value in flatten(_plain(cfg)) if not name.startswith(FREE_ON_RESUME)}
+
+
+def _plain(cfg: DictConfig) -> dict[str, Any]:
+    """All settings, interpolations resolved."""
+    plain = OmegaConf.to_container(cfg, resolve=True)
+    assert isinstance(plain, dict)
+    return {str(k): v for k, v in plain.items()}
 
 
 def _load(path: Path) -> dict[str, Any]:

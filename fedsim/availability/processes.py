@@ -50,6 +50,9 @@ class Bernoulli(Availability):
         base: p_i.
         trajectory: f_i(t).
         floor: least probability of any client in any round (0.02 in FedAU's experiments).
+
+    Attributes:
+        base_probabilities: [R, m] p_i.
     """
 
     def __init__(
@@ -61,10 +64,10 @@ class Bernoulli(Availability):
 
     def setup(self, population: Population) -> None:
         super().setup(population)
-        self._base = self.base.base(population)
+        self.base_probabilities = self.base.base(population)
 
     def probabilities(self, t: int) -> np.ndarray:
-        return np.clip(self.trajectory.at(t, self._base, self.population), self.floor, 1.0)
+        return np.clip(self.trajectory.at(t, self.base_probabilities, self.population), self.floor, 1.0)
 
     def counts(self, t: int) -> np.ndarray:
         return toss(self.probabilities(t), self.population, t)

@@ -2,53 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedsim.plots.cells import Cell, at, labels
 from fedsim.plots.runs import Run
+from fedsim.plots.style import DASHES, LOGARITHMIC, STYLE, colour, panels, title
 
-TITLES = {
-    "test_accuracy": "test accuracy",
-    "test_loss": "test loss",
-    "train_loss": "training loss, mean over clients",
-    "train_accuracy": "training accuracy, mean over clients",
-    "client_accuracy_worst10": "accuracy of the worst tenth of clients",
-    "distance_to_optimum": "distance to the optimum",
-}
 PREFERRED = ("test_accuracy", "client_accuracy_worst10", "distance_to_optimum", "train_loss")
-LOGARITHMIC = ("distance_to_optimum",)
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")  # Okabe–Ito
-
-STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "axes.titlesize": 11,
-    "legend.frameon": False,
-    "figure.dpi": 150,
-    "savefig.bbox": "tight",
-}
+BAND_FLOOR = 0.1  # on a logarithmic axis a band does not fall below this share of its mean: it would fill the picture
 
 
-def draw_curve(axes: Axes, run: Run, metric: str, colour: str, style: str = "-") -> None:
-    """One run's curve: mean over replicates, ±1 standard deviation."""
-    rounds, values = run.curve(metric)
+def draw_curve(
+    axes: Axes, rounds: np.ndarray, values: np.ndarray, metric: str, label: str, tint: str, dashes: str = "-"
+) -> None:
+    """Mean over replicates and ±1 standard deviation of [E, R] values at [E] rounds."""
     mean = values.mean(1)
-    axes.plot(rounds, mean, style, color=colour, linewidth=1.6, label=run.label)
+    axes.plot(rounds, mean, dashes, color=tint, linewidth=1.6, label=label)
     if values.shape[1] > 1:
         spread = values.std(1, ddof=1)
         low, high = mean - spread, mean + spread
-        if metric in LOGARITHMIC:
-            low = np.maximum(low, mean * 0.1)  # a band down to zero would fill the picture
+        if axes.get_yscale() == "log":
+            low = np.maximum(low, mean * BAND_FLOOR)
         if "accuracy" in metric:
             low, high = low.clip(0, 1), high.clip(0, 1)
-        axes.fill_between(rounds, low, high, color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(rounds, low, high, color=tint, alpha=0.18, linewidth=0)
+
+
+def smooth(values: np.ndarray, decay: float) -> np.ndarray:
+    """Exponential moving average along the first axis, starting at the first value (fedawe Fig. 7: 0.99)."""
+    out = np.array(values, dtype=float)
+    for position in range(1, len(out)):
+        out[position] = decay * out[position - 1] + (1 - decay) * values[position]
+    return out
 
 
 def figure(runs: list[Run], metrics: list[str] | None = None) -> Figure:
@@ -56,16 +44,74 @@ def figure(runs: list[Run], metrics: list[str] | None = None) -> Figure:
     shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
     chosen = metrics or ([name for name in PREFERRED if name in shared] or shared)[:2]
     with matplotlib.rc_context(STYLE):
-        drawing = Figure(figsize=(5.0 * len(chosen), 3.6), layout="constrained")
-        panels = drawing.subplots(1, len(chosen), squeeze=False)[0]
-        for axes, metric in zip(panels, chosen, strict=True):
+        drawing, grid = panels(len(chosen), width=5.0, height=3.6)
+        for axes, metric in zip(grid, chosen, strict=True):
+            _prepare(axes, metric, title(metric), metric in LOGARITHMIC)
             for number, run in enumerate(runs):
-                colour, lap = COLOURS[number % len(COLOURS)], number // len(COLOURS)
-                draw_curve(axes, run, metric, colour, ("-", "--", ":")[lap % 3])
-            axes.set_title(TITLES.get(metric, metric))
-            axes.set_xlabel("round")
-            axes.margins(x=0.01)
-            if metric in LOGARITHMIC:
-                axes.set_yscale("log")
-        panels[0].legend(fontsize=9)
+                dashes = DASHES[number // 8 % len(DASHES)]
+                draw_curve(axes, *run.curve(metric), metric, run.label, colour(number), dashes)
+        grid[0].legend(fontsize=9)
     return drawing
+
+
+def curves(
+    cells: list[Cell],
+    metric: str | list[str],
+    panel: str | None = None,
+    colours: str | None = None,
+    dashes: str | None = None,
+    log: bool | list[str] = False,
+    ema: float | None = None,
+    first: int = 0,
+) -> Figure:
+    """Panels of curves.
+
+    Args:
+        cells: trained runs.
+        metric: one, or a row of panels for each of several.
+        panel, colours, dashes: the axes whose labels make panels, colours and line styles.
+        log: logarithmic values; of some metrics where it is a list.
+        ema: decay per round of an exponential moving average; None shows the raw values.
+        first: round from which on curves are shown.
+    """
+    metrics = [metric] if isinstance(metric, str) else metric
+    boxes = [(name, label) for name in metrics for label in labels(cells, panel)]
+    tints, styles = labels(cells, colours), labels(cells, dashes)
+    with matplotlib.rc_context(STYLE):
+        drawing, grid = panels(len(boxes), most_columns=min(4, max(len(boxes) // len(metrics), 2)))
+        for axes, (name, label) in zip(grid, boxes, strict=True):
+            logarithmic = log if isinstance(log, bool) else name in log
+            _prepare(axes, name, label or title(name), logarithmic)
+            if label:
+                axes.set_ylabel(title(name))
+            for cell in at(cells, panel, label):
+                assert cell.run is not None
+                rounds, values = cell.run.curve(name)
+                if ema is not None:
+                    values = smooth(values, ema ** float(np.diff(rounds).mean()))
+                tint = colour(tints.index(cell.at[colours]) if colours else 0)
+                dash = DASHES[styles.index(cell.at[dashes]) % len(DASHES)] if dashes else "-"
+                names = [cell.at[axis] for axis in (colours, dashes) if axis]
+                shown = rounds >= first
+                draw_curve(axes, rounds[shown], values[shown], name, ", ".join(names), tint, dash)
+        _legend(drawing, grid)
+    return drawing
+
+
+def _prepare(axes: Axes, metric: str, heading: str, logarithmic: bool) -> None:
+    axes.set_title(heading)
+    axes.set_xlabel("round")
+    axes.margins(x=0.01)
+    if logarithmic:
+        axes.set_yscale("log")
+
+
+def _legend(drawing: Figure, grid: list[Axes]) -> None:
+    """One legend for all panels: inside the only one, else below them."""
+    handles, names = grid[0].get_legend_handles_labels()
+    if len(names) < 2:
+        return
+    if len(grid) == 1 and len(names) <= 6:
+        grid[0].legend(fontsize=9)
+    else:
+        drawing.legend(handles, names, loc="outside lower center", ncols=min(len(names), 4), fontsize=9)

@@ -28,10 +28,13 @@ class FedAWE(KeepsClientModels[FedAWEState]):
 
     Args:
         server_lr: η_g.
+        clip: largest Euclidean norm of the averaged echoed update η_g mean_{i∈A} (t − τ_i) G_i; None does not clip.
+            The paper speaks of gradient clipping; its authors' program clips this, with 0.5.
     """
 
-    def __init__(self, server_lr: float = 1.0) -> None:
+    def __init__(self, server_lr: float = 1.0, clip: float | None = None) -> None:
         self.server_lr = checks.positive("strategy.server_lr", server_lr)
+        self.clip = None if clip is None else checks.positive("strategy.clip", clip)
 
     def initial(self, model: Tensor, federation: Federation) -> FedAWEState:
         never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
@@ -40,8 +43,14 @@ class FedAWE(KeepsClientModels[FedAWEState]):
     def aggregate(self, state: FedAWEState, report: Report, t: int) -> FedAWEState:
         cohort = report.cohort
         echo = (t - state.last_seen[cohort.rows])[:, None]
-        echoed = report.start - self.server_lr * (echo * report.innovation)
-        model = cohort.keep_unheard(cohort.mean(echoed), state.model)
+        update = self.server_lr * (echo * report.innovation)
+        if self.clip is None:
+            model = cohort.mean(report.start - update)
+        else:
+            mean = cohort.mean(update)
+            norm = mean.norm(dim=1, keepdim=True).clamp(min=torch.finfo(mean.dtype).tiny)
+            model = cohort.mean(report.start) - mean * (self.clip / norm).clamp(max=1.0)
+        model = cohort.keep_unheard(model, state.model)
         state.models[cohort.rows] = cohort.broadcast(model)
         state.last_seen[cohort.rows] = t
         return FedAWEState(model, state.models, state.last_seen)

@@ -1,0 +1,100 @@
+"""Bars of final numbers beside what a paper printed, and maps of numbers over two axes."""
+
+from __future__ import annotations
+
+import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+
+from fedsim.plots.cells import Cell, at, labels
+from fedsim.plots.style import STYLE, colour, panels
+
+
+def bars(
+    cells: list[Cell],
+    measure: str,
+    group: str | None = None,
+    colours: str | None = None,
+    panel: str | None = None,
+    unit: str = "",
+    least: float | None = None,
+) -> Figure:
+    """A bar per run, mean ± 1 standard deviation over replicates; a dot where the paper's number is.
+
+    Args:
+        cells: measured runs.
+        measure: whose numbers.
+        group, colours, panel: the axes whose labels make groups of bars, colours and panels.
+        unit: on the vertical axis.
+        least: where the vertical axis begins.
+    """
+    groups, tints, boxes = labels(cells, group), labels(cells, colours), labels(cells, panel)
+    width = 0.8 / len(tints)
+    with matplotlib.rc_context(STYLE):
+        drawing, grid = panels(len(boxes), width=max(4.4, 0.32 * len(groups) * len(tints)), most_columns=2)
+        for axes, box in zip(grid, boxes, strict=True):
+            axes.set_title(box or measure)
+            axes.grid(visible=False, axis="x")
+            for number, tint in enumerate(tints):
+                for place, name in enumerate(groups):
+                    for cell in at(at(at(cells, panel, box), group, name), colours, tint):
+                        values, x = cell.numbers[measure], place + (number - (len(tints) - 1) / 2) * width
+                        spread = values.std(ddof=1) if len(values) > 1 else None
+                        axes.bar(x, values.mean(), width * 0.9, yerr=spread, color=colour(number), label=tint or None)
+                        if measure in cell.paper:
+                            axes.plot(x, cell.paper[measure], "o", color="black", markersize=3.5, label="paper")
+            axes.set_xticks(range(len(groups)), groups)
+            axes.set_ylabel(unit)
+            if least is not None:
+                axes.set_ylim(bottom=least)
+        known: dict[str, Artist] = {}
+        for axes in grid:
+            for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+                known.setdefault(name, handle)
+        if len(known) > 1:
+            columns = min(len(known), 5)
+            drawing.legend(list(known.values()), list(known), loc="outside lower center", ncols=columns, fontsize=9)
+    return drawing
+
+
+def heatmap(
+    cells: list[Cell], measure: str, x: str, y: str, panel: str | None = None, unit: str = "", digits: int = 1
+) -> Figure:
+    """Numbers over two axes as coloured squares; the paper's in brackets below ours.
+
+    Args:
+        cells: measured runs.
+        measure: whose numbers.
+        x, y: the axes that make columns and rows.
+        panel: the axis whose labels make panels.
+        unit: beside the colour bar.
+        digits: after the decimal point.
+    """
+    columns, rows, boxes = labels(cells, x), labels(cells, y), labels(cells, panel)
+    table = np.full((len(boxes), len(rows), len(columns)), np.nan)
+    printed = np.full_like(table, np.nan)
+    for cell in cells:
+        where = (boxes.index(cell.at[panel]) if panel else 0, rows.index(cell.at[y]), columns.index(cell.at[x]))
+        table[where] = cell.numbers[measure].mean()
+        printed[where] = cell.paper.get(measure, np.nan)
+    low, high = np.nanmin(table), np.nanmax(table)
+    with matplotlib.rc_context(STYLE):
+        drawing, grid = panels(len(boxes), width=0.85 * len(columns) + 2, height=0.62 * len(rows) + 1.4)
+        for number, axes in enumerate(grid):
+            picture = axes.imshow(table[number], cmap="viridis", vmin=low, vmax=high, aspect="auto")
+            for row, column in np.ndindex(len(rows), len(columns)):
+                value, paper = table[number, row, column], printed[number, row, column]
+                if np.isnan(value):
+                    continue
+                text = f"{value:.{digits}f}" + ("" if np.isnan(paper) else f"\n({paper:.{digits}f})")
+                shade = "white" if value < (low + high) / 2 else "black"
+                axes.text(column, row, text, ha="center", va="center", color=shade, fontsize=8)
+            axes.set_xticks(range(len(columns)), columns)
+            axes.set_yticks(range(len(rows)), rows)
+            axes.set_xlabel(x)
+            axes.set_ylabel(y)
+            axes.set_title(boxes[number] or measure)
+            axes.grid(visible=False)
+        drawing.colorbar(picture, ax=grid, label=unit, shrink=0.85)
+    return drawing

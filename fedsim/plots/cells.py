@@ -1,0 +1,42 @@
+"""What the pictures of a comparison are drawn from: runs with their place on named axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedsim.plots.runs import Run
+
+if TYPE_CHECKING:
+    from fedsim.simulation import Simulation
+
+
+@dataclass
+class Cell:
+    """One run of a comparison.
+
+    Attributes:
+        at: axis → label.
+        run: what it left on disk, where it was trained.
+        simulation: what was configured, where nothing was trained.
+        numbers: measure → [R].
+        paper: measure → the number the paper printed.
+    """
+
+    at: dict[str, str]
+    run: Run | None = None
+    simulation: Simulation | None = None
+    numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    paper: dict[str, float] = field(default_factory=dict)
+
+
+def labels(cells: list[Cell], axis: str | None) -> list[str]:
+    """The labels on an axis, in the order of the cells; one empty label without an axis."""
+    return [""] if axis is None else list(dict.fromkeys(cell.at[axis] for cell in cells))
+
+
+def at(cells: list[Cell], axis: str | None, label: str) -> list[Cell]:
+    """The cells with this label on the axis."""
+    return cells if axis is None else [cell for cell in cells if cell.at[axis] == label]

@@ -1,0 +1,92 @@
+"""Pictures of what was configured, before any training: who holds what, who comes how often, who was there when."""
+
+from __future__ import annotations
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedsim.availability import Bernoulli
+from fedsim.plots.cells import Cell
+from fedsim.plots.style import STYLE, colour, panels
+from fedsim.simulation import Simulation
+
+
+def _simulation(cell: Cell) -> Simulation:
+    assert cell.simulation is not None
+    return cell.simulation
+
+
+def base_probabilities(simulation: Simulation) -> np.ndarray:
+    """[m] p_i of the first replicate; the first round's probabilities where the process has no base."""
+    availability = simulation.availability
+    if isinstance(availability, Bernoulli):
+        return availability.base_probabilities[0]
+    return availability.probabilities(0)[0]
+
+
+def _heading(cell: Cell) -> str:
+    return " / ".join(cell.at.values())
+
+
+def bubbles(cells: list[Cell], clients: int = 20) -> Figure:
+    """A circle per client and class; its area is the class's share of the client's samples (fedawe Fig. 4)."""
+    with matplotlib.rc_context(STYLE):
+        drawing, grid = panels(len(cells), width=3.6, height=4.2)
+        for axes, cell in zip(grid, cells, strict=True):
+            fractions = _simulation(cell).federation.class_fractions
+            assert fractions is not None
+            shares = fractions[0, :clients]
+            client, label = np.indices(shares.shape)
+            tints = [colour(int(c)) if c < 8 else ("#882255", "#999933")[int(c) % 2] for c in label.ravel()]
+            axes.scatter(label.ravel(), client.ravel(), s=170 * shares.ravel(), c=tints, linewidths=0)
+            axes.set_xticks(range(shares.shape[1]))
+            axes.set_xlabel("class")
+            axes.set_ylabel("client")
+            axes.set_title(_heading(cell))
+            axes.invert_yaxis()
+    return drawing
+
+
+def histogram(cells: list[Cell], bins: int = 20) -> Figure:
+    """How the clients' base probabilities p_i are spread, first replicate (fedawe Fig. 5)."""
+    with matplotlib.rc_context(STYLE):
+        drawing, grid = panels(len(cells))
+        for axes, cell in zip(grid, cells, strict=True):
+            base = base_probabilities(_simulation(cell))
+            axes.hist(base, bins=bins, range=(0, 1), color=colour(0), edgecolor="white", linewidth=0.6)
+            axes.axvline(base.mean(), color=colour(1), linewidth=1.4, label=f"mean {base.mean():.2f}")
+            axes.set_xlabel("base probability $p_i$")
+            axes.set_ylabel("clients")
+            axes.set_title(_heading(cell))
+            axes.legend()
+    return drawing
+
+
+def rasters(cells: list[Cell], rounds: int = 100) -> Figure:
+    """Probability over rounds (above) and who was there (below), a row per client (fedawe Fig. 6)."""
+    with matplotlib.rc_context(STYLE):
+        drawing = Figure(figsize=(3.3 * len(cells), 3.8), layout="constrained")
+        grid = drawing.subplots(2, len(cells), squeeze=False, sharex=True, height_ratios=[1.2, 1])
+        for column, cell in enumerate(cells):
+            availability = _simulation(cell).availability
+            p = np.stack([availability.probabilities(t)[0] for t in range(rounds)], axis=1)
+            there = np.stack([availability.counts(t)[0] > 0 for t in range(rounds)], axis=1)
+            base = base_probabilities(_simulation(cell))
+            above, below = grid[:, column]
+            for client, curve in enumerate(p):
+                above.plot(curve, color=colour(client), linewidth=1.3, label=f"$p_i$ = {base[client]:g}")
+                below.eventplot(
+                    np.flatnonzero(there[client]), lineoffsets=client, linelengths=0.8, linewidths=2.0,
+                    colors=colour(client),
+                )  # fmt: skip
+            above.set_title(_heading(cell))
+            above.set_ylim(0, 1)
+            below.set_yticks(range(len(p)), [f"{b:g}" for b in base])
+            below.set_ylim(-0.7, len(p) - 0.3)
+            below.set_xlabel("round")
+        grid[0, 0].set_ylabel("probability $p_i^t$")
+        grid[1, 0].set_ylabel("available, by $p_i$")
+        handles, names = grid[0, 0].get_legend_handles_labels()
+        drawing.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=9)
+    return drawing

@@ -1,0 +1,54 @@
+"""How all pictures look: colours, names of metrics, the grid of panels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")  # Okabe–Ito
+DASHES = ("-", "--", ":", "-.")
+TITLES = {
+    "test_accuracy": "test accuracy",
+    "test_loss": "test loss",
+    "train_loss": "training loss, mean over clients",
+    "train_accuracy": "training accuracy, mean over clients",
+    "client_accuracy_worst10": "accuracy of the worst tenth of clients",
+    "distance_to_optimum": "distance to the optimum",
+}
+LOGARITHMIC = ("distance_to_optimum",)
+
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "axes.titlesize": 11,
+    "legend.frameon": False,
+    "figure.dpi": 150,
+    "savefig.bbox": "tight",
+}
+
+
+def title(metric: str) -> str:
+    """A metric's name as people say it."""
+    return TITLES.get(metric, metric.replace("_", " "))
+
+
+def colour(position: int) -> str:
+    """The colour of the n-th thing."""
+    return COLOURS[position % len(COLOURS)]
+
+
+def panels(count: int, width: float = 4.4, height: float = 3.4, most_columns: int = 4) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels, in rows of at most `most_columns`. Call it inside an rc_context of STYLE."""
+    columns = min(count, most_columns)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    grid = np.ravel(figure.subplots(rows, columns, squeeze=False))
+    for unused in grid[count:]:
+        unused.axis("off")
+    return figure, list(grid[:count])

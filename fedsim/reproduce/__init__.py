@@ -1,0 +1,1 @@
+"""Reproduces the figures and tables of papers from recipes (YAML): run, measure, compare, draw, report."""

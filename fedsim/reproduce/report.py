@@ -1,0 +1,155 @@
+"""What a reproduction leaves behind: report.json, results.csv, the picture and its curves, and a table to read."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.plots.cells import Cell
+from fedsim.reproduce.claims import Number, Verdict
+from fedsim.reproduce.measures import best_rounded
+from fedsim.reproduce.recipe import Recipe
+from fedsim.tracking.tracker import write_json
+
+
+@dataclass
+class Row:
+    """A line of the report: a number beside the paper's, or a claim with its verdict."""
+
+    name: str
+    paper: float | None = None
+    ours: float | None = None
+    std: float | None = None
+    claim: str | None = None
+    held: bool | None = None
+    detail: str | None = None
+
+
+def measure(recipe: Recipe, cells: list[Cell]) -> None:
+    """Give every trained cell its numbers and the paper's."""
+    for name, each in recipe.measures.items():
+        for cell in cells:
+            if cell.run is None:
+                continue
+            target = math.nan
+            if each.best_over is not None:
+                rivals = [c.run for c in cells if c.run is not None and _alike(c, cell, each.best_over)]
+                target = best_rounded(rivals, each.metric, each.last)
+            cell.numbers[name] = each(cell.run, target)
+            printed = recipe.printed(name, cell.at)
+            if printed is not None:
+                cell.paper[name] = printed
+
+
+def _alike(one: Cell, other: Cell, axis: str) -> bool:
+    """Do they differ on this axis at most?"""
+    return all(one.at[name] == other.at[name] for name in one.at if name != axis)
+
+
+def tuned(recipe: Recipe, cells: list[Cell]) -> tuple[list[Cell], dict[str, str]]:
+    """Of the cells along the tuned axis the best one, and which label that was."""
+    if recipe.tune is None:
+        return cells, {}
+    axis, name, lowest = recipe.tune["axis"], recipe.tune["measure"], recipe.tune["best"] == "lowest"
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(" / ".join(label for a, label in cell.at.items() if a != axis), []).append(cell)
+    best, chosen = [], {}
+    for group, members in groups.items():
+        score = [float(c.numbers[name].mean()) * (1 if lowest else -1) if c.run else math.inf for c in members]
+        winner = members[int(np.nanargmin(score))]
+        chosen[group] = winner.at[axis]
+        kept = {a: label for a, label in winner.at.items() if a != axis}
+        best.append(Cell(kept, winner.run, winner.simulation, winner.numbers, winner.paper))
+    return best, chosen
+
+
+def judge(recipe: Recipe, cells: list[Cell], scale: str) -> list[Verdict]:
+    """The verdict on every claim that is meant for this scale."""
+    verdicts = []
+    for claim in recipe.claims:
+        if scale in claim.scales:
+            name = claim.measure or next(iter(recipe.measures))
+            never = math.inf if recipe.measures[name].reach is not None else math.nan
+            numbers = [
+                Number(cell.at, np.nan_to_num(values, nan=never), cell.paper.get(name))
+                for cell in cells
+                if (values := cell.numbers.get(name)) is not None
+            ]
+            verdicts.append(claim.judge(numbers))
+    return verdicts
+
+
+def rows(recipe: Recipe, cells: list[Cell], verdicts: list[Verdict]) -> list[Row]:
+    """All numbers, then all claims."""
+    found = []
+    for cell in cells:
+        for name in recipe.measures:
+            if name not in cell.numbers:
+                continue
+            number = Number(cell.at, cell.numbers[name], cell.paper.get(name))
+            place = " / ".join([*cell.at.values(), *([name] if len(recipe.measures) > 1 else [])])
+            found.append(Row(place or name, number.paper, finite(number.mean), finite(number.std)))
+    return found + [Row(v.claim, claim=v.claim, held=v.held, detail=v.detail) for v in verdicts]
+
+
+def finite(value: float) -> float | None:
+    """JSON knows no nan."""
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def table(lines: list[Row]) -> str:
+    """For a terminal: a line per number, then a line per claim."""
+    numbers = [row for row in lines if row.claim is None]
+    width = max((len(row.name) for row in numbers), default=0)
+    out = [f"{'':{width}}  {'paper':>8}  {'ours':>17}  {'difference':>10}"] if numbers else []
+    for row in numbers:
+        paper = "" if row.paper is None else f"{row.paper:.4g}"
+        ours = "–" if row.ours is None else f"{row.ours:.4g}" + (f" ± {row.std:.2g}" if row.std else "")
+        gap = "" if row.paper is None or row.ours is None else f"{row.ours - row.paper:+.3g}"
+        out.append(f"{row.name:{width}}  {paper:>8}  {ours:>17}  {gap:>10}")
+    for row in lines:
+        if row.claim is not None:
+            word = {True: "held    ", False: "NOT held", None: "open    "}[row.held]
+            out.append(f"{word}  {row.claim}\n          {row.detail}")
+    return "\n".join(out)
+
+
+def save_rows(path: Path, lines: list[Row], about: dict[str, Any]) -> None:
+    """results.csv: what made it in '#' lines, then a line per number and per claim."""
+    with open(path, "w", newline="") as file:
+        _header(file, about)
+        writer = csv.DictWriter(file, list(asdict(Row(""))))
+        writer.writeheader()
+        writer.writerows(asdict(row) for row in lines)
+
+
+def save_curves(path: Path, cells: list[Cell], metrics: list[str], about: dict[str, Any], most: int = 200) -> None:
+    """curves.csv: what the picture shows, mean and standard deviation, thinned to at most so many rounds a run."""
+    with open(path, "w", newline="") as file:
+        _header(file, about)
+        writer = csv.writer(file)
+        writer.writerow([*(cells[0].at if cells else []), "metric", "round", "mean", "std"])
+        for cell in cells:
+            for name in metrics if cell.run is not None else []:
+                assert cell.run is not None
+                seen, values = cell.run.curve(name)
+                for e in range(0, len(seen), -(-len(seen) // most)):
+                    number = Number(cell.at, values[e])
+                    writer.writerow([*cell.at.values(), name, seen[e], f"{number.mean:.6g}", f"{number.std:.3g}"])
+
+
+def _header(file: Any, about: dict[str, Any]) -> None:
+    for key in ("recipe", "source", "scale", "reduced", "command", "seeds", "machine"):
+        if about.get(key):
+            file.write(f"# {key}: {about[key]}\n")
+
+
+def save_json(path: Path, lines: list[Row], about: dict[str, Any]) -> None:
+    """report.json: everything."""
+    write_json(path, about | {"rows": [asdict(row) for row in lines]})
