@@ -18,17 +18,20 @@ from fedsim.errors import ConfigError
 from fedsim.simulation import Simulation
 from fedsim.tracking import Tracking
 
-# Settings that a resumed run may change: they decide neither what is computed nor what was written.
-FREE_ON_RESUME = (
-    "rounds",
+# Settings that decide where and how a run is computed, but not what.
+WITHOUT_EFFECT = (
     "out",
     "resume",
     "device",
-    "tracking",
     "trainer.executor",
     "trainer.chunk",
     "trainer.workers",
+    "tracking.progress",
+    "tracking.tensorboard",
+    "tracking.checkpoint_every",
 )
+# Settings that a resumed run may change: they decide neither what is computed nor what was written.
+FREE_ON_RESUME = (*WITHOUT_EFFECT, "rounds", "tracking")
 
 
 def config_folder() -> Path:
@@ -120,9 +123,9 @@ def build(cfg: DictConfig) -> tuple[Simulation, Tracking, dict[str, Any]]:
     return simulation, _instantiate("tracking", tracking), identity(cfg)
 
 
-def identity(cfg: DictConfig) -> dict[str, Any]:
-    """What a run is: the settings that it shares with whoever resumes it, as dotted keys."""
-    return {name: value for name, value in flatten(_plain(cfg)) if not name.startswith(FREE_ON_RESUME)}
+def identity(cfg: DictConfig, free: tuple[str, ...] = FREE_ON_RESUME) -> dict[str, Any]:
+    """What a run is, as dotted keys: all settings but the free ones; by default those a resumed run must share."""
+    return {name: value for name, value in flatten(_plain(cfg)) if not name.startswith(free)}
 
 
 def _plain(cfg: DictConfig) -> dict[str, Any]:

@@ -107,12 +107,12 @@ def table(lines: list[Row]) -> str:
     """For a terminal: a line per number, then a line per claim."""
     numbers = [row for row in lines if row.claim is None]
     width = max((len(row.name) for row in numbers), default=0)
-    out = [f"{'':{width}}  {'paper':>8}  {'ours':>17}  {'difference':>10}"] if numbers else []
+    out = [f"{'':{width}}  {'paper':>8}  {'ours':>20}  {'difference':>10}"] if numbers else []
     for row in numbers:
         paper = "" if row.paper is None else f"{row.paper:.4g}"
         ours = "–" if row.ours is None else f"{row.ours:.4g}" + (f" ± {row.std:.2g}" if row.std else "")
         gap = "" if row.paper is None or row.ours is None else f"{row.ours - row.paper:+.3g}"
-        out.append(f"{row.name:{width}}  {paper:>8}  {ours:>17}  {gap:>10}")
+        out.append(f"{row.name:{width}}  {paper:>8}  {ours:>20}  {gap:>10}")
     for row in lines:
         if row.claim is not None:
             word = {True: "held    ", False: "NOT held", None: "open    "}[row.held]

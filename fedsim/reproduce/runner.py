@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import fedsim
 from fedsim.cli import explain, run
-from fedsim.config import config_folder, identity, register_resolvers
+from fedsim.config import WITHOUT_EFFECT, config_folder, identity, register_resolvers
 from fedsim.errors import ConfigError, DivergenceError, MissingDataError
 from fedsim.reproduce.recipe import Setting
 from fedsim.tracking.tracker import Stopped
@@ -80,7 +80,9 @@ def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...]) -> list[
         for setting in settings:
             overrides = (*setting.overrides, *extra)
             cfg, choices = compose((*overrides, "out=unused"))
-            digest = hashlib.sha256(json.dumps([fedsim.__version__, identity(cfg)], sort_keys=True).encode())
+            digest = hashlib.sha256(
+                json.dumps([fedsim.__version__, identity(cfg, WITHOUT_EFFECT)], sort_keys=True).encode()
+            )
             name = "-".join([choices["strategy"], choices["dataset"], digest.hexdigest()[:10]])
             jobs.append(Job(setting, overrides, folder / name, list(cfg.seeds)))
     return jobs
