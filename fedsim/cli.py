@@ -104,5 +104,7 @@ def _unknown_key(name: str) -> str:
     known = keys()
     if name in known:
         return f"{name} exists only with {' or '.join(known[name])}"
+    if name in groups():
+        return f"{name} does not belong to the chosen {name.rpartition('/')[0]}"
     options = [*known, *groups()]
     return f"{name} is not a setting{checks.nearest(name, options)} (fedsim --help lists groups and keys)"

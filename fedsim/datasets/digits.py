@@ -5,17 +5,22 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from fedsim.datasets.augment import CropFlip
 from fedsim.datasets.base import Dataset
 
 
 class Digits(Dataset):
-    """The embedded default: 10 classes, inputs [1, 8, 8] in [0, 1], every fifth sample held out for testing."""
+    """The embedded default: 10 classes, inputs [1, 8, 8] in [0, 1], every fifth sample held out for testing.
 
-    def __init__(self) -> None:
+    Args:
+        augment: random crop and flip of training images.
+    """
+
+    def __init__(self, augment: CropFlip | None = None) -> None:
         from sklearn.datasets import load_digits
 
         images, labels = load_digits(return_X_y=True)
         x = torch.as_tensor(images.astype(np.float32) / 16.0).reshape(-1, 1, 8, 8)
         y = torch.as_tensor(labels.astype(np.int64))
         held_out = torch.arange(len(y)) % 5 == 4
-        super().__init__("digits", x[~held_out], y[~held_out], x[held_out], y[held_out], classes=10)
+        super().__init__("digits", x[~held_out], y[~held_out], x[held_out], y[held_out], classes=10, augment=augment)

@@ -1,4 +1,4 @@
-"""Image sets in their published files, read by torchvision: MNIST, FashionMNIST, CIFAR-10."""
+"""Image sets in their published files, read by torchvision: MNIST, FashionMNIST, CIFAR-10, SVHN."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from fedsim import checks
 from fedsim.datasets.augment import CropFlip
 from fedsim.datasets.base import Dataset
 from fedsim.datasets.torchvision_import import torchvision_datasets
@@ -21,23 +23,32 @@ def data_root(root: str | None) -> Path:
     return Path(root or os.environ.get("FEDSIM_DATA") or "data").expanduser()
 
 
-class _TorchvisionImages(Dataset):
-    """Images and labels of a torchvision class, kept as uint8 [N, C, H, W]."""
+class Images(Dataset):
+    """Images and labels in ten classes, kept as uint8 [N, C, H, W].
+
+    Args:
+        root: folder of the files, see `data_root`.
+        download: fetch what is absent, where the source can be fetched.
+        augment: random crop and flip of training images.
+        pool: average blocks of pool × pool pixels into one: a smaller problem for a small machine.
+    """
 
     source: str
     label: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def __init__(self, root: str | None = None, download: bool = False, augment: CropFlip | None = None) -> None:
-        folder = data_root(root)
+    def __init__(
+        self, root: str | None = None, download: bool = False, augment: CropFlip | None = None, pool: int = 1
+    ) -> None:
+        folder, pool = data_root(root), checks.whole("dataset.pool", pool)
         parts = [self._load(folder, train, download) for train in (True, False)]
         (train_x, train_y), (test_x, test_y) = parts
         super().__init__(
             self.label,
-            train_x,
+            pooled(train_x, pool),
             train_y,
-            test_x,
+            pooled(test_x, pool),
             test_y,
             classes=10,
             mean=type(self).mean,
@@ -46,6 +57,7 @@ class _TorchvisionImages(Dataset):
         )
 
     def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
+        """uint8 images [N, C, H, W] and labels [N] of one half."""
         reader = getattr(torchvision_datasets(), self.source)
         try:
             found = reader(str(folder), train=train, download=download)
@@ -57,6 +69,14 @@ class _TorchvisionImages(Dataset):
         return _channels_first(np.asarray(found.data)), torch.as_tensor(np.asarray(found.targets), dtype=torch.int64)
 
 
+def pooled(images: Tensor, pool: int) -> Tensor:
+    """[N, C, H, W] uint8 → [N, C, H // pool, W // pool] uint8, block means rounded."""
+    if pool == 1:
+        return images
+    parts = [functional.avg_pool2d(part.float(), pool) for part in images.split(10_000)]
+    return torch.cat([part.round_().to(torch.uint8) for part in parts])
+
+
 def _channels_first(images: np.ndarray) -> Tensor:
     """[N, H, W] or [N, H, W, C] uint8 → [N, C, H, W] uint8."""
     if images.ndim == 3:
@@ -64,21 +84,21 @@ def _channels_first(images: np.ndarray) -> Tensor:
     return torch.as_tensor(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
 
 
-class MNIST(_TorchvisionImages):
+class MNIST(Images):
     """60,000 + 10,000 grey images [1, 28, 28] of digits (LeCun et al.), read from ROOT/MNIST/raw."""
 
     source, label = "MNIST", "mnist"
     mean, std = (0.1307,), (0.3081,)
 
 
-class FashionMNIST(_TorchvisionImages):
+class FashionMNIST(Images):
     """60,000 + 10,000 grey images [1, 28, 28] of clothes (Xiao et al.), read from ROOT/FashionMNIST/raw."""
 
     source, label = "FashionMNIST", "fashion_mnist"
     mean, std = (0.2860,), (0.3530,)
 
 
-class CIFAR10(_TorchvisionImages):
+class CIFAR10(Images):
     """50,000 + 10,000 colour images [3, 32, 32] (Krizhevsky).
 
     Read from ROOT/cifar-10-batches-py as published, or from ROOT/cifar10.npz holding `x_train` [50000, 32, 32, 3]
@@ -108,3 +128,21 @@ class CIFAR10(_TorchvisionImages):
                 "expected uint8 [N, 32, 32, 3] and N labels"
             )
         return _channels_first(x), torch.as_tensor(y.reshape(-1).astype(np.int64))
+
+
+class SVHN(Images):
+    """73,257 + 26,032 colour images [3, 32, 32] of house numbers (Netzer et al.), from ROOT/{train,test}_32x32.mat."""
+
+    source, label = "SVHN", "svhn"
+    mean, std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
+
+    def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
+        split = "train" if train else "test"
+        try:
+            found = torchvision_datasets().SVHN(str(folder), split=split, download=download)
+        except (RuntimeError, ValueError, OSError, EOFError, NotImplementedError, KeyError) as error:
+            raise MissingDataError(
+                f"dataset=svhn: no usable {split}_32x32.mat under {folder.resolve()} (dataset.root, or the variable "
+                f"FEDSIM_DATA); add dataset.download=true where a network is at hand ({error})"
+            ) from error
+        return torch.as_tensor(found.data), torch.as_tensor(found.labels, dtype=torch.int64)
