@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import matplotlib
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 from fedsim.plots.cells import Cell, at, labels
-from fedsim.plots.style import STYLE, colour, panels
+from fedsim.plots.style import STYLE, colour, legend_below, panels
 
 
 def bars(
@@ -32,7 +31,7 @@ def bars(
     groups, tints, boxes = labels(cells, group), labels(cells, colours), labels(cells, panel)
     width = 0.8 / len(tints)
     with matplotlib.rc_context(STYLE):
-        drawing, grid = panels(len(boxes), width=max(4.4, 0.32 * len(groups) * len(tints)), most_columns=2)
+        drawing, grid = panels(len(boxes), width=max(4.4, 0.26 * len(groups) * len(tints)), columns=1)
         for axes, box in zip(grid, boxes, strict=True):
             axes.set_title(box or measure)
             axes.grid(visible=False, axis="x")
@@ -48,13 +47,7 @@ def bars(
             axes.set_ylabel(unit)
             if least is not None:
                 axes.set_ylim(bottom=least)
-        known: dict[str, Artist] = {}
-        for axes in grid:
-            for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-                known.setdefault(name, handle)
-        if len(known) > 1:
-            columns = min(len(known), 5)
-            drawing.legend(list(known.values()), list(known), loc="outside lower center", ncols=columns, fontsize=9)
+        legend_below(drawing, grid)
     return drawing
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedsim.availability import Bernoulli
 from fedsim.plots.cells import Cell
@@ -32,7 +33,7 @@ def _heading(cell: Cell) -> str:
 def bubbles(cells: list[Cell], clients: int = 20) -> Figure:
     """A circle per client and class; its area is the class's share of the client's samples (fedawe Fig. 4)."""
     with matplotlib.rc_context(STYLE):
-        drawing, grid = panels(len(cells), width=3.6, height=4.2)
+        drawing, grid = panels(len(cells), width=3.6, height=4.2, columns=min(len(cells), 4))
         for axes, cell in zip(grid, cells, strict=True):
             fractions = _simulation(cell).federation.class_fractions
             assert fractions is not None
@@ -41,6 +42,7 @@ def bubbles(cells: list[Cell], clients: int = 20) -> Figure:
             tints = [colour(int(c)) if c < 8 else ("#882255", "#999933")[int(c) % 2] for c in label.ravel()]
             axes.scatter(label.ravel(), client.ravel(), s=170 * shares.ravel(), c=tints, linewidths=0)
             axes.set_xticks(range(shares.shape[1]))
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
             axes.set_xlabel("class")
             axes.set_ylabel("client")
             axes.set_title(_heading(cell))

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from fedsim.plots.cells import Cell, at, labels
 from fedsim.plots.runs import Run
-from fedsim.plots.style import DASHES, LOGARITHMIC, STYLE, colour, panels, title
+from fedsim.plots.style import DASHES, LOGARITHMIC, STYLE, colour, legend_below, panels, title
 
 PREFERRED = ("test_accuracy", "client_accuracy_worst10", "distance_to_optimum", "train_loss")
 BAND_FLOOR = 0.1  # on a logarithmic axis a band does not fall below this share of its mean: it would fill the picture
@@ -78,10 +78,13 @@ def curves(
     boxes = [(name, label) for name in metrics for label in labels(cells, panel)]
     tints, styles = labels(cells, colours), labels(cells, dashes)
     with matplotlib.rc_context(STYLE):
-        drawing, grid = panels(len(boxes), most_columns=min(4, max(len(boxes) // len(metrics), 2)))
+        drawing, grid = panels(len(boxes), columns=len(boxes) // len(metrics) if panel and len(metrics) > 1 else None)
         for axes, (name, label) in zip(grid, boxes, strict=True):
             logarithmic = log if isinstance(log, bool) else name in log
             _prepare(axes, name, label or title(name), logarithmic)
+            first_of_its_kind = grid[next(n for n, box in enumerate(boxes) if box[0] == name)]
+            if axes is not first_of_its_kind:
+                axes.sharey(first_of_its_kind)
             if label:
                 axes.set_ylabel(title(name))
             for cell in at(cells, panel, label):
@@ -94,7 +97,7 @@ def curves(
                 names = [cell.at[axis] for axis in (colours, dashes) if axis]
                 shown = rounds >= first
                 draw_curve(axes, rounds[shown], values[shown], name, ", ".join(names), tint, dash)
-        _legend(drawing, grid)
+        legend_below(drawing, grid)
     return drawing
 
 
@@ -104,14 +107,3 @@ def _prepare(axes: Axes, metric: str, heading: str, logarithmic: bool) -> None:
     axes.margins(x=0.01)
     if logarithmic:
         axes.set_yscale("log")
-
-
-def _legend(drawing: Figure, grid: list[Axes]) -> None:
-    """One legend for all panels: inside the only one, else below them."""
-    handles, names = grid[0].get_legend_handles_labels()
-    if len(names) < 2:
-        return
-    if len(grid) == 1 and len(names) <= 6:
-        grid[0].legend(fontsize=9)
-    else:
-        drawing.legend(handles, names, loc="outside lower center", ncols=min(len(names), 4), fontsize=9)

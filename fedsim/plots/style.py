@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -25,6 +26,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.alpha": 0.25,
     "axes.titlesize": 11,
     "legend.frameon": False,
@@ -43,12 +45,26 @@ def colour(position: int) -> str:
     return COLOURS[position % len(COLOURS)]
 
 
-def panels(count: int, width: float = 4.4, height: float = 3.4, most_columns: int = 4) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels, in rows of at most `most_columns`. Call it inside an rc_context of STYLE."""
-    columns = min(count, most_columns)
+def panels(
+    count: int, width: float = 4.4, height: float = 3.4, columns: int | None = None
+) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels; up to three in a row unless `columns` says otherwise, four as two by two."""
+    columns = columns or (2 if count == 4 else min(count, 3))
     rows = -(-count // columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     grid = np.ravel(figure.subplots(rows, columns, squeeze=False))
     for unused in grid[count:]:
         unused.axis("off")
     return figure, list(grid[:count])
+
+
+def legend_below(figure: Figure, grid: list[Axes]) -> None:
+    """One legend for all panels, below them, as many columns as the figure is wide for. None for a single name."""
+    known: dict[str, Artist] = {}
+    for axes in grid:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            known.setdefault(name, handle)
+    if len(known) > 1:
+        room = int(figure.get_figwidth() / (0.65 + 0.085 * max(map(len, known))))
+        columns = max(1, min(len(known), room))
+        figure.legend(list(known.values()), list(known), loc="outside lower center", ncols=columns, fontsize=9)
