@@ -9,6 +9,8 @@ import numpy as np
 
 from fedsim.plots.runs import Run
 
+TOLERANCE = 1e-9  # of a target: 0.7 is reached by 0.7 however it was computed
+
 
 @dataclass
 class Measure:
@@ -43,7 +45,7 @@ class Measure:
         rounds, values = run.curve(self.metric)
         if self.reach is not None:
             looked = rounds % self.every == 0
-            there = rounds[looked][values[looked].mean(1) >= self.reach * target]
+            there = rounds[looked][values[looked].mean(1) >= self.reach * target - TOLERANCE]
             return np.array([float(there[0]) if len(there) else math.nan])
         window = rounds > rounds[-1] - self.last if self.last else rounds == rounds[-1]
         return values[window].mean(0) * (100 if self.percent else 1)
@@ -52,4 +54,4 @@ class Measure:
 def best_rounded(runs: list[Run], metric: str, last: int, step: float = 0.1) -> float:
     """The best mean of the runs, rounded down to a multiple of `step` (fedawe Table 8)."""
     final = Measure(metric, last=last)
-    return math.floor(max(final(run).mean() for run in runs) / step) * step
+    return math.floor(max(final(run).mean() for run in runs) / step + TOLERANCE) * step
