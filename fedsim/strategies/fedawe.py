@@ -44,13 +44,10 @@ class FedAWE(KeepsClientModels[FedAWEState]):
         cohort = report.cohort
         echo = (t - state.last_seen[cohort.rows])[:, None]
         update = self.server_lr * (echo * report.innovation)
-        if self.clip is None:
-            model = cohort.mean(report.start - update)
-        else:
-            mean = cohort.mean(update)
-            norm = mean.norm(dim=1, keepdim=True).clamp(min=torch.finfo(mean.dtype).tiny)
-            model = cohort.mean(report.start) - mean * (self.clip / norm).clamp(max=1.0)
-        model = cohort.keep_unheard(model, state.model)
+        if self.clip is not None:
+            norm = cohort.mean(update).norm(dim=1, keepdim=True)
+            update = update * cohort.broadcast((self.clip / norm).clamp(max=1.0))
+        model = cohort.keep_unheard(cohort.mean(report.start - update), state.model)
         state.models[cohort.rows] = cohort.broadcast(model)
         state.last_seen[cohort.rows] = t
         return FedAWEState(model, state.models, state.last_seen)

@@ -60,18 +60,24 @@ class Naive:
     def fedpbc_active(self, t, active, p, eta, weights):
         self.fedpbc(t, active, p, eta, weights, everybody=False)
 
-    def fedawe(self, t, active, p, eta, weights):
+    def fedawe(self, t, active, p, eta, weights, clip=np.inf):
         if not active:
             return
-        echoed = []
+        update = np.zeros_like(self.x)
         for i in active:
             innovation = self.models[i] - self.local(i, self.models[i])
-            echoed.append(self.models[i] - eta * (t - self.tau[i]) * innovation)
-        self.x = sum(echoed) / len(active)
+            update = update + eta * (t - self.tau[i]) * innovation / len(active)
+        norm = np.sqrt(sum(update**2))
+        self.clipped = getattr(self, "clipped", 0) + (norm > clip)
+        self.x = sum(self.models[i] for i in active) / len(active) - update * min(1, clip / norm)
         for i in active:
             self.models[i], self.tau[i] = self.x, t
 
+    def fedawe_clipped(self, t, active, p, eta, weights):
+        self.fedawe(t, active, p, eta, weights, clip=CLIP)
 
+
+CLIP = 0.35  # some of the rounds reach it, some do not
 UNIFORM = [1 / CLIENTS] * CLIENTS
 BY_DATA = [size / sum(SIZES) for size in SIZES]
 
@@ -87,6 +93,7 @@ CASES = {
     "fedpbc active": (FedPBC(compute="active"), "fedpbc_active", None, UNIFORM),
     "fedawe": (FedAWE(), "fedawe", 1.0, UNIFORM),
     "fedawe server_lr": (FedAWE(server_lr=0.6), "fedawe", 0.6, UNIFORM),
+    "fedawe clip": (FedAWE(server_lr=0.8, clip=CLIP), "fedawe_clipped", 0.8, UNIFORM),
 }
 
 
@@ -127,3 +134,6 @@ def test_every_round_follows_the_formula(case, executor, play, Scripted, Regress
                 np.testing.assert_allclose(state.models[own], np.stack(one.models), atol=1e-8)
             if hasattr(state, "last_seen"):
                 np.testing.assert_array_equal(state.last_seen[own], one.tau)
+    if case == "fedawe clip":
+        heard = [int((counts[:, r].sum(1) > 0).sum()) for r in range(len(SEEDS))]
+        assert all(0 < one.clipped < rounds for one, rounds in zip(naive, heard, strict=True))
