@@ -63,6 +63,7 @@ def curves(
     log: bool | list[str] = False,
     ema: float | None = None,
     first: int = 0,
+    iterations: bool = False,
 ) -> Figure:
     """Panels of curves.
 
@@ -73,6 +74,7 @@ def curves(
         log: logarithmic values; of some metrics where it is a list.
         ema: decay per round of an exponential moving average; None shows the raw values.
         first: round from which on curves are shown.
+        iterations: count local steps instead of rounds.
     """
     metrics = [metric] if isinstance(metric, str) else metric
     boxes = [(name, label) for name in metrics for label in labels(cells, panel)]
@@ -82,6 +84,8 @@ def curves(
         for axes, (name, label) in zip(grid, boxes, strict=True):
             logarithmic = log if isinstance(log, bool) else name in log
             _prepare(axes, name, label or title(name), logarithmic)
+            if iterations:
+                axes.set_xlabel("iteration")
             first_of_its_kind = grid[next(n for n, box in enumerate(boxes) if box[0] == name)]
             if axes is not first_of_its_kind:
                 axes.sharey(first_of_its_kind)
@@ -96,7 +100,8 @@ def curves(
                 dash = DASHES[styles.index(cell.at[dashes]) % len(DASHES)] if dashes else "-"
                 names = [cell.at[axis] for axis in (colours, dashes) if axis]
                 shown = rounds >= first
-                draw_curve(axes, rounds[shown], values[shown], name, ", ".join(names), tint, dash)
+                along = rounds[shown] * (cell.run.settings["local_steps"] if iterations else 1)
+                draw_curve(axes, along, values[shown], name, ", ".join(names), tint, dash)
         legend_below(drawing, grid)
     return drawing
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim import checks
 from fedsim.plots.runs import Run
 
 TOLERANCE = 1e-9  # of a target: 0.7 is reached by 0.7 however it was computed
@@ -14,44 +15,60 @@ TOLERANCE = 1e-9  # of a target: 0.7 is reached by 0.7 however it was computed
 
 @dataclass
 class Measure:
-    """A number per replicate.
+    """A number per replicate: the end of a run, how many rounds something took, or how fast it fell.
 
     Attributes:
         metric: a column of metrics.csv.
         last: mean over the evaluations of the last so many rounds; 0 takes the last evaluation alone.
-        reach: instead of a mean: the first evaluated round at which the replicates' mean reaches this fraction of
-            the target (nan where it never does).
-        best_over: with `reach`: the target is the best run along this axis, see `best_rounded`.
-        every: with `reach`: only evaluations at multiples of so many rounds count.
+        until: 'above' or 'below': instead of a mean, the first evaluated round from which the replicates' mean is on
+            this side of the target (nan where it never is).
+        target: with `until`: a number; or
+        share, best_over: … this share of the best run along an axis, rounded down to tenths (fedawe Table 8).
+        order_from: instead of a mean, the slope of the logarithm of the replicates' mean over that of the round, from
+            this round on: −½ for a distance whose square is O(1/T).
+        every: with `until`: only evaluations at multiples of so many rounds count.
         percent: multiply by 100.
         unit: behind the number, in tables and on axes.
     """
 
     metric: str
     last: int = 0
-    reach: float | None = None
+    until: str | None = None
+    target: float | None = None
+    share: float = 1.0
     best_over: str | None = None
+    order_from: int | None = None
     every: int = 1
     percent: bool = False
     unit: str = ""
 
-    def __call__(self, run: Run, target: float = math.nan) -> np.ndarray:
-        """[R] values; a single one for `reach`.
+    def __post_init__(self) -> None:
+        if self.until is not None:
+            checks.choice("until", self.until, ("above", "below"))
+            if (self.target is None) == (self.best_over is None):
+                raise ValueError(f"until={self.until} needs either target or best_over")
+
+    def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
+        """[R] values; a single one with `until` or `order_from`.
 
         Args:
             run: a finished run.
-            target: with `reach`: of what a fraction is to be reached.
+            rivals: with `best_over`: the runs along that axis.
         """
         rounds, values = run.curve(self.metric)
-        if self.reach is not None:
+        if self.until is not None:
             looked = rounds % self.every == 0
-            there = rounds[looked][values[looked].mean(1) >= self.reach * target - TOLERANCE]
-            return np.array([float(there[0]) if len(there) else math.nan])
+            mean, target = values[looked].mean(1), self._target(rivals or [run])
+            there = mean >= target - TOLERANCE if self.until == "above" else mean <= target + TOLERANCE
+            return np.array([float(rounds[looked][there][0]) if there.any() else math.nan])
+        if self.order_from is not None:
+            late = rounds >= self.order_from
+            return np.array([np.polyfit(np.log(rounds[late]), np.log(values[late].mean(1)), 1)[0]])
         window = rounds > rounds[-1] - self.last if self.last else rounds == rounds[-1]
         return values[window].mean(0) * (100 if self.percent else 1)
 
-
-def best_rounded(runs: list[Run], metric: str, last: int, step: float = 0.1) -> float:
-    """The best mean of the runs, rounded down to a multiple of `step` (fedawe Table 8)."""
-    final = Measure(metric, last=last)
-    return math.floor(max(final(run).mean() for run in runs) / step + TOLERANCE) * step
+    def _target(self, rivals: list[Run]) -> float:
+        if self.target is not None:
+            return self.target
+        best = max(Measure(self.metric, last=self.last)(run).mean() for run in rivals)
+        return self.share * math.floor(10 * best + TOLERANCE) / 10

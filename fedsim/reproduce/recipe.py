@@ -142,6 +142,8 @@ def load(name: str, folder: Path | None = None) -> Recipe:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         assert isinstance(content, dict)
         return _recipe(name, {str(key): value for key, value in content.items()})
+    except ConfigError:
+        raise
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise ConfigError(f"recipe {path} is not well formed ({error})") from error
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from fedsim.plots.cells import Cell
 from fedsim.reproduce.claims import Number, Verdict
-from fedsim.reproduce.measures import best_rounded
 from fedsim.reproduce.recipe import Recipe
 from fedsim.tracking.tracker import write_json
 
@@ -36,11 +35,9 @@ def measure(recipe: Recipe, cells: list[Cell]) -> None:
         for cell in cells:
             if cell.run is None:
                 continue
-            target = math.nan
-            if each.best_over is not None:
-                rivals = [c.run for c in cells if c.run is not None and _alike(c, cell, each.best_over)]
-                target = best_rounded(rivals, each.metric, each.last)
-            cell.numbers[name] = each(cell.run, target)
+            axis = each.best_over
+            rivals = [c.run for c in cells if axis is not None and c.run is not None and _alike(c, cell, axis)]
+            cell.numbers[name] = each(cell.run, rivals)
             printed = recipe.printed(name, cell.at)
             if printed is not None:
                 cell.paper[name] = printed
@@ -75,7 +72,7 @@ def judge(recipe: Recipe, cells: list[Cell], scale: str) -> list[Verdict]:
     for claim in recipe.claims:
         if scale in claim.scales:
             name = claim.measure or next(iter(recipe.measures))
-            never = math.inf if recipe.measures[name].reach is not None else math.nan
+            never = math.inf if recipe.measures[name].until is not None else math.nan
             numbers = [
                 Number(cell.at, np.nan_to_num(values, nan=never), cell.paper.get(name))
                 for cell in cells

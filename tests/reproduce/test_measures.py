@@ -9,7 +9,7 @@ import pytest
 
 from fedsim.plots.curves import smooth
 from fedsim.plots.runs import Run
-from fedsim.reproduce.measures import Measure, best_rounded
+from fedsim.reproduce.measures import Measure
 
 ROUNDS = [0, 10, 20, 30, 40]
 VALUES = {3: [0.1, 0.3, 0.5, 0.6, 0.8], 4: [0.1, 0.5, 0.3, 0.8, 0.8]}
@@ -27,17 +27,42 @@ def test_the_end_and_a_window_of_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reach", "every", "expected"),
-    [(0.5, 1, 10.0), (0.5, 20, 20.0), (0.875, 1, 30.0), (0.875, 20, 40.0), (1.0, 1, 40.0), (1.01, 1, np.nan)],
+    ("target", "every", "expected"),
+    [(0.4, 1, 10.0), (0.4, 20, 20.0), (0.7, 1, 30.0), (0.7, 20, 40.0), (0.8, 1, 40.0), (0.81, 1, np.nan)],
 )
-def test_the_first_round_at_which_the_mean_reaches_a_target(reach: float, every: int, expected: float) -> None:
-    found = Measure("accuracy", reach=reach, every=every)(run(), target=0.8)
+def test_the_first_round_at_which_the_mean_is_above_a_target(target: float, every: int, expected: float) -> None:
+    found = Measure("accuracy", until="above", target=target, every=every)(run())
+    assert np.array_equal(found, [expected], equal_nan=True)
+    mirrored = run()
+    mirrored.rows = [row | {"accuracy": -row["accuracy"]} for row in mirrored.rows]
+    found = Measure("accuracy", until="below", target=-target, every=every)(mirrored)
     assert np.array_equal(found, [expected], equal_nan=True)
 
 
-def test_the_target_of_table_8_is_rounded_down_to_tens() -> None:
-    assert best_rounded([run()], "accuracy", last=20) == pytest.approx(0.7)
-    assert best_rounded([run()], "accuracy", last=1) == pytest.approx(0.8)
+@pytest.mark.parametrize(("last", "share", "expected"), [(20, 1.0, 30.0), (1, 1.0, 40.0), (1, 0.5, 10.0)])
+def test_a_target_is_a_share_of_the_best_rounded_down_to_tenths(last: int, share: float, expected: float) -> None:
+    better, worse = run(), run()  # the best ends at 0.75 over two evaluations: 0.7; at 0.8 over the last one
+    worse.rows = [row | {"accuracy": row["accuracy"] - 0.1} for row in worse.rows]
+    measure = Measure("accuracy", until="above", share=share, best_over="algorithm", last=last)
+    assert measure(better, [worse, better]).tolist() == [expected]
+    assert np.isnan(measure(worse, [worse, better])[0]) == (last == 1 and share == 1)
+
+
+def test_the_order_of_a_power_law_is_its_exponent() -> None:
+    rows = [
+        {"round": t, "seed": s, "distance": (1 + s) * 7 * max(t, 1) ** -0.5} for t in range(0, 500, 10) for s in (0, 1)
+    ]
+    assert np.allclose(Measure("distance", order_from=10)(Run(Path(), rows, {})), [-0.5])
+
+
+def test_how_long_it_takes_needs_a_target() -> None:
+    for wrong in (
+        {"until": "above"},
+        {"until": "over", "target": 1.0},
+        {"until": "below", "target": 1, "best_over": "a"},
+    ):
+        with pytest.raises(ValueError, match="until"):
+            Measure("accuracy", **wrong)
 
 
 def test_the_moving_average_starts_at_the_first_value() -> None:
