@@ -59,6 +59,7 @@ class Claim:
         errors: 'near': so many standard errors of the difference are added to `within`.
         where: only there.
         measure: whose numbers; the recipe's first unless said.
+        than_measure: instead of `than`: another measure of the same runs.
         scales: only there; a claim about the end of training has no meaning after three rounds.
     """
 
@@ -72,13 +73,16 @@ class Claim:
     errors: float = 0.0
     where: Where = field(default_factory=dict)
     measure: str | None = None
+    than_measure: str | None = None
     scales: list[str] = field(default_factory=lambda: ["cpu", "paper"])
 
     @staticmethod
     def read(content: Mapping[str, Any]) -> Claim:
         """From a recipe, where the relation is called `is`."""
         given = dict(content)
-        than = given["than"]
+        than = given.get("than", {})
+        if "than" not in given and "than_measure" not in given:
+            raise KeyError("than")
         given["relation"] = given.pop("is")
         given["of"] = _where(given.get("of"))
         given["where"] = _where(given.get("where"))
@@ -89,21 +93,22 @@ class Claim:
         """Refuse a claim about things the recipe does not have."""
         place = f"recipe {recipe}: claims"
         checks.choice(f"{place}: is", self.relation, RELATIONS)
-        if self.measure is not None:
-            checks.choice(f"{place}: measure", self.measure, measures)
+        for measure in (self.measure, self.than_measure):
+            if measure is not None:
+                checks.choice(f"{place}: measure", measure, measures)
         if isinstance(self.than, str) and self.than != "paper":
             raise ConfigError(f"{place}: than={self.than!r} must be a number, places on the axes, or 'paper'")
         for where in (self.of, self.where, self.than if isinstance(self.than, dict) else {}):
             for axis in where:
                 checks.choice(f"{place}: axis", axis, axes)
 
-    def judge(self, numbers: list[Number]) -> Verdict:
-        """Compare. Held only if every comparison holds."""
+    def judge(self, numbers: list[Number], others: list[Number] | None = None) -> Verdict:
+        """Compare the numbers among themselves, or with `others`, those of `than_measure`. Held only if all holds."""
         lines, held = [], []
         for left in numbers:
             if not (left.inside(self.of) and left.inside(self.where)):
                 continue
-            for right, bound, error in self._right(left, numbers):
+            for right, bound, error in self._right(left, numbers, others):
                 holds = self._holds(left, bound, error)
                 held.append(holds)
                 sign = {"below": "<", "above": ">", "near": "≈"}[self.relation]
@@ -116,19 +121,24 @@ class Claim:
         more = f" … and {len(shown) - 4} more" if len(shown) > 4 else ""
         return Verdict(self.claim, all(held), f"{sum(held)} of {len(held)}; " + "; ".join(shown[:4]) + more)
 
-    def _right(self, left: Number, numbers: list[Number]) -> list[tuple[str, float, float]]:
+    def _right(
+        self, left: Number, numbers: list[Number], others: list[Number] | None
+    ) -> list[tuple[str, float, float]]:
         """(name, value, standard error) of everything the number is compared with."""
+        if others is not None:
+            same = [other for other in others if other.at == left.at]
+            return [(f" ({self.than_measure})", self.times * o.mean + self.plus, o.error) for o in same]
         if isinstance(self.than, dict):
             free = set(self.than) | set(self.of)
-            others = [
+            meant = [
                 other
                 for other in numbers
                 if other is not left
                 and other.inside(self.than)
                 and all(other.at[axis] == label for axis, label in left.at.items() if axis not in free)
             ]
-            names = [" / ".join(other.at[axis] for axis in self.than) for other in others]
-            return [(f" ({n})", self.times * o.mean + self.plus, o.error) for n, o in zip(names, others, strict=True)]
+            names = [" / ".join(other.at[axis] for axis in self.than) for other in meant]
+            return [(f" ({n})", self.times * o.mean + self.plus, o.error) for n, o in zip(names, meant, strict=True)]
         target = left.paper if self.than == "paper" else float(self.than)
         return [] if target is None else [("", self.times * target + self.plus, 0.0)]
 

@@ -20,6 +20,7 @@ class Measure:
     Attributes:
         metric: a column of metrics.csv.
         last: mean over the evaluations of the last so many rounds; 0 takes the last evaluation alone.
+        largest: instead of the end, the largest value of any evaluation.
         until: 'above' or 'below': instead of a mean, the first evaluated round from which the replicates' mean is on
             this side of the target (nan where it never is).
         target: with `until`: a number; or
@@ -33,6 +34,7 @@ class Measure:
 
     metric: str
     last: int = 0
+    largest: bool = False
     until: str | None = None
     target: float | None = None
     share: float = 1.0
@@ -64,6 +66,8 @@ class Measure:
         if self.order_from is not None:
             late = rounds >= self.order_from
             return np.array([np.polyfit(np.log(rounds[late]), np.log(values[late].mean(1)), 1)[0]])
+        if self.largest:
+            return values.max(0) * (100 if self.percent else 1)
         window = rounds > rounds[-1] - self.last if self.last else rounds == rounds[-1]
         return values[window].mean(0) * (100 if self.percent else 1)
 

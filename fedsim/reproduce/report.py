@@ -68,17 +68,17 @@ def tuned(recipe: Recipe, cells: list[Cell]) -> tuple[list[Cell], dict[str, str]
 
 def judge(recipe: Recipe, cells: list[Cell], scale: str) -> list[Verdict]:
     """The verdict on every claim that is meant for this scale."""
+
+    def numbers(name: str) -> list[Number]:
+        never = math.inf if recipe.measures[name].until is not None else math.nan
+        measured = [(cell, cell.numbers[name]) for cell in cells if name in cell.numbers]
+        return [Number(c.at, np.nan_to_num(v, nan=never), c.paper.get(name)) for c, v in measured]
+
     verdicts = []
     for claim in recipe.claims:
         if scale in claim.scales:
-            name = claim.measure or next(iter(recipe.measures))
-            never = math.inf if recipe.measures[name].until is not None else math.nan
-            numbers = [
-                Number(cell.at, np.nan_to_num(values, nan=never), cell.paper.get(name))
-                for cell in cells
-                if (values := cell.numbers.get(name)) is not None
-            ]
-            verdicts.append(claim.judge(numbers))
+            others = None if claim.than_measure is None else numbers(claim.than_measure)
+            verdicts.append(claim.judge(numbers(claim.measure or next(iter(recipe.measures))), others))
     return verdicts
 
 

@@ -53,6 +53,13 @@ def test_the_papers_number_can_be_the_right_side() -> None:
     assert claim(**{"is": "near", "than": "paper", "within": 1}).judge(numbers(TABLE)).held is None
 
 
+def test_another_measure_of_the_same_runs_can_be_the_right_side() -> None:
+    twice = numbers({place: [2 * v for v in values] for place, values in TABLE.items()})
+    half = claim(**{"is": "below", "than_measure": "largest", "times": 0.6, "than": {}})
+    assert half.judge(numbers(TABLE), twice).held is True  # v < 0.6 · 2v
+    assert claim(**{"is": "below", "than_measure": "largest", "times": 0.5}).judge(numbers(TABLE), twice).held is False
+
+
 def test_what_failed_is_told_and_nan_never_holds() -> None:
     verdict = claim().judge(numbers(TABLE))
     assert verdict.detail == "1 of 2; ✗ A / y: 5 > 6 (B)"

@@ -23,6 +23,7 @@ def run() -> Run:
 def test_the_end_and_a_window_of_rounds() -> None:
     assert Measure("accuracy")(run()).tolist() == [0.8, 0.8]
     assert np.allclose(Measure("accuracy", last=20)(run()), [0.7, 0.8])  # rounds 30 and 40: later than 40 − 20
+    assert Measure("accuracy", largest=True)(run()).tolist() == [0.8, 0.8]
     assert np.allclose(Measure("accuracy", last=21, percent=True)(run()), [190 / 3, 190 / 3])
 
 
