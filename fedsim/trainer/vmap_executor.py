@@ -51,6 +51,7 @@ class VmapExecutor:
             if self.shift.active:
                 carry, theta = self.shift.answers_to(carry, None if deployed is None else deployed[:alive])
                 batch = self._move(batch, theta)
+            batch = chunk.contaminate(batch, step, 0, alive)
             carry, loss = self._step(carry, batch, rates[step, :alive])
             losses[:alive] += loss
         if finished:
