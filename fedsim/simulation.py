@@ -23,10 +23,12 @@ from fedsim.errors import ConfigError
 from fedsim.evaluation import Evaluator
 from fedsim.federation import Federation
 from fedsim.local import SGD, LocalRule
+from fedsim.memory import Memory
 from fedsim.models import RowModel
 from fedsim.models.losses import Loss
 from fedsim.partition import IID, Natural, Partition, Table
 from fedsim.partition.base import Samples
+from fedsim.performative.references import references
 from fedsim.shift import NoShift, Shift
 from fedsim.strategies import FedAvg, State, Strategy
 from fedsim.tracking import Result, Tracker, Tracking
@@ -105,16 +107,17 @@ class Simulation:
         self.federation = _federation(seeds, clients, dataset, tables, self.device, number)
         self.tables = tables
         local = local or SGD()
-        self.model = RowModel(_builder(model, dataset), loss or dataset.loss, ridge, self.device, number)
+        loss = loss or dataset.loss
+        self.model = RowModel(_builder(model, dataset, loss), loss, ridge, self.device, number)
         self._check_model(number)
         self.availability = (availability or Full()).bind(self.federation)
         self.availability.check_rounds(rounds)
         self.strategy.check(self.availability)
-        self.shift.setup(self.federation, dataset, self.model.dimension)
         contamination = contamination or NoContamination()
-        contamination.setup(self.federation)
+        contamination.setup(self.federation, dataset)
         keyed = bool(self.model.dropout_keys)
         batches = Batches(dataset, tables, self.federation, local, contamination, keyed)
+        self.shift.setup(self.federation, batches, self.model)
         self.trainer = Trainer(local, self.model, self.shift, batches, executor, chunk, workers)
         self.evaluator = Evaluator(self.model, batches, self.federation, self.shift, client_samples)
 
@@ -147,16 +150,18 @@ class Simulation:
         tracking = tracking or Tracking()
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | (identity or {})
         folder = None if out is None else Path(out)
-        checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity)
         state, progress = self.initial_state(), Progress()
+        memory = self.trainer.memory(state.model)
+        checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity, memory)
         if resume and checkpoints.path is not None and checkpoints.path.exists():
-            state, progress = read(checkpoints.path, state, identity)
+            state, progress = read(checkpoints.path, state, identity, memory)
             if progress.rounds > self.rounds:
                 raise ConfigError(
                     f"rounds={self.rounds}, but the run in {folder} has completed {progress.rounds}; raise rounds"
                 )
             log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
-        self._check_carry(state)
+        self._check_carry(state, memory)
+        self.evaluator.references = self._references()
         guard = DivergenceGuard(self.federation, type(self.strategy).__name__)
         with Tracker(self, folder, tracking, checkpoints, guard, progress, settings) as tracker:
             tracker.begin(state)
@@ -164,18 +169,35 @@ class Simulation:
                 active = self.availability.sample(t)
                 cohort = self.strategy.cohort(state, active)
                 start = self.strategy.start(state, cohort)
-                report = self.trainer.run(start, cohort, t, deployed=state.model)
+                report = self.trainer.run(start, cohort, t, state.model, memory)
                 state = self.strategy.aggregate(state, report, t)
                 tracker.round(t, state, report)
             return tracker.finish(state)
 
-    def _check_carry(self, state: State) -> None:
-        """Whatever the strategy hands to the local rule must be used there: asked with nobody in the cohort."""
+    def _references(self) -> dict[str, torch.Tensor]:
+        """θ^PS and θ^PO, where the shift has them and they are wanted."""
+        weighting = getattr(self.strategy, "weighting", "uniform")
+        initial = self.model.initial(self.federation.seeds)
+        return references(self.model, self.shift, self.trainer.batches, self.federation, initial, weighting)
+
+    def _check_carry(self, state: State, memory: Memory) -> None:
+        """Whatever the strategy hands to the local rule must be used there: asked with nobody in the cohort.
+
+        Nor may it bear the name of something that rule or shift remember.
+        """
         shape = (self.federation.replicates, self.federation.clients)
         nobody = self.federation.cohort(np.zeros(shape), np.zeros(shape))
         start = self.strategy.start(state, nobody)
         local = self.trainer.rule
-        ignored = set(start) - {"params"} - local.extras if isinstance(start, dict) else set()
+        handed = set(start) - {"params"} if isinstance(start, dict) else set()
+        twice = ({*handed, "params"} & memory.clients.keys()) | ({"round"} & {*handed, *memory.clients})
+        if twice:
+            raise ConfigError(
+                f"{', '.join(sorted(twice))} in the memory of local={type(local).__name__} or of "
+                f"shift={type(self.shift).__name__} is the name of something else in the rows of "
+                f"strategy={type(self.strategy).__name__}; rename it"
+            )
+        ignored = handed - local.extras
         if ignored:
             raise ConfigError(
                 f"strategy={type(self.strategy).__name__} hands {', '.join(sorted(ignored))} to the local rule, but "
@@ -206,7 +228,8 @@ class Simulation:
         data = self.dataset
         if data.stream:
             pair = torch.zeros(1, dtype=torch.int64, device=self.device)
-            x, y = data.draw(pair, pair, 2, dtype)[0], None
+            drawn = data.draw(pair, pair, 2, dtype)
+            x, y = drawn["x"][0], drawn["y"][0] if "y" in drawn else None
         else:
             pair = torch.zeros(2, dtype=torch.int64, device=self.device)
             x = data.prepare(data.train_x[pair], dtype)
@@ -242,8 +265,13 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(seed) for seed in seeds)
 
 
-def _builder(model: Callable[..., nn.Module] | nn.Module, dataset: Dataset) -> Callable[[], nn.Module] | nn.Module:
-    """Give a model's constructor the data set's `shape` and `classes`, if it takes them and they are not set."""
+def _builder(
+    model: Callable[..., nn.Module] | nn.Module, dataset: Dataset, loss: str | Loss
+) -> Callable[[], nn.Module] | nn.Module:
+    """Give a model's constructor the data set's `shape` and `classes`, if it takes them and they are not set.
+
+    Logistic loss takes one output for its two classes.
+    """
     if isinstance(model, nn.Module):
         return model
     try:
@@ -251,7 +279,7 @@ def _builder(model: Callable[..., nn.Module] | nn.Module, dataset: Dataset) -> C
     except ValueError as error:
         raise ConfigError(f"model cannot be built: {error}") from error
     fixed = model.keywords if isinstance(model, functools.partial) else {}
-    known = {"shape": dataset.shape, "classes": dataset.classes}
+    known = {"shape": dataset.shape, "classes": 1 if loss == "logistic" else dataset.classes}
     return functools.partial(model, **{k: v for k, v in known.items() if k in accepted and k not in fixed and v})
 
 

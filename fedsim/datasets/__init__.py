@@ -1,11 +1,17 @@
 """What samples exist: tensors kept once, as compact as they come, moved to the device as they are."""
 
+from fedsim.datasets.adult import Adult
 from fedsim.datasets.augment import CropFlip
 from fedsim.datasets.base import Dataset
+from fedsim.datasets.binary_gaussians import BinaryGaussians
 from fedsim.datasets.cinic10 import CINIC10
+from fedsim.datasets.credit import GiveMeSomeCredit
 from fedsim.datasets.digits import Digits
 from fedsim.datasets.gaussian import GaussianMean
+from fedsim.datasets.houses import HousePrices, RegressionGroups
+from fedsim.datasets.pricing import Pricing, PricingGroups
 from fedsim.datasets.quadratics import Quadratics
+from fedsim.datasets.stream import Stream
 from fedsim.datasets.synthetic import Synthetic
 from fedsim.datasets.vision import CIFAR10, MNIST, SVHN, FashionMNIST
 
@@ -14,11 +20,19 @@ __all__ = [
     "CINIC10",
     "MNIST",
     "SVHN",
+    "Adult",
+    "BinaryGaussians",
     "CropFlip",
     "Dataset",
     "Digits",
     "FashionMNIST",
     "GaussianMean",
+    "GiveMeSomeCredit",
+    "HousePrices",
+    "Pricing",
+    "PricingGroups",
     "Quadratics",
+    "RegressionGroups",
+    "Stream",
     "Synthetic",
 ]
