@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file, written atomically; nothing is ever unpickled.
 
-The file holds the strategy's state and, as JSON in its header, the round and what the run was. Everything else (data
-order, availability, noise) is a function of seed and round, so the state is all there is to save.
+The file holds the strategy's state, what rule and shift remember and, as JSON in its header, the round and what the run
+was. Everything else (data order, availability, noise) is a function of seed and round: this is all there is to save.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from fedsim.errors import CheckpointError
+from fedsim.memory import Memory
 from fedsim.strategies import State
 
 NAME = "checkpoint.safetensors"
@@ -47,7 +48,7 @@ class Progress:
     unevaluated: int = 0
 
 
-def write(path: Path, state: State, progress: Progress, identity: dict[str, Any]) -> None:
+def write(path: Path, state: State, progress: Progress, identity: dict[str, Any], memory: Memory | None = None) -> None:
     """Write a checkpoint so that at every moment either the old or the new file is whole.
 
     Args:
@@ -55,8 +56,10 @@ def write(path: Path, state: State, progress: Progress, identity: dict[str, Any]
         state: the strategy's state.
         progress: where the run stands.
         identity: what the run is; a checkpoint is only resumed by a run of the same identity.
+        memory: of rule and shift.
     """
-    tensors = {f.name: getattr(state, f.name).detach().cpu().contiguous() for f in dataclasses.fields(state)}
+    kept = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | (memory or Memory()).tensors()
+    tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
     header = {"format": FORMAT, "progress": json.dumps(vars(progress)), "identity": json.dumps(identity)}
     partial = path.with_suffix(".partial")
     with open(partial, "wb") as file:
@@ -66,8 +69,8 @@ def write(path: Path, state: State, progress: Progress, identity: dict[str, Any]
     os.replace(partial, path)
 
 
-def read(path: Path, like: S, identity: dict[str, Any]) -> tuple[S, Progress]:
-    """Read a checkpoint into a state of the same type, shapes and device as `like`.
+def read(path: Path, like: S, identity: dict[str, Any], memory: Memory | None = None) -> tuple[S, Progress]:
+    """Read a checkpoint into a state of the same type, shapes and device as `like`; `memory` is filled in place.
 
     Raises:
         CheckpointError: for a damaged or foreign file, or one of another run; the message names the difference.
@@ -88,13 +91,16 @@ def read(path: Path, like: S, identity: dict[str, Any]) -> tuple[S, Progress]:
                 "give the same settings, or another out"
             )
     fields: dict[str, torch.Tensor] = {}
-    for entry in dataclasses.fields(like):
-        expected = getattr(like, entry.name)
-        found = tensors.get(entry.name)
+    remembered = (memory or Memory()).tensors()
+    for name, expected in ({f.name: getattr(like, f.name) for f in dataclasses.fields(like)} | remembered).items():
+        found = tensors.get(name)
         if found is None or found.shape != expected.shape or found.dtype != expected.dtype:
             shape = None if found is None else list(found.shape)
-            raise CheckpointError(f"checkpoint {path}: {entry.name} is {shape}, expected {list(expected.shape)}")
-        fields[entry.name] = found.to(expected.device)
+            raise CheckpointError(f"checkpoint {path}: {name} is {shape}, expected {list(expected.shape)}")
+        if name in remembered:
+            expected.copy_(found)
+        else:
+            fields[name] = found.to(expected.device)
     return type(like)(**fields), Progress(**json.loads(header["progress"]))
 
 
@@ -105,9 +111,9 @@ class Checkpointer:
         path: of the file, or None where the run keeps nothing.
     """
 
-    def __init__(self, folder: Path | None, every: int | str, identity: dict[str, Any]) -> None:
+    def __init__(self, folder: Path | None, every: int | str, identity: dict[str, Any], memory: Memory) -> None:
         self.path = None if folder is None else folder / NAME
-        self.every, self.identity = every, identity
+        self.every, self.identity, self.memory = every, identity, memory
         self._last, self._cost = time.monotonic(), 0.0
 
     def due(self, rounds: int) -> bool:
@@ -123,6 +129,6 @@ class Checkpointer:
         if self.path is None:
             return
         begin = time.monotonic()
-        write(self.path, state, progress, self.identity)
+        write(self.path, state, progress, self.identity, self.memory)
         self._last = time.monotonic()
         self._cost = self._last - begin

@@ -23,6 +23,7 @@ from fedsim.errors import ConfigError
 from fedsim.evaluation import Evaluator
 from fedsim.federation import Federation
 from fedsim.local import SGD, LocalRule
+from fedsim.memory import Memory
 from fedsim.models import RowModel
 from fedsim.models.losses import Loss
 from fedsim.partition import IID, Natural, Partition, Table
@@ -110,11 +111,11 @@ class Simulation:
         self.availability = (availability or Full()).bind(self.federation)
         self.availability.check_rounds(rounds)
         self.strategy.check(self.availability)
-        self.shift.setup(self.federation, dataset, self.model.dimension)
         contamination = contamination or NoContamination()
         contamination.setup(self.federation)
         keyed = bool(self.model.dropout_keys)
         batches = Batches(dataset, tables, self.federation, local, contamination, keyed)
+        self.shift.setup(self.federation, batches, self.model)
         self.trainer = Trainer(local, self.model, self.shift, batches, executor, chunk, workers)
         self.evaluator = Evaluator(self.model, batches, self.federation, self.shift, client_samples)
 
@@ -147,16 +148,17 @@ class Simulation:
         tracking = tracking or Tracking()
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | (identity or {})
         folder = None if out is None else Path(out)
-        checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity)
         state, progress = self.initial_state(), Progress()
+        memory = self.trainer.memory(state.model)
+        checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity, memory)
         if resume and checkpoints.path is not None and checkpoints.path.exists():
-            state, progress = read(checkpoints.path, state, identity)
+            state, progress = read(checkpoints.path, state, identity, memory)
             if progress.rounds > self.rounds:
                 raise ConfigError(
                     f"rounds={self.rounds}, but the run in {folder} has completed {progress.rounds}; raise rounds"
                 )
             log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
-        self._check_carry(state)
+        self._check_carry(state, memory)
         guard = DivergenceGuard(self.federation, type(self.strategy).__name__)
         with Tracker(self, folder, tracking, checkpoints, guard, progress, settings) as tracker:
             tracker.begin(state)
@@ -164,18 +166,29 @@ class Simulation:
                 active = self.availability.sample(t)
                 cohort = self.strategy.cohort(state, active)
                 start = self.strategy.start(state, cohort)
-                report = self.trainer.run(start, cohort, t, deployed=state.model)
+                report = self.trainer.run(start, cohort, t, state.model, memory)
                 state = self.strategy.aggregate(state, report, t)
                 tracker.round(t, state, report)
             return tracker.finish(state)
 
-    def _check_carry(self, state: State) -> None:
-        """Whatever the strategy hands to the local rule must be used there: asked with nobody in the cohort."""
+    def _check_carry(self, state: State, memory: Memory) -> None:
+        """Whatever the strategy hands to the local rule must be used there: asked with nobody in the cohort.
+
+        Nor may it bear the name of something that rule or shift remember.
+        """
         shape = (self.federation.replicates, self.federation.clients)
         nobody = self.federation.cohort(np.zeros(shape), np.zeros(shape))
         start = self.strategy.start(state, nobody)
         local = self.trainer.rule
-        ignored = set(start) - {"params"} - local.extras if isinstance(start, dict) else set()
+        handed = set(start) - {"params"} if isinstance(start, dict) else set()
+        twice = ({*handed, "params"} & memory.clients.keys()) | ({"round"} & {*handed, *memory.clients})
+        if twice:
+            raise ConfigError(
+                f"{', '.join(sorted(twice))} in the memory of local={type(local).__name__} or of "
+                f"shift={type(self.shift).__name__} is the name of something else in the rows of "
+                f"strategy={type(self.strategy).__name__}; rename it"
+            )
+        ignored = handed - local.extras
         if ignored:
             raise ConfigError(
                 f"strategy={type(self.strategy).__name__} hands {', '.join(sorted(ignored))} to the local rule, but "

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedsim import checks
 from fedsim.errors import ConfigError
+from fedsim.federation import Federation
 from fedsim.local.schedules import Constant, Schedule
 
 Carry = dict[str, Tensor]
@@ -22,6 +23,12 @@ class Objective(Protocol):
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Gradient [d] and value [] of the client's mean loss on the batch, at params [d]."""
+
+    def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Losses [B] and their gradients [B, d] of every sample of the batch (padded ones too), at params [d].
+
+        The ridge is part of every one. Only for models without dropout; set `LocalRule.per_sample`.
+        """
 
 
 class LocalRule(ABC):
@@ -62,14 +69,25 @@ class LocalRule(ABC):
         self.schedule = schedule or Constant()
 
     extras: frozenset[str] = frozenset()  # carry entries beside 'params' that the rule honours
+    batched: bool = False  # `step` takes whole chunks: one more leading axis [c, …] on everything, losses [c]
+    per_sample: bool = False  # `step` asks the objective for gradients sample by sample
+    knows_round: bool = False  # the carry holds 'round' [], int64
+
+    def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
+        """What every client remembers between rounds: name → [R·m, …], as before round 0.
+
+        A client's entries are in the carry of its steps, which return them anew; no strategy sees them.
+        """
+        return {}
 
     @abstractmethod
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         """One local step of one client.
 
         Args:
-            carry: 'params' [d], and whatever the strategy put beside it.
-            batch: 'x' [B, …]; 'y' [B, …] where there are labels; 'client' []; 'weight' [B] where the batch is padded.
+            carry: 'params' [d], and whatever the strategy and the rule's own memory put beside it.
+            batch: 'x' [B, …]; 'y' [B, …] where there are labels; 'client' []; 'weight' [B] where the batch is padded;
+                samples as they are after the shift.
             lr: [] this step's learning rate.
             objective: gradients of the client's loss.
 

@@ -10,38 +10,74 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from fedsim import checks
+from fedsim.errors import ConfigError
 from fedsim.federation import Federation
 
 if TYPE_CHECKING:
-    from fedsim.datasets import Dataset
+    from fedsim.models import RowModel
+    from fedsim.trainer import Batches
 
 DEPLOYMENTS = ("step", "round")
+ANSWERED = "answered"  # the name of θ̃ in the memory
 
 
 class Shift(ABC):
     """A performative shift.
 
-    Attributes:
+    Args:
         deploy: 'step': every client's own current model moves its data at every local step (P-FedAvg, ProFL);
             'round': the server's model does, once a round.
+        inertia: λ ∈ [0, 1): the data answer θ̃ ← λ θ̃ + (1 − λ) θ instead of θ, whenever θ is deployed; θ̃ starts at the
+            initial model (stateful performativity, Brown et al. 2022). 0 is the usual case, and remembers nothing.
     """
 
     active = True
 
-    def __init__(self, deploy: str = "step") -> None:
+    def __init__(self, deploy: str = "step", inertia: float = 0.0) -> None:
         self.deploy = checks.choice("shift.deploy", deploy, DEPLOYMENTS)
+        self.inertia = checks.fraction("shift.inertia", inertia)
+        if inertia == 1:
+            raise ConfigError("shift.inertia=1 means that data never answer; use less than 1, or shift=none")
 
-    def setup(self, federation: Federation, dataset: Dataset, dimension: int) -> None:
+    def setup(self, federation: Federation, batches: Batches, model: RowModel) -> None:
         """Draw per-client sensitivities and refuse what cannot work.
 
         Args:
             federation: who exists.
-            dataset: whose samples are moved.
-            dimension: d, the number of model parameters.
+            batches: where the samples that are moved come from.
+            model: what is deployed.
         """
+
+    def memory(self, federation: Federation, model: Tensor) -> dict[str, Tensor]:
+        """What every client's data remember: name → [R·m, …], from the initial models [R, d]."""
+        if not self.inertia or self.deploy == "round":
+            return {}
+        return {ANSWERED: model.repeat_interleave(federation.clients, dim=0)}
+
+    def server_memory(self, federation: Federation, model: Tensor) -> dict[str, Tensor]:
+        """What all data of a replicate remember: name → [R, …]."""
+        return {ANSWERED: model.clone()} if self.inertia and self.deploy == "round" else {}
+
+    def deployed(self, server: dict[str, Tensor], model: Tensor) -> Tensor | None:
+        """[R, d] what the server's deployment of `model` makes all data answer to, once a round; None where each
+        client's own model is deployed. `server` is `server_memory`, updated in place."""
+        if self.deploy == "step":
+            return None
+        return server[ANSWERED].lerp_(model, 1 - self.inertia) if self.inertia else model
+
+    def answers_to(self, carry: dict[str, Tensor], theta: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
+        """The parameters a local step's data answer to, [d] or [c, d] as the carry's: θ as deployed by the server, or
+        else the carry's own; and the carry with what is remembered of them."""
+        if theta is not None:
+            return carry, theta
+        if not self.inertia:
+            return carry, carry["params"]
+        theta = torch.lerp(carry[ANSWERED], carry["params"], 1 - self.inertia)
+        return carry | {ANSWERED: theta}, theta
 
     @abstractmethod
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
@@ -52,7 +88,7 @@ class Shift(ABC):
             theta: [d] the deployed parameters.
 
         Returns:
-            A batch like `batch`; the inputs are left as they are.
+            A batch like `batch`; the tensors given are left as they are.
         """
 
 

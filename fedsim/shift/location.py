@@ -13,7 +13,8 @@ from fedsim.federation import Federation
 from fedsim.shift.base import Shift
 
 if TYPE_CHECKING:
-    from fedsim.datasets import Dataset
+    from fedsim.models import RowModel
+    from fedsim.trainer import Batches
 
 
 class Location(Shift):
@@ -24,7 +25,7 @@ class Location(Shift):
             performatively stable point only for ε̄ < 1.
         variance: spread Var(ε_i) over clients.
         epsilons: explicit ε_i, one per client, instead of drawing them.
-        deploy: see `Shift`.
+        deploy, inertia: see `Shift`.
         seed: of the draw; the same sensitivities serve every replicate.
     """
 
@@ -34,15 +35,16 @@ class Location(Shift):
         variance: float = 0.0,
         epsilons: list[float] | None = None,
         deploy: str = "step",
+        inertia: float = 0.0,
         seed: int = 0,
     ) -> None:
-        super().__init__(deploy)
+        super().__init__(deploy, inertia)
         self.epsilon = checks.real("shift.epsilon", epsilon)
         self.variance = checks.not_negative("shift.variance", variance)
         self.given, self.seed = epsilons, seed
 
-    def setup(self, federation: Federation, dataset: Dataset, dimension: int) -> None:
-        m = federation.clients
+    def setup(self, federation: Federation, batches: Batches, model: RowModel) -> None:
+        m, dataset, dimension = federation.clients, batches.dataset, model.dimension
         if dataset.shape != (dimension,):
             raise ConfigError(
                 f"shift=location adds ε·θ to inputs of the model's dimension {dimension}, but dataset={dataset.name} "

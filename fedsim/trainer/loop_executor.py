@@ -6,49 +6,28 @@ thread owns a copy of the module and one intra-op thread, which beats one module
 
 from __future__ import annotations
 
-import copy
 import queue
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
-from fedsim.local.base import Batch, Carry, LocalRule
+from fedsim.local.base import Carry, LocalRule, Objective
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.batches import Chunk
-
-
-class PlainObjective:
-    """A client's loss through an own copy of the module, with ordinary autograd. For one thread at a time."""
-
-    def __init__(self, model: RowModel, shift: Shift) -> None:
-        self.model, self.shift = model, shift
-        self.module = copy.deepcopy(model.training_module)
-        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in model.dropout_keys]
-
-    def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        if self.shift.active:
-            batch = self.shift(batch, batch.get("deployed", params))
-        for dropout in self.dropouts:
-            dropout.key = batch["key"]
-        for parameter, value in zip(self.parameters, self.model.unflatten(params).values(), strict=True):
-            parameter.data = value
-        with torch.enable_grad():
-            value = self.model.objective(self.module(batch["x"]), batch, self.parameters)
-            gradients = torch.autograd.grad(value, self.parameters)
-        return torch.cat([g.reshape(-1) for g in gradients]), value.detach()
+from fedsim.trainer.objective import PlainObjective, StackedObjective
 
 
 class LoopExecutor:
     """Rows one by one, on a CPU by `workers` threads. A row's numbers do not depend on who ran it."""
 
     def __init__(self, rule: LocalRule, model: RowModel, shift: Shift, workers: int = 1) -> None:
-        self.rule, self.dtype, self.workers = rule, model.dtype, workers
-        self._objectives: queue.SimpleQueue[PlainObjective] = queue.SimpleQueue()
+        self.rule, self.shift, self.dtype, self.workers = rule, shift, model.dtype, workers
+        self._objectives: queue.SimpleQueue[Objective] = queue.SimpleQueue()
         for _ in range(workers):
-            self._objectives.put(PlainObjective(model, shift))
+            own = PlainObjective(model)
+            self._objectives.put(StackedObjective(own) if rule.batched else own)
 
     def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
         """As `VmapExecutor.run`."""
@@ -61,9 +40,10 @@ class LoopExecutor:
                 own = {name: value[row] for name, value in carry.items()}
                 for step in range(int(chunk.steps[row])):
                     batch = {k: v[0] for k, v in chunk.batch(step, row, row + 1, self.dtype).items()}
-                    if deployed is not None:
-                        batch["deployed"] = deployed[row]
-                    own, loss = self.rule.step(own, batch, rates[step, row], objective)
+                    if self.shift.active:
+                        own, theta = self.shift.answers_to(own, None if deployed is None else deployed[row])
+                        batch = self.shift(batch, theta)
+                    own, loss = self._step(own, batch, rates[step, row], objective)
                     losses[row] += loss
                 for name, value in own.items():
                     out[name][row] = value
@@ -77,6 +57,14 @@ class LoopExecutor:
         else:
             self._threaded(run_row, rows)
         return out, losses
+
+    def _step(self, carry: Carry, batch: Carry, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        """One step of one client; a batched rule meets it as a chunk of one."""
+        if not self.rule.batched:
+            return self.rule.step(carry, batch, lr, objective)
+        carry, batch = ({name: value[None] for name, value in entries.items()} for entries in (carry, batch))
+        carry, loss = self.rule.step(carry, batch, lr[None], objective)
+        return {name: value[0] for name, value in carry.items()}, loss[0]
 
     def _threaded(self, run_row, rows: range) -> None:  # type: ignore[no-untyped-def]
         """Share the rows among worker threads, each with one intra-op thread; the setting is restored afterwards."""

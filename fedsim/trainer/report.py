@@ -17,7 +17,7 @@ class Report:
 
     cohort: who computed, and who of them is heard.
     start: [n, d] where each row began.
-    carry: what each row ended with: 'params' [n, d] and whatever the rule carried.
+    carry: what each row ended with: 'params' [n, d] and whatever the strategy gave it to carry.
     loss: [n] mean training loss over the row's local steps.
     lr: [R] learning rate of the round's first local step, also where nobody computed (with epochs and a schedule that
         counts steps: of the client with most steps).

@@ -11,12 +11,14 @@ from torch import Tensor
 from fedsim.errors import ConfigError
 from fedsim.federation import Cohort
 from fedsim.local import LocalRule
+from fedsim.memory import Memory
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.allocator import keep_freed_memory
 from fedsim.trainer.batches import Batches, Plan
 from fedsim.trainer.choose import choose
 from fedsim.trainer.loop_executor import LoopExecutor
+from fedsim.trainer.objective import refuse_dropout
 from fedsim.trainer.report import Report
 from fedsim.trainer.vmap_executor import VmapExecutor
 
@@ -46,6 +48,8 @@ class Trainer:
     ) -> None:
         self.rule, self.model, self.shift, self.batches = rule, model, shift, batches
         replicates = batches.federation.replicates
+        if rule.per_sample:
+            refuse_dropout(model)
         if len(rule.rates) not in (1, replicates):
             raise ConfigError(f"lr has {len(rule.rates)} entries, but there are {replicates} seeds; give one per seed")
         rates = rule.rates * (replicates if len(rule.rates) == 1 else 1)
@@ -64,8 +68,19 @@ class Trainer:
         if model.device.type == "cpu":
             keep_freed_memory()
 
+    def memory(self, model: Tensor) -> Memory:
+        """What rule and shift remember before round 0, from the initial models [R, d]."""
+        return Memory.initial(self.rule, self.shift, model, self.batches.federation)
+
     @torch.no_grad()
-    def run(self, start: Tensor | dict[str, Tensor], cohort: Cohort, t: int, deployed: Tensor) -> Report:
+    def run(
+        self,
+        start: Tensor | dict[str, Tensor],
+        cohort: Cohort,
+        t: int,
+        deployed: Tensor,
+        memory: Memory | None = None,
+    ) -> Report:
         """A round's local work.
 
         Args:
@@ -73,11 +88,17 @@ class Trainer:
             cohort: who computes.
             t: round.
             deployed: [R, d] the server's model, which moves the data where `shift.deploy` is 'round'.
+            memory: of rule and shift, updated in place; None: that before round 0, and nothing is kept.
         """
-        carry = start if isinstance(start, dict) else {"params": start}
+        memory = self.memory(deployed) if memory is None else memory
+        carry = dict(start) if isinstance(start, dict) else {"params": start}
+        start = carry["params"]
+        carry |= memory.gather(cohort)
+        if self.rule.knows_round:
+            carry["round"] = torch.full((len(cohort),), t, dtype=torch.int64, device=start.device)
         plan = self.batches.plan(cohort, t)
         rates = self._rates(cohort, plan, t)
-        deploys = self.shift.active and self.shift.deploy == "round"
+        fleet = self.shift.deployed(memory.server, deployed) if self.shift.active else None
         order = plan.order
         positions = np.arange(len(cohort)) if order is None else order
         end = {name: torch.empty_like(value) for name, value in carry.items()}
@@ -89,16 +110,18 @@ class Trainer:
             rows = positions[first : first + size]
             pick = slice(first, first + len(rows)) if order is None else torch.as_tensor(rows, device=loss.device)
             chunk = plan.chunk(rows)
-            fleet = deployed[cohort.replicate[pick]] if deploys else None
-            part, total = self.executor.run(chunk, {k: v[pick] for k, v in carry.items()}, rates[:, pick], fleet)
+            theta = None if fleet is None else fleet[cohort.replicate[pick]]
+            part, total = self.executor.run(chunk, {k: v[pick] for k, v in carry.items()}, rates[:, pick], theta)
             for name, value in part.items():
                 end[name][pick] = value
             loss[pick] = total
             samples[rows] = chunk.sizes.sum(1)
+        memory.scatter(cohort, end)
+        end.pop("round", None)
         taken = torch.as_tensor(plan.steps, dtype=loss.dtype).to(loss.device, non_blocking=True)
         going = torch.arange(len(rates), device=loss.device)[:, None] < taken
         lr = self.rates * self.rule.schedule.factor(t, 0, self._longest)
-        return Report(cohort, carry["params"], end, loss / taken, lr, (rates * going).sum(0), samples)
+        return Report(cohort, start, end, loss / taken, lr, (rates * going).sum(0), samples)
 
     def _rates(self, cohort: Cohort, plan: Plan, t: int) -> Tensor:
         """[S, n] the learning rate of every step and row; a row's schedule counts its own steps."""

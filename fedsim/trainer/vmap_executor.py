@@ -4,39 +4,27 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import vmap
 
-from fedsim.local.base import Batch, Carry, LocalRule
+from fedsim.local.base import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.batches import Chunk
-
-
-class FunctionalObjective:
-    """A client's loss as a pure function of its row, differentiable by torch.func and safe under vmap."""
-
-    def __init__(self, model: RowModel, shift: Shift) -> None:
-        self.model, self.shift = model, shift
-
-    def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        if self.shift.active:
-            batch = self.shift(batch, batch.get("deployed", params))
-
-        def loss(parameters: dict[str, Tensor]) -> Tensor:
-            output = self.model.predict(parameters, batch)
-            return self.model.objective(output, batch, list(parameters.values()))
-
-        gradients, value = grad_and_value(loss)(self.model.unflatten(params))
-        return torch.cat([g.reshape(-1) for g in gradients.values()]), value
+from fedsim.trainer.objective import FunctionalObjective, VmappedObjective
 
 
 class VmapExecutor:
     """All rows of a chunk take a step together; a row that has finished leaves the chunk."""
 
     def __init__(self, rule: LocalRule, model: RowModel, shift: Shift) -> None:
-        objective = FunctionalObjective(model, shift)
-        self.dtype = model.dtype
-        self._step = vmap(lambda carry, batch, lr: rule.step(carry, batch, lr, objective))
+        self.dtype, self.shift = model.dtype, shift
+        self._move = vmap(shift)
+        if rule.batched:
+            together = VmappedObjective(model)
+            self._step = lambda carry, batch, lr: rule.step(carry, batch, lr, together)
+        else:
+            own = FunctionalObjective(model)
+            self._step = vmap(lambda carry, batch, lr: rule.step(carry, batch, lr, own))
 
     def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
         """Take every row of the chunk through its local steps.
@@ -60,8 +48,9 @@ class VmapExecutor:
                 carry = {name: value[:going] for name, value in carry.items()}
                 alive = going
             batch = chunk.batch(step, 0, alive, self.dtype)
-            if deployed is not None:
-                batch["deployed"] = deployed[:alive]
+            if self.shift.active:
+                carry, theta = self.shift.answers_to(carry, None if deployed is None else deployed[:alive])
+                batch = self._move(batch, theta)
             carry, loss = self._step(carry, batch, rates[step, :alive])
             losses[:alive] += loss
         if finished:

@@ -1,0 +1,59 @@
+"""What local rules and shifts remember between rounds, beside the strategy's state; checkpointed with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fedsim.errors import ConfigError
+from fedsim.federation import Cohort, Federation
+
+if TYPE_CHECKING:
+    from fedsim.local import LocalRule
+    from fedsim.shift import Shift
+
+
+@dataclass
+class Memory:
+    """Tensors that are updated in place, round by round; both parts are empty for most rules and shifts.
+
+    Attributes:
+        clients: name → [R·m, …]. A round's cohort carries its rows through the local steps under these names.
+        server: name → [R, …].
+    """
+
+    clients: dict[str, Tensor] = field(default_factory=dict)
+    server: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def initial(cls, rule: LocalRule, shift: Shift, model: Tensor, federation: Federation) -> Memory:
+        """Before round 0, from the initial models [R, d]."""
+        of_rule, of_shift = rule.memory(federation, model.shape[1]), shift.memory(federation, model)
+        for name in sorted(of_rule.keys() & of_shift.keys()):
+            raise ConfigError(
+                f"local={type(rule).__name__} and shift={type(shift).__name__} both remember {name!r}; rename one"
+            )
+        clients = of_rule | of_shift
+        for name, value in clients.items():
+            if len(value) != federation.rows:
+                raise ConfigError(
+                    f"client memory {name!r} has {len(value)} rows; it needs one for each of the "
+                    f"{federation.rows} virtual clients"
+                )
+        return cls(clients, shift.server_memory(federation, model))
+
+    def gather(self, cohort: Cohort) -> dict[str, Tensor]:
+        """[n, …] the cohort's rows."""
+        return {name: value[cohort.rows] for name, value in self.clients.items()}
+
+    def scatter(self, cohort: Cohort, carry: dict[str, Tensor]) -> None:
+        """Take the cohort's rows back out of the carry, in place."""
+        for name, value in self.clients.items():
+            value[cohort.rows] = carry.pop(name)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything, by the names a checkpoint uses; a state's fields have no dots."""
+        named = {f"clients.{name}": value for name, value in self.clients.items()}
+        return named | {f"server.{name}": value for name, value in self.server.items()}
