@@ -116,6 +116,7 @@ class Simulation:
         keyed = bool(self.model.dropout_keys)
         batches = Batches(dataset, tables, self.federation, local, contamination, keyed)
         self.shift.setup(self.federation, batches, self.model)
+        local.setup(batches, self.shift, self.model)
         self.trainer = Trainer(local, self.model, self.shift, batches, executor, chunk, workers)
         self.evaluator = Evaluator(self.model, batches, self.federation, self.shift, client_samples)
 

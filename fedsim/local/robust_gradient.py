@@ -18,9 +18,10 @@ class RobustGradient:
     A sweep centres the gradients, scores them by τ_j = ⟨g_j − ḡ, v⟩² along the top right singular vector v (eq. 9),
     counts the scores in B equal bins on [0, max τ], and keeps the samples below φ, the lower edge of the first bin that
     holds less than C·|S| of them. A client is done when its mean gradient moved by less than J of its norm, when at
-    most half of its samples are left, or when a sweep removed nothing. The paper prints none of the three constants; with these,
-    500 gradients N(μ, I) lose 4 % of the clean ones and all outliers that lie 12 standard deviations away, up to a
-    fifth of the samples; at 10 a fifth is not always found.
+    most half of its samples are left, or when a sweep removed nothing.
+
+    The paper prints none of the three constants. With these, 500 gradients N(μ, I) lose 4 % of the clean ones and all
+    outliers that lie 12 standard deviations away, up to a fifth of the samples; at 10, a fifth is not always found.
 
     Where the first bins are sparse already (many outliers, close together: nobody is near the mean), the paper's φ
     would be 0 and nothing kept; the search for φ starts at the first bin that holds C·|S| samples instead.

@@ -33,9 +33,17 @@ class Shift(ABC):
             'round': the server's model does, once a round.
         inertia: λ ∈ [0, 1): the data answer θ̃ ← λ θ̃ + (1 − λ) θ instead of θ, whenever θ is deployed; θ̃ starts at the
             initial model (stateful performativity, Brown et al. 2022). 0 is the usual case, and remembers nothing.
+
+    Attributes (what rules that estimate the answer of the data may know of it):
+        estimator: the part of a client's law that answers θ, as `local.estimator` names it; None: not declared.
+        features: numbers of the components of the flattened x that move; None: all.
+        groups: K, where samples name their 'group' and the groups' fractions move.
     """
 
     active = True
+    estimator: str | None = None
+    features: Tensor | None = None
+    groups: int | None = None
 
     def __init__(self, deploy: str = "step", inertia: float = 0.0) -> None:
         self.deploy = checks.choice("shift.deploy", deploy, DEPLOYMENTS)

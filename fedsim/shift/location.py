@@ -29,6 +29,8 @@ class Location(Shift):
         seed: of the draw; the same sensitivities serve every replicate.
     """
 
+    estimator = "mean_x"
+
     def __init__(
         self,
         epsilon: float = 0.9,
