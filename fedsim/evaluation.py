@@ -26,6 +26,11 @@ COLUMNS = {
     "train_accuracy": "mean over clients of the accuracy on (a subsample of) the client's own data",
     "client_accuracy_worst10": "mean of the lowest tenth of the clients' accuracies",
     "distance_to_optimum": "Euclidean distance of the evaluated model to the closed-form optimum",
+    "performative_loss": "train_loss by another name: the loss of the evaluated model on data that answer it",
+    "decoupled_loss": "loss of the evaluated model on the clients' data as they answered the server's last deployment: "
+    "its model before the last round, or the running mean of its models where shift.inertia and deploy=round say so",
+    "distance_to_ps": "Euclidean distance of the evaluated model to the performatively stable point",
+    "distance_to_po": "Euclidean distance of the evaluated model to the performatively optimal point",
     "active_clients": "clients the server heard in the last round",
     "mean_active_clients": "the same, averaged over the rounds since the previous row",
     "samples": "training samples this replicate has processed so far",
@@ -66,6 +71,7 @@ class Evaluator:
     ) -> None:
         self.model, self.batches, self.federation, self.shift = model, batches, federation, shift
         self.dataset = batches.dataset
+        self.references: dict[str, Tensor] = {}
         self.loop = model.convolutional and model.device.type == "cpu"
         self.labelled = self.dataset.classes is not None
         m, device = federation.clients, federation.device
@@ -77,26 +83,18 @@ class Evaluator:
             self.width = client_samples
             self.valid = torch.ones(*seeds.shape, client_samples, dtype=model.dtype, device=device)
         else:
-            self.numbers, self.valid = self._subsample(replicate * m + self.clients, client_samples)
+            self.numbers, real = batches.subsample(replicate * m + self.clients, client_samples)
+            self.valid = real.to(model.dtype)
             self.width = self.numbers.shape[2]
 
-    def _subsample(self, rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """Numbers of up to `most` samples of each row, [R, m', q], and which entries are real.
-
-        A client with more samples is thinned evenly along its shuffled share.
-        """
-        held = torch.as_tensor(self.federation.sizes, device=rows.device)[rows][..., None]
-        slot = torch.arange(min(most, int(held.max())), device=rows.device)
-        taken = held.clamp(max=len(slot))
-        own = torch.where(slot < taken, slot * held // taken, 0)
-        numbers = self.batches.order[self.batches.offsets[rows][..., None] + own]
-        return numbers, (slot < taken).to(self.model.dtype)
-
     @torch.no_grad()
-    def __call__(self, models: Tensor) -> Evaluation:
-        """Evaluate the models [R, d]; everything leaves the device in one transfer."""
+    def __call__(self, models: Tensor, deployed: Tensor | None = None) -> Evaluation:
+        """Evaluate the models [R, d]; everything leaves the device in one transfer.
+
+        `deployed` [R, d] is what the server deployed last, by default the models themselves.
+        """
         found = self._on_test(models) if self.dataset.test_x is not None else {}
-        losses, correct = self._on_clients(models)
+        losses, correct = self._on_clients(models, models)
         found["train_loss"] = losses.mean(1)
         if correct is not None:
             found["train_accuracy"] = correct.mean(1)
@@ -105,6 +103,12 @@ class Evaluator:
         if self.dataset.optimum is not None and not self.shift.active:
             optimum = self.dataset.optimum.to(models.dtype)
             found["distance_to_optimum"] = (models - optimum).norm(dim=1)
+        if self.shift.active:
+            found["performative_loss"] = found["train_loss"]
+            before = losses if deployed is None else self._on_clients(models, deployed)[0]
+            found["decoupled_loss"] = before.mean(1)
+            for name, point in self.references.items():
+                found[name] = (models - point.to(models)).norm(dim=1)
         parts = [torch.stack(list(found.values()))] + ([correct.T] if correct is not None else [])
         host = torch.cat(parts).cpu().numpy()
         metrics = dict(zip(found, host[: len(found)], strict=True))
@@ -128,44 +132,50 @@ class Evaluator:
             outputs = self._predict(models, batch["x"], shared=True)
             total[0] += torch.stack([self.model.loss(out, batch).sum() for out in outputs])
             if self.labelled:
-                total[1] += (outputs.argmax(2) == batch["y"]).sum(1)
+                total[1] += (predicted(outputs) == batch["y"]).sum(1)
         total /= len(data.test_x)
         return {"test_loss": total[0]} | ({"test_accuracy": total[1]} if self.labelled else {})
 
-    def _on_clients(self, models: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Mean loss [R, m'] and accuracy [R, m'] of every client on its own samples."""
+    def _on_clients(self, models: Tensor, deployed: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Mean loss [R, m'] and accuracy [R, m'] of every client on its own samples, as they answer to `deployed`."""
         replicates, count = len(models), len(self.clients)
         step = max(1, TEST_BATCH * 4 // (replicates * self.width))
         losses, correct = [], []
         for start in range(0, count, step):
-            pick = slice(start, start + step)
-            batch = self._client_batch(pick)
+            batch = self._client_batch(slice(start, start + step))
             if self.shift.active:
-                batch = self._shifted(batch, models)
-            flat = {name: value.flatten(1, 2) for name, value in batch.items() if name != "client"}
+                batch = self._shifted(batch, deployed)
+            weight = batch["weight"]
+            flat = {name: value.flatten(1, 2) for name, value in batch.items() if value.dim() > 2}
             outputs = self._predict(models, flat["x"], shared=False)
-            shape = (replicates, -1, self.width)
             per_sample = torch.stack(
                 [self.model.loss(out, {k: v[r] for k, v in flat.items()}) for r, out in enumerate(outputs)]
             )
-            valid = self.valid[:, pick]
-            losses.append((per_sample.reshape(shape) * valid).sum(2) / valid.sum(2))
+            losses.append((per_sample.reshape(weight.shape) * weight).sum(2) / weight.sum(2))
             if self.labelled:
-                hits = (outputs.argmax(2) == flat["y"]).reshape(shape)
-                correct.append((hits * valid).sum(2) / valid.sum(2))
+                hits = (predicted(outputs) == flat["y"]).reshape(weight.shape)
+                correct.append((hits * weight).sum(2) / weight.sum(2))
         return torch.cat(losses, 1), torch.cat(correct, 1) if correct else None
 
     def _client_batch(self, pick: slice) -> dict[str, Tensor]:
-        """x [R, c, q, …], y [R, c, q], client [R, c] of some clients."""
-        dtype = self.model.dtype
-        clients = self.clients[pick].expand(self.federation.replicates, -1)
+        """x [R, c, q, …], y [R, c, q], weight [R, c, q], client and row [R, c] of some clients."""
+        dtype, federation = self.model.dtype, self.federation
+        clients = self.clients[pick].expand(federation.replicates, -1)
+        first = torch.arange(federation.replicates, device=clients.device)[:, None] * federation.clients
         if self.dataset.stream:
             flat = self.dataset.draw(clients.reshape(-1), self.keys[:, pick].reshape(-1), self.width, dtype)
-            return {"x": flat.reshape(*clients.shape, *flat.shape[1:]), "client": clients}
-        batch = self.batches.gather(self.numbers[:, pick], dtype)
-        return batch | {"x": self.dataset.prepare(batch["x"], dtype), "client": clients}
+            batch = {name: value.reshape(*clients.shape, *value.shape[1:]) for name, value in flat.items()}
+        else:
+            batch = self.batches.gather(self.numbers[:, pick], dtype)
+            batch["x"] = self.dataset.prepare(batch["x"], dtype)
+        return batch | {"weight": self.valid[:, pick], "client": clients, "row": first + clients}
 
     def _shifted(self, batch: dict[str, Tensor], models: Tensor) -> dict[str, Tensor]:
-        """Every client's samples, after the evaluated model was deployed."""
-        per_client = vmap(self.shift, in_dims=(0, None))
+        """Every client's samples, after the models were deployed."""
+        per_client = vmap(self.shift.smooth, in_dims=(0, None))
         return vmap(per_client, in_dims=(0, 0))(batch, models)
+
+
+def predicted(outputs: Tensor) -> Tensor:
+    """The class of the largest output [..., C]; of a single, logistic one [..., 1], its sign."""
+    return (outputs[..., 0] > 0).to(torch.int64) if outputs.shape[-1] == 1 else outputs.argmax(-1)

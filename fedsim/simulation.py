@@ -106,13 +106,14 @@ class Simulation:
         self.federation = _federation(seeds, clients, dataset, tables, self.device, number)
         self.tables = tables
         local = local or SGD()
-        self.model = RowModel(_builder(model, dataset), loss or dataset.loss, ridge, self.device, number)
+        loss = loss or dataset.loss
+        self.model = RowModel(_builder(model, dataset, loss), loss, ridge, self.device, number)
         self._check_model(number)
         self.availability = (availability or Full()).bind(self.federation)
         self.availability.check_rounds(rounds)
         self.strategy.check(self.availability)
         contamination = contamination or NoContamination()
-        contamination.setup(self.federation)
+        contamination.setup(self.federation, dataset)
         keyed = bool(self.model.dropout_keys)
         batches = Batches(dataset, tables, self.federation, local, contamination, keyed)
         self.shift.setup(self.federation, batches, self.model)
@@ -220,7 +221,8 @@ class Simulation:
         data = self.dataset
         if data.stream:
             pair = torch.zeros(1, dtype=torch.int64, device=self.device)
-            x, y = data.draw(pair, pair, 2, dtype)[0], None
+            drawn = data.draw(pair, pair, 2, dtype)
+            x, y = drawn["x"][0], drawn["y"][0] if "y" in drawn else None
         else:
             pair = torch.zeros(2, dtype=torch.int64, device=self.device)
             x = data.prepare(data.train_x[pair], dtype)
@@ -256,8 +258,13 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(seed) for seed in seeds)
 
 
-def _builder(model: Callable[..., nn.Module] | nn.Module, dataset: Dataset) -> Callable[[], nn.Module] | nn.Module:
-    """Give a model's constructor the data set's `shape` and `classes`, if it takes them and they are not set."""
+def _builder(
+    model: Callable[..., nn.Module] | nn.Module, dataset: Dataset, loss: str | Loss
+) -> Callable[[], nn.Module] | nn.Module:
+    """Give a model's constructor the data set's `shape` and `classes`, if it takes them and they are not set.
+
+    Logistic loss takes one output for its two classes.
+    """
     if isinstance(model, nn.Module):
         return model
     try:
@@ -265,7 +272,7 @@ def _builder(model: Callable[..., nn.Module] | nn.Module, dataset: Dataset) -> C
     except ValueError as error:
         raise ConfigError(f"model cannot be built: {error}") from error
     fixed = model.keywords if isinstance(model, functools.partial) else {}
-    known = {"shape": dataset.shape, "classes": dataset.classes}
+    known = {"shape": dataset.shape, "classes": 1 if loss == "logistic" else dataset.classes}
     return functools.partial(model, **{k: v for k, v in known.items() if k in accepted and k not in fixed and v})
 
 

@@ -1,11 +1,16 @@
-"""The contract of a contamination: it sees a gathered batch before the shift and replaces some of its samples."""
+"""The contract of a contamination: it sees a batch as the client would (after the shift) and replaces some samples."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from fedsim import checks, rng
+from fedsim.datasets import Dataset
+from fedsim.errors import ConfigError
 from fedsim.federation import Federation
 
 
@@ -14,8 +19,8 @@ class Contamination(ABC):
 
     active = True
 
-    def setup(self, federation: Federation) -> None:
-        """Fix which clients are contaminated, and how much."""
+    def setup(self, federation: Federation, dataset: Dataset) -> None:
+        """Fix which clients are contaminated, and how much; refuse data that cannot be."""
 
     @abstractmethod
     def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
@@ -24,6 +29,9 @@ class Contamination(ABC):
         Args:
             batch: 'x' [c, B, …], 'y' [c, B, …], 'client' [c].
             keys: [c] int64, one per client and step.
+
+        Returns:
+            A batch like `batch`, with 'planted' [c, B] bool: the samples that are not genuine.
         """
 
 
@@ -34,3 +42,60 @@ class NoContamination(Contamination):
 
     def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
         return batch
+
+
+class Huber(Contamination):
+    """(1 − ϵ_i) D_i(θ) + ϵ_i Q_i: every sample is replaced with probability ϵ_i, on its own (profl §4.2).
+
+    Q_i does not answer the model. A genuine sample's importance weight does not count for the one that replaces it.
+
+    Args:
+        fraction: ϵ.
+        clients: numbers of the contaminated ones, or None for all.
+    """
+
+    def __init__(self, fraction: float = 0.1, clients: Sequence[int] | None = None) -> None:
+        self.fraction, self.clients = checks.fraction("contamination.fraction", fraction), clients
+
+    def setup(self, federation: Federation, dataset: Dataset) -> None:
+        m = federation.clients
+        fractions = torch.zeros(m, dtype=torch.float64)
+        for client in range(m) if self.clients is None else self.clients:
+            if checks.whole("contamination.clients", client, least=0) >= m:
+                raise ConfigError(f"contamination.clients names client {client}, but clients={m} end at {m - 1}")
+            fractions[client] = self.fraction
+        self.fractions = fractions.to(federation.device)
+
+    def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
+        slots = torch.arange(batch["x"].shape[1], device=keys.device)
+        planted = rng.uniform(keys[:, None], slots, torch.float64) < self.fractions[batch["client"]][:, None]
+        found = batch | {"planted": planted}
+        for name, foul in self.foul(batch, planted, rng.fold(keys, 1)).items():
+            shape = (*planted.shape, *[1] * (foul.dim() - 2))
+            found[name] = torch.where(planted.reshape(shape), foul.to(batch[name].dtype), batch[name])
+        if "weight" in batch:  # padding stays out
+            weight = batch["weight"]
+            found["weight"] = torch.where(planted, (weight > 0).to(weight.dtype), weight)
+        return found
+
+    @abstractmethod
+    def foul(self, batch: dict[str, Tensor], planted: Tensor, keys: Tensor) -> dict[str, Tensor]:
+        """What takes the place of planted samples: entries like those of the batch, for all its samples."""
+
+    @staticmethod
+    def normals(keys: Tensor, like: Tensor) -> Tensor:
+        """Standard normals [c, B, …], keyed by client and step."""
+        counters = torch.arange(like[0].numel(), device=like.device).reshape(like.shape[1:])
+        return rng.normal(keys.reshape(-1, *[1] * (like.dim() - 1)), counters, like.dtype)
+
+
+def real_entry(entry: str, dataset: Dataset) -> str:
+    """'x', or 'y' where the data have real-valued targets."""
+    checks.choice("contamination.entry", entry, ("x", "y"))
+    labelled = dataset.classes is not None or (not dataset.stream and dataset.train_y is None)
+    if entry == "y" and (labelled or dataset.loss != "squared"):
+        raise ConfigError(
+            f"contamination.entry=y needs real-valued targets, which dataset={dataset.name} does not have; use "
+            "entry=x, or contamination=label_flip"
+        )
+    return entry

@@ -1,21 +1,35 @@
 """What samples exist: tensors kept once, as compact as they come, moved to the device as they are."""
 
+from fedsim.datasets.adult import Adult
 from fedsim.datasets.augment import CropFlip
 from fedsim.datasets.base import Dataset
+from fedsim.datasets.binary_gaussians import BinaryGaussians
+from fedsim.datasets.credit import GiveMeSomeCredit
 from fedsim.datasets.digits import Digits
 from fedsim.datasets.gaussian import GaussianMean
+from fedsim.datasets.houses import HousePrices, RegressionGroups
+from fedsim.datasets.pricing import Pricing, PricingGroups
 from fedsim.datasets.quadratics import Quadratics
+from fedsim.datasets.stream import Stream
 from fedsim.datasets.synthetic import Synthetic
 from fedsim.datasets.vision import CIFAR10, MNIST, FashionMNIST
 
 __all__ = [
     "CIFAR10",
     "MNIST",
+    "Adult",
+    "BinaryGaussians",
     "CropFlip",
     "Dataset",
     "Digits",
     "FashionMNIST",
     "GaussianMean",
+    "GiveMeSomeCredit",
+    "HousePrices",
+    "Pricing",
+    "PricingGroups",
     "Quadratics",
+    "RegressionGroups",
+    "Stream",
     "Synthetic",
 ]

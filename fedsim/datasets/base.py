@@ -25,6 +25,7 @@ class Dataset:
         owners: [N] client that owns each training sample, for data with a natural partition.
         optimum: [d] minimiser of the average client objective where it is known in closed form.
         augment: random crop and flip of training images, or None.
+        strategic: numbers of the features (of the flattened input) that people change to please a model, or None.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Dataset:
     owners: Tensor | None = None
     optimum: Tensor | None = None
     augment: CropFlip | None = None
+    strategic: tuple[int, ...] | None = None
     _cache: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @property
@@ -63,8 +65,12 @@ class Dataset:
                 setattr(self, name, value.to(device))
         return self
 
-    def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-        """Fresh samples of a stream: clients [c], keys [c] → [c, size, …]. Only streams have this."""
+    def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Fresh samples of a stream: clients [c], keys [c] → 'x' [c, size, …] and more. Only streams have this."""
+        raise NotImplementedError(f"{self.name} stores its samples; only a stream draws them")
+
+    def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Samples of a stream that stand for its law, for references (see `Stream.exact`)."""
         raise NotImplementedError(f"{self.name} stores its samples; only a stream draws them")
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:

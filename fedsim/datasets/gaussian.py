@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from fedsim import checks, rng
-from fedsim.datasets.base import Dataset
+from fedsim.datasets.stream import Stream
 from fedsim.errors import ConfigError
 
 
-class GaussianMean(Dataset):
+class GaussianMean(Stream):
     """A stream of scalars z ~ N(m_i, σ²), loss ½(θ − z)². With the `location` shift, z ~ N(m_i + ε_i θ, σ²).
 
     Args:
@@ -44,18 +44,8 @@ class GaussianMean(Dataset):
                 raise ConfigError(f"dataset.means has {len(means)} entries, but clients={clients}; give one per client")
             self.means = torch.as_tensor(means, dtype=torch.float64)
         self.noise_std = std
-        super().__init__(
-            "gaussian_mean", torch.empty(0, 1), loss="half_squared_distance", optimum=self.means.mean().reshape(1)
-        )
+        optimum = self.means.mean().reshape(1)
+        super().__init__("gaussian_mean", clients, (1,), 1, loss="half_squared_distance", optimum=optimum)
 
-    @property
-    def stream(self) -> bool:
-        return True
-
-    @property
-    def natural_clients(self) -> int:
-        return len(self.means)
-
-    def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-        noise = rng.normal(keys[:, None], torch.arange(size, device=keys.device), dtype)
-        return (self.means.to(dtype)[clients][:, None] + self.noise_std * noise)[:, :, None]
+    def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
+        return {"x": self.means[clients].to(normals.dtype)[:, None, None] + self.noise_std * normals}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import torch
+
 from fedsim import checks
 from fedsim.errors import ConfigError
 from fedsim.local.estimators import Coefficients, Estimator, Fractions, GaussianMean, Nothing
@@ -45,19 +47,20 @@ def estimator(name: str, variance: float | None, batches: Batches, shift: Shift)
                 f"local.estimator=fractions needs samples that name their group, but shift={type(shift).__name__} "
                 "has no groups; use shift=contribution, or local.estimator=mean_x"
             )
-        return Fractions(shift.groups)
+        return Fractions(shift.groups, "group" if data.stream else "y")
     if name == "mean_x":
-        return GaussianMean("x", numbers, shift.features, known=variance)
-    if data.train_y is None:
+        return GaussianMean("x", numbers, shift.moving, known=variance)
+    target = _target(batches)
+    if target is None:
         raise ConfigError(f"local.estimator={name} needs targets, which dataset={data.name} does not have; use mean_x")
     if name == "group_mean":
         if data.classes is None:
             raise ConfigError(f"local.estimator=group_mean needs class labels, but dataset={data.name} has none")
-        return GaussianMean("x", numbers, shift.features, data.classes, variance)
+        return GaussianMean("x", numbers, shift.moving, data.classes, variance)
     if data.classes is not None:
         raise ConfigError(f"local.estimator={name} needs numbers as targets, but dataset={data.name} has classes")
     if name == "mean_y":
-        return GaussianMean("y", math.prod(data.train_y.shape[1:]), known=variance)
+        return GaussianMean("y", math.prod(target), known=variance)
     return Coefficients(numbers, variance)
 
 
@@ -66,3 +69,13 @@ def check(name: str, variance: float | None) -> None:
     checks.choice("local.estimator", name, NAMES)
     if variance is not None:
         checks.positive("local.variance", variance)
+
+
+def _target(batches: Batches) -> tuple[int, ...] | None:
+    """Shape of one y, None where there is none."""
+    data = batches.dataset
+    if not data.stream:
+        return None if data.train_y is None else tuple(data.train_y.shape[1:])
+    nobody = torch.zeros(1, dtype=torch.int64, device=batches.federation.device)
+    drawn = data.draw(nobody, nobody, 1, torch.float32)
+    return tuple(drawn["y"].shape[2:]) if "y" in drawn else None

@@ -15,6 +15,13 @@ def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return F.cross_entropy(output, batch["y"], reduction="none")
 
 
+def logistic(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """log(1 + exp(∓output)) for y = 1 and 0, one output per sample [B, 1], in nats."""
+    if output.flatten(1).shape[1] != 1:  # broadcasting would hide it
+        raise ValueError(f"outputs of shape {list(output.shape[1:])} for a binary label; logistic loss takes one")
+    return F.binary_cross_entropy_with_logits(output.flatten(), batch["y"].to(output.dtype), reduction="none")
+
+
 def squared(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """½‖output − y‖²."""
     return _half_squared(output, batch["y"])
@@ -25,6 +32,16 @@ def half_squared_distance(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor
     return _half_squared(output, batch["x"])
 
 
+def inner_product(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """⟨output, x⟩: with model=mean, θᵀz."""
+    return (output.flatten(1) * batch["x"].flatten(1)).sum(1)
+
+
+def negative_revenue(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """−⟨output, x⟩: with model=mean, prices θ and demands z, the revenue θᵀz that is lost (profl §6)."""
+    return -inner_product(output, batch)
+
+
 def _half_squared(output: Tensor, target: Tensor) -> Tensor:
     flat = target.reshape(len(output), -1)
     if output.flatten(1).shape != flat.shape:  # broadcasting would hide it
@@ -32,4 +49,6 @@ def _half_squared(output: Tensor, target: Tensor) -> Tensor:
     return 0.5 * (output.flatten(1) - flat).square().sum(1)
 
 
-LOSSES: dict[str, Loss] = {f.__name__: f for f in (cross_entropy, squared, half_squared_distance)}
+LOSSES: dict[str, Loss] = {
+    f.__name__: f for f in (cross_entropy, logistic, squared, half_squared_distance, inner_product, negative_revenue)
+}

@@ -1,6 +1,11 @@
 """How a client's data answer the deployed model."""
 
 from fedsim.shift.base import NoShift, Shift
+from fedsim.shift.contribution import Contribution
+from fedsim.shift.demand import Demand
+from fedsim.shift.group_mean import GroupMean
 from fedsim.shift.location import Location
+from fedsim.shift.response import Response
+from fedsim.shift.strategic import Strategic
 
-__all__ = ["Location", "NoShift", "Shift"]
+__all__ = ["Contribution", "Demand", "GroupMean", "Location", "NoShift", "Response", "Shift", "Strategic"]

@@ -8,6 +8,7 @@ risk (repeated minimisation). The map is written for ONE client; the trainer vma
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from fedsim.trainer import Batches
 
 DEPLOYMENTS = ("step", "round")
+REFERENCES = ("auto", "always", "none")
 ANSWERED = "answered"  # the name of θ̃ in the memory
 
 
@@ -33,23 +35,38 @@ class Shift(ABC):
             'round': the server's model does, once a round.
         inertia: λ ∈ [0, 1): the data answer θ̃ ← λ θ̃ + (1 − λ) θ instead of θ, whenever θ is deployed; θ̃ starts at the
             initial model (stateful performativity, Brown et al. 2022). 0 is the usual case, and remembers nothing.
+        references: whether θ^PS and θ^PO are solved before round 0, so that a run's distances to them are measured:
+            'always', 'none', or 'auto' where that is cheap (see `fedsim.performative.references`).
+        box: [lowest, highest] value of every parameter, the set Θ in which they are sought; None for no bounds.
 
     Attributes (what rules that estimate the answer of the data may know of it):
         estimator: the part of a client's law that answers θ, as `local.estimator` names it; None: not declared.
-        features: numbers of the components of the flattened x that move; None: all.
+        moving: numbers of the components of the flattened x that move; None: all.
         groups: K, where samples name their 'group' and the groups' fractions move.
     """
 
     active = True
     estimator: str | None = None
-    features: Tensor | None = None
+    moving: Tensor | None = None
     groups: int | None = None
 
-    def __init__(self, deploy: str = "step", inertia: float = 0.0) -> None:
+    def __init__(
+        self,
+        deploy: str = "step",
+        inertia: float = 0.0,
+        references: str = "auto",
+        box: Sequence[float] | None = None,
+    ) -> None:
         self.deploy = checks.choice("shift.deploy", deploy, DEPLOYMENTS)
         self.inertia = checks.fraction("shift.inertia", inertia)
         if inertia == 1:
             raise ConfigError("shift.inertia=1 means that data never answer; use less than 1, or shift=none")
+        self.references = checks.choice("shift.references", references, REFERENCES)
+        if box is not None and (
+            len(box) != 2 or not checks.real("shift.box", box[0]) < checks.real("shift.box", box[1])
+        ):
+            raise ConfigError(f"shift.box={list(box)} must be two numbers, the lower first, such as [-10,10]")
+        self.box = None if box is None else (float(box[0]), float(box[1]))
 
     def setup(self, federation: Federation, batches: Batches, model: RowModel) -> None:
         """Draw per-client sensitivities and refuse what cannot work.
@@ -92,12 +109,21 @@ class Shift(ABC):
         """Move one client's batch.
 
         Args:
-            batch: 'x' [B, …], 'y' [B, …] where there are labels, 'client' [] the client's number.
+            batch: 'x' [B, …], 'y' [B, …] where there are labels, 'client' [] the client's number, 'row' [] that of the
+                virtual client, r·m + client, by which stored data differ; 'weight' [B] where the batch is padded.
             theta: [d] the deployed parameters.
 
         Returns:
             A batch like `batch`; the tensors given are left as they are.
         """
+
+    def smooth(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        """As `__call__`, for references and evaluation: the same law, in a form that is differentiable in θ.
+
+        A map that draws (which group a sample is of) gives all it may draw instead, with their probabilities as
+        'weight' [B']; the batch may grow. A reparameterised map is its own smooth form.
+        """
+        return self(batch, theta)
 
 
 class NoShift(Shift):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,20 +14,21 @@ from fedsim.federation import Federation
 from fedsim.shift.base import Shift
 
 if TYPE_CHECKING:
+    from fedsim.datasets import Dataset
     from fedsim.models import RowModel
     from fedsim.trainer import Batches
 
 
 class Location(Shift):
-    """x ← x + ε_i θ, for inputs of the model's own dimension (mean estimation).
+    """x ← x + ε_i θ, for inputs with as many entries as the model has parameters (mean estimation).
 
     Args:
         epsilon: average sensitivity ε̄; the drawn ε_i are centred so that it holds exactly. Mean estimation has a
             performatively stable point only for ε̄ < 1.
         variance: spread Var(ε_i) over clients.
         epsilons: explicit ε_i, one per client, instead of drawing them.
-        deploy, inertia: see `Shift`.
         seed: of the draw; the same sensitivities serve every replicate.
+        **options: of every shift.
     """
 
     estimator = "mean_x"
@@ -36,22 +38,17 @@ class Location(Shift):
         epsilon: float = 0.9,
         variance: float = 0.0,
         epsilons: list[float] | None = None,
-        deploy: str = "step",
-        inertia: float = 0.0,
         seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(deploy, inertia)
+        super().__init__(**options)
         self.epsilon = checks.real("shift.epsilon", epsilon)
         self.variance = checks.not_negative("shift.variance", variance)
         self.given, self.seed = epsilons, seed
 
     def setup(self, federation: Federation, batches: Batches, model: RowModel) -> None:
-        m, dataset, dimension = federation.clients, batches.dataset, model.dimension
-        if dataset.shape != (dimension,):
-            raise ConfigError(
-                f"shift=location adds ε·θ to inputs of the model's dimension {dimension}, but dataset={dataset.name} "
-                f"has inputs of shape {list(dataset.shape)}; use dataset=gaussian_mean or quadratics with model=mean"
-            )
+        m = federation.clients
+        need_one_parameter_per_input("location", batches.dataset, model)
         if self.given is not None:
             if len(self.given) != m:
                 raise ConfigError(f"shift.epsilons has {len(self.given)} entries, but clients={m}; give one per client")
@@ -65,7 +62,17 @@ class Location(Shift):
                 f"shift.epsilon={average:g} averages at least 1: mean estimation then has no "
                 "performatively stable point and every run diverges; choose an average below 1"
             )
-        self.epsilons = drawn.to(federation.device, federation.dtype)
+        self.epsilons = drawn.to(federation.device)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        return batch | {"x": batch["x"] + self.epsilons[batch["client"]] * theta}
+        epsilon = self.epsilons[batch["client"]].to(theta.dtype)
+        return batch | {"x": batch["x"] + epsilon * theta.reshape(batch["x"].shape[1:])}
+
+
+def need_one_parameter_per_input(shift: str, dataset: Dataset, model: RowModel) -> None:
+    """Raise unless θ has as many entries as an input, so that it can be added to it."""
+    if math.prod(dataset.shape) != model.dimension:
+        raise ConfigError(
+            f"shift={shift} adds the model's parameters to the inputs, but the model has {model.dimension} of them and "
+            f"dataset={dataset.name} has inputs of shape {list(dataset.shape)}; use model=mean"
+        )

@@ -136,6 +136,9 @@ class Tracker:
             absent |= {"test_accuracy", "train_accuracy", "client_accuracy_worst10"}
         if data.optimum is None or shifted:
             absent |= {"distance_to_optimum"}
+        if not shifted:
+            absent |= {"performative_loss", "decoupled_loss"}
+        absent |= {"distance_to_ps", "distance_to_po"} - self.simulation.evaluator.references.keys()
         return [name for name in COLUMNS if name not in absent]
 
     def _evaluated_model(self, state: State) -> Any:
@@ -163,7 +166,7 @@ class Tracker:
         if time_to_evaluate or time_to_save or simulation.device.type == "cpu":
             self.guard.check()
         if time_to_evaluate:
-            self._record(simulation.evaluator(self._evaluated_model(state)))
+            self._record(simulation.evaluator(self._evaluated_model(state), report.deployed))
         if time_to_save:
             self.checkpoints.write(state, progress)
         if stopping and not last:
@@ -197,6 +200,8 @@ class Tracker:
             ("train_loss", "loss", 1, ".3g"),
             ("test_accuracy", "accuracy", 100, ".1f"),
             ("distance_to_optimum", "distance", 1, ".3g"),
+            ("distance_to_ps", "to PS", 1, ".3g"),
+            ("distance_to_po", "to PO", 1, ".3g"),
         ):
             if name in rows[0]:
                 mean, std = mean_std([row[name] * scale for row in rows])

@@ -25,7 +25,7 @@ class Batches:
         tables: one index table per replicate; empty for a stream.
         federation: who exists.
         rule: batch size, steps or epochs, sampling.
-        contamination: applied to every gathered batch.
+        contamination: applied to every batch, after the shift.
         keyed: whether batches carry a 'key' for dropout.
     """
 
@@ -69,6 +69,17 @@ class Batches:
             size = held if rule.batch_size is None else np.minimum(held, rule.batch_size)
             per_pass = held // size if rule.drop_last else -(-held // size)
         return size, per_pass, np.full(len(rows), rule.steps) if rule.epochs is None else rule.epochs * per_pass
+
+    def subsample(self, rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """Numbers of up to `most` stored samples of each virtual client, [..., q], and which entries are real.
+
+        A client with more samples is thinned evenly along its shuffled share.
+        """
+        held = torch.as_tensor(self.federation.sizes, device=rows.device)[rows][..., None]
+        slot = torch.arange(min(most, int(held.max())), device=rows.device)
+        taken = held.clamp(max=len(slot))
+        own = torch.where(slot < taken, slot * held // taken, 0)
+        return self.order[self.offsets[rows][..., None] + own].to(torch.int64), slot < taken
 
     def gather(self, samples: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
         """Stored samples by number: [...] → x [..., *shape] as stored, y [...] where there are labels."""
@@ -181,27 +192,31 @@ class Chunk:
         return bits.to(torch.int64).masked_fill_((slot >= held)[:, None, :], 1 << 40).argsort(dim=-1, stable=True)
 
     def batch(self, step: int, first: int, stop: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        """The batch of rows first…stop−1 at a local step: x [c, B, …], y, client [c], weight [c, B] if padded."""
+        """The batch of rows first…stop−1 at a local step: x [c, B, …], y, client, row [c], weight [c, B] if padded."""
         dataset = self.batches.dataset
         pick = slice(first, stop)
         sizes = self.sizes[pick, step]
         width, clients = int(sizes.max()), self.clients[pick]
         if dataset.stream:
-            batch = {"x": dataset.draw(clients, self._key(rng.Purpose.NOISE, step, pick), width, dtype)}
+            batch = dataset.draw(clients, self._key(rng.Purpose.NOISE, step, pick), width, dtype)
         else:
             batch = self.batches.gather(self._numbers[pick, step, :width], dtype)
             if dataset.augment is not None and dataset.augment.active:
                 batch["x"] = dataset.augment(batch["x"], self._key(rng.Purpose.AUGMENT, step, pick))
             batch["x"] = dataset.prepare(batch["x"], dtype)
-        batch["client"] = clients
-        if self.batches.contamination.active:
-            batch = self.batches.contamination(batch, self._key(rng.Purpose.CONTAMINATION, step, pick))
+        batch["client"], batch["row"] = clients, self.rows[pick]
         if self.batches.keyed:
             batch["key"] = self._key(rng.Purpose.DROPOUT, step, pick)
         if self.ragged and int(sizes.min()) < width:
             slot = torch.arange(width, device=clients.device)
             batch["weight"] = (slot < self.device_sizes[pick, step, None]).to(dtype)
         return batch
+
+    def contaminate(self, batch: dict[str, Tensor], step: int, first: int, stop: int) -> dict[str, Tensor]:
+        """The batch of those rows with its foreign samples; after the shift, which does not move them."""
+        if not self.batches.contamination.active:
+            return batch
+        return self.batches.contamination(batch, self._key(rng.Purpose.CONTAMINATION, step, slice(first, stop)))
 
     def _key(self, purpose: rng.Purpose, step: int, pick: slice) -> Tensor:
         """[c] the keys of some rows at a local step; a purpose that no step asks for costs nothing."""

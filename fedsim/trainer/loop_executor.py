@@ -19,11 +19,24 @@ from fedsim.trainer.batches import Chunk
 from fedsim.trainer.objective import PlainObjective, StackedObjective
 
 
+def first(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The first row of every entry."""
+    return {name: value[0] for name, value in rows.items()}
+
+
+def alone(row: dict[str, Tensor]) -> dict[str, Tensor]:
+    """One row as a chunk of one."""
+    return {name: value[None] for name, value in row.items()}
+
+
 class LoopExecutor:
     """Rows one by one, on a CPU by `workers` threads. A row's numbers do not depend on who ran it."""
 
-    def __init__(self, rule: LocalRule, model: RowModel, shift: Shift, workers: int = 1) -> None:
+    def __init__(
+        self, rule: LocalRule, model: RowModel, shift: Shift, workers: int = 1, contaminated: bool = False
+    ) -> None:
         self.rule, self.shift, self.dtype, self.workers = rule, shift, model.dtype, workers
+        self.contaminated = contaminated
         self._objectives: queue.SimpleQueue[Objective] = queue.SimpleQueue()
         for _ in range(workers):
             own = PlainObjective(model)
@@ -39,12 +52,14 @@ class LoopExecutor:
             try:
                 own = {name: value[row] for name, value in carry.items()}
                 for step in range(int(chunk.steps[row])):
-                    batch = {k: v[0] for k, v in chunk.batch(step, row, row + 1, self.dtype).items()}
+                    batch = first(chunk.batch(step, row, row + 1, self.dtype))
                     if self.shift.active:
                         own, theta = self.shift.answers_to(own, None if deployed is None else deployed[row])
                         batch = self.shift(batch, theta)
                         if self.rule.knows_deployed:
                             batch = batch | {"deployed": theta}
+                    if self.contaminated:
+                        batch = first(chunk.contaminate(alone(batch), step, row, row + 1))
                     own, loss = self._step(own, batch, rates[step, row], objective)
                     losses[row] += loss
                 for name, value in own.items():
@@ -64,9 +79,8 @@ class LoopExecutor:
         """One step of one client; a batched rule meets it as a chunk of one."""
         if not self.rule.batched:
             return self.rule.step(carry, batch, lr, objective)
-        carry, batch = ({name: value[None] for name, value in entries.items()} for entries in (carry, batch))
-        carry, loss = self.rule.step(carry, batch, lr[None], objective)
-        return {name: value[0] for name, value in carry.items()}, loss[0]
+        carry, loss = self.rule.step(alone(carry), alone(batch), lr[None], objective)
+        return first(carry), loss[0]
 
     def _threaded(self, run_row, rows: range) -> None:  # type: ignore[no-untyped-def]
         """Share the rows among worker threads, each with one intra-op thread; the setting is restored afterwards."""

@@ -60,7 +60,7 @@ class Trainer:
         log.info("trainer: %s", self.choice.describe())
         self.executor: VmapExecutor | LoopExecutor
         if self.choice.executor == "loop":
-            self.executor = LoopExecutor(rule, model, shift, self.choice.workers)
+            self.executor = LoopExecutor(rule, model, shift, self.choice.workers, batches.contamination.active)
         else:
             self.executor = VmapExecutor(rule, model, shift)
         everyone = np.arange(batches.federation.rows)
@@ -123,7 +123,9 @@ class Trainer:
         taken = torch.as_tensor(plan.steps, dtype=loss.dtype).to(loss.device, non_blocking=True)
         going = torch.arange(len(rates), device=loss.device)[:, None] < taken
         lr = self.rates * self.rule.schedule.factor(t, 0, self._longest)
-        return Report(cohort, start, end, loss / taken, lr, (rates * going).sum(0), samples)
+        return Report(
+            cohort, start, end, loss / taken, deployed if fleet is None else fleet, lr, (rates * going).sum(0), samples
+        )
 
     def _rates(self, cohort: Cohort, plan: Plan, t: int) -> Tensor:
         """[S, n] the learning rate of every step and row; a row's schedule counts its own steps."""

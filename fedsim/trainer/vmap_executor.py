@@ -53,6 +53,7 @@ class VmapExecutor:
                 batch = self._move(batch, theta)
                 if self.rule.knows_deployed:
                     batch = batch | {"deployed": theta}
+            batch = chunk.contaminate(batch, step, 0, alive)
             carry, loss = self._step(carry, batch, rates[step, :alive])
             losses[:alive] += loss
         if finished:

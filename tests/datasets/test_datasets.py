@@ -500,7 +500,7 @@ def test_gaussian_mean_streams_have_the_clients_moments(dtype: torch.dtype) -> N
     """Mean m_i within 5 σ/√n and variance σ², for every client, in the order that was asked."""
     data, n = GaussianMean(5, mean=10.0, variance=0.6, std=2.0), 40_000
     clients = torch.tensor([3, 0, 4])
-    drawn = data.draw(clients, keys_of(3), n, dtype)
+    drawn = data.draw(clients, keys_of(3), n, dtype)["x"]
     assert drawn.shape == (3, n, 1)
     assert drawn.dtype == dtype
     z = drawn[:, :, 0].double()
@@ -512,10 +512,10 @@ def test_gaussian_mean_streams_have_the_clients_moments(dtype: torch.dtype) -> N
 def test_gaussian_mean_streams_are_keyed() -> None:
     """The same key draws the same samples, alone or in company, and a longer batch begins with the shorter one."""
     data, clients, keys = GaussianMean(5), torch.arange(5), keys_of(5)
-    whole = data.draw(clients, keys, 8, torch.float32)
-    assert torch.equal(data.draw(clients[2:3], keys[2:3], 8, torch.float32), whole[2:3])
-    assert torch.equal(data.draw(clients, keys, 3, torch.float32), whole[:, :3])
-    assert not torch.equal(data.draw(clients, rng.fold(keys, 1), 8, torch.float32), whole)
+    whole = data.draw(clients, keys, 8, torch.float32)["x"]
+    assert torch.equal(data.draw(clients[2:3], keys[2:3], 8, torch.float32)["x"], whole[2:3])
+    assert torch.equal(data.draw(clients, keys, 3, torch.float32)["x"], whole[:, :3])
+    assert not torch.equal(data.draw(clients, rng.fold(keys, 1), 8, torch.float32)["x"], whole)
     assert data.stream
 
 

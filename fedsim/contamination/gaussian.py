@@ -1,0 +1,34 @@
+"""Gaussian outliers: Q = N(mean, std² I)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fedsim import checks
+from fedsim.contamination.base import Huber, real_entry
+from fedsim.datasets import Dataset
+from fedsim.federation import Federation
+
+
+class Gaussian(Huber):
+    """Planted samples are N(mean, std²) in every feature (`entry: x`), or in the target (`entry: y`).
+
+    Args:
+        mean, std: of Q, in the units of the prepared input.
+        entry: 'x' or 'y'.
+        **options: of `Huber`.
+    """
+
+    def __init__(self, mean: float = 0.0, std: float = 10.0, entry: str = "x", **options: Any) -> None:
+        super().__init__(**options)
+        self.mean, self.std = checks.real("contamination.mean", mean), checks.not_negative("contamination.std", std)
+        self.entry = entry
+
+    def setup(self, federation: Federation, dataset: Dataset) -> None:
+        super().setup(federation, dataset)
+        self.entry = real_entry(self.entry, dataset)
+
+    def foul(self, batch: dict[str, Tensor], planted: Tensor, keys: Tensor) -> dict[str, Tensor]:
+        return {self.entry: self.mean + self.std * self.normals(keys, batch[self.entry])}

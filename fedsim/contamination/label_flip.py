@@ -1,0 +1,28 @@
+"""Wrong labels: a planted sample keeps its input and gets another class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsim import rng
+from fedsim.contamination.base import Huber
+from fedsim.datasets import Dataset
+from fedsim.errors import ConfigError
+from fedsim.federation import Federation
+
+
+class LabelFlip(Huber):
+    """The wrong class is any of the others with equal chance; of two classes, the other."""
+
+    def setup(self, federation: Federation, dataset: Dataset) -> None:
+        super().setup(federation, dataset)
+        if dataset.classes is None:
+            raise ConfigError(
+                f"contamination=label_flip needs classes, and dataset={dataset.name} has none; use gaussian"
+            )
+        self.classes = dataset.classes
+
+    def foul(self, batch: dict[str, Tensor], planted: Tensor, keys: Tensor) -> dict[str, Tensor]:
+        slots = torch.arange(planted.shape[1], device=keys.device)
+        return {"y": (batch["y"] + 1 + rng.integers(keys[:, None], slots, self.classes - 1)) % self.classes}

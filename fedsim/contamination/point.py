@@ -1,0 +1,34 @@
+"""A point mass: Q = δ_value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim import checks
+from fedsim.contamination.base import Huber, real_entry
+from fedsim.datasets import Dataset
+from fedsim.federation import Federation
+
+
+class Point(Huber):
+    """Planted samples are one fixed point: `value` in every feature (`entry: x`), or as target (`entry: y`).
+
+    Args:
+        value: in the units of the prepared input.
+        entry: 'x' or 'y'.
+        **options: of `Huber`.
+    """
+
+    def __init__(self, value: float = 10.0, entry: str = "x", **options: Any) -> None:
+        super().__init__(**options)
+        self.value, self.entry = checks.real("contamination.value", value), entry
+
+    def setup(self, federation: Federation, dataset: Dataset) -> None:
+        super().setup(federation, dataset)
+        self.entry = real_entry(self.entry, dataset)
+
+    def foul(self, batch: dict[str, Tensor], planted: Tensor, keys: Tensor) -> dict[str, Tensor]:
+        return {self.entry: torch.full_like(batch[self.entry], self.value)}

@@ -1,0 +1,115 @@
+"""Dynamic contribution: groups keep their laws, and their fractions answer the model (profl §6)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedsim import checks
+from fedsim.datasets.pricing import pick_group
+from fedsim.errors import ConfigError
+from fedsim.federation import Federation
+from fedsim.shift.base import Shift
+from fedsim.shift.fractions import Budget, Fractions, Linear, Loss, components
+
+if TYPE_CHECKING:
+    from fedsim.models import RowModel
+    from fedsim.trainer import Batches
+
+FORMS = ("linear", "budget", "loss")
+
+
+class Contribution(Shift):
+    """D_i(θ) = Σ_k ν_{i,k}(θ) D_{i,k}.
+
+    With a mixture stream (dataset=pricing_groups or regression_groups) a sample's uniform number falls into one of the
+    current fractions, and that group's draw becomes the sample: training meets true samples of D_i(θ), through which no
+    gradient flows. `smooth` gives all groups' draws with ν_k as weights, through which the exact gradient flows; θ^PO,
+    θ^PS and evaluation use it.
+
+    With stored data the groups are the classes. A sample of group k weighs ν_k(θ)/π_{i,k}, π the fractions the client
+    holds: importance weights, differentiable in θ, normalised over the batch. Groups that a client lacks stay away.
+
+    In one dimension with loss zθ, f = ½ + ½θ and group means a₁ > a₂: θ^PS = −(a₁ + a₂)/(a₁ − a₂), θ^PO half of it.
+
+    Args:
+        form: 'linear', 'budget' or 'loss' (see `fedsim.shift.fractions`).
+        budget: B.
+        constant: c.
+        samples: of each client for the groups' losses.
+        **options: of every shift; `box` is [−1, 1] for form=linear unless given.
+    """
+
+    estimator = "fractions"
+
+    def __init__(
+        self, form: str = "linear", budget: float = 10.0, constant: float = 1.0, samples: int = 100, **options: Any
+    ) -> None:
+        self.form = checks.choice("shift.form", form, FORMS)
+        if form == "linear" and options.get("box") is None:
+            options["box"] = [-1.0, 1.0]
+        super().__init__(**options)
+        self.budget = checks.positive("shift.budget", budget)
+        self.constant = checks.not_negative("shift.constant", constant)
+        self.samples = checks.whole("shift.samples", samples)
+
+    def setup(self, federation: Federation, batches: Batches, model: RowModel) -> None:
+        data = batches.dataset
+        mixture = getattr(data, "fractions", None)
+        if mixture is not None:
+            self.groups = len(mixture)
+            self.held = None
+        elif not data.stream and data.classes is not None and federation.class_fractions is not None:
+            self.groups = data.classes
+            self.held = torch.as_tensor(federation.class_fractions, device=federation.device).flatten(0, 1)
+        else:
+            raise ConfigError(
+                f"shift=contribution moves the fractions of groups, which dataset={data.name} does not have; use "
+                "dataset=pricing_groups, regression_groups or one with classes"
+            )
+        where = (federation, batches, model, self.groups)
+        self.attraction: Fractions
+        if self.form == "linear":
+            self.attraction = Linear(*where)
+        elif self.form == "budget":
+            self.attraction = Budget(*where, self.budget)
+        else:
+            self.attraction = Loss(*where, self.constant, self.samples)
+
+    def fractions(self, batch: dict[str, Tensor], theta: Tensor) -> Tensor:
+        """[K] ν_{i,k}(θ) of the batch's client; they sum to 1."""
+        found = self.attraction(theta, batch)
+        if self.held is not None:
+            found = found * (self.held[batch["row"]] > 0)
+        return found / found.sum()
+
+    def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        fractions = self.fractions(batch, theta)
+        if self.held is not None:
+            return self._weighted(batch, fractions)
+        group = pick_group(fractions, batch["uniform"])
+        moved = batch | {"group": group}
+        for name in ("x", "y"):
+            component = batch.get(f"component_{name}")
+            if component is not None:
+                pick = group.reshape(-1, *[1] * (component.dim() - 1)).expand(-1, 1, *component.shape[2:])
+                moved[name] = component.gather(1, pick)[:, 0]
+        return moved
+
+    def smooth(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        fractions = self.fractions(batch, theta)
+        if self.held is not None:
+            return self._weighted(batch, fractions)
+        every, group = components(batch, self.groups)
+        weight = fractions[group]
+        if "weight" in batch:
+            weight = weight * batch["weight"].repeat_interleave(self.groups)
+        return every | {"weight": weight, "group": group, "client": batch["client"], "row": batch["row"]}
+
+    def _weighted(self, batch: dict[str, Tensor], fractions: Tensor) -> dict[str, Tensor]:
+        assert self.held is not None
+        held = self.held[batch["row"]].to(fractions.dtype)
+        weight = torch.where(held > 0, fractions / held.clamp(min=1e-12), 0.0)[batch["y"]]
+        return batch | {"weight": weight * batch["weight"] if "weight" in batch else weight}

@@ -1,0 +1,43 @@
+"""Dynamic demands: what is bought falls as prices rise (profl §6)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedsim import rng
+from fedsim.federation import Federation
+from fedsim.heterogeneity import Numbers, per_client
+from fedsim.shift.base import Shift
+from fedsim.shift.location import need_one_parameter_per_input
+
+if TYPE_CHECKING:
+    from fedsim.models import RowModel
+    from fedsim.trainer import Batches
+
+
+class Demand(Shift):
+    """z ← z − γ_i θ: z ~ N(μ_{0,i} − γ_i θ, σ² I) with dataset=pricing. θ^PS = μ̄₀/γ̄, θ^PO = μ̄₀/(2γ̄) for loss −θᵀz.
+
+    Args:
+        gamma, spread: γ_i, uniform on gamma ± spread (profl Fig. 1a: [1, 3]), or m numbers.
+        seed: of the draw; the same sensitivities serve every replicate.
+        **options: of every shift.
+    """
+
+    estimator = "mean_x"
+
+    def __init__(self, gamma: Numbers = 2.0, spread: float = 1.0, seed: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.gamma, self.spread, self.seed = gamma, spread, seed
+
+    def setup(self, federation: Federation, batches: Batches, model: RowModel) -> None:
+        need_one_parameter_per_input("demand", batches.dataset, model)
+        m = federation.clients
+        drawn = per_client("shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT)
+        self.gammas = drawn.to(federation.device)
+
+    def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        gamma = self.gammas[batch["client"]].to(theta.dtype)
+        return batch | {"x": batch["x"] - gamma * theta.reshape(batch["x"].shape[1:])}

@@ -1,0 +1,103 @@
+"""How the parameters of a linear model point in the space of its inputs: what people move along to please it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from fedsim import checks
+from fedsim.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedsim.datasets import Dataset
+    from fedsim.models import RowModel
+
+
+class Direction:
+    """θ ↦ the gradient of the score that people lower, on the features they can change; zero elsewhere.
+
+    For one output the score is that output, wᵀx + b, and the direction w (the papers' θ without its bias). For C
+    outputs it is the target's output less the mean of the others', W_target − mean_{c≠target} W_c: for two classes the
+    log-odds of softmax, so that both parameterisations of logistic regression answer alike. x − ε·direction is the best
+    response to that score at quadratic cost ‖x' − x‖² / 2ε (profl §6), which is why the model must be linear in x.
+
+    Args:
+        shift: what the command line calls it, for messages.
+        dataset: whose inputs are moved.
+        model: one `nn.Linear` on the flattened input.
+        features: numbers of the features of the flattened input that move; None for the data set's own strategic ones,
+            or all.
+        target: the class whose score is lowered, of several outputs.
+
+    Attributes:
+        moving: numbers of the features that move.
+    """
+
+    def __init__(
+        self, shift: str, dataset: Dataset, model: RowModel, features: Sequence[int] | None = None, target: int = 1
+    ) -> None:
+        self.shape, size = dataset.shape, math.prod(dataset.shape)
+        name, layer = _only_layer(model)
+        if layer is None or layer.in_features != size or not _is_linear(model, layer, name, dataset.shape):
+            raise ConfigError(
+                f"shift={shift} moves inputs along the weights of a model that is linear in them, which this model is "
+                f"not on dataset={dataset.name}; use model=linear"
+            )
+        self.outputs = layer.out_features
+        if checks.whole("shift.target", target, least=0) >= self.outputs > 1:
+            raise ConfigError(f"shift.target={target} is no class of dataset={dataset.name}, which has {self.outputs}")
+        weight = f"{name}.weight" if name else "weight"
+        self._start = sum(math.prod(s) for s in list(model.shapes.values())[: list(model.shapes).index(weight)])
+        self._stop = self._start + self.outputs * size
+        mix = torch.ones(1) if self.outputs == 1 else torch.full((self.outputs,), -1.0 / (self.outputs - 1))
+        if self.outputs > 1:
+            mix[target] = 1.0
+        self._mix = mix.to(model.device, torch.float64)
+        self._mask = _mask(features if features is not None else dataset.strategic, size, dataset.name)
+        self._mask = self._mask.to(model.device)
+        self.moving = torch.nonzero(self._mask)[:, 0]
+
+    def __call__(self, theta: Tensor) -> Tensor:
+        """[d] → [*shape]."""
+        weight = theta[self._start : self._stop].reshape(self.outputs, -1)
+        return ((self._mix.to(theta.dtype) @ weight) * self._mask.to(theta.dtype)).reshape(self.shape)
+
+
+def _only_layer(model: RowModel) -> tuple[str, nn.Linear | None]:
+    """The one linear layer that holds every parameter, and its name."""
+    for name, module in model.evaluation_module.named_modules():
+        if isinstance(module, nn.Linear) and {p.rpartition(".")[0] for p in model.shapes} == {name}:
+            return name, module
+    return "", None
+
+
+def _is_linear(model: RowModel, layer: nn.Linear, name: str, shape: tuple[int, ...]) -> bool:
+    """Is the output that layer's, with nothing around it? Tried out on arbitrary inputs and parameters."""
+    count = torch.arange(model.dimension + 2 * layer.in_features, device=model.device, dtype=model.dtype)
+    row, x = torch.sin(count + 1).split([model.dimension, 2 * layer.in_features])
+    x = x.reshape(2, *shape)
+    named = model.unflatten(row)
+    bias = named.get(f"{name}.bias" if name else "bias")
+    expected = x.flatten(1) @ named[f"{name}.weight" if name else "weight"].T + (0 if bias is None else bias)
+    found = model.evaluate(row, x)
+    return found.shape == expected.shape and torch.allclose(found, expected, atol=1e-4)
+
+
+def _mask(features: Sequence[int] | None, size: int, dataset: str) -> Tensor:
+    """[size] 1 for the features that move."""
+    if features is None:
+        return torch.ones(size, dtype=torch.float64)
+    mask = torch.zeros(size, dtype=torch.float64)
+    for feature in features:
+        if checks.whole("shift.features", feature, least=0) >= size:
+            raise ConfigError(
+                f"shift.features names feature {feature}, but dataset={dataset} has {size}, from 0 to {size - 1}"
+            )
+        mask[feature] = 1
+    if not mask.any():
+        raise ConfigError("shift.features=[] moves nothing; name features, or use shift=none")
+    return mask

@@ -1,0 +1,72 @@
+"""Groups that answer unequally: the sensitivity depends on the label (profl §6, Table 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedsim import rng
+from fedsim.errors import ConfigError
+from fedsim.federation import Federation
+from fedsim.heterogeneity import per_client
+from fedsim.shift.base import Shift
+from fedsim.shift.direction import Direction
+
+if TYPE_CHECKING:
+    from fedsim.models import RowModel
+    from fedsim.trainer import Batches
+
+
+class GroupMean(Shift):
+    """x | y ← x − γ_{i,y} θ on the strategic features; labels and bias stay. θ is `Direction`, as for `Strategic`.
+
+    Args:
+        gamma: the mean of γ_{i,y} for every class y, C numbers (profl Table 4: [0.02, 3]).
+        spread: its half-widths over clients, one for all classes or C numbers ([0.02, 0.2]).
+        features, target: see `Direction`.
+        seed: of the draw; the same sensitivities serve every replicate.
+        **options: of every shift.
+    """
+
+    estimator = "group_mean"
+
+    def __init__(
+        self,
+        gamma: Sequence[float] = (0.02, 3.0),
+        spread: float | Sequence[float] = (0.02, 0.2),
+        features: Sequence[int] | None = None,
+        target: int = 1,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.gamma, self.features, self.target, self.seed = list(gamma), features, target, seed
+        self.spread = list(spread) if isinstance(spread, Sequence) else [spread] * len(self.gamma)
+
+    def setup(self, federation: Federation, batches: Batches, model: RowModel) -> None:
+        data, m = batches.dataset, federation.clients
+        if data.classes is None:
+            raise ConfigError(
+                f"shift=group_mean needs class labels, and dataset={data.name} has none; use another shift"
+            )
+        for key, values in (("gamma", self.gamma), ("spread", self.spread)):
+            if len(values) != data.classes:
+                raise ConfigError(
+                    f"shift.{key}={values} has {len(values)} entries, but dataset={data.name} has {data.classes} "
+                    "classes; give one per class"
+                )
+        columns = [
+            per_client("shift.gamma", g, s, m, self.seed, rng.Purpose.SHIFT, y)
+            for y, (g, s) in enumerate(zip(self.gamma, self.spread, strict=True))
+        ]
+        self.gammas = torch.stack(columns, dim=1).to(federation.device)  # [m, C]
+        self.direction = Direction("group_mean", data, model, self.features, self.target)
+        self.moving = self.direction.moving
+
+    def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        gamma = self.gammas[batch["client"]].to(theta.dtype)[batch["y"]]
+        direction = self.direction(theta)
+        return batch | {"x": batch["x"] - gamma.reshape(-1, *[1] * direction.dim()) * direction}

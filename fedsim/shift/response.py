@@ -1,0 +1,56 @@
+"""Targets that answer the prediction: a house listed higher sells lower (profl §6)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedsim import rng
+from fedsim.errors import ConfigError
+from fedsim.federation import Federation
+from fedsim.heterogeneity import Numbers, per_client
+from fedsim.shift.base import Shift
+from fedsim.shift.direction import Direction
+
+if TYPE_CHECKING:
+    from fedsim.models import RowModel
+    from fedsim.trainer import Batches
+
+
+class Response(Shift):
+    """y ← y − γ_i θᵀx: y = (a_i − γ_i θ)ᵀx + n with dataset=house_prices. A bias of the model does not count.
+
+    In one dimension, without ridge and with equal moments of x: θ^PS = ā/(1 + γ̄), θ^PO = Σ(1 + γ_i)a_i / Σ(1 + γ_i)².
+
+    Args:
+        gamma, spread: γ_i, uniform on gamma ± spread (profl Table 1: 1.5 ± α), or m numbers.
+        seed: of the draw; the same sensitivities serve every replicate.
+        **options: of every shift.
+    """
+
+    estimator = "coefficients"
+
+    def __init__(self, gamma: Numbers = 1.5, spread: float = 0.0, seed: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.gamma, self.spread, self.seed = gamma, spread, seed
+
+    def setup(self, federation: Federation, batches: Batches, model: RowModel) -> None:
+        data = batches.dataset
+        if data.classes is not None or data.loss != "squared":
+            raise ConfigError(
+                f"shift=response moves a real-valued target, which dataset={data.name} does not have; use "
+                "dataset=house_prices, or shift=strategic for labels"
+            )
+        self.direction = Direction("response", data, model, features=range(math.prod(data.shape)))
+        if self.direction.outputs != 1:
+            raise ConfigError(f"shift=response needs a model with one output; this one has {self.direction.outputs}")
+        m = federation.clients
+        drawn = per_client("shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT)
+        self.gammas = drawn.to(federation.device)
+
+    def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        gamma = self.gammas[batch["client"]].to(theta.dtype)
+        predicted = batch["x"].flatten(1) @ self.direction(theta).flatten()
+        return batch | {"y": batch["y"] - gamma * predicted.reshape(batch["y"].shape)}

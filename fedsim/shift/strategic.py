@@ -1,0 +1,56 @@
+"""Strategic features: people change what they can to please the classifier (Perdomo et al. 2020; p-fedavg §4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fedsim import rng
+from fedsim.federation import Federation
+from fedsim.heterogeneity import Numbers, per_client
+from fedsim.shift.base import Shift
+from fedsim.shift.direction import Direction
+
+if TYPE_CHECKING:
+    from fedsim.models import RowModel
+    from fedsim.trainer import Batches
+
+
+class Strategic(Shift):
+    """x ← x − ε_i θ on the strategic features of the *base* sample (not cumulatively); labels and bias stay.
+
+    θ is `Direction`: the weights of a linear model with one output, or the difference that moves the target's log-odds
+    with several.
+
+    Args:
+        epsilon, spread: ε_i, uniform on epsilon ± spread (p-fedavg Fig. 5: [0.9, 1.1]), or m numbers.
+        features, target: see `Direction`.
+        seed: of the draw; the same sensitivities serve every replicate.
+        **options: of every shift.
+    """
+
+    def __init__(
+        self,
+        epsilon: Numbers = 1.0,
+        spread: float = 0.1,
+        features: Sequence[int] | None = None,
+        target: int = 1,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.epsilon, self.spread, self.features, self.target, self.seed = epsilon, spread, features, target, seed
+
+    def setup(self, federation: Federation, batches: Batches, model: RowModel) -> None:
+        m = federation.clients
+        drawn = per_client("shift.epsilon", self.epsilon, self.spread, m, self.seed, rng.Purpose.SHIFT)
+        self.epsilons = drawn.to(federation.device)
+        self.direction = Direction("strategic", batches.dataset, model, self.features, self.target)
+        self.moving = self.direction.moving
+        self.estimator = "mean_x" if batches.dataset.classes is None else "group_mean"
+
+    def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        epsilon = self.epsilons[batch["client"]].to(theta.dtype)
+        return batch | {"x": batch["x"] - epsilon * self.direction(theta)}
