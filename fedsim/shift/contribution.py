@@ -43,6 +43,7 @@ class Contribution(Shift):
     """
 
     estimator = "fractions"
+    groups: int
 
     def __init__(
         self, form: str = "linear", budget: float = 10.0, constant: float = 1.0, samples: int = 100, **options: Any
