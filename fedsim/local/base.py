@@ -79,7 +79,7 @@ class LocalRule(ABC):
     per_sample: bool = False  # `step` asks the objective for gradients sample by sample
     knows_round: bool = False  # the carry holds 'round' [], int64
     knows_deployed: bool = False  # the batch of a moving shift holds 'deployed' [d], the θ that the data answer
-    pooled: bool = False  # one client holds everybody's data (see `fedsim.datasets.pooled`)
+    pooled: bool = False  # one client holds everybody's data (see `fedsim.pooled`)
 
     def setup(self, batches: Batches, shift: Shift, model: RowModel) -> None:
         """Learn what data, shift and model are like, and refuse what cannot work; before `memory`."""
