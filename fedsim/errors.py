@@ -9,6 +9,10 @@ class MissingDataError(ConfigError):
     """A data set is not on disk; the message says where it was looked for and how to get it."""
 
 
+class NoReferenceError(ConfigError):
+    """A performatively stable or optimal point does not exist, or was not found; the message says which, and why."""
+
+
 class CheckpointError(ConfigError):
     """A checkpoint is damaged, foreign, or belongs to another configuration."""
 

@@ -12,6 +12,7 @@ from torch.func import vmap
 from fedsim import rng
 from fedsim.federation import Federation
 from fedsim.models import RowModel
+from fedsim.models.losses import UNLABELLED
 from fedsim.shift import Shift
 from fedsim.trainer import Batches
 
@@ -56,7 +57,8 @@ class Evaluator:
 
     Args:
         model, batches, federation, shift: of the run.
-        client_samples: samples of its own data on which a client is evaluated; the same in every evaluation.
+        client_samples: samples of its own data on which a client is evaluated; the same in every evaluation. Those of a
+            stream have the moments of its law (`Stream.exact`).
         max_clients: clients evaluated on their own data; a larger population is thinned evenly.
     """
 
@@ -73,15 +75,15 @@ class Evaluator:
         self.dataset = batches.dataset
         self.references: dict[str, Tensor] = {}
         self.loop = model.convolutional and model.device.type == "cpu"
-        self.labelled = self.dataset.classes is not None
+        self.labelled = self.dataset.classes is not None and model.loss not in UNLABELLED
         m, device = federation.clients, federation.device
         self.clients = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
         replicate = torch.arange(federation.replicates, device=device)[:, None]
         seeds = federation.seed_of_replicate[replicate].expand(-1, len(self.clients))
         self.keys = rng.row_keys(seeds, rng.Purpose.EVALUATION, self.clients.expand_as(seeds))
         if self.dataset.stream:
-            self.width = client_samples
-            self.valid = torch.ones(*seeds.shape, client_samples, dtype=model.dtype, device=device)
+            self.width = self.dataset.exact_size(client_samples)
+            self.valid = torch.ones(*seeds.shape, self.width, dtype=model.dtype, device=device)
         else:
             self.numbers, real = batches.subsample(replicate * m + self.clients, client_samples)
             self.valid = real.to(model.dtype)
@@ -163,7 +165,7 @@ class Evaluator:
         clients = self.clients[pick].expand(federation.replicates, -1)
         first = torch.arange(federation.replicates, device=clients.device)[:, None] * federation.clients
         if self.dataset.stream:
-            flat = self.dataset.draw(clients.reshape(-1), self.keys[:, pick].reshape(-1), self.width, dtype)
+            flat = self.dataset.exact(clients.reshape(-1), self.keys[:, pick].reshape(-1), self.width, dtype)
             batch = {name: value.reshape(*clients.shape, *value.shape[1:]) for name, value in flat.items()}
         else:
             batch = self.batches.gather(self.numbers[:, pick], dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,19 +52,23 @@ class PooledData(Dataset):
         return 1 if self.stream else None
 
     def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        return self._deal(self.inner.draw, keys, size, dtype)
+        return {n: v[:, :size] for n, v in self._deal(self.inner.draw, keys, size, dtype).items()}
 
     def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        return self._deal(self.inner.exact, keys, size, dtype, whole=True)
+        return self._deal(self.inner.exact, keys, size, dtype)
 
-    def _deal(self, source, keys: Tensor, size: int, dtype: torch.dtype, whole: bool = False) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]
-        """Equal shares of all members, in turn; [c, size, …], or some more where shares must be `whole`."""
+    def exact_size(self, size: int) -> int:
+        return self.members * self.inner.exact_size(-(-size // self.members))
+
+    def _deal(
+        self, source: Callable[..., dict[str, Tensor]], keys: Tensor, size: int, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """Equal shares of all members, in turn: [c, m · share, …]."""
         everyone = torch.arange(self.members, device=keys.device)
         shares = source(
             everyone.repeat(len(keys)), rng.fold(keys[:, None], everyone).flatten(), -(-size // self.members), dtype
         )
-        dealt = {n: v.unflatten(0, (-1, self.members)).transpose(1, 2).flatten(1, 2) for n, v in shares.items()}
-        return dealt if whole else {name: value[:, :size] for name, value in dealt.items()}
+        return {n: v.unflatten(0, (-1, self.members)).transpose(1, 2).flatten(1, 2) for n, v in shares.items()}
 
 
 class PooledShift(Shift):
@@ -101,7 +106,9 @@ class PooledShift(Shift):
     def smooth(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         return self._each(self.inner.smooth, batch, theta)
 
-    def _each(self, move, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:  # type: ignore[no-untyped-def]
+    def _each(
+        self, move: Callable[..., dict[str, Tensor]], batch: dict[str, Tensor], theta: Tensor
+    ) -> dict[str, Tensor]:
         """The samples one by one, as batches of their members."""
         member = torch.arange(len(batch["x"]), device=theta.device) % self.members
         samples = {name: value[:, None] for name, value in batch.items() if value.dim()}

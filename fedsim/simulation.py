@@ -28,6 +28,7 @@ from fedsim.models import RowModel
 from fedsim.models.losses import Loss
 from fedsim.partition import IID, Natural, Partition, Table
 from fedsim.partition.base import Samples
+from fedsim.performative.references import references
 from fedsim.pooled import PooledData, PooledShift
 from fedsim.shift import NoShift, Shift
 from fedsim.strategies import FedAvg, State, Strategy
@@ -167,6 +168,7 @@ class Simulation:
                 )
             log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
         self._check_carry(state, memory)
+        self.evaluator.references = self._references()
         guard = DivergenceGuard(self.federation, type(self.strategy).__name__)
         with Tracker(self, folder, tracking, checkpoints, guard, progress, settings) as tracker:
             tracker.begin(state)
@@ -178,6 +180,12 @@ class Simulation:
                 state = self.strategy.aggregate(state, report, t)
                 tracker.round(t, state, report)
             return tracker.finish(state)
+
+    def _references(self) -> dict[str, torch.Tensor]:
+        """θ^PS and θ^PO, where the shift has them and they are wanted."""
+        weighting = getattr(self.strategy, "weighting", "uniform")
+        initial = self.model.initial(self.federation.seeds)
+        return references(self.model, self.shift, self.trainer.batches, self.federation, initial, weighting)
 
     def _check_carry(self, state: State, memory: Memory) -> None:
         """Whatever the strategy hands to the local rule must be used there: asked with nobody in the cohort.

@@ -18,7 +18,24 @@ from fedsim.plots.runs import find
 from fedsim.tracking.metrics_csv import read_metrics
 
 QUICK = ["rounds=2", "clients=12", "eval_every=1", "local_steps=2", "tracking.tensorboard=false"]
-NATURAL = {"synthetic": [], "quadratics": ["model=mean"], "gaussian_mean": ["model=mean"]}
+NATURAL = {
+    "synthetic": [],
+    "quadratics": ["model=mean"],
+    "gaussian_mean": ["model=mean"],
+    "pricing": ["model=mean"],
+    "pricing_groups": ["model=mean"],
+    "house_prices": [],
+    "regression_groups": [],
+    "binary_gaussians": [],
+}
+SHIFTS = {
+    "location": ["dataset=gaussian_mean", "partition=natural", "model=mean"],
+    "strategic": [],
+    "group_mean": ["dataset=binary_gaussians", "partition=natural"],
+    "demand": ["dataset=pricing", "partition=natural", "model=mean"],
+    "response": ["dataset=house_prices", "partition=natural", "model.bias=false"],
+    "contribution": ["dataset=pricing_groups", "partition=natural", "model=mean"],
+}
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -111,8 +128,8 @@ ONE_GROUP_AT_A_TIME = [
     f"{group}={choice}"
     for group, choices in groups().items()
     for choice in choices
-    if group not in ("experiment", "dataset", "dataset/augment", "model")
-    and choice not in ("natural", "location", "trace")
+    if group not in ("experiment", "dataset", "dataset/augment", "model", "shift")
+    and choice not in ("natural", "trace")
 ]
 
 
@@ -121,6 +138,15 @@ def test_every_choice_composes_and_runs(override: str) -> None:
     everybody = ["availability=full"] if override == "strategy=p_fedavg" else []
     simulation, tracking, _ = build(configuration(*QUICK, "tracking.progress=none", override, *everybody))
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
+
+
+@pytest.mark.parametrize("choice", groups()["shift"])
+def test_every_shift_composes_and_is_measured_against_its_references(choice: str) -> None:
+    cfg = configuration(*QUICK, "tracking.progress=none", f"shift={choice}", *SHIFTS.get(choice, []))
+    simulation, tracking, _ = build(cfg)
+    last = simulation.run(tracking=tracking).history[-1]
+    assert ("performative_loss" in last) == (choice != "none")
+    assert ("distance_to_po" in last) == (choice not in ("none", "strategic"))  # strategic: 650 parameters
 
 
 @pytest.mark.parametrize("choice", groups()["dataset/augment"])

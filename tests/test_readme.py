@@ -35,7 +35,17 @@ def test_the_commands_compose(command: str) -> None:
 
 def test_every_choice_is_in_the_table_of_groups() -> None:
     table = "\n".join(line for line in README.splitlines() if line.startswith("| `"))
-    for group in ("dataset", "partition", "availability", "shift", "model", "local", "local/schedule", "strategy"):
+    for group in (
+        "dataset",
+        "partition",
+        "availability",
+        "shift",
+        "contamination",
+        "model",
+        "local",
+        "local/schedule",
+        "strategy",
+    ):
         for path in (config_folder() / group).glob("*.yaml"):
             if path.stem not in ("none", "custom"):
                 assert path.stem in table, f"{group}={path.stem}"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedsim.datasets.base import Dataset
 from fedsim.datasets.vision import data_root
@@ -50,13 +51,18 @@ class Adult(Dataset):
             for file, counts in zip(("adult.data", "adult.test"), self.counts, strict=True)
         ]
         mean, std = parts[0][0].mean(0), parts[0][0].std(0)
-        tensors = []
-        for x, y in parts:
-            kept = np.arange(len(y))
-            if balanced:
-                kept = np.concatenate([np.flatnonzero(y == 1), np.flatnonzero(y == 0)[: int(y.sum())]])
-            tensors += [torch.as_tensor(((x - mean) / std)[kept].astype(np.float32)), torch.as_tensor(y[kept])]
-        super().__init__("adult", *tensors, classes=2, loss="logistic")
+        (train_x, train_y), (test_x, test_y) = ((self._scale(x, mean, std, y, balanced)) for x, y in parts)
+        super().__init__("adult", train_x, train_y, test_x, test_y, classes=2, loss="logistic")
+
+    @staticmethod
+    def _scale(
+        x: np.ndarray, mean: np.ndarray, std: np.ndarray, y: np.ndarray, balanced: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Standardised features and labels, of both classes equally many if asked."""
+        kept = np.arange(len(y))
+        if balanced:
+            kept = np.concatenate([np.flatnonzero(y == 1), np.flatnonzero(y == 0)[: int(y.sum())]])
+        return torch.as_tensor(((x - mean) / std)[kept].astype(np.float32)), torch.as_tensor(y[kept])
 
     @staticmethod
     def _read(path: Path, columns: list[int], rows: int, positives: int) -> tuple[np.ndarray, np.ndarray]:
@@ -65,8 +71,8 @@ class Adult(Dataset):
             lines = path.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise MissingDataError(
-                f"dataset=adult: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA); get adult.data "
-                f"and adult.test from archive.ics.uci.edu/dataset/2/adult ({error})"
+                f"dataset=adult: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA); get "
+                f"adult.data and adult.test from archive.ics.uci.edu/dataset/2/adult ({error})"
             ) from error
         table = [fields for line in lines if len(fields := [f.strip() for f in line.split(",")]) == WIDTH]
         y = np.array([fields[LABEL].startswith(">50K") for fields in table], dtype=np.int64)

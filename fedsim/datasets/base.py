@@ -69,6 +69,10 @@ class Dataset:
         """Fresh samples of a stream: clients [c], keys [c] → 'x' [c, size, …] and more. Only streams have this."""
         raise NotImplementedError(f"{self.name} stores its samples; only a stream draws them")
 
+    def exact_size(self, size: int) -> int:
+        """How many samples `exact` gives where `size` are asked for."""
+        return size
+
     def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
         """Samples of a stream that stand for its law, for references (see `Stream.exact`)."""
         raise NotImplementedError(f"{self.name} stores its samples; only a stream draws them")

@@ -45,14 +45,18 @@ class Stream(Dataset):
         normals = rng.normal(keys[:, None, None], counters, dtype)
         return self.compose(clients, normals, rng.uniform(rng.fold(keys, 1)[:, None], slots, dtype))
 
+    def exact_size(self, size: int) -> int:
+        """`size` rounded up to an even number of at least 4·w, so that the normals can be whitened."""
+        return 2 * max(-(-size // 2), 2 * self.normals)
+
     def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
         """As `draw`, with base noise whose moments are those of its law: for references, not for training.
 
         The normals come in pairs ±n (odd moments vanish), whitened (second moments are the identity's), so a mean of
         anything up to quadratic in them is an expectation; the uniforms are the midpoints of `size` equal strata, in
-        order. `size` is rounded up to an even number of at least 2·w.
+        order. `size` is rounded up by `exact_size`.
         """
-        half = max(-(-size // 2), self.normals)
+        half = self.exact_size(size) // 2
         counters = torch.arange(half * self.normals, device=keys.device).reshape(half, self.normals)
         normals = rng.normal(keys[:, None, None], counters, dtype)
         factor = torch.linalg.cholesky(normals.mT @ normals / half)

@@ -21,8 +21,8 @@ class RobustGradient:
     most half of its samples are left, or when a sweep removed nothing.
 
     The paper prints none of the three constants. With these, 500 gradients N(μ, I) lose 1 % of the clean ones and all
-    outliers that lie 15 standard deviations away, up to a fifth of the samples; at 12, a fifth is often missed. A larger
-    C finds nearer ones and cuts deeper into clean tails, which matters where gradients have long ones (see `ProFL`).
+    outliers that lie 15 standard deviations away, up to a fifth of the samples; at 12, a fifth is often missed. A
+    larger C finds nearer ones and cuts deeper into clean tails, which matters where these are long (see `ProFL`).
 
     Where the first bins are sparse already (many outliers, close together: nobody is near the mean), the paper's φ
     would be 0 and nothing kept; the search for φ starts at the first bin that holds C·|S| samples instead.

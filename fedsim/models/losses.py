@@ -52,3 +52,4 @@ def _half_squared(output: Tensor, target: Tensor) -> Tensor:
 LOSSES: dict[str, Loss] = {
     f.__name__: f for f in (cross_entropy, logistic, squared, half_squared_distance, inner_product, negative_revenue)
 }
+UNLABELLED = (half_squared_distance, inner_product, negative_revenue)  # under these no output is a score of a class

@@ -83,6 +83,12 @@ class RowModel:
             rows.append(torch.cat(parts).to(self.device, self.dtype))
         return torch.stack(rows)
 
+    def in_double(self) -> RowModel:
+        """The same model in double precision."""
+        if self.dtype == torch.float64:
+            return self
+        return RowModel(self._build, self.loss, self.ridge, self.device, torch.float64)
+
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
         """[d] → the named parameters, as views."""
         parameters, start = {}, 0

@@ -132,7 +132,7 @@ class Tracker:
         absent = set()
         if data.test_x is None:
             absent |= {"test_loss", "test_accuracy"}
-        if data.classes is None:
+        if not self.simulation.evaluator.labelled:
             absent |= {"test_accuracy", "train_accuracy", "client_accuracy_worst10"}
         if data.optimum is None or shifted:
             absent |= {"distance_to_optimum"}

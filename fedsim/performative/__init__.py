@@ -1,0 +1,7 @@
+"""Where training under a shift may end: the performatively stable point and the performatively optimal one."""
+
+from fedsim.performative.optimal import optimal_point
+from fedsim.performative.risk import Risk
+from fedsim.performative.stable import stable_point
+
+__all__ = ["Risk", "optimal_point", "stable_point"]

@@ -1,0 +1,29 @@
+"""Minimisation on a box: SciPy's L-BFGS-B with torch's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+from torch.func import grad_and_value
+
+from fedsim.performative.roots import FAR, Box
+
+
+def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> tuple[Tensor, float] | None:
+    """A local minimiser [d] and its value, from `start` [d] float64; None where the function falls without bound."""
+    evaluate = grad_and_value(function)
+
+    def on_host(point: np.ndarray) -> tuple[float, np.ndarray]:
+        gradient, value = evaluate(torch.as_tensor(point, dtype=torch.float64, device=start.device))
+        return float(value), gradient.cpu().numpy()
+
+    bounds = None if box is None else [box] * len(start)
+    options = {"maxiter": 2000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-12, "maxcor": 20}
+    found = minimize(on_host, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    if not (np.isfinite(found.fun) and np.isfinite(found.x).all() and np.abs(found.x).max() < FAR):
+        return None
+    return torch.as_tensor(found.x, dtype=torch.float64, device=start.device), float(found.fun)

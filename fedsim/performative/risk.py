@@ -1,0 +1,92 @@
+"""The risk of a model on data that answer a model, as a deterministic, differentiable function in double precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.func import grad, jacfwd, vmap
+
+from fedsim import rng
+from fedsim.federation import Federation
+from fedsim.models import RowModel
+from fedsim.shift import Shift
+from fedsim.trainer import Batches
+
+STREAM_SAMPLES = 1000
+
+
+class Risk:
+    """R(θ, θ') = Σ_i w_i E_{z∼D_i(θ')} ℓ(z; θ) + λ/2 ‖θ‖² of one replicate. R(θ, θ) is the performative risk.
+
+    The expectation is a mean over a fixed base sample of every client, which the shift then moves: all the client's
+    stored data, or a stream's `exact` sample. The latter makes means of what is up to quadratic in the base noise
+    exact; of anything else they are those of `samples` keyed draws. Contamination is left out.
+
+    Args:
+        model: of the run; used in double precision and evaluation mode.
+        shift: set up for the run.
+        batches, federation: of the run.
+        replicate: whose data.
+        weighting: 'uniform' w_i = 1/m, or 'data' fractions.
+        samples: most of each client; None takes all that are stored, and 1,000 of a stream.
+    """
+
+    def __init__(
+        self,
+        model: RowModel,
+        shift: Shift,
+        batches: Batches,
+        federation: Federation,
+        replicate: int = 0,
+        weighting: str = "uniform",
+        samples: int | None = None,
+    ) -> None:
+        self.model, self.shift = model.in_double(), shift
+        m, device = federation.clients, federation.device
+        clients = torch.arange(m, device=device)
+        rows = clients + replicate * m
+        if batches.dataset.stream:
+            keys = rng.row_keys(torch.zeros_like(clients), rng.Purpose.EVALUATION, clients)
+            self.base = batches.dataset.exact(clients, keys, samples or STREAM_SAMPLES, torch.float64)
+        else:
+            most = int(federation.sizes.max()) if samples is None else samples
+            numbers, valid = batches.subsample(rows, most)
+            self.base = batches.gather(numbers, torch.float64)
+            self.base["x"] = batches.dataset.prepare(self.base["x"], torch.float64)
+            self.base["weight"] = valid.to(torch.float64)
+        self.base |= {"client": clients, "row": rows}
+        weights = (
+            federation.data_weights[rows].to(torch.float64) if weighting == "data" else torch.ones(m, device=device)
+        )
+        self.weights = (weights / weights.sum()).to(torch.float64)
+
+    def __call__(self, theta: Tensor, deployed: Tensor) -> Tensor:
+        """R(θ, θ') [] for θ and θ' [d], differentiable in both."""
+        losses = vmap(self._of_client, in_dims=(None, None, 0))(theta, deployed, self.base)
+        return losses @ self.weights + 0.5 * self.model.ridge * theta.square().sum()
+
+    def _of_client(self, theta: Tensor, deployed: Tensor, base: dict[str, Tensor]) -> Tensor:
+        moved = self.shift.smooth(base, deployed)
+        losses = self.model.loss(self.model.evaluate(theta, moved["x"]), moved)
+        weight = moved.get("weight")
+        return losses.mean() if weight is None else (losses * weight).sum() / weight.sum()
+
+    def performative(self, theta: Tensor) -> Tensor:
+        """R(θ, θ) []."""
+        return self(theta, theta)
+
+    def decoupled_gradient(self, theta: Tensor) -> Tensor:
+        """[d] ∇_θ R(θ, θ') at θ' = θ: what repeated gradient descent follows."""
+        return grad(self, argnums=0)(theta, theta)
+
+    def performative_gradient(self, theta: Tensor) -> Tensor:
+        """[d] ∇_θ R(θ, θ), through the shift."""
+        return grad(self.performative)(theta)
+
+    def decoupled_jacobian(self, theta: Tensor) -> Tensor:
+        """[d, d] derivative of `decoupled_gradient`, the answer of the data included."""
+        return jacfwd(self.decoupled_gradient)(theta)
+
+    def performative_hessian(self, theta: Tensor) -> Tensor:
+        """[d, d] derivative of `performative_gradient`."""
+        return jacfwd(self.performative_gradient)(theta)

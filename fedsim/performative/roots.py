@@ -1,0 +1,78 @@
+"""Zeros of a gradient field on a box, by projected Newton steps and gradient steps where those do not help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Box = tuple[float, float] | None
+Field = Callable[[Tensor], Tensor]
+
+STEPS = 200
+FAR = 1e8  # a point further out than this is taken for none
+FLAT = 1e-11  # relative curvature below which a direction counts as flat
+
+
+def project(theta: Tensor, box: Box) -> Tensor:
+    """The nearest point of the box."""
+    return theta if box is None else theta.clamp(*box)
+
+
+def residual(theta: Tensor, gradient: Tensor, box: Box) -> float:
+    """‖θ − Π(θ − g)‖: zero where the field vanishes, or points out of the box."""
+    return float((theta - project(theta - gradient, box)).norm())
+
+
+def free(theta: Tensor, gradient: Tensor, box: Box) -> Tensor:
+    """[d] bool: coordinates that are not held at the box's edge."""
+    if box is None:
+        return torch.ones_like(theta, dtype=torch.bool)
+    return ~(((theta <= box[0]) & (gradient > 0)) | ((theta >= box[1]) & (gradient < 0)))
+
+
+def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance: float) -> Tensor | None:
+    """A zero of the field in the box, or None.
+
+    A Newton step is taken where it at least halves the residual, else a gradient step of length 1/‖J‖₂, under which a
+    monotone field contracts.
+
+    Args:
+        field: [d] → [d].
+        jacobian: [d] → [d, d].
+        start: [d] float64.
+        box: bounds of every coordinate.
+        tolerance: largest residual, relative to 1 + ‖θ‖.
+    """
+    theta = project(start, box)
+    gradient = field(theta)
+    for _ in range(STEPS):
+        size = residual(theta, gradient, box)
+        if size <= tolerance * (1 + float(theta.norm())):
+            return theta
+        slope = jacobian(theta)
+        finite = bool(torch.isfinite(slope).all()) and bool(torch.isfinite(gradient).all())
+        if not finite or float(theta.norm()) > FAR:
+            return None
+        moving = free(theta, gradient, box)
+        step = torch.zeros_like(theta)
+        step[moving] = torch.linalg.lstsq(slope[moving][:, moving], -gradient[moving, None]).solution[:, 0]
+        new = project(theta + step, box)
+        ahead = field(new)
+        if not residual(new, ahead, box) <= 0.5 * size:  # also where it is not a number
+            steepness = float(torch.linalg.matrix_norm(slope, 2))
+            new = project(theta - gradient / max(steepness, 1e-8), box)
+            ahead = field(new)
+        theta, gradient = new, ahead
+    return None
+
+
+def slowest_decay(jacobian: Tensor, moving: Tensor) -> float:
+    """How fast, at least, a small disturbance of the free coordinates dies out along the field's descent, relative to
+    the fastest: the smallest real part of an eigenvalue. Negative where one grows; 1 where nothing moves or is known.
+    """
+    inner = jacobian[moving][:, moving]
+    if not inner.numel() or not bool(torch.isfinite(inner).all()):
+        return 1.0
+    return float(torch.linalg.eigvals(inner).real.min() / max(float(torch.linalg.matrix_norm(inner, 2)), 1e-300))

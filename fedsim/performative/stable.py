@@ -1,0 +1,94 @@
+"""θ^PS, the model that is best on the data that answer it: by gradients, or by repeated risk minimisation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsim import checks
+from fedsim.errors import NoReferenceError
+from fedsim.performative.minimise import minimise
+from fedsim.performative.risk import Risk
+from fedsim.performative.roots import FLAT, Box, find_zero, free, project, slowest_decay
+
+METHODS = ("auto", "gradient", "repeated")
+TOLERANCE = 1e-9
+MOST_PARAMETERS = 300  # with whose square a Jacobian grows
+ROUNDS = 2000
+
+
+def stable_point(
+    risk: Risk, start: Tensor, box: Box = None, method: str = "auto", tolerance: float = TOLERANCE
+) -> Tensor:
+    """[d] θ^PS ∈ Θ with ∇_θ R(θ, θ')|_{θ'=θ} = 0 on Θ's inside, near `start`.
+
+    Args:
+        risk: R(θ, θ').
+        start: [d].
+        box: Θ.
+        method: 'gradient' seeks the zero of the gradient with the shift detached, and refuses one from which repeated
+            gradient descent moves away; 'repeated' iterates θ ← argmin_Θ R(·, θ). 'auto' is 'gradient' up to 300
+            parameters and 'repeated' above, or where 'gradient' finds nothing.
+        tolerance: relative to 1 + ‖θ‖: of the gradient; of the distance to the limit, as far as the last contraction
+            tells.
+
+    Raises:
+        NoReferenceError: where there is none that repeated training could reach, such as ε̄ ≥ 1 in mean estimation.
+    """
+    checks.choice("method", method, METHODS)
+    start = project(start.detach().to(torch.float64), box)
+    if method == "repeated" or (method == "auto" and len(start) > MOST_PARAMETERS):
+        return _repeated(risk, start, box, tolerance)
+    found = find_zero(risk.decoupled_gradient, risk.decoupled_jacobian, start, box, tolerance)
+    if found is None:
+        if method == "auto":
+            return _repeated(risk, start, box, tolerance)
+        raise NoReferenceError(
+            f"gradients find no performatively stable point of shift={_name(risk)}; give shift.box, or weaken it"
+        )
+    gradient = risk.decoupled_gradient(found)
+    slowest = slowest_decay(risk.decoupled_jacobian(found), free(found, gradient, box))
+    if abs(slowest) <= FLAT:
+        raise NoReferenceError(
+            f"the performatively stable point of shift={_name(risk)} is not unique: the loss is flat along some "
+            "direction; set model.ridge"
+        )
+    if slowest < 0:
+        raise NoReferenceError(
+            f"shift={_name(risk)} has no performatively stable point: data answer the model as strongly as it answers "
+            "them, and repeated training moves away from its only fixed point; weaken the shift"
+        )
+    return found
+
+
+def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
+    """θ ← argmin_Θ R(·, θ) until what is left, judged by the last contraction, is within the tolerance."""
+    theta, before = start, float("inf")
+    growing = 0
+    for _ in range(ROUNDS):
+        found = minimise(lambda point, at=theta: risk(point, at), theta, box)  # type: ignore[misc]
+        if found is None:
+            raise NoReferenceError(
+                f"repeated minimisation under shift={_name(risk)} runs away to infinity, so it reaches no "
+                "performatively stable point; give shift.box, or weaken the shift"
+            )
+        new = found[0]
+        step = float((new - theta).norm())
+        contraction = step / before if before > 0 else 0.0
+        scale = 1 + float(new.norm())
+        if step <= 1e-14 * scale or (contraction < 1 and step * contraction / (1 - contraction) <= tolerance * scale):
+            return new
+        growing = growing + 1 if contraction >= 1 and step > 1e-7 * scale else 0
+        if growing >= 20:
+            raise NoReferenceError(
+                f"repeated minimisation under shift={_name(risk)} does not contract, so it reaches no performatively "
+                "stable point; weaken the shift"
+            )
+        theta, before = new, step
+    raise NoReferenceError(
+        f"repeated minimisation under shift={_name(risk)} is not within {tolerance:g} after {ROUNDS} rounds; weaken it"
+    )
+
+
+def _name(risk: Risk) -> str:
+    return type(risk.shift).__name__
