@@ -111,7 +111,8 @@ class GaussianMean(Estimator):
         if self.known is not None:
             return torch.full_like(member.mT @ z, self.known)
         found, size = (member.mT @ part.square() / count for part in (residual, z))
-        return torch.where(found > 100 * torch.finfo(z.dtype).eps ** 2 * size, found, 0.0)
+        rounding = torch.finfo(z.dtype).eps * (count + 16)  # of a mean of so many numbers
+        return torch.where(found > rounding.square() * size, found, 0.0)
 
 
 class Coefficients(Estimator):

@@ -11,27 +11,6 @@ from fedsim.local import robust_gradient
 from fedsim.local.robust_gradient import RobustGradient, scores
 
 
-def naive(gradients: np.ndarray, bins: int, sparse: float, settled: float) -> np.ndarray:
-    """One client, as the paper writes it: gradients [n, d] → kept numbers."""
-    kept, n = np.arange(len(gradients)), len(gradients)
-    while True:
-        g = gradients[kept]
-        mean = g.mean(0)
-        v = np.linalg.svd(g - mean, full_matrices=False)[2][0]
-        tau = ((g - mean) @ v) ** 2
-        counts, edges = np.histogram(tau, bins, (0, tau.max()))
-        k = 0
-        while counts[k] < sparse * len(kept):  # the leading sparse bins, which the paper does not foresee
-            k += 1
-        while k < bins and counts[k] >= sparse * len(kept):
-            k += 1
-        left = kept if k == bins else kept[tau < edges[k]]
-        change = np.linalg.norm(mean - gradients[left].mean(0)) / np.linalg.norm(mean)
-        if change < settled or len(left) <= n / 2 or len(left) == len(kept):
-            return left
-        kept = left
-
-
 def clients(seed: int, sizes: tuple[int, ...], d: int, fraction: float, distance: float) -> tuple[np.ndarray, ...]:
     """Gradients [c, B, d] with N(μ_i, I) clean ones and outliers at `distance` in a direction of the client's own."""
     draw = np.random.default_rng(seed)
@@ -51,7 +30,7 @@ def clients(seed: int, sizes: tuple[int, ...], d: int, fraction: float, distance
 @pytest.mark.parametrize("d", [1, 4, 70])
 @pytest.mark.parametrize("options", [(10, 0.015, 0.05), (25, 0.02, 0.001), (2, 0.3, 0.5)])
 def test_all_clients_at_once_are_each_client_alone(
-    d: int, options: tuple[int, float, float], power: bool, monkeypatch: pytest.MonkeyPatch
+    d: int, options: tuple[int, float, float], power: bool, monkeypatch: pytest.MonkeyPatch, robust
 ) -> None:
     if power:
         monkeypatch.setattr(robust_gradient, "SMALL_SIDE", 0)
@@ -60,7 +39,7 @@ def test_all_clients_at_once_are_each_client_alone(
         kept = RobustGradient(*options)(torch.as_tensor(g), torch.as_tensor(mask)).numpy()
         for i in range(len(g)):
             own = np.flatnonzero(mask[i])
-            assert list(own[naive(g[i, own], *options)]) == list(np.flatnonzero(kept[i])), (seed, i)
+            assert list(own[robust(g[i, own], *options)]) == list(np.flatnonzero(kept[i])), (seed, i)
 
 
 @pytest.mark.parametrize("d", [3, 40])
