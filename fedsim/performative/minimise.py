@@ -21,6 +21,11 @@ def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> t
         gradient, value = evaluate(torch.as_tensor(point, dtype=torch.float64, device=start.device))
         return float(value), gradient.cpu().numpy()
 
+    if box is None:
+        value, gradient = (torch.as_tensor(v) for v in on_host(start.cpu().numpy()))
+        away = on_host((start.cpu() - FAR * gradient / gradient.norm().clamp(min=1e-300)).numpy())[0]
+        if away < value:  # lower still where no minimiser is looked for
+            return None
     bounds = None if box is None else [box] * len(start)
     options = {"maxiter": 2000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-12, "maxcor": 20}
     found = minimize(on_host, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import grad, jacfwd, vmap
+from torch.func import grad, jacrev, vmap
 
 from fedsim import rng
 from fedsim.federation import Federation
@@ -13,6 +13,7 @@ from fedsim.shift import Shift
 from fedsim.trainer import Batches
 
 STREAM_SAMPLES = 1000
+COLUMNS = 16  # of a Jacobian that are computed at once
 
 
 class Risk:
@@ -85,8 +86,8 @@ class Risk:
 
     def decoupled_jacobian(self, theta: Tensor) -> Tensor:
         """[d, d] derivative of `decoupled_gradient`, the answer of the data included."""
-        return jacfwd(self.decoupled_gradient)(theta)
+        return jacrev(self.decoupled_gradient, chunk_size=COLUMNS)(theta)
 
     def performative_hessian(self, theta: Tensor) -> Tensor:
         """[d, d] derivative of `performative_gradient`."""
-        return jacfwd(self.performative_gradient)(theta)
+        return jacrev(self.performative_gradient, chunk_size=COLUMNS)(theta)
