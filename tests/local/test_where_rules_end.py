@@ -1,7 +1,8 @@
 """PFL ends at θ^PS and PoFL, ProFL and PG at θ^PO, in closed forms, within the stated error.
 
-The error is that of the mean of the last half of the rounds over three seeds; the tolerances are some four times what
-the seeds show. One local step a round where heterogeneous clients would drift apart otherwise.
+The error is that of the mean of the last half of the rounds over three seeds; for demand, a single seed's mean deviates
+by 0.002 with PFL and by 0.02 to 0.05 with PoFL and ProFL. One local step a round where heterogeneous clients would
+drift apart otherwise.
 """
 
 from __future__ import annotations
