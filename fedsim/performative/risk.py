@@ -56,10 +56,9 @@ class Risk:
             self.base["x"] = batches.dataset.prepare(self.base["x"], torch.float64)
             self.base["weight"] = valid.to(torch.float64)
         self.base |= {"client": clients, "row": rows}
-        weights = (
-            federation.data_weights[rows].to(torch.float64) if weighting == "data" else torch.ones(m, device=device)
-        )
-        self.weights = (weights / weights.sum()).to(torch.float64)
+        held = torch.as_tensor(federation.sizes.reshape(-1, m)[replicate], dtype=torch.float64, device=device)
+        weights = held if weighting == "data" and not batches.dataset.stream else torch.ones_like(held)
+        self.weights = weights / weights.sum()
 
     def __call__(self, theta: Tensor, deployed: Tensor) -> Tensor:
         """R(θ, θ') [] for θ and θ' [d], differentiable in both."""
