@@ -51,6 +51,10 @@ class Federation:
         """Number of virtual clients, R·m."""
         return self.replicates * self.clients
 
+    def zeros(self, *shape: int) -> Tensor:
+        """[R·m, *shape] client memory before round 0."""
+        return torch.zeros(self.rows, *shape, dtype=self.dtype, device=self.device)
+
     def cohort(self, counts: np.ndarray, probabilities: np.ndarray) -> Cohort:
         """The cohort of all clients with a positive count.
 

@@ -29,6 +29,7 @@ from fedsim.models.losses import Loss
 from fedsim.partition import IID, Natural, Partition, Table
 from fedsim.partition.base import Samples
 from fedsim.performative.references import references
+from fedsim.pooled import PooledData, PooledShift
 from fedsim.shift import NoShift, Shift
 from fedsim.strategies import FedAvg, State, Strategy
 from fedsim.tracking import Result, Tracker, Tracking
@@ -102,11 +103,16 @@ class Simulation:
         self.device, number = resolve_device(device), resolve_dtype(dtype)
         self.strategy = strategy or FedAvg()
         self.shift = shift or NoShift()
-        self.dataset = dataset.to(self.device)
+        self.dataset = dataset = dataset.to(self.device)
+        local = local or SGD()
+        if local.pooled:
+            log.info("one client holds the data of all %d; partition and availability do not apply", clients)
+            self.shift = PooledShift(self.shift, dataset, clients)
+            self.dataset = dataset = PooledData(dataset, clients)
+            clients, partition, availability = 1, None, None
         tables = self._split(partition, clients, seeds)
         self.federation = _federation(seeds, clients, dataset, tables, self.device, number)
         self.tables = tables
-        local = local or SGD()
         loss = loss or dataset.loss
         self.model = RowModel(_builder(model, dataset, loss), loss, ridge, self.device, number)
         self._check_model(number)
@@ -118,6 +124,7 @@ class Simulation:
         keyed = bool(self.model.dropout_keys)
         batches = Batches(dataset, tables, self.federation, local, contamination, keyed)
         self.shift.setup(self.federation, batches, self.model)
+        local.setup(batches, self.shift, self.model)
         self.trainer = Trainer(local, self.model, self.shift, batches, executor, chunk, workers)
         self.evaluator = Evaluator(self.model, batches, self.federation, self.shift, client_samples)
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from fedsim import checks
 from fedsim.errors import ConfigError
-from fedsim.federation import Federation
+from fedsim.federation import Cohort, Federation
 from fedsim.local.schedules import Constant, Schedule
+
+if TYPE_CHECKING:
+    from fedsim.models import RowModel
+    from fedsim.shift import Shift
+    from fedsim.trainer import Batches
 
 Carry = dict[str, Tensor]
 Batch = dict[str, Tensor]
@@ -72,6 +78,11 @@ class LocalRule(ABC):
     batched: bool = False  # `step` takes whole chunks: one more leading axis [c, …] on everything, losses [c]
     per_sample: bool = False  # `step` asks the objective for gradients sample by sample
     knows_round: bool = False  # the carry holds 'round' [], int64
+    knows_deployed: bool = False  # the batch of a moving shift holds 'deployed' [d], the θ that the data answer
+    pooled: bool = False  # one client holds everybody's data (see `fedsim.pooled`)
+
+    def setup(self, batches: Batches, shift: Shift, model: RowModel) -> None:
+        """Learn what data, shift and model are like, and refuse what cannot work; before `memory`."""
 
     def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         """What every client remembers between rounds: name → [R·m, …], as before round 0.
@@ -79,6 +90,14 @@ class LocalRule(ABC):
         A client's entries are in the carry of its steps, which return them anew; no strategy sees them.
         """
         return {}
+
+    def after_round(self, memory: dict[str, Tensor], cohort: Cohort) -> None:
+        """What the server makes of the clients' memory after a round with this cohort, in place: sums over heard rows
+        (`Cohort.total`, `Cohort.mean`), handed back to every client of the replicate."""
+
+    def used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:
+        """[n] training samples each row really used in a round, given those drawn [n] and the carries around it."""
+        return planned
 
     @abstractmethod
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:

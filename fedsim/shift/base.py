@@ -38,9 +38,17 @@ class Shift(ABC):
         references: whether θ^PS and θ^PO are solved before round 0, so that a run's distances to them are measured:
             'always', 'none', or 'auto' where that is cheap (see `fedsim.performative.references`).
         box: [lowest, highest] value of every parameter, the set Θ in which they are sought; None for no bounds.
+
+    Attributes (what rules that estimate the answer of the data may know of it):
+        estimator: the part of a client's law that answers θ, as `local.estimator` names it; None: not declared.
+        moving: numbers of the components of the flattened x that move; None: all.
+        groups: K, where samples name their 'group' and the groups' fractions move.
     """
 
     active = True
+    estimator: str | None = None
+    moving: Tensor | None = None
+    groups: int | None = None
 
     def __init__(
         self,

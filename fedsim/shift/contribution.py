@@ -42,6 +42,9 @@ class Contribution(Shift):
         **options: of every shift; `box` is [−1, 1] for form=linear unless given.
     """
 
+    estimator = "fractions"
+    groups: int
+
     def __init__(
         self, form: str = "linear", budget: float = 10.0, constant: float = 1.0, samples: int = 100, **options: Any
     ) -> None:

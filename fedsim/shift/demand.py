@@ -26,6 +26,8 @@ class Demand(Shift):
         **options: of every shift.
     """
 
+    estimator = "mean_x"
+
     def __init__(self, gamma: Numbers = 2.0, spread: float = 1.0, seed: int = 0, **options: Any) -> None:
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed

@@ -32,6 +32,9 @@ class Direction:
         features: numbers of the features of the flattened input that move; None for the data set's own strategic ones,
             or all.
         target: the class whose score is lowered, of several outputs.
+
+    Attributes:
+        moving: numbers of the features that move.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Direction:
         self._mix = mix.to(model.device)
         self._mask = _mask(features if features is not None else dataset.strategic, size, dataset.name)
         self._mask = self._mask.to(model.device)
+        self.moving = torch.nonzero(self._mask)[:, 0]
 
     def __call__(self, theta: Tensor) -> Tensor:
         """[d] → [*shape]."""

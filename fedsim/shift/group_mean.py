@@ -31,6 +31,8 @@ class GroupMean(Shift):
         **options: of every shift.
     """
 
+    estimator = "group_mean"
+
     def __init__(
         self,
         gamma: Sequence[float] = (0.02, 3.0),
@@ -62,6 +64,7 @@ class GroupMean(Shift):
         ]
         self.gammas = torch.stack(columns, dim=1).to(federation.device)  # [m, C]
         self.direction = Direction("group_mean", data, model, self.features, self.target)
+        self.moving = self.direction.moving
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         gamma = self.gammas[batch["client"]].to(theta.dtype)[batch["y"]]

@@ -31,6 +31,8 @@ class Location(Shift):
         **options: of every shift.
     """
 
+    estimator = "mean_x"
+
     def __init__(
         self,
         epsilon: float = 0.9,

@@ -30,6 +30,8 @@ class Response(Shift):
         **options: of every shift.
     """
 
+    estimator = "coefficients"
+
     def __init__(self, gamma: Numbers = 1.5, spread: float = 0.0, seed: int = 0, **options: Any) -> None:
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed

@@ -48,6 +48,8 @@ class Strategic(Shift):
         drawn = per_client("shift.epsilon", self.epsilon, self.spread, m, self.seed, rng.Purpose.SHIFT)
         self.epsilons = drawn.to(federation.device)
         self.direction = Direction("strategic", batches.dataset, model, self.features, self.target)
+        self.moving = self.direction.moving
+        self.estimator = "mean_x" if batches.dataset.classes is None else "group_mean"
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         epsilon = self.epsilons[batch["client"]].to(theta.dtype)

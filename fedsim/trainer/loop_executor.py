@@ -56,6 +56,8 @@ class LoopExecutor:
                     if self.shift.active:
                         own, theta = self.shift.answers_to(own, None if deployed is None else deployed[row])
                         batch = self.shift(batch, theta)
+                        if self.rule.knows_deployed:
+                            batch = batch | {"deployed": theta}
                     if self.contaminated:
                         batch = first(chunk.contaminate(alone(batch), step, row, row + 1))
                     own, loss = self._step(own, batch, rates[step, row], objective)

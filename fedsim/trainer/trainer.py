@@ -55,7 +55,7 @@ class Trainer:
         rates = rule.rates * (replicates if len(rule.rates) == 1 else 1)
         self.rates = torch.tensor(rates, dtype=model.dtype, device=model.device)
         largest = rule.batch_size or int(np.max(batches.federation.sizes, initial=1))
-        sample = int(np.prod(batches.dataset.shape))
+        sample = int(np.prod(batches.dataset.shape)) + (model.dimension if rule.per_sample else 0)
         self.choice = choose(executor, chunk, workers, model, largest, sample)
         log.info("trainer: %s", self.choice.describe())
         self.executor: VmapExecutor | LoopExecutor
@@ -116,7 +116,9 @@ class Trainer:
                 end[name][pick] = value
             loss[pick] = total
             samples[rows] = chunk.sizes.sum(1)
+        samples = self.rule.used(samples, carry, end)
         memory.scatter(cohort, end)
+        self.rule.after_round(memory.clients, cohort)
         end.pop("round", None)
         taken = torch.as_tensor(plan.steps, dtype=loss.dtype).to(loss.device, non_blocking=True)
         going = torch.arange(len(rates), device=loss.device)[:, None] < taken

@@ -17,7 +17,7 @@ class VmapExecutor:
     """All rows of a chunk take a step together; a row that has finished leaves the chunk."""
 
     def __init__(self, rule: LocalRule, model: RowModel, shift: Shift) -> None:
-        self.dtype, self.shift = model.dtype, shift
+        self.rule, self.dtype, self.shift = rule, model.dtype, shift
         self._move = vmap(shift)
         if rule.batched:
             together = VmappedObjective(model)
@@ -51,6 +51,8 @@ class VmapExecutor:
             if self.shift.active:
                 carry, theta = self.shift.answers_to(carry, None if deployed is None else deployed[:alive])
                 batch = self._move(batch, theta)
+                if self.rule.knows_deployed:
+                    batch = batch | {"deployed": theta}
             batch = chunk.contaminate(batch, step, 0, alive)
             carry, loss = self._step(carry, batch, rates[step, :alive])
             losses[:alive] += loss

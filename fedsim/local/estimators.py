@@ -1,0 +1,192 @@
+"""Which f of a client's law p(z; f) answers the model: its estimate f̂, and the score ∂log p/∂f (profl §3 and §5).
+
+Everything is for a chunk of c clients on weights: batch [c, B, …], weight [c, B] (0 for samples that do not count). The
+score always appears in the mean Σ_j w_j ℓ_j ∂log p(z_j; f̂)/∂f / Σ_j w_j, so only that is computed: [c, p].
+
+Fisher scores sum to zero at the estimate where f̂ maximises the likelihood of the same samples, so a constant added to
+the loss changes nothing; the price is a factor 1 − O(p/n) on the term.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from fedsim.local.base import Batch
+
+
+class Estimator(ABC):
+    """Attributes:
+
+    size: p, components of f.
+    """
+
+    size: int
+
+    @abstractmethod
+    def fit(self, batch: Batch, weight: Tensor, last: Tensor) -> Tensor:
+        """f̂ [c, p] of the samples; `last` [c, p] is the client's previous estimate, for components unseen today."""
+
+    @abstractmethod
+    def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
+        """Mean of ℓ_j ∂log p(z_j; f)/∂f over the samples, [c, p]; losses [c, B]."""
+
+    @abstractmethod
+    def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
+        """[c] σ²: n times the total variance of f̂ from n samples, over the components of f."""
+
+
+class Nothing(Estimator):
+    """p = 0: the data do not answer, or are not told to."""
+
+    size = 0
+
+    def fit(self, batch: Batch, weight: Tensor, last: Tensor) -> Tensor:
+        return last
+
+    def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
+        return f
+
+    def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
+        return torch.zeros_like(f[:, :0].sum(1))
+
+
+class GaussianMean(Estimator):
+    """z ~ N(f, σ²) independently per component, within each of K groups: f̂ = the groups' means, score (z − f̂)/σ².
+
+    σ² is taken as known in the paper. Where it is not given, it is the variance of the group's samples about f̂;
+    components that do not vary have no score. A group without samples keeps its last estimate, zero before its first.
+
+    Args:
+        entry: which entry of the batch is z: 'x' or 'y', flattened per sample.
+        numbers: components of one flattened z.
+        features: which of them f follows; None follows all.
+        groups: K; group of a sample: its label y. 1 puts all samples together.
+        known: σ², or None.
+    """
+
+    def __init__(
+        self, entry: str, numbers: int, features: Tensor | None = None, groups: int = 1, known: float | None = None
+    ) -> None:
+        self.entry, self.features, self.groups, self.known = entry, features, groups, known
+        self.width = numbers if features is None else len(features)
+        self.size = groups * self.width
+
+    def fit(self, batch: Batch, weight: Tensor, last: Tensor) -> Tensor:
+        z, member = self._samples(batch, weight)
+        count = member.sum(1)[:, :, None]
+        means = (member.mT @ z) / count.clamp(min=torch.finfo(z.dtype).tiny)
+        return torch.where(count > 0, means, last.reshape(means.shape)).flatten(1)
+
+    def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
+        z, member = self._samples(batch, weight)
+        residual = z - self._own(member, f)
+        pull = member.mT @ (losses[:, :, None] * residual) / total(weight)[:, :, None]
+        spread = self._spread(z, residual, member)
+        return torch.where(spread > 0, pull / torch.where(spread > 0, spread, 1.0), 0.0).flatten(1)
+
+    def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
+        z, member = self._samples(batch, weight)
+        share = member.sum(1)[:, :, None] / total(weight)[:, :, None]
+        spread = self._spread(z, z - self._own(member, f), member)
+        return torch.where(share > 0, spread / torch.where(share > 0, share, 1.0), 0.0).sum((1, 2))
+
+    def _samples(self, batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """z [c, B, width], and each sample's weight in each group [c, B, K]."""
+        z = batch[self.entry].reshape(*weight.shape, -1).to(weight.dtype)
+        z = z if self.features is None else z[:, :, self.features]
+        if self.groups == 1:
+            return z, weight[:, :, None]
+        return z, torch.nn.functional.one_hot(batch["y"], self.groups) * weight[:, :, None]
+
+    def _own(self, member: Tensor, f: Tensor) -> Tensor:
+        """[c, B, width] the mean of each sample's group."""
+        return (member > 0).to(f.dtype) @ f.reshape(len(f), self.groups, self.width)
+
+    def _spread(self, z: Tensor, residual: Tensor, member: Tensor) -> Tensor:
+        """[c, K, width] σ² of each group; zero where it is no more than rounding."""
+        count = member.sum(1)[:, :, None].clamp(min=torch.finfo(z.dtype).tiny)
+        if self.known is not None:
+            return torch.full_like(member.mT @ z, self.known)
+        found, size = (member.mT @ part.square() / count for part in (residual, z))
+        rounding = torch.finfo(z.dtype).eps * (count + 16)  # of a mean of so many numbers
+        return torch.where(found > rounding.square() * size, found, 0.0)
+
+
+class Coefficients(Estimator):
+    """y ~ N(fᵀx, σ²) given x (house prices): f̂ = least squares, score x (y − f̂ᵀx)/σ².
+
+    With y = (a_i − γ_i θ)ᵀx + n the law of x does not move, so f(θ) = a_i − γ_i θ is what answers, and
+    log p(z; f) = −(y − fᵀx)²/2σ² + terms without f. Where σ² is not given, it is the residuals' variance.
+
+    Args:
+        numbers: components of one flattened x.
+        known: σ², or None.
+    """
+
+    def __init__(self, numbers: int, known: float | None = None) -> None:
+        self.size, self.known = numbers, known
+
+    def fit(self, batch: Batch, weight: Tensor, last: Tensor) -> Tensor:
+        x, y = self._samples(batch, weight)
+        gram, right = x.mT @ (weight[:, :, None] * x), x.mT @ (weight * y)[:, :, None]
+        return (torch.linalg.pinv(gram, hermitian=True) @ right).squeeze(2)
+
+    def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
+        x, y = self._samples(batch, weight)
+        residual = y - (x @ f[:, :, None]).squeeze(2)
+        spread = self._spread(residual, weight)
+        pull = (x.mT @ (weight * losses * residual)[:, :, None]).squeeze(2) / total(weight)
+        return torch.where(spread > 0, pull / torch.where(spread > 0, spread, 1.0), 0.0)
+
+    def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
+        x, y = self._samples(batch, weight)
+        gram = x.mT @ (weight[:, :, None] * x) / total(weight)[:, :, None]
+        spread = self._spread(y - (x @ f[:, :, None]).squeeze(2), weight)
+        return spread[:, 0] * torch.linalg.pinv(gram, hermitian=True).diagonal(dim1=1, dim2=2).sum(1)
+
+    def _samples(self, batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """x [c, B, p] and y [c, B]."""
+        return batch["x"].reshape(*weight.shape, -1), batch["y"].reshape(weight.shape).to(weight.dtype)
+
+    def _spread(self, residual: Tensor, weight: Tensor) -> Tensor:
+        """[c, 1] σ²."""
+        if self.known is not None:
+            return torch.full_like(residual[:, :1], self.known)
+        return (weight * residual.square()).sum(1, keepdim=True) / total(weight)
+
+
+class Fractions(Estimator):
+    """z ~ Σ_k f_k D_k with fixed D_k and known group of every sample: f̂ = the groups' shares, score 1{group = k}/f̂_k.
+
+    The shares sum to one, and so their changes to zero: what the scores have in common drops out of the gradient.
+
+    Args:
+        groups: K.
+        entry: which entry of the batch is the group, int64 [c, B].
+    """
+
+    def __init__(self, groups: int, entry: str = "group") -> None:
+        self.size, self.entry = groups, entry
+
+    def fit(self, batch: Batch, weight: Tensor, last: Tensor) -> Tensor:
+        return self._members(batch, weight).sum(1) / total(weight)
+
+    def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
+        pull = (self._members(batch, weight) * losses[:, :, None]).sum(1) / total(weight)
+        return torch.where(f > 0, pull / torch.where(f > 0, f, 1.0), 0.0)
+
+    def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
+        return (f * (1 - f)).sum(1)
+
+    def _members(self, batch: Batch, weight: Tensor) -> Tensor:
+        """[c, B, K] the weight of each sample in its group."""
+        return torch.nn.functional.one_hot(batch[self.entry], self.size) * weight[:, :, None]
+
+
+def total(weight: Tensor) -> Tensor:
+    """[c, 1] the sum of the weights, 1 where there are none."""
+    mass = weight.sum(1, keepdim=True)
+    return torch.where(mass > 0, mass, 1.0)

@@ -1,0 +1,129 @@
+"""Local rules for data that answer the model: repeated and performative gradient descent (PFL, PoFL)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedsim.federation import Federation
+from fedsim.local import laws
+from fedsim.local.base import Batch, Carry, Objective
+from fedsim.local.estimators import Estimator, total
+from fedsim.local.history import History
+from fedsim.local.projection import Projection
+from fedsim.local.sgd import SGD
+
+if TYPE_CHECKING:
+    from fedsim.models import RowModel
+    from fedsim.shift import Shift
+    from fedsim.trainer import Batches
+
+
+class PFL(SGD):
+    """Repeated gradient descent (p-fedavg; PFL in profl §2): θ ← Proj_Θ(θ − η L̂₁), L̂₁ = mean ∇ℓ(z_j; θ), z_j ~ D_i(θ).
+
+    Samples come from what the client's own current model provokes, but the step ignores that it provokes them: the
+    fixed point is θ^PS. Without a projection this is SGD.
+
+    Args:
+        box: [lo, hi] of every parameter: Θ; None leaves it open.
+        ball: radius of Θ = {‖θ‖ ≤ r} instead.
+        **options: of SGD.
+    """
+
+    def __init__(self, box: Sequence[float] | None = None, ball: float | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.project = Projection(box, ball)
+
+    def descend(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Tensor:
+        return self.project(super().descend(carry, gradient, lr))
+
+
+@dataclass
+class Draw:
+    """What c clients drew at a local step, and what they made of it.
+
+    Attributes:
+        batch: [c, B, …] per entry.
+        weight: [c, B], 0 for samples that do not count.
+        theta: [c, d] the deployed models that the samples answer.
+        f: [c, p] f̂.
+        gradient: [c, d] L̂₁.
+        loss: [c] mean loss.
+    """
+
+    batch: Batch
+    weight: Tensor
+    theta: Tensor
+    f: Tensor
+    gradient: Tensor
+    loss: Tensor
+
+
+class PoFL(PFL):
+    """Performative gradient descent in a federation (profl §3, Alg. 2): θ ← Proj_Θ(θ − η (L̂₁ + L̂₂)).
+
+    L̂₂ = mean ℓ(z_j; θ) (df/dθ)ᵀ ∂log p(z_j; f̂)/∂f is what the answer of the data adds to the gradient: the fixed point
+    is θ^PO. A client's first H steps are repeated gradient descent. Memory: H·(d + p) numbers per client.
+
+    Args:
+        history: H, deployed models from which df/dθ is estimated (see `History`).
+        rcond: of the pseudo-inverse.
+        estimator: which f answers (see `fedsim.local.laws`).
+        variance: known σ² of the score; None estimates it.
+        **options: of PFL.
+    """
+
+    batched = True  # masks of ProFL's filter, whose loop depends on the data, and one pseudo-inverse for all
+    per_sample = True
+    knows_deployed = True
+
+    def __init__(
+        self,
+        history: int = 10,
+        rcond: float = 1e-4,
+        estimator: str = "auto",
+        variance: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.history = History(history, rcond)
+        laws.check(estimator, variance)
+        self.named, self.known = estimator, variance
+
+    def setup(self, batches: Batches, shift: Shift, model: RowModel) -> None:
+        self.estimator: Estimator = laws.estimator(self.named, self.known, batches, shift)
+
+    def memory(self, federation: Federation, dimension: int) -> Carry:
+        return self.history.memory(federation, dimension, self.estimator.size)
+
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        params = carry["params"]
+        theta = batch.get("deployed", params)
+        batch = {name: value for name, value in batch.items() if name != "deployed"}
+        losses, gradients = objective.per_sample(params, batch)
+        weight = self.select(carry, gradients, batch.get("weight", torch.ones_like(losses)))
+        share = weight / total(weight)
+        f = self.estimator.fit(batch, weight, self.history.last(carry))
+        first = torch.einsum("cb,cbd->cd", share, gradients)
+        draw = Draw(batch, weight, theta, f, first, (share * losses).sum(1))
+        carry, second = self.answer(carry, draw, self.estimator.moment(batch, weight, f, losses))
+        carry = self.learn(carry, draw, lr)
+        carry = carry | {"params": self.descend(carry, first + second, lr[:, None])}
+        return self.history.push(carry, theta, f), draw.loss
+
+    def select(self, carry: Carry, gradients: Tensor, weight: Tensor) -> Tensor:
+        """[c, B] the weights of the samples that count, given those of the real ones and the gradients [c, B, d]."""
+        return weight
+
+    def answer(self, carry: Carry, draw: Draw, moment: Tensor) -> tuple[Carry, Tensor]:
+        """L̂₂ [c, d] = (df/dθ)ᵀ u for u = mean ℓ ∂log p/∂f [c, p]; and the carry, if something is to be kept."""
+        return carry, self.history.pull_back(carry, draw.theta, draw.f, moment)
+
+    def learn(self, carry: Carry, draw: Draw, lr: Tensor) -> Carry:
+        """The carry with whatever else a client remembers; parameters and history are still those before the step."""
+        return carry

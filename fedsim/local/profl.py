@@ -1,0 +1,149 @@
+"""ProFL: performative gradients from noisy, contaminated data (profl Alg. 1)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.errors import ConfigError
+from fedsim.federation import Cohort, Federation
+from fedsim.local.base import Carry
+from fedsim.local.history import MODELS, STEPS
+from fedsim.local.performative import Draw, PoFL
+from fedsim.local.robust_gradient import RobustGradient
+from fedsim.local.sample_size import SampleSize
+
+if TYPE_CHECKING:
+    pass
+
+SLOPE, SHARED, SHARES = "derivative", "server_derivative", "server_knows"
+SIZE, USED, PAST_SLOPE, PAST_MODEL = "sample_size", "samples_used", "past_derivative", "past_model"
+
+
+class ProFL(PoFL):
+    """PoFL on the samples that Robust Gradient keeps: L̂₁, L̂₂ and f̂ are all made of those.
+
+    Robust Gradient cannot tell a long clean tail from outliers. Where gradients have one, as in regression, L̂₂ suffers,
+    which lives on the largest losses: on clean house prices (γ = 1.5, n = 500) θ ends at 0.565, not at θ^PO = 0.584.
+
+    Args:
+        robust: apply Robust Gradient; without it all samples count.
+        bins, sparse, settled: see `RobustGradient`.
+        server_derivative: the server averages the clients' df/dθ after every round, over those it heard who have one,
+            and everybody uses that average in the next rounds. It may reach a client before its own first H steps are
+            over. Memory: two [p, d] matrices per client.
+        adaptive_samples: a client uses only as many of the samples drawn as `SampleSize` asks for, `max_samples` in its
+            first steps. Memory: two [p, d] matrices and a model per client.
+        max_samples: cap; batches are drawn at this size. None takes `batch_size`.
+        tolerance, failure, curvature: see `SampleSize`.
+        **options: of PoFL.
+    """
+
+    def __init__(
+        self,
+        robust: bool = True,
+        bins: int = 10,
+        sparse: float = 0.0025,
+        settled: float = 0.1,
+        server_derivative: bool = False,
+        adaptive_samples: bool = False,
+        max_samples: int | None = None,
+        tolerance: float = 0.1,
+        failure: float = 0.05,
+        curvature: float | None = None,
+        **options: Any,
+    ) -> None:
+        if max_samples is not None and not adaptive_samples:
+            raise ConfigError(f"local.max_samples={max_samples} needs local.adaptive_samples=true; else set batch_size")
+        if max_samples is not None:
+            options["batch_size"] = max_samples
+        super().__init__(**options)
+        self.robust, self.filter = robust, RobustGradient(bins, sparse, settled)
+        self.server_derivative, self.adaptive = server_derivative, adaptive_samples
+        if adaptive_samples:
+            if self.batch_size is None:
+                raise ConfigError("local.max_samples=null and batch_size=null leave no cap; give one of them")
+            self.sample_size = SampleSize(self.batch_size, tolerance, failure, curvature)
+
+    def memory(self, federation: Federation, dimension: int) -> Carry:
+        matrix = federation.zeros(self.estimator.size, dimension)
+        held = super().memory(federation, dimension)
+        if self.server_derivative or self.adaptive:
+            held |= {SLOPE: matrix}
+        if self.server_derivative:
+            held |= {SHARED: matrix.clone(), SHARES: federation.zeros().to(torch.bool)}
+        if self.adaptive:
+            count = federation.zeros().to(torch.int64)
+            held |= {SIZE: count + self.sample_size.cap, USED: count}
+            held |= {PAST_SLOPE: matrix.clone(), PAST_MODEL: federation.zeros(dimension)}
+        return held
+
+    def select(self, carry: Carry, gradients: Tensor, weight: Tensor) -> Tensor:
+        real = weight > 0
+        if self.adaptive:
+            real = real & (torch.arange(weight.shape[1], device=weight.device) < carry[SIZE][:, None])
+        return (self.filter(gradients, real) if self.robust else real).to(weight.dtype) * weight
+
+    def answer(self, carry: Carry, draw: Draw, moment: Tensor) -> tuple[Carry, Tensor]:
+        if SLOPE not in carry:
+            return super().answer(carry, draw, moment)
+        slope = self.history.derivative(carry, draw.theta, draw.f)
+        carry = carry | {SLOPE: slope}
+        if self.server_derivative:
+            slope = torch.where(carry[SHARES][:, None, None], carry[SHARED], slope)
+        return carry, (slope.mT @ moment[:, :, None]).squeeze(2)
+
+    def learn(self, carry: Carry, draw: Draw, lr: Tensor) -> Carry:
+        if not self.adaptive:
+            return carry
+        real = draw.batch["weight"] > 0 if "weight" in draw.batch else torch.ones_like(draw.weight, dtype=torch.bool)
+        used = torch.minimum(real.sum(1), carry[SIZE])
+        slope, theta, length = carry[SLOPE], draw.theta, self.history.length
+        way = (theta - carry[PAST_MODEL]).norm(dim=1)
+        bend = (slope - carry[PAST_SLOPE]).norm(dim=(1, 2)) / way.clamp(min=torch.finfo(way.dtype).tiny)
+        known = self.sample_size.curvature
+        bend = torch.where(carry[STEPS] >= 2 * length, bend, 0.0) if known is None else torch.full_like(bend, known)
+        n = self.sample_size(
+            length,
+            lr,
+            draw.loss,
+            draw.gradient,
+            slope,
+            carry[MODELS] - theta[:, None],
+            self.estimator.variance(draw.batch, draw.weight, draw.f),
+            bend,
+            least=self.estimator.size + 1,
+        )
+        anchor = (carry[STEPS] >= length) & (carry[STEPS] % length == 0)
+        return carry | {
+            SIZE: torch.where(self.history.full(carry), n, self.sample_size.cap),
+            USED: carry[USED] + used,
+            PAST_SLOPE: torch.where(anchor[:, None, None], slope, carry[PAST_SLOPE]),
+            PAST_MODEL: torch.where(anchor[:, None], theta, carry[PAST_MODEL]),
+        }
+
+    def after_round(self, memory: dict[str, Tensor], cohort: Cohort) -> None:
+        if not self.server_derivative:
+            return
+        own = (memory[STEPS][cohort.rows] > self.history.length).to(cohort.count.dtype)
+        mean, heard = cohort.mean(memory[SLOPE][cohort.rows], own), cohort.total(own) > 0
+        replicate = torch.arange(len(memory[STEPS]), device=own.device) // cohort.federation.clients
+        known = heard[replicate]
+        memory[SHARED].copy_(torch.where(known[:, None, None], mean[replicate], memory[SHARED]))
+        memory[SHARES] |= known
+
+    def used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:
+        return (after[USED] - before[USED]).cpu().numpy() if self.adaptive else planned
+
+
+class PG(PoFL):
+    """Performative gradient descent on the mixture (Izzo et al. 2021): the centralised baseline of profl Table 1.
+
+    It is PoFL with one client that holds everybody's data (`fedsim.pooled`): a single f̂, σ² and df/dθ for the
+    mixture. Partition and availability do not apply, and `batch_size` is that of the pooled batch.
+    """
+
+    pooled = True

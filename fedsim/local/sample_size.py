@@ -1,0 +1,62 @@
+"""How many samples a client needs so that the error of its performative gradient stays bounded (profl §5.3)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedsim import checks
+
+
+class SampleSize:
+    """n ≥ 2 (2 ℓ² H ‖Δθ‖⁻² + F²) σ² log(2/φ) / (2Φ − M² η² G⁴ H⁶ ‖Δθ‖² ℓ²); a denominator ≤ 0 asks for the cap.
+
+    The paper estimates the constants from previous updates without saying how. Here, all from the client's last step:
+    ℓ its mean loss, G = ‖L̂₁‖, F = ‖df/dθ‖ and ‖Δθ‖ (Frobenius), σ² = n times the total variance of f̂, and
+    M = ‖change of df/dθ‖ / ‖change of θ‖ since H steps before, so that the two windows share no model.
+
+    Args:
+        cap: largest n, the size of the batches drawn.
+        tolerance: Φ, bound on the error.
+        failure: φ, probability with which it may be missed.
+        curvature: M where it is known (0 for a linear f); None estimates it.
+    """
+
+    def __init__(self, cap: int, tolerance: float, failure: float, curvature: float | None) -> None:
+        self.cap = checks.whole("local.max_samples", cap)
+        self.tolerance = checks.positive("local.tolerance", tolerance)
+        self.failure = checks.positive("local.failure", checks.fraction("local.failure", failure))
+        self.curvature = None if curvature is None else checks.not_negative("local.curvature", curvature)
+
+    def __call__(
+        self,
+        history: int,
+        lr: Tensor,
+        loss: Tensor,
+        gradient: Tensor,
+        derivative: Tensor,
+        moved: Tensor,
+        variance: Tensor,
+        curvature: Tensor,
+        least: int,
+    ) -> Tensor:
+        """n [c] int64, between `least` and the cap.
+
+        Args:
+            history: H.
+            lr, loss, variance, curvature: [c] η, ℓ, σ², M.
+            gradient: [c, d] L̂₁.
+            derivative: [c, p, d] df/dθ.
+            moved: [c, H, d] the rows of Δθ.
+            least: fewest samples from which f can be estimated.
+        """
+        squared = moved.square().sum((1, 2))
+        steepness = derivative.square().sum((1, 2))
+        need = 2 * (2 * loss.square() * history / squared + steepness) * variance * math.log(2 / self.failure)
+        curved = curvature * lr * gradient.square().sum(1) * history**3 * loss
+        room = 2 * self.tolerance - curved.square() * squared
+        n = torch.where((room > 0) & (squared > 0), need / torch.where(room > 0, room, 1.0), self.cap)
+        bounded = torch.nan_to_num(n, nan=self.cap).clamp(min=min(least, self.cap), max=self.cap)
+        return bounded.ceil().to(torch.int64)
