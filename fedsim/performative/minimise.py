@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 from torch.func import grad_and_value
 
@@ -15,6 +14,8 @@ from fedsim.performative.roots import FAR, Box
 
 def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> tuple[Tensor, float] | None:
     """A local minimiser [d] and its value, from `start` [d] float64; None where the function falls without bound."""
+    from scipy.optimize import minimize  # here: a run without references need not wait for it
+
     evaluate = grad_and_value(function)
 
     def on_host(point: np.ndarray) -> tuple[float, np.ndarray]:
