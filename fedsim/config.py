@@ -117,7 +117,7 @@ def build(cfg: DictConfig) -> tuple[Simulation, Tracking, dict[str, Any]]:
         ridge=checks.not_negative("model.ridge", ridge),
         client_samples=client_samples,
         **parts,
-        **{key: settings[key] for key in ("clients", "rounds", "seeds", "eval_every", "evaluate", "device")},
+        **{key: settings[key] for key in ("clients", "rounds", "seeds", "start", "eval_every", "evaluate", "device")},
         **settings["trainer"],
     )
     return simulation, _instantiate("tracking", tracking), identity(cfg)
@@ -158,12 +158,12 @@ def _instantiate(group: str, node: dict[str, Any]) -> Any:
     except MissingMandatoryValue as error:
         raise ConfigError(f"{group}.{error.full_key} is missing; give {group}.{error.full_key}=…") from None
     except InstantiationException as error:
-        cause = error.__cause__
-        while cause is not None and not isinstance(cause, ConfigError):
+        cause: BaseException = error
+        while cause.__cause__ is not None and not isinstance(cause, ConfigError):
             cause = cause.__cause__
-        if cause is not None:
+        if isinstance(cause, ConfigError):
             raise cause from None
-        reason = str(error).splitlines()[0]
+        reason = str(cause).splitlines()[0]
         raise ConfigError(f"{group}: {reason}") from error
 
 

@@ -26,6 +26,8 @@ class Federation:
         clients: m, the same in every replicate.
         sizes: [R·m] samples each virtual client holds (host; 0 where samples are drawn afresh).
         class_fractions: [R, m, C] label distribution of every client, or None without labels.
+        shares: [m] w_i of the clients of every replicate, up to a factor; None takes the sizes, or 1/m without any.
+        data_fractions: [R·m] w_i, 1 in sum over a replicate (host, double precision); `data_weights` on the device.
     """
 
     seeds: tuple[int, ...]
@@ -34,13 +36,15 @@ class Federation:
     class_fractions: np.ndarray | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
+    shares: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         self.seed_of_replicate = torch.tensor(self.seeds, dtype=torch.int64, device=self.device)
-        shares = np.asarray(self.sizes, dtype=np.float64).reshape(self.replicates, self.clients)
+        given = self.sizes if self.shares is None else np.tile(self.shares, self.replicates)
+        shares = np.asarray(given, dtype=np.float64).reshape(self.replicates, self.clients)
         shares = np.where(shares.sum(1, keepdims=True) > 0, shares, 1.0)
-        fractions = shares / shares.sum(1, keepdims=True)
-        self.data_weights = torch.as_tensor(fractions.reshape(-1), dtype=self.dtype, device=self.device)
+        self.data_fractions = (shares / shares.sum(1, keepdims=True)).reshape(-1)
+        self.data_weights = torch.as_tensor(self.data_fractions, dtype=self.dtype, device=self.device)
 
     @property
     def replicates(self) -> int:

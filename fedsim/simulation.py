@@ -37,6 +37,7 @@ from fedsim.trainer import Batches, Trainer
 
 log = logging.getLogger(__name__)
 
+STARTS = ("random", "ps")
 EVALUATED = ("global", "client_mean")
 
 
@@ -56,6 +57,7 @@ class Simulation:
         seeds: one replicate each, simulated together.
         loss, ridge: per-sample loss (the data set's by default) and penalty.
         eval_every: rounds between evaluations; the initial and the last model are always evaluated.
+        start: 'random': the model's own initialisation; 'ps': the performatively stable point (p-fedavg Fig. 11).
         evaluate: 'global' evaluates the server's model, 'client_mean' the mean of all clients' models.
         client_samples: samples on which each client is evaluated.
         device: 'auto', 'cpu', 'cuda', …
@@ -86,6 +88,7 @@ class Simulation:
         loss: str | Loss | None = None,
         ridge: float = 0.0,
         eval_every: int = 10,
+        start: str = "random",
         evaluate: str = "global",
         client_samples: int = 20,
         device: str = "auto",
@@ -96,6 +99,7 @@ class Simulation:
     ) -> None:
         self.rounds = checks.whole("rounds", rounds)
         self.eval_every = checks.whole("eval_every", eval_every)
+        self.start = checks.choice("start", start, STARTS)
         self.evaluate = checks.choice("evaluate", evaluate, EVALUATED)
         seeds = check_seeds(seeds)
         checks.whole("clients", clients)
@@ -130,7 +134,12 @@ class Simulation:
 
     def initial_state(self) -> State:
         """The strategy's state before round 0."""
-        return self.strategy.initial(self.model.initial(self.federation.seeds), self.federation)
+        model = self.model.initial(self.federation.seeds)
+        if self.start == "ps":
+            if "distance_to_ps" not in self.references:
+                raise ConfigError("start=ps, but no performatively stable point is known; see shift.references")
+            model = self.references["distance_to_ps"].to(model)
+        return self.strategy.initial(model, self.federation)
 
     def run(
         self,
@@ -168,7 +177,7 @@ class Simulation:
                 )
             log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
         self._check_carry(state, memory)
-        self.evaluator.references = self._references()
+        self.evaluator.references = self.references
         guard = DivergenceGuard(self.federation, type(self.strategy).__name__)
         with Tracker(self, folder, tracking, checkpoints, guard, progress, settings) as tracker:
             tracker.begin(state)
@@ -181,11 +190,12 @@ class Simulation:
                 tracker.round(t, state, report)
             return tracker.finish(state)
 
-    def _references(self) -> dict[str, torch.Tensor]:
-        """θ^PS and θ^PO, where the shift has them and they are wanted."""
+    @functools.cached_property
+    def references(self) -> dict[str, torch.Tensor]:
+        """θ^PS and θ^PO, [R, d] float64, as 'distance_to_ps' and 'distance_to_po': those there are and are wanted."""
         weighting = getattr(self.strategy, "weighting", "uniform")
-        initial = self.model.initial(self.federation.seeds)
-        return references(self.model, self.shift, self.trainer.batches, self.federation, initial, weighting)
+        random = self.model.initial(self.federation.seeds)
+        return references(self.model, self.shift, self.trainer.batches, self.federation, random, weighting)
 
     def _check_carry(self, state: State, memory: Memory) -> None:
         """Whatever the strategy hands to the local rule must be used there: asked with nobody in the cohort.
@@ -300,7 +310,8 @@ def _federation(
 ) -> Federation:
     """Sizes and label distributions of every virtual client."""
     if not tables:
-        return Federation(seeds, clients, np.zeros(len(seeds) * clients, dtype=np.int64), None, device, dtype)
+        nothing = np.zeros(len(seeds) * clients, dtype=np.int64)
+        return Federation(seeds, clients, nothing, None, device, dtype, dataset.weights)
     fractions = None
     if dataset.classes is not None and dataset.train_y is not None:
         labels = dataset.train_y.cpu().numpy()

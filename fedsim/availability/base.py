@@ -56,7 +56,7 @@ class Availability(ABC):
 
     def bind(self, federation: Federation) -> Availability:
         """Set up for a federation, so that `sample` can return cohorts."""
-        weights = federation.data_weights.cpu().numpy().reshape(federation.replicates, federation.clients)
+        weights = federation.data_fractions.reshape(federation.replicates, federation.clients)
         self.setup(Population(federation.seeds, federation.clients, federation.class_fractions, weights))
         self.federation = federation
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ class Dataset:
         mean, std: per-channel normalisation of images, in units of the [0, 1] range.
         owners: [N] client that owns each training sample, for data with a natural partition.
         optimum: [d] minimiser of the average client objective where it is known in closed form.
+        weights: [m] w_i of a stream's clients (host); None gives all the same.
         augment: random crop and flip of training images, or None.
         strategic: numbers of the features (of the flattened input) that people change to please a model, or None.
     """
@@ -40,6 +42,7 @@ class Dataset:
     owners: Tensor | None = None
     optimum: Tensor | None = None
     augment: CropFlip | None = None
+    weights: np.ndarray | None = None
     strategic: tuple[int, ...] | None = None
     _cache: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 

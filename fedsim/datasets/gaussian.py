@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,11 +16,13 @@ class GaussianMean(Stream):
 
     Args:
         clients: m.
-        mean: average of the client means m̄; the drawn m_i are centred so that it holds exactly.
+        mean: average of the client means m̄ = Σ w_i m_i; the drawn m_i are centred so that it holds exactly.
         variance: spread Var(m_i) over clients.
         std: σ of the noise.
         means: explicit m_i instead of drawing them.
-        seed: of the draw; the same means serve every replicate.
+        weight_variance: Var(w_i) of the clients' weights, drawn from a Dirichlet distribution of this variance
+            (p-fedavg Fig. 7: 0.01); 0 weighs all by 1/m.
+        seed: of the draws; the same means and weights serve every replicate.
     """
 
     def __init__(
@@ -29,15 +32,17 @@ class GaussianMean(Stream):
         variance: float = 0.6,
         std: float = 1.0,
         means: list[float] | None = None,
+        weight_variance: float = 0.0,
         seed: int = 0,
     ) -> None:
         checks.whole("clients", clients)
         checks.real("dataset.mean", mean)
         checks.not_negative("dataset.variance", variance)
         checks.not_negative("dataset.std", std)
+        weights = unequal_weights(clients, weight_variance, seed)
         if means is None:
             spread = rng.generator(seed, rng.Purpose.DATA).standard_normal(clients)
-            centred = spread - spread.mean()
+            centred = spread - weights @ spread
             self.means = torch.as_tensor(mean + variance**0.5 * centred)
         else:
             if len(means) != clients:
@@ -45,7 +50,21 @@ class GaussianMean(Stream):
             self.means = torch.as_tensor(means, dtype=torch.float64)
         self.noise_std = std
         optimum = self.means.mean().reshape(1)
-        super().__init__("gaussian_mean", clients, (1,), 1, loss="half_squared_distance", optimum=optimum)
+        super().__init__(
+            "gaussian_mean", clients, (1,), 1, loss="half_squared_distance", optimum=optimum, weights=weights
+        )
 
     def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
         return {"x": self.means[clients].to(normals.dtype)[:, None, None] + self.noise_std * normals}
+
+
+def unequal_weights(clients: int, variance: float, seed: int) -> np.ndarray:
+    """[m] weights that sum to 1, from the symmetric Dirichlet distribution in which each has this variance."""
+    checks.not_negative("dataset.weight_variance", variance)
+    if variance == 0:
+        return np.full(clients, 1 / clients)
+    largest = (1 - 1 / clients) / clients  # all the weight on one client
+    if variance >= largest:
+        raise ConfigError(f"dataset.weight_variance={variance} must be below {largest:.3g} for clients={clients}")
+    concentration = (largest / variance - 1) / clients
+    return rng.generator(seed, rng.Purpose.DATA, 1).dirichlet(np.full(clients, concentration))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vmap
@@ -56,9 +57,8 @@ class Risk:
             self.base["x"] = batches.dataset.prepare(self.base["x"], torch.float64)
             self.base["weight"] = valid.to(torch.float64)
         self.base |= {"client": clients, "row": rows}
-        held = torch.as_tensor(federation.sizes.reshape(-1, m)[replicate], dtype=torch.float64, device=device)
-        weights = held if weighting == "data" and not batches.dataset.stream else torch.ones_like(held)
-        self.weights = weights / weights.sum()
+        shares = federation.data_fractions.reshape(-1, m)[replicate]
+        self.weights = torch.as_tensor(shares if weighting == "data" else np.full(m, 1 / m), device=device)
 
     def __call__(self, theta: Tensor, deployed: Tensor) -> Tensor:
         """R(θ, θ') [] for θ and θ' [d], differentiable in both."""

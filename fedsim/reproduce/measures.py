@@ -65,6 +65,8 @@ class Measure:
             return np.array([float(rounds[looked][there][0]) if there.any() else math.nan])
         if self.order_from is not None:
             late = rounds >= self.order_from
+            if late.sum() < 2:
+                return np.array([math.nan])
             return np.array([np.polyfit(np.log(rounds[late]), np.log(values[late].mean(1)), 1)[0]])
         if self.largest:
             return values.max(0) * (100 if self.percent else 1)

@@ -54,8 +54,9 @@ class Location(Shift):
                 raise ConfigError(f"shift.epsilons has {len(self.given)} entries, but clients={m}; give one per client")
             drawn = torch.as_tensor(self.given, dtype=torch.float64)
         else:
+            weights = torch.as_tensor(federation.data_fractions[:m])
             noise = torch.as_tensor(rng.generator(self.seed, rng.Purpose.SHIFT).standard_normal(m))
-            drawn = self.epsilon + self.variance**0.5 * (noise - noise.mean())
+            drawn = self.epsilon + self.variance**0.5 * (noise - weights @ noise)
         average = float(drawn.mean()) if self.given is not None else self.epsilon
         if average >= 1:
             raise ConfigError(
