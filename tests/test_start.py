@@ -16,9 +16,9 @@ from fedsim.shift import Location
 from fedsim.strategies import PFedAvg
 
 
-def gaussian(start: str = "random", variance: float = 0.01, **options: object) -> Simulation:
-    data = GaussianMean(clients=25, weight_variance=variance)
-    return Simulation(data, Mean, clients=25, shift=Location(variance=0.1), start=start, strategy=PFedAvg(), **options)
+def gaussian(start: str = "random", scheme: str = "full", **options: object) -> Simulation:
+    data, strategy = GaussianMean(clients=25, weight_variance=0.01), PFedAvg(scheme)
+    return Simulation(data, Mean, clients=25, shift=Location(variance=0.1), start=start, strategy=strategy, **options)
 
 
 def test_unequal_weights_enter_means_sensitivities_and_the_stable_point() -> None:
@@ -47,19 +47,18 @@ def test_training_can_start_at_the_stable_point() -> None:
     first = [row["distance_to_ps"] for row in result.history if row["round"] == 0]
     assert max(first) < 1e-4
     assert torch.allclose(result.state.model, torch.full((2, 1), 100.0), atol=1e-3)
-    assert [row["distance_to_ps"] for row in gaussian(rounds=1).run().history][0] > 50
+    assert next(row["distance_to_ps"] for row in gaussian(rounds=1).run().history) > 50
 
 
 def test_a_start_that_is_not_known_is_refused() -> None:
-    with pytest.raises(ConfigError, match="start=ps.*shift.references"):
+    with pytest.raises(ConfigError, match=r"start=ps.*shift\.references"):
         Simulation(Digits(), Linear, clients=4, start="ps").run()
     with pytest.raises(ConfigError, match="start='po'"):
         Simulation(Digits(), Linear, clients=4, start="po")
 
 
 def test_scheme_two_multiplies_models_by_the_weights_drawn() -> None:
-    simulation = gaussian("ps", rounds=1, availability=UniformK(20), local=SGD(lr=1e-9))
-    simulation.strategy.scheme = "II"
+    simulation = gaussian("ps", "II", rounds=1, availability=UniformK(20), local=SGD(lr=1e-9))
     present = simulation.availability.counts(0)[0] > 0
     expected = 100 * simulation.federation.data_fractions[present].sum() * 25 / 20  # need not sum to one
     assert float(simulation.run().state.model) == pytest.approx(expected, rel=1e-4)
