@@ -171,25 +171,43 @@ class Chunk:
             own = rng.integers(keys[:, None, None], step * size + slot, held)
         else:
             per_pass = torch.as_tensor(plan.per_pass, device=device)[:, None, None]
-            passes = int((-(-plan.steps // plan.per_pass)).max(initial=0))
-            shuffled = self._shuffles(keys, held[:, :, 0], size[:, :, 0], passes, int(plan.held.max(initial=0)))
+            shuffled, first, last = self._shuffles(keys, plan)
             position = torch.minimum((step % per_pass) * size + slot, held - 1)
-            which = (step // per_pass).clamp(max=passes - 1)
-            own = shuffled.flatten(1).gather(1, (which * shuffled.shape[2] + position).flatten(1))
-            own = own.reshape(position.shape)
+            own = shuffled[
+                first[:, None, None] + torch.minimum(step // per_pass, last[:, None, None]) * held + position
+            ]
         return batches.order[batches.offsets[self.rows][:, None, None] + own]
 
     @staticmethod
-    def _shuffles(keys: Tensor, held: Tensor, size: Tensor, passes: int, longest: int) -> Tensor:
-        """[c, passes, longest] permutations of 0…held−1 of each row: a sort by keys, padding sorted last.
+    def _shuffles(keys: Tensor, plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        """Permutations of 0…held−1 for every pass of every row, one after another; where each row's begin [c]; and the
+        number of each row's last pass [c].
 
-        A row whose batch is all it has keeps its order: shuffling would change nothing but rounding.
+        One sort by (row and pass, random bits), so that a row costs what it holds, not what the largest one does. A row
+        whose batch is all it has keeps its order: shuffling would change nothing but rounding.
         """
-        slot = torch.arange(longest, device=keys.device)
-        turn = torch.arange(passes, device=keys.device)[:, None]
-        bits = rng.bits(rng.fold(keys[:, None, None], turn), slot)
-        bits = torch.where((size == held)[:, :, None], slot.to(bits.dtype), bits)
-        return bits.to(torch.int64).masked_fill_((slot >= held)[:, None, :], 1 << 40).argsort(dim=-1, stable=True)
+        device = keys.device
+        whole = plan.size == plan.held
+        passes = np.where(whole, 1, -(-plan.steps // plan.per_pass))
+        row = np.repeat(np.arange(len(passes)), passes)
+        turn = np.arange(len(row)) - np.repeat(np.cumsum(passes) - passes, passes)
+        length = plan.held[row]
+        begin = np.cumsum(length) - length
+        of_row = torch.as_tensor(row, device=device)
+        folded = rng.fold(keys[of_row], torch.as_tensor(turn, device=device))
+        kept = torch.as_tensor(whole, device=device)[of_row]
+        if np.ptp(length) == 0:  # many short sorts beat a long one
+            slot = torch.arange(int(length[0]), dtype=torch.int32, device=device)
+            random = rng.bits(folded[:, None], slot)
+            shuffled = torch.where(kept[:, None], slot, random).argsort(dim=-1, stable=True).flatten()
+        else:
+            segment = torch.as_tensor(np.repeat(np.arange(len(row)), length), device=device)
+            slot = torch.as_tensor(np.arange(len(segment)) - np.repeat(begin, length), device=device)
+            random = rng.bits(folded[segment], slot)
+            random = torch.where(kept[segment], slot, random)
+            shuffled = slot[((segment << 32) + random + (1 << 31)).argsort(stable=True)]
+        first = begin[np.cumsum(passes) - passes]
+        return shuffled, torch.as_tensor(first, device=device), torch.as_tensor(passes - 1, device=device)
 
     def batch(self, step: int, first: int, stop: int, dtype: torch.dtype) -> dict[str, Tensor]:
         """The batch of rows first…stop−1 at a local step: x [c, B, …], y, client, row [c], weight [c, B] if padded."""
