@@ -105,16 +105,25 @@ def reproduce(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written ({error.strerror}); choose another folder") from error
-    planned = plan(recipe.settings(scale), out / paper / RUNS, (f"device={device}", *overrides))
+    runs, own = out / paper / RUNS, (f"device={device}", *overrides)
     reduced = recipe.scales[scale].reduced
-    print(f"{recipe.name}: {recipe.source}, {len(planned)} runs at scale {scale}" + f" ({reduced})" * bool(reduced))
+    print(f"{recipe.name}: {recipe.source}, scale {scale}" + f" ({reduced})" * bool(reduced))
     skipped: dict[str, str] = {}
-    if recipe.train:
-        cells = _trained(planned, jobs_at_once(jobs, device, len(planned)), skipped)
-    else:
-        cells = _configured(planned, skipped)
+    tuned: dict[str, str] = {}
+    settings = recipe.settings(scale)
+    if recipe.tune is not None:
+        trials = plan(settings, runs, (*own, *recipe.tune.short.get(scale, [])))
+        print(f"  tuning {recipe.tune.axis}")
+        cells = _trained(trials, jobs, device, skipped)
+        report.measure(recipe, cells)
+        tuned = recipe.tune.choose(cells)
+        settings = [s for s in settings if tuned.get(recipe.tune.place(s.at)) == s.at[recipe.tune.axis]]
+    planned = plan(settings, runs, own)
+    cells = _trained(planned, jobs, device, skipped) if recipe.train else _configured(planned, skipped)
+    if recipe.tune is not None:
+        for cell in cells:
+            del cell.at[recipe.tune.axis]
     report.measure(recipe, cells)
-    cells, tuned = report.tuned(recipe, cells)
     lines = report.rows(recipe, cells, report.judge(recipe, cells, scale))
     about = _about(recipe, scale, device, planned, skipped, tuned)
     report.save_json(folder / "report.json", lines, about)
@@ -134,13 +143,12 @@ def reproduce(
     return lines
 
 
-def _trained(planned: list[Job], at_once: int, skipped: dict[str, str]) -> list[Cell]:
+def _trained(planned: list[Job], jobs: str, device: str, skipped: dict[str, str]) -> list[Cell]:
     """Run what has not run yet; a cell for every run that ended well."""
     pending = [job for job in planned if not job.finished]
-    if len(pending) < len(planned):
-        print(f"  {len(planned) - len(pending)} of them are finished already")
+    print(f"  {len(planned)} runs, {len(planned) - len(pending)} of them finished already")
     ended: dict[Path, Outcome] = {}
-    for number, (job, outcome) in enumerate(carry_out_all(pending, at_once), 1):
+    for number, (job, outcome) in enumerate(carry_out_all(pending, jobs_at_once(jobs, device, len(pending))), 1):
         print(f"  [{number}/{len(pending)}] {job.setting.name}: {outcome.status}, {outcome.message}")
         ended[job.folder] = outcome
         if outcome.status == "stopped":

@@ -16,6 +16,7 @@ from fedsim.errors import ConfigError
 from fedsim.plots.kinds import KINDS
 from fedsim.reproduce.claims import Claim
 from fedsim.reproduce.measures import Measure
+from fedsim.reproduce.tuning import Tune
 
 SCALES = ("smoke", "cpu", "paper")
 
@@ -69,7 +70,7 @@ class Recipe:
     paper: measure → the paper's numbers, nested by the labels of the axes in their order.
     claims: what the paper says about the numbers.
     figure: {kind: …} and the options of that kind, or None.
-    tune: {axis, measure, best}: of the runs along this axis the best is kept, or None.
+    tune: of the runs along an axis the best is kept, or None.
     train: False where the picture shows what was configured and nothing is trained.
     """
 
@@ -83,7 +84,7 @@ class Recipe:
     paper: dict[str, Any] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     figure: dict[str, Any] | None = None
-    tune: dict[str, str] | None = None
+    tune: Tune | None = None
     train: bool = True
 
     def settings(self, scale: str) -> list[Setting]:
@@ -152,6 +153,7 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     content["axes"] = {axis: _choices(choices) for axis, choices in content.get("axes", {}).items()}
     content["scales"] = {key: Scale(**(value or {})) for key, value in content["scales"].items()}
     content["measures"] = {key: Measure(**value) for key, value in content.get("measures", {}).items()}
+    content["tune"] = Tune(**content["tune"]) if content.get("tune") else None
     content["paper"] = _by_name(content.get("paper", {}))
     content["claims"] = [Claim.read(value) for value in content.get("claims", [])]
     recipe = Recipe(name, **content)
@@ -162,6 +164,9 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
         checks.choice(f"recipe {name}: figure.kind", recipe.figure.get("kind"), KINDS)
     for claim in recipe.claims:
         claim.check(name, recipe.axes, recipe.measures)
+    if recipe.tune is not None:
+        checks.choice(f"recipe {name}: tune.axis", recipe.tune.axis, recipe.axes)
+        checks.choice(f"recipe {name}: tune.measure", recipe.tune.measure, recipe.measures)
     for measure in recipe.paper:
         checks.choice(f"recipe {name}: paper", measure, recipe.measures)
     return recipe

@@ -48,24 +48,6 @@ def _alike(one: Cell, other: Cell, axis: str) -> bool:
     return all(one.at[name] == other.at[name] for name in one.at if name != axis)
 
 
-def tuned(recipe: Recipe, cells: list[Cell]) -> tuple[list[Cell], dict[str, str]]:
-    """Of the cells along the tuned axis the best one, and which label that was."""
-    if recipe.tune is None:
-        return cells, {}
-    axis, name, lowest = recipe.tune["axis"], recipe.tune["measure"], recipe.tune["best"] == "lowest"
-    groups: dict[str, list[Cell]] = {}
-    for cell in cells:
-        groups.setdefault(" / ".join(label for a, label in cell.at.items() if a != axis), []).append(cell)
-    best, chosen = [], {}
-    for group, members in groups.items():
-        score = [float(c.numbers[name].mean()) * (1 if lowest else -1) if c.run else math.inf for c in members]
-        winner = members[int(np.nanargmin(score))]
-        chosen[group] = winner.at[axis]
-        kept = {a: label for a, label in winner.at.items() if a != axis}
-        best.append(Cell(kept, winner.run, winner.simulation, winner.numbers, winner.paper))
-    return best, chosen
-
-
 def judge(recipe: Recipe, cells: list[Cell], scale: str) -> list[Verdict]:
     """The verdict on every claim that is meant for this scale."""
 

@@ -61,7 +61,7 @@ def test_smoke_runs_reports_and_draws(name: str, tmp_path: Path) -> None:
     if recipe.train:
         expected = len(recipe.settings("smoke")) * len(recipe.measures)
         if recipe.tune is not None:
-            expected //= len(recipe.axes_at("smoke")[recipe.tune["axis"]])
+            expected //= len(recipe.axes_at("smoke")[recipe.tune.axis])
         numbers = [row for row in report["rows"] if row["claim"] is None]
         assert len(numbers) == expected
         assert all(row["ours"] is not None for row in numbers if not row["name"].endswith(NOT_WHEN_SHORT))
@@ -108,7 +108,7 @@ axes:
 scales: {smoke: {overrides: [rounds=2]}, cpu: {}, paper: {}}
 measures: {loss: {metric: train_loss}}
 tune: {axis: rate, measure: loss, best: lowest}
-paper: {loss: {FedAvg: {"0.1": 7}}}
+paper: {loss: {FedAvg: 7}}
 claims: [{claim: training helps, of: {}, is: below, than: 100, scales: [smoke]}]
 figure: {kind: curves, metric: train_loss, colours: algorithm}
 """
@@ -140,7 +140,7 @@ def test_finished_runs_are_not_run_again_and_scales_do_not_meet(
     again = cli.reproduce(recipe, "smoke", "cpu", folder / "out", jobs="1")
     assert again == first
     assert ran == []
-    assert "4 of them are finished already" in capsys.readouterr().out
+    assert "4 runs, 4 of them finished already" in capsys.readouterr().out
     cli.reproduce(recipe, "cpu", "cpu", folder / "out", jobs="1")
     assert len(ran) == 4
 
