@@ -21,8 +21,9 @@ class Measure:
         metric: a column of metrics.csv.
         last: mean over the evaluations of the last so many rounds; 0 takes the last evaluation alone.
         largest: instead of the end, the largest value of any evaluation.
-        until: 'above' or 'below': instead of a mean, the first evaluated round from which the replicates' mean is on
-            this side of the target (nan where it never is).
+        until: 'above' or 'below': instead of a mean, the first evaluated round at which the replicates' mean is on this
+            side of the target (nan where it never is).
+        stays: with `until`: … and from which on it stays there: what only swings through does not count.
         target: with `until`: a number; or
         share, best_over: … this share of the best run along an axis, rounded down to tenths (fedawe Table 8).
         order_from: instead of a mean, the slope of the logarithm of the replicates' mean over that of the round, from
@@ -36,6 +37,7 @@ class Measure:
     last: int = 0
     largest: bool = False
     until: str | None = None
+    stays: bool = False
     target: float | None = None
     share: float = 1.0
     best_over: str | None = None
@@ -62,6 +64,8 @@ class Measure:
             looked = rounds % self.every == 0
             mean, target = values[looked].mean(1), self._target(rivals or [run])
             there = mean >= target - TOLERANCE if self.until == "above" else mean <= target + TOLERANCE
+            if self.stays:
+                there = np.logical_and.accumulate(there[::-1])[::-1]
             return np.array([float(rounds[looked][there][0]) if there.any() else math.nan])
         if self.order_from is not None:
             late = rounds >= self.order_from

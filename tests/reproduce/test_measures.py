@@ -40,6 +40,15 @@ def test_the_first_round_at_which_the_mean_is_above_a_target(target: float, ever
     assert np.array_equal(found, [expected], equal_nan=True)
 
 
+def test_what_only_swings_through_does_not_stay() -> None:
+    values = [9.0, 0.5, 4.0, 0.6, 0.4]
+    rows = [{"round": t, "seed": 0, "distance": v} for t, v in zip(ROUNDS, values, strict=True)]
+    swinging = Run(Path(), rows, {})
+    assert Measure("distance", until="below", target=1.0)(swinging).tolist() == [10.0]
+    assert Measure("distance", until="below", target=1.0, stays=True)(swinging).tolist() == [30.0]
+    assert np.isnan(Measure("distance", until="below", target=0.3, stays=True)(swinging)).all()
+
+
 @pytest.mark.parametrize(("last", "share", "expected"), [(20, 1.0, 30.0), (1, 1.0, 40.0), (1, 0.5, 10.0)])
 def test_a_target_is_a_share_of_the_best_rounded_down_to_tenths(last: int, share: float, expected: float) -> None:
     better, worse = run(), run()  # the best ends at 0.75 over two evaluations: 0.7; at 0.8 over the last one
