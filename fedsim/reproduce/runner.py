@@ -8,6 +8,8 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -117,15 +119,36 @@ def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]
             yield job, carry_out(job, quiet=False)
         return
     threads = max(1, (os.cpu_count() or 1) // at_once)
-    pool = ProcessPoolExecutor(at_once, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
     try:
-        waiting: dict[Future[Outcome], Job] = {pool.submit(carry_out, job, True, threads): job for job in distinct}
+        waiting: dict[Future[Outcome], Job] = {pool.submit(_in_worker, job, threads): job for job in distinct}
         for future in as_completed(waiting):
             yield waiting[future], future.result()
     except BaseException:
         pool.shutdown(wait=True, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+def _end_with_parent() -> None:
+    """In a worker: when the parent is gone, stop as on SIGTERM, so that a killed command leaves nothing running."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)  # a run ends after its round, with a checkpoint; an idle worker at once
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _in_worker(job: Job, threads: int) -> Outcome:
+    """`carry_out` in a process of the pool."""
+    outcome = carry_out(job, quiet=True, threads=threads)
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        os._exit(1)  # nobody is left to tell
+    return outcome
 
 
 def jobs_at_once(asked: str, device: str, pending: int) -> int:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -149,6 +153,57 @@ def test_several_at_once_give_the_same_numbers(folder: Path) -> None:
     recipe = load("mine/small", folder)
     one = cli.reproduce(recipe, "smoke", "cpu", folder / "one", jobs="1")
     assert cli.reproduce(recipe, "smoke", "cpu", folder / "two", jobs="2") == one
+
+
+LONG = """
+import sys
+from pathlib import Path
+from fedsim.reproduce import cli
+from fedsim.reproduce.recipe import load
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    cli.reproduce(load("mine/small", folder), "cpu", "cpu", folder / "out", jobs="2")
+"""
+
+
+def workers_of(parent: int) -> set[int]:
+    """Processes below a process, by the kernel's own lists."""
+    children: set[int] = set()
+    for tasks in Path(f"/proc/{parent}/task").glob("*/children"):
+        children |= {int(child) for child in tasks.read_text().split()}
+    return children
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_a_killed_command_leaves_nothing_running_and_can_go_on(folder: Path) -> None:
+    (folder / "mine" / "small.yaml").write_text(SMALL.replace("rounds=3", "rounds=1000000"))
+    script = folder / "long.py"
+    script.write_text(LONG)
+    command = subprocess.Popen([sys.executable, str(script), str(folder)], stdout=subprocess.DEVNULL)
+    wait_until(lambda: len(list((folder / "out").glob("*/runs/*/checkpoint.safetensors"))) >= 2)
+    workers = workers_of(command.pid)
+    command.kill()
+    command.wait()
+    assert len(workers) >= 2
+    wait_until(lambda: not any(running(worker) for worker in workers))
+    assert len(list((folder / "out").glob("*/runs/*/checkpoint.safetensors"))) >= 2
+
+
+def running(process: int) -> bool:
+    """Is it there, and not a zombie that nobody has waited for?"""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
+    """Poll; fail after so long."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
 
 
 def test_absent_data_and_divergence_are_reported_not_fatal(folder: Path) -> None:
