@@ -31,6 +31,7 @@ class Memory:
     def initial(cls, rule: LocalRule, shift: Shift, model: Tensor, federation: Federation) -> Memory:
         """Before round 0, from the initial models [R, d]."""
         of_rule, of_shift = rule.memory(federation, model.shape[1]), shift.memory(federation, model)
+        of_rule |= {name: model.repeat_interleave(federation.clients, dim=0) for name in rule.own_models}
         for name in sorted(of_rule.keys() & of_shift.keys()):
             raise ConfigError(
                 f"local={type(rule).__name__} and shift={type(shift).__name__} both remember {name!r}; rename one"

@@ -42,6 +42,7 @@ def test_every_choice_is_in_the_table_of_groups() -> None:
         "shift",
         "contamination",
         "model",
+        "local",
         "local/schedule",
         "strategy",
     ):

@@ -1,7 +1,22 @@
 """What one client does in one local step, and how its learning rate moves."""
 
+from fedsim.local.apfl import APFL
 from fedsim.local.base import LocalRule, Objective
+from fedsim.local.perfedavg import PerFedAvg
+from fedsim.local.pfedme import PFedMe
 from fedsim.local.schedules import Constant, Inverse, InverseSqrt, PerStep, Schedule
 from fedsim.local.sgd import SGD
 
-__all__ = ["SGD", "Constant", "Inverse", "InverseSqrt", "LocalRule", "Objective", "PerStep", "Schedule"]
+__all__ = [
+    "APFL",
+    "SGD",
+    "Constant",
+    "Inverse",
+    "InverseSqrt",
+    "LocalRule",
+    "Objective",
+    "PFedMe",
+    "PerFedAvg",
+    "PerStep",
+    "Schedule",
+]

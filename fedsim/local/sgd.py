@@ -29,14 +29,18 @@ class SGD(LocalRule):
         self.clip = None if clip is None else checks.positive("local.clip", clip)
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        gradient, loss = objective.gradient(carry["params"], batch)
+        return carry | {"params": self.descend(carry, gradient, lr)}, loss
+
+    def descend(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Tensor:
+        """The new parameters from the gradient of the mean loss: [d] with lr [], or a chunk's [c, d] with lr [c, 1]."""
         params = carry["params"]
-        gradient, loss = objective.gradient(params, batch)
         if self.clip is not None:
-            gradient = gradient * (self.clip / (gradient.norm() + 1e-12)).clamp(max=1.0)
+            gradient = gradient * (self.clip / (gradient.norm(dim=-1, keepdim=True) + 1e-12)).clamp(max=1.0)
         if "correction" in carry:
             gradient = gradient + carry["correction"]
         if "proximal" in carry:
-            gradient = gradient + carry["proximal"] * (params - carry["anchor"])
+            gradient = gradient + carry["proximal"][..., None] * (params - carry["anchor"])
         if self.weight_decay:
             gradient = gradient + self.weight_decay * params
-        return carry | {"params": torch.addcmul(params, lr, gradient, value=-1)}, loss
+        return torch.addcmul(params, lr, gradient, value=-1)
