@@ -218,7 +218,8 @@ class Simulation:
         partition = partition or (IID() if owners is None else Natural())
         samples = Samples(len(data.train_x), labels, owners)
         tables = [partition.table(samples, clients, seed) for seed in seeds]
-        left_out = samples.total - min(len(table.order) for table in tables)
+        used = [len(t.order) + (0 if t.validation is None else len(t.validation.order)) for t in tables]
+        left_out = samples.total - min(used)
         if left_out:
             log.info("partition: %d of %d samples are left out", left_out, samples.total)
         return tables
