@@ -109,7 +109,7 @@ def build(cfg: DictConfig) -> tuple[Simulation, Tracking, dict[str, Any]]:
     loss, ridge = model.pop("loss", None), model.pop("ridge", 0.0)
     parts = {
         name: _instantiate(name, settings[name])
-        for name in ("dataset", "partition", "availability", "shift", "contamination", "local", "strategy")
+        for name in ("dataset", "partition", "availability", "shift", "contamination", "local", "strategy", "personal")
     }
     simulation = Simulation(
         model=_model_builder(model),

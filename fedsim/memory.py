@@ -22,10 +22,12 @@ class Memory:
     Attributes:
         clients: name → [R·m, …]. A round's cohort carries its rows through the local steps under these names.
         server: name → [R, …].
+        kept: whether a round may change `clients`.
     """
 
     clients: dict[str, Tensor] = field(default_factory=dict)
     server: dict[str, Tensor] = field(default_factory=dict)
+    kept: bool = True
 
     @classmethod
     def initial(cls, rule: LocalRule, shift: Shift, model: Tensor, federation: Federation) -> Memory:
@@ -45,6 +47,10 @@ class Memory:
                 )
         return cls(clients, shift.server_memory(federation, model))
 
+    def borrowed(self) -> Memory:
+        """The same memory for work that is thrown away: read, never changed."""
+        return Memory(self.clients, {name: value.clone() for name, value in self.server.items()}, kept=False)
+
     def gather(self, cohort: Cohort) -> dict[str, Tensor]:
         """[n, …] the cohort's rows."""
         return {name: value[cohort.rows] for name, value in self.clients.items()}
@@ -52,7 +58,9 @@ class Memory:
     def scatter(self, cohort: Cohort, carry: dict[str, Tensor]) -> None:
         """Take the cohort's rows back out of the carry, in place."""
         for name, value in self.clients.items():
-            value[cohort.rows] = carry.pop(name)
+            rows = carry.pop(name)
+            if self.kept:
+                value[cohort.rows] = rows
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything, by the names a checkpoint uses; a state's fields have no dots."""

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedsim import checks
-from fedsim.availability import Availability, Full
+from fedsim.availability import Availability, Full, Withheld
 from fedsim.checkpoint import Checkpointer, Progress, read
 from fedsim.contamination import Contamination, NoContamination
 from fedsim.datasets import Dataset
@@ -29,6 +29,9 @@ from fedsim.models.losses import Loss
 from fedsim.partition import IID, Natural, Partition, Table
 from fedsim.partition.base import Samples
 from fedsim.performative.references import references
+from fedsim.personal import Newcomers, Personal, PersonalEvaluator
+from fedsim.personal.judge import Judge
+from fedsim.personal.predictors import Predictors
 from fedsim.shift import NoShift, Shift
 from fedsim.strategies import FedAvg, State, Strategy
 from fedsim.tracking import Result, Tracker, Tracking
@@ -57,6 +60,7 @@ class Simulation:
         eval_every: rounds between evaluations; the initial and the last model are always evaluated.
         evaluate: 'global' evaluates the server's model, 'client_mean' the mean of all clients' models.
         client_samples: samples on which each client is evaluated.
+        personal: whose own models are judged too, and who joins when training is over.
         device: 'auto', 'cpu', 'cuda', …
         dtype: 'float32' or 'float64'.
         executor, chunk, workers: see `fedsim.trainer.choose`.
@@ -87,6 +91,7 @@ class Simulation:
         eval_every: int = 10,
         evaluate: str = "global",
         client_samples: int = 20,
+        personal: Personal | None = None,
         device: str = "auto",
         dtype: str = "float32",
         executor: str = "auto",
@@ -110,7 +115,12 @@ class Simulation:
         loss = loss or dataset.loss
         self.model = RowModel(_builder(model, dataset, loss), loss, ridge, self.device, number)
         self._check_model(number)
-        self.availability = (availability or Full()).bind(self.federation)
+        personal = personal or Personal()
+        personal.check(clients, dataset.stream, bool(tables) and tables[0].validation is not None)
+        availability = availability or Full()
+        if personal.newcomers:
+            availability = Withheld(availability, personal.newcomers)
+        self.availability = availability.bind(self.federation)
         self.availability.check_rounds(rounds)
         self.strategy.check(self.availability)
         contamination = contamination or NoContamination()
@@ -118,8 +128,14 @@ class Simulation:
         keyed = bool(self.model.dropout_keys)
         batches = Batches(dataset, tables, self.federation, local, contamination, keyed)
         self.shift.setup(self.federation, batches, self.model)
-        self.trainer = Trainer(local, self.model, self.shift, batches, executor, chunk, workers)
+
+        def trainer_of(rule: LocalRule) -> Trainer:
+            own = batches if rule is local else Batches(dataset, tables, self.federation, rule, contamination, keyed)
+            return Trainer(rule, self.model, self.shift, own, executor, chunk, workers)
+
+        self.trainer = trainer_of(local)
         self.evaluator = Evaluator(self.model, batches, self.federation, self.shift, client_samples)
+        self.personal, self.newcomers = self._personal(personal, local, trainer_of)
 
     def initial_state(self) -> State:
         """The strategy's state before round 0."""
@@ -203,6 +219,19 @@ class Simulation:
                 f"strategy={type(self.strategy).__name__} hands {', '.join(sorted(ignored))} to the local rule, but "
                 f"{type(local).__name__} does not use it; choose local=sgd, or another strategy"
             )
+
+    def _personal(
+        self, options: Personal, rule: LocalRule, trainer_of: Callable[[LocalRule], Trainer]
+    ) -> tuple[PersonalEvaluator | None, Newcomers | None]:
+        """What judges clients' own models, as far as it is asked for."""
+        if not options.active:
+            return None, None
+        held = None if self.dataset.stream else [t.validation for t in self.tables if t.validation is not None]
+        judge = Judge(self.evaluator, held, options.train_samples)
+        predictors = Predictors(self.trainer, self.strategy, trainer_of)
+        evaluator = PersonalEvaluator(options, self.federation, self.strategy, predictors, judge)
+        newcomers = Newcomers(options, self.federation, self.strategy, trainer_of, rule, judge)
+        return evaluator if options.over != "none" else None, newcomers if options.newcomers else None
 
     def _split(self, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
         """One index table per replicate; none for a stream."""
