@@ -6,6 +6,7 @@ from fedsim.datasets.base import Dataset
 from fedsim.datasets.binary_gaussians import BinaryGaussians
 from fedsim.datasets.credit import GiveMeSomeCredit
 from fedsim.datasets.digits import Digits
+from fedsim.datasets.emnist import EMNIST
 from fedsim.datasets.gaussian import GaussianMean
 from fedsim.datasets.houses import HousePrices, RegressionGroups
 from fedsim.datasets.pricing import Pricing, PricingGroups
@@ -16,6 +17,7 @@ from fedsim.datasets.vision import CIFAR10, MNIST, FashionMNIST
 
 __all__ = [
     "CIFAR10",
+    "EMNIST",
     "MNIST",
     "Adult",
     "BinaryGaussians",
