@@ -28,6 +28,7 @@ FREE_ON_RESUME = (
     "trainer.executor",
     "trainer.chunk",
     "trainer.workers",
+    "trainer.memory",
 )
 
 

@@ -64,6 +64,7 @@ class Simulation:
         device: 'auto', 'cpu', 'cuda', …
         dtype: 'float32' or 'float64'.
         executor, chunk, workers: see `fedsim.trainer.choose`.
+        memory: where what local rule and shift remember of each client lies: 'device', 'host' or 'disk'.
 
     Example:
         >>> from fedsim.datasets import Digits
@@ -97,6 +98,7 @@ class Simulation:
         executor: str = "auto",
         chunk: int | str = "auto",
         workers: int | str = "auto",
+        memory: str = "device",
     ) -> None:
         self.rounds = checks.whole("rounds", rounds)
         self.eval_every = checks.whole("eval_every", eval_every)
@@ -131,7 +133,7 @@ class Simulation:
 
         def trainer_of(rule: LocalRule) -> Trainer:
             own = batches if rule is local else Batches(dataset, tables, self.federation, rule, contamination, keyed)
-            return Trainer(rule, self.model, self.shift, own, executor, chunk, workers)
+            return Trainer(rule, self.model, self.shift, own, executor, chunk, workers, memory)
 
         self.trainer = trainer_of(local)
         self.evaluator = Evaluator(self.model, batches, self.federation, self.shift, client_samples)
@@ -230,8 +232,10 @@ class Simulation:
         judge = Judge(self.evaluator, held, options.train_samples)
         predictors = Predictors(self.trainer, self.strategy, trainer_of)
         evaluator = PersonalEvaluator(options, self.federation, self.strategy, predictors, judge)
-        newcomers = Newcomers(options, self.federation, self.strategy, trainer_of, rule, judge)
-        return evaluator if options.over != "none" else None, newcomers if options.newcomers else None
+        newcomers = None
+        if options.newcomers:
+            newcomers = Newcomers(options, self.federation, self.strategy, trainer_of, rule, judge)
+        return evaluator if options.over != "none" else None, newcomers
 
     def _split(self, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
         """One index table per replicate; none for a stream."""
