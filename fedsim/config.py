@@ -29,6 +29,7 @@ WITHOUT_EFFECT = (
     "tracking.progress",
     "tracking.tensorboard",
     "tracking.checkpoint_every",
+    "trainer.memory",
 )
 # Settings that a resumed run may change: they decide neither what is computed nor what was written.
 FREE_ON_RESUME = (*WITHOUT_EFFECT, "rounds", "tracking")
@@ -109,7 +110,7 @@ def build(cfg: DictConfig) -> tuple[Simulation, Tracking, dict[str, Any]]:
     loss, ridge = model.pop("loss", None), model.pop("ridge", 0.0)
     parts = {
         name: _instantiate(name, settings[name])
-        for name in ("dataset", "partition", "availability", "shift", "contamination", "local", "strategy")
+        for name in ("dataset", "partition", "availability", "shift", "contamination", "local", "strategy", "personal")
     }
     simulation = Simulation(
         model=_model_builder(model),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedsim import rng
+from fedsim.client_samples import ClientSamples
 from fedsim.federation import Federation
 from fedsim.models import RowModel
 from fedsim.models.losses import UNLABELLED
@@ -46,10 +46,12 @@ class Evaluation:
     Attributes:
         metrics: name → [R].
         client_accuracy: [R, m'] accuracy on each evaluated client's own data, or None without labels.
+        histograms: name → one number per client, of more that was measured.
     """
 
     metrics: dict[str, np.ndarray]
     client_accuracy: np.ndarray | None
+    histograms: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class Evaluator:
@@ -71,23 +73,14 @@ class Evaluator:
         client_samples: int = 20,
         max_clients: int = 1000,
     ) -> None:
-        self.model, self.batches, self.federation, self.shift = model, batches, federation, shift
+        self.model, self.federation, self.shift = model, federation, shift
         self.dataset = batches.dataset
         self.references: dict[str, Tensor] = {}
         self.loop = model.convolutional and model.device.type == "cpu"
         self.labelled = self.dataset.classes is not None and model.loss not in UNLABELLED
         m, device = federation.clients, federation.device
         self.clients = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
-        replicate = torch.arange(federation.replicates, device=device)[:, None]
-        seeds = federation.seed_of_replicate[replicate].expand(-1, len(self.clients))
-        self.keys = rng.row_keys(seeds, rng.Purpose.EVALUATION, self.clients.expand_as(seeds))
-        if self.dataset.stream:
-            self.width = self.dataset.exact_size(client_samples)
-            self.valid = torch.ones(*seeds.shape, self.width, dtype=model.dtype, device=device)
-        else:
-            self.numbers, real = batches.subsample(replicate * m + self.clients, client_samples)
-            self.valid = real.to(model.dtype)
-            self.width = self.numbers.shape[2]
+        self.samples = ClientSamples(batches, client_samples, model.dtype)
 
     @torch.no_grad()
     def __call__(self, models: Tensor, deployed: Tensor | None = None) -> Evaluation:
@@ -116,7 +109,7 @@ class Evaluator:
         metrics = dict(zip(found, host[: len(found)], strict=True))
         return Evaluation(metrics, host[len(found) :].T if correct is not None else None)
 
-    def _predict(self, models: Tensor, x: Tensor, shared: bool) -> Tensor:
+    def predict(self, models: Tensor, x: Tensor, shared: bool) -> Tensor:
         """[R, d] and x [B, …] (shared) or [R, B, …] → outputs [R, B, …]."""
         if self.loop:
             return torch.stack([self.model.evaluate(row, x if shared else x[r]) for r, row in enumerate(models)])
@@ -131,7 +124,7 @@ class Evaluator:
             batch = {"x": data.prepare(data.test_x[start : start + TEST_BATCH], dtype)}
             if data.test_y is not None:
                 batch["y"] = data.test_y[start : start + TEST_BATCH]
-            outputs = self._predict(models, batch["x"], shared=True)
+            outputs = self.predict(models, batch["x"], shared=True)
             total[0] += torch.stack([self.model.loss(out, batch).sum() for out in outputs])
             if self.labelled:
                 total[1] += (predicted(outputs) == batch["y"]).sum(1)
@@ -141,7 +134,7 @@ class Evaluator:
     def _on_clients(self, models: Tensor, deployed: Tensor) -> tuple[Tensor, Tensor | None]:
         """Mean loss [R, m'] and accuracy [R, m'] of every client on its own samples, as they answer to `deployed`."""
         replicates, count = len(models), len(self.clients)
-        step = max(1, TEST_BATCH * 4 // (replicates * self.width))
+        step = max(1, TEST_BATCH * 4 // (replicates * self.samples.width))
         losses, correct = [], []
         for start in range(0, count, step):
             batch = self._client_batch(slice(start, start + step))
@@ -149,7 +142,7 @@ class Evaluator:
                 batch = self._shifted(batch, deployed)
             weight = batch["weight"]
             flat = {name: value.flatten(1, 2) for name, value in batch.items() if value.dim() > 2}
-            outputs = self._predict(models, flat["x"], shared=False)
+            outputs = self.predict(models, flat["x"], shared=False)
             per_sample = torch.stack(
                 [self.model.loss(out, {k: v[r] for k, v in flat.items()}) for r, out in enumerate(outputs)]
             )
@@ -161,16 +154,10 @@ class Evaluator:
 
     def _client_batch(self, pick: slice) -> dict[str, Tensor]:
         """x [R, c, q, …], y [R, c, q], weight [R, c, q], client and row [R, c] of some clients."""
-        dtype, federation = self.model.dtype, self.federation
-        clients = self.clients[pick].expand(federation.replicates, -1)
-        first = torch.arange(federation.replicates, device=clients.device)[:, None] * federation.clients
-        if self.dataset.stream:
-            flat = self.dataset.exact(clients.reshape(-1), self.keys[:, pick].reshape(-1), self.width, dtype)
-            batch = {name: value.reshape(*clients.shape, *value.shape[1:]) for name, value in flat.items()}
-        else:
-            batch = self.batches.gather(self.numbers[:, pick], dtype)
-            batch["x"] = self.dataset.prepare(batch["x"], dtype)
-        return batch | {"weight": self.valid[:, pick], "client": clients, "row": first + clients}
+        first = torch.arange(self.federation.replicates, device=self.clients.device)[:, None] * self.federation.clients
+        rows = first + self.clients[pick]
+        flat = self.samples.batch(rows.reshape(-1))
+        return {name: value.reshape(*rows.shape, *value.shape[1:]) for name, value in flat.items()}
 
     def _shifted(self, batch: dict[str, Tensor], models: Tensor) -> dict[str, Tensor]:
         """Every client's samples, after the models were deployed."""

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fedsim import checks
-from fedsim.availability import Availability, Full
+from fedsim.availability import Availability, Full, Withheld
 from fedsim.checkpoint import Checkpointer, Progress, read
 from fedsim.contamination import Contamination, NoContamination
 from fedsim.datasets import Dataset
@@ -29,6 +29,9 @@ from fedsim.models.losses import Loss
 from fedsim.partition import IID, Natural, Partition, Table
 from fedsim.partition.base import Samples
 from fedsim.performative.references import references
+from fedsim.personal import Newcomers, Personal, PersonalEvaluator
+from fedsim.personal.judge import Judge
+from fedsim.personal.predictors import Predictors
 from fedsim.pooled import PooledData, PooledShift
 from fedsim.shift import NoShift, Shift
 from fedsim.strategies import FedAvg, State, Strategy
@@ -60,9 +63,11 @@ class Simulation:
         start: 'random': the model's own initialisation; 'ps': the performatively stable point (p-fedavg Fig. 11).
         evaluate: 'global' evaluates the server's model, 'client_mean' the mean of all clients' models.
         client_samples: samples on which each client is evaluated.
+        personal: whose own models are judged too, and who joins when training is over.
         device: 'auto', 'cpu', 'cuda', …
         dtype: 'float32' or 'float64'.
         executor, chunk, workers: see `fedsim.trainer.choose`.
+        memory: where what local rule and shift remember of each client lies: 'device', 'host' or 'disk'.
 
     Example:
         >>> from fedsim.datasets import Digits
@@ -91,11 +96,13 @@ class Simulation:
         start: str = "random",
         evaluate: str = "global",
         client_samples: int = 20,
+        personal: Personal | None = None,
         device: str = "auto",
         dtype: str = "float32",
         executor: str = "auto",
         chunk: int | str = "auto",
         workers: int | str = "auto",
+        memory: str = "device",
     ) -> None:
         self.rounds = checks.whole("rounds", rounds)
         self.eval_every = checks.whole("eval_every", eval_every)
@@ -120,7 +127,12 @@ class Simulation:
         loss = loss or dataset.loss
         self.model = RowModel(_builder(model, dataset, loss), loss, ridge, self.device, number)
         self._check_model(number)
-        self.availability = (availability or Full()).bind(self.federation)
+        personal = personal or Personal()
+        personal.check(clients, dataset.stream, bool(tables) and tables[0].validation is not None)
+        availability = availability or Full()
+        if personal.newcomers:
+            availability = Withheld(availability, personal.newcomers)
+        self.availability = availability.bind(self.federation)
         self.availability.check_rounds(rounds)
         self.strategy.check(self.availability)
         contamination = contamination or NoContamination()
@@ -129,8 +141,14 @@ class Simulation:
         batches = Batches(dataset, tables, self.federation, local, contamination, keyed)
         self.shift.setup(self.federation, batches, self.model)
         local.setup(batches, self.shift, self.model)
-        self.trainer = Trainer(local, self.model, self.shift, batches, executor, chunk, workers)
+
+        def trainer_of(rule: LocalRule) -> Trainer:
+            own = batches if rule is local else Batches(dataset, tables, self.federation, rule, contamination, keyed)
+            return Trainer(rule, self.model, self.shift, own, executor, chunk, workers, memory)
+
+        self.trainer = trainer_of(local)
         self.evaluator = Evaluator(self.model, batches, self.federation, self.shift, client_samples)
+        self.personal, self.newcomers = self._personal(personal, local, trainer_of)
 
     def initial_state(self) -> State:
         """The strategy's state before round 0."""
@@ -221,6 +239,21 @@ class Simulation:
                 f"{type(local).__name__} does not use it; choose local=sgd, or another strategy"
             )
 
+    def _personal(
+        self, options: Personal, rule: LocalRule, trainer_of: Callable[[LocalRule], Trainer]
+    ) -> tuple[PersonalEvaluator | None, Newcomers | None]:
+        """What judges clients' own models, as far as it is asked for."""
+        if not options.active:
+            return None, None
+        held = None if self.dataset.stream else [t.validation for t in self.tables if t.validation is not None]
+        judge = Judge(self.evaluator, held, options.train_samples)
+        predictors = Predictors(self.trainer, self.strategy, trainer_of)
+        evaluator = PersonalEvaluator(options, self.federation, self.strategy, predictors, judge)
+        newcomers = None
+        if options.newcomers:
+            newcomers = Newcomers(options, self.federation, self.strategy, trainer_of, rule, judge)
+        return evaluator if options.over != "none" else None, newcomers
+
     def _split(self, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
         """One index table per replicate; none for a stream."""
         data = self.dataset
@@ -235,7 +268,8 @@ class Simulation:
         partition = partition or (IID() if owners is None else Natural())
         samples = Samples(len(data.train_x), labels, owners)
         tables = [partition.table(samples, clients, seed) for seed in seeds]
-        left_out = samples.total - min(len(table.order) for table in tables)
+        used = [len(t.order) + (0 if t.validation is None else len(t.validation.order)) for t in tables]
+        left_out = samples.total - min(used)
         if left_out:
             log.info("partition: %d of %d samples are left out", left_out, samples.total)
         return tables

@@ -179,6 +179,18 @@ def test_every_experiment_composes_and_runs(name: str) -> None:
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 
 
+@pytest.mark.parametrize("rule", groups()["local"])
+def test_every_rule_is_judged_client_by_client(rule: str, tmp_path: Path) -> None:
+    asked = ["personal.over=online", "personal.newcomers=2", "personal.newcomer_epochs=1", "trainer.memory=disk"]
+    cfg = configuration(*QUICK, "tracking.progress=none", f"local={rule}", "partition.validation=0.2", *asked)
+    simulation, tracking, _ = build(cfg)
+    last = simulation.run(tmp_path, tracking=tracking).history[-1]
+    assert 0 <= last["localized_validation_accuracy_worst10"] <= last["localized_validation_accuracy"] <= 1
+    assert ("personal_validation_accuracy" in last) == (rule in ("apfl", "perfedavg", "pfedme"))
+    newcomers = json.loads((tmp_path / "summary.json").read_text())["newcomers"]
+    assert [epoch["epoch"] for epoch in newcomers] == [0, 1]
+
+
 def test_any_module_from_the_users_own_package(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"

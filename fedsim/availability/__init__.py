@@ -13,6 +13,7 @@ from fedsim.availability.probabilities import (
 from fedsim.availability.processes import Bernoulli, Cyclic, Full, Multiset, UniformK
 from fedsim.availability.trace import Trace
 from fedsim.availability.trajectories import InterleavedSine, Jitter, Sine, Staircase, Stationary, Trajectory
+from fedsim.availability.withheld import Withheld
 
 __all__ = [
     "Availability",
@@ -36,4 +37,5 @@ __all__ = [
     "Trajectory",
     "Uniform",
     "UniformK",
+    "Withheld",
 ]

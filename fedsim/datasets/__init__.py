@@ -7,6 +7,7 @@ from fedsim.datasets.binary_gaussians import BinaryGaussians
 from fedsim.datasets.cinic10 import CINIC10
 from fedsim.datasets.credit import GiveMeSomeCredit
 from fedsim.datasets.digits import Digits
+from fedsim.datasets.emnist import EMNIST
 from fedsim.datasets.gaussian import GaussianMean
 from fedsim.datasets.houses import HousePrices, RegressionGroups
 from fedsim.datasets.pricing import Pricing, PricingGroups
@@ -18,6 +19,7 @@ from fedsim.datasets.vision import CIFAR10, MNIST, SVHN, FashionMNIST
 __all__ = [
     "CIFAR10",
     "CINIC10",
+    "EMNIST",
     "MNIST",
     "SVHN",
     "Adult",

@@ -1,12 +1,16 @@
 """What one client does in one local step, and how its learning rate moves."""
 
+from fedsim.local.apfl import APFL
 from fedsim.local.base import LocalRule, Objective
+from fedsim.local.perfedavg import PerFedAvg
 from fedsim.local.performative import PFL, PoFL
+from fedsim.local.pfedme import PFedMe
 from fedsim.local.profl import PG, ProFL
 from fedsim.local.schedules import Constant, Inverse, InverseSqrt, PerStep, Schedule
 from fedsim.local.sgd import SGD
 
 __all__ = [
+    "APFL",
     "PFL",
     "PG",
     "SGD",
@@ -15,6 +19,8 @@ __all__ = [
     "InverseSqrt",
     "LocalRule",
     "Objective",
+    "PFedMe",
+    "PerFedAvg",
     "PerStep",
     "PoFL",
     "ProFL",

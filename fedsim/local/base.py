@@ -36,6 +36,15 @@ class Objective(Protocol):
         The ridge is part of every one. Only for models without dropout; set `LocalRule.per_sample`.
         """
 
+    def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
+        """∇²f(params) · vector [d] of the client's mean loss on the batch; costs about two gradients."""
+
+    def mixed_outputs(
+        self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the mean loss of α·output(personal) + (1 − α)·output(params): its gradients with respect to personal [d]
+        and to α [], and its value []. The ridge is that of `personal`."""
+
 
 class LocalRule(ABC):
     """How a client turns a start row into an end row.
@@ -78,6 +87,7 @@ class LocalRule(ABC):
     batched: bool = False  # `step` takes whole chunks: one more leading axis [c, …] on everything, losses [c]
     per_sample: bool = False  # `step` asks the objective for gradients sample by sample
     knows_round: bool = False  # the carry holds 'round' [], int64
+    own_models: tuple[str, ...] = ()  # names in the memory of models [d] that start as the server's initial one
     knows_deployed: bool = False  # the batch of a moving shift holds 'deployed' [d], the θ that the data answer
     pooled: bool = False  # one client holds everybody's data (see `fedsim.pooled`)
 
@@ -98,6 +108,22 @@ class LocalRule(ABC):
     def used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:
         """[n] training samples each row really used in a round, given those drawn [n] and the carries around it."""
         return planned
+
+    def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]] | None:
+        """The client's own predictor at the start of a round: weights [] and rows [d] whose outputs are summed.
+
+        For ONE client, from 'params' [d] and its memory. None where the rule makes none: then it is the model that the
+        strategy keeps for the client, if it does.
+        """
+        return None
+
+    def adaptation(self) -> LocalRule | None:
+        """The rule by which a client makes its predictor out of x^t whenever it needs it, if the paper has it so."""
+        return None
+
+    def begin(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
+        """What happens once a round, before the first local step, on that step's batch and at its rate."""
+        return carry
 
     @abstractmethod
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:

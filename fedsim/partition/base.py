@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsim import rng
+from fedsim import checks, rng
 from fedsim.errors import ConfigError
 
 
@@ -17,6 +17,7 @@ class Table:
 
     order: np.ndarray  # int32, at most one entry per sample
     offsets: np.ndarray  # int64 [m + 1]
+    validation: Table | None = None  # what was split off each client's share; some may have nothing there
 
     @classmethod
     def of(cls, parts: list[np.ndarray]) -> Table:
@@ -28,6 +29,17 @@ class Table:
     def sizes(self) -> np.ndarray:
         """[m] samples of every client."""
         return np.diff(self.offsets)
+
+    def split_off(self, share: float, draw: np.random.Generator) -> Table:
+        """The same clients, ⌊share · n_i⌋ random samples of each (at least one is left) moved to `validation`."""
+        sizes = self.sizes
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        shuffled = np.lexsort((draw.random(len(owner)), owner))  # positions, client by client, at random within each
+        held = np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)
+        out = np.zeros(len(owner), dtype=bool)
+        out[shuffled] = np.arange(len(owner)) - self.offsets[owner] < held[owner]
+        bounds = [np.concatenate([[0], np.cumsum(n)]).astype(np.int64) for n in (sizes - held, held)]
+        return Table(self.order[~out], bounds[0], Table(self.order[out], bounds[1]))
 
     def class_fractions(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """[m, C] the label distribution each client really holds."""
@@ -63,6 +75,10 @@ class Samples:
 class Partition(ABC):
     """Divides N samples among m clients.
 
+    Args:
+        validation: share of every client's samples that is split off at random for validation, in [0, 1) (apfl §5:
+            0.2). A client keeps at least one sample to train on; one with too few has no validation samples.
+
     Attributes:
         name: what the command line calls it.
         remedy: what helps when a client ends up empty.
@@ -70,6 +86,12 @@ class Partition(ABC):
 
     name = "custom"
     remedy = "lower clients, or use more data"
+    validation: float = 0.0
+
+    def __init__(self, validation: float = 0.0) -> None:
+        self.validation = checks.fraction("partition.validation", validation)
+        if self.validation == 1:
+            raise ConfigError("partition.validation=1 leaves nothing to train on; give less, such as 0.2")
 
     @abstractmethod
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
@@ -87,4 +109,12 @@ class Partition(ABC):
             )
         if len(np.unique(table.order)) != len(table.order):
             raise ConfigError(f"partition={name} gives a sample to two clients; use each once")
+        if not self.validation:
+            return table
+        table = table.split_off(self.validation, rng.generator(seed, rng.Purpose.PARTITION, 1))
+        if table.validation is not None and not len(table.validation.order):
+            raise ConfigError(
+                f"partition.validation={self.validation} leaves no client a sample to validate on, since the largest "
+                f"share is {table.sizes.max()}; raise it, or lower clients"
+            )
         return table

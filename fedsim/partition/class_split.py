@@ -17,12 +17,14 @@ class ClassSplit(Partition):
         form: 'classes' deals exactly k distinct classes to every client and shares each class's samples evenly among
             its holders; 'shards' sorts by label, cuts m·k shards and deals k to each client (McMahan et al.'s way;
             a client may then see fewer or more than k classes).
+        validation: of every partition.
     """
 
     name = "class_split"
     remedy = "lower clients, or raise partition.classes_per_client"
 
-    def __init__(self, classes_per_client: int = 2, form: str = "classes") -> None:
+    def __init__(self, classes_per_client: int = 2, form: str = "classes", validation: float = 0.0) -> None:
+        super().__init__(validation)
         self.per_client = checks.whole("partition.classes_per_client", classes_per_client)
         self.form = checks.choice("partition.form", form, ("classes", "shards"))
 

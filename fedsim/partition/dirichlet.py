@@ -36,12 +36,21 @@ class Dirichlet(Partition):
         form: see above.
         min_size: fewest samples a client may hold; a split below it is redrawn.
         attempts: redraws before giving up with an error.
+        validation: of every partition.
     """
 
     name = "dirichlet"
     remedy = "lower clients, raise partition.alpha, or use more data"
 
-    def __init__(self, alpha: float = 0.3, form: str = "equal", min_size: int = 1, attempts: int = 100) -> None:
+    def __init__(
+        self,
+        alpha: float = 0.3,
+        form: str = "equal",
+        min_size: int = 1,
+        attempts: int = 100,
+        validation: float = 0.0,
+    ) -> None:
+        super().__init__(validation)
         self.alpha = checks.positive("partition.alpha", alpha)
         self.form = checks.choice("partition.form", form, FORMS)
         self.min_size = checks.whole("partition.min_size", min_size)

@@ -9,6 +9,7 @@ from fedsim.strategies.fedopt import FedOpt
 from fedsim.strategies.fedpbc import FedPBC
 from fedsim.strategies.fedprox import FedProx
 from fedsim.strategies.fedvarp import FedVARP
+from fedsim.strategies.local_only import LocalOnly
 from fedsim.strategies.mifa import MIFA
 from fedsim.strategies.p_fedavg import PFedAvg
 from fedsim.strategies.scaffold import Scaffold
@@ -25,6 +26,7 @@ __all__ = [
     "FedPBC",
     "FedProx",
     "FedVARP",
+    "LocalOnly",
     "PFedAvg",
     "Scaffold",
     "State",

@@ -20,6 +20,7 @@ class Result:
     state: the strategy's last state; `state.model` is [R, d].
     seconds: wall time, resumed parts included.
     samples: training samples processed.
+    extra: what else summary.json holds: 'newcomers', one entry per epoch of theirs (`fedsim.personal.Newcomers`).
     """
 
     history: list[Row]

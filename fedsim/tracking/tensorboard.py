@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.personal import PERSONAL_COLUMNS
 from fedsim.tracking.result import Row
 
 GROUPS = {
@@ -18,7 +19,7 @@ GROUPS = {
     "distance_to_optimum": "distance/to optimum",
     "active_clients": "participation/active clients",
     "mean_active_clients": "participation/mean active clients",
-}
+} | {name: name.replace("_", "/", 1).replace("_", " ") for name in PERSONAL_COLUMNS}
 
 
 class TensorBoard:
@@ -38,15 +39,16 @@ class TensorBoard:
         each = [folder / name for name in names] if len(seeds) > 1 else []
         self.each = [SummaryWriter(str(f), purge_step=purge_from) for f in each]
 
-    def write(self, completed: int, rows: list[Row], client_accuracy: np.ndarray | None) -> None:
-        """The scalars of every replicate, their mean, and the clients' accuracies as a histogram."""
+    def write(self, completed: int, rows: list[Row], clients: dict[str, np.ndarray]) -> None:
+        """The scalars of every replicate, their mean, and what was measured of every client as histograms."""
         for name, tag in GROUPS.items():
             if name in rows[0]:
                 self.mean.add_scalar(tag, float(np.mean([row[name] for row in rows])), completed)
                 for writer, row in zip(self.each, rows, strict=False):
                     writer.add_scalar(tag, row[name], completed)
-        if client_accuracy is not None:
-            self.mean.add_histogram("clients/accuracy", client_accuracy.reshape(-1), completed, bins="auto")
+        for name, values in clients.items():
+            if len(values):
+                self.mean.add_histogram(f"clients/{name}", values, completed, bins="auto")
         for writer in (self.mean, *self.each):
             writer.flush()
 

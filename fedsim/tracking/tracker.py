@@ -19,6 +19,7 @@ from fedsim.checkpoint import Checkpointer, Progress
 from fedsim.divergence import DivergenceGuard
 from fedsim.errors import ConfigError
 from fedsim.evaluation import COLUMNS, Evaluation
+from fedsim.personal import PERSONAL_COLUMNS
 from fedsim.strategies import State
 from fedsim.tracking.environment import environment
 from fedsim.tracking.metrics_csv import NAME as METRICS
@@ -104,7 +105,7 @@ class Tracker:
     def begin(self, state: State) -> None:
         """Open the run folder and evaluate the initial model (a resumed run has done so)."""
         self._start = time.monotonic()
-        first = None if self.progress.rounds else self.simulation.evaluator(self._evaluated_model(state))
+        first = None if self.progress.rounds else self._evaluate(state, 0)
         if self.folder is not None:
             self._open(self.folder)
         if first is not None:
@@ -114,7 +115,7 @@ class Tracker:
         resumed = self.progress.rounds > 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            columns = {name: COLUMNS[name] for name in self._columns()}
+            columns = {name: (COLUMNS | PERSONAL_COLUMNS)[name] for name in self._columns()}
             self._csv = MetricsCSV(folder / METRICS, columns, self.progress.rounds if resumed else -1)
             if not resumed and self.checkpoints.path is not None:
                 self.checkpoints.path.unlink(missing_ok=True)  # of an older run that this one replaces
@@ -139,13 +140,24 @@ class Tracker:
         if not shifted:
             absent |= {"performative_loss", "decoupled_loss"}
         absent |= {"distance_to_ps", "distance_to_po"} - self.simulation.evaluator.references.keys()
-        return [name for name in COLUMNS if name not in absent]
+        personal = self.simulation.personal
+        return [name for name in COLUMNS if name not in absent] + (personal.columns if personal else [])
 
     def _evaluated_model(self, state: State) -> Any:
         simulation = self.simulation
         if simulation.evaluate == "client_mean":
             return simulation.strategy.client_mean(state, simulation.federation)
         return state.model
+
+    def _evaluate(self, state: State, completed: int, report: Report | None = None) -> Evaluation:
+        """The server's model and, where asked for, the clients' own, after so many rounds; `report` is the last's."""
+        simulation = self.simulation
+        found = simulation.evaluator(self._evaluated_model(state), None if report is None else report.deployed)
+        if simulation.personal is not None:
+            online = None if report is None else report.cohort
+            metrics, found.histograms = simulation.personal(state, self.checkpoints.memory, completed, online)
+            found.metrics |= metrics
+        return found
 
     def round(self, t: int, state: State, report: Report) -> None:
         """Round t is complete."""
@@ -166,7 +178,7 @@ class Tracker:
         if time_to_evaluate or time_to_save or simulation.device.type == "cpu":
             self.guard.check()
         if time_to_evaluate:
-            self._record(simulation.evaluator(self._evaluated_model(state), report.deployed))
+            self._record(self._evaluate(state, t + 1, report))
         if time_to_save:
             self.checkpoints.write(state, progress)
         if stopping and not last:
@@ -190,7 +202,8 @@ class Tracker:
         if self._csv is not None:
             self._csv.append(rows)
         if self._tensorboard is not None:
-            self._tensorboard.write(progress.rounds, rows, evaluation.client_accuracy)
+            every = {} if evaluation.client_accuracy is None else {"accuracy": evaluation.client_accuracy.reshape(-1)}
+            self._tensorboard.write(progress.rounds, rows, every | evaluation.histograms)
         self._view.evaluated(progress.rounds, self._facts(rows), float(self._active.mean()))
 
     def _facts(self, rows: list[Row]) -> str:
@@ -216,7 +229,9 @@ class Tracker:
         """Write what is written once, and return everything."""
         progress = self.progress
         folder = None if self.folder is None else str(self.folder)
-        result = Result(self.history, state, progress.seconds, sum(progress.samples), folder)
+        newcomers = self.simulation.newcomers
+        extra = {} if newcomers is None else {"newcomers": newcomers(state)}
+        result = Result(self.history, state, progress.seconds, sum(progress.samples), folder, extra)
         if self.folder is not None:
             write_json(self.folder / "summary.json", self._summary(result))
         if self._tensorboard is not None:
@@ -238,7 +253,7 @@ class Tracker:
             "parameters": self.simulation.model.dimension,
             "executor": self.simulation.trainer.choice.executor,
             "chunk": self.simulation.trainer.choice.chunk,
-        }
+        } | result.extra
 
 
 def per_replicate(values: np.ndarray, bounds: Sequence[int]) -> np.ndarray:

@@ -17,6 +17,25 @@ from fedsim.local import LocalRule
 from fedsim.partition import Table
 
 
+def flattened(tables: list[Table], device: torch.device) -> tuple[Tensor, Tensor]:
+    """The tables of all replicates as one: sample numbers, and where the share of each virtual client [R·m] starts."""
+    starts = np.concatenate([[0], np.cumsum([len(table.order) for table in tables])])
+    offsets = [table.offsets[:-1] + s for table, s in zip(tables, starts[:-1], strict=True)]
+    order = np.concatenate([table.order for table in tables])
+    return torch.as_tensor(order, device=device), torch.as_tensor(np.concatenate(offsets), device=device)
+
+
+def thinned(order: Tensor, offsets: Tensor, held: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Numbers [..., width] of stored samples of shares that start at offsets [...] and hold [...], and which are real.
+
+    A larger share is thinned evenly along its order; entries beyond a smaller one are any samples.
+    """
+    slot = torch.arange(width, device=order.device)
+    taken = held.clamp(max=width)[..., None]
+    own = torch.where(slot < taken, slot * held[..., None] // taken.clamp(min=1), 0)
+    return order[(offsets[..., None] + own).clamp(max=len(order) - 1)].to(torch.int64), slot < taken
+
+
 class Batches:
     """Draws batches for the rows of a cohort.
 
@@ -49,11 +68,7 @@ class Batches:
             if rule.batch_size is None:
                 raise ConfigError(f"batch_size=null has no meaning for dataset={dataset.name}; give a number")
         else:
-            device = federation.device
-            starts = np.concatenate([[0], np.cumsum([len(table.order) for table in tables])])
-            offsets = [table.offsets[:-1] + s for table, s in zip(tables, starts[:-1], strict=True)]
-            self.order = torch.as_tensor(np.concatenate([table.order for table in tables]), device=device)
-            self.offsets = torch.as_tensor(np.concatenate(offsets), device=device)
+            self.order, self.offsets = flattened(tables, federation.device)
 
     def plan(self, cohort: Cohort, t: int) -> Plan:
         """Steps and batch sizes of every row of the cohort in round t."""
@@ -71,15 +86,9 @@ class Batches:
         return size, per_pass, np.full(len(rows), rule.steps) if rule.epochs is None else rule.epochs * per_pass
 
     def subsample(self, rows: Tensor, most: int) -> tuple[Tensor, Tensor]:
-        """Numbers of up to `most` stored samples of each virtual client, [..., q], and which entries are real.
-
-        A client with more samples is thinned evenly along its shuffled share.
-        """
-        held = torch.as_tensor(self.federation.sizes, device=rows.device)[rows][..., None]
-        slot = torch.arange(min(most, int(held.max())), device=rows.device)
-        taken = held.clamp(max=len(slot))
-        own = torch.where(slot < taken, slot * held // taken, 0)
-        return self.order[self.offsets[rows][..., None] + own].to(torch.int64), slot < taken
+        """Numbers of up to `most` stored samples of each virtual client, [..., q], and which entries are real."""
+        held = torch.as_tensor(self.federation.sizes, device=rows.device)[rows]
+        return thinned(self.order, self.offsets[rows], held, min(most, int(held.max())))
 
     def gather(self, samples: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
         """Stored samples by number: [...] → x [..., *shape] as stored, y [...] where there are labels."""

@@ -60,6 +60,8 @@ class LoopExecutor:
                             batch = batch | {"deployed": theta}
                     if self.contaminated:
                         batch = first(chunk.contaminate(alone(batch), step, row, row + 1))
+                    if step == 0:
+                        own = self._begin(own, batch, rates[0, row], objective)
                     own, loss = self._step(own, batch, rates[step, row], objective)
                     losses[row] += loss
                 for name, value in own.items():
@@ -81,6 +83,12 @@ class LoopExecutor:
             return self.rule.step(carry, batch, lr, objective)
         carry, loss = self.rule.step(alone(carry), alone(batch), lr[None], objective)
         return first(carry), loss[0]
+
+    def _begin(self, carry: Carry, batch: Carry, lr: Tensor, objective: Objective) -> Carry:
+        """Before the first step, likewise."""
+        if not self.rule.batched:
+            return self.rule.begin(carry, batch, lr, objective)
+        return first(self.rule.begin(alone(carry), alone(batch), lr[None], objective))
 
     def _threaded(self, run_row, rows: range) -> None:  # type: ignore[no-untyped-def]
         """Share the rows among worker threads, each with one intra-op thread; the setting is restored afterwards."""

@@ -10,7 +10,7 @@ import copy
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import grad, grad_and_value, vmap
 
 from fedsim.errors import ConfigError
 from fedsim.local.base import Batch, Objective
@@ -55,6 +55,27 @@ class FunctionalObjective:
         gradients, values = each(self.model.unflatten(params), samples)
         return values, torch.cat([g.flatten(1) for g in gradients.values()], dim=1)
 
+    def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
+        along = self.model.unflatten(vector)
+
+        def slope(parameters: dict[str, Tensor]) -> Tensor:
+            gradients = grad(self._loss)(parameters, batch)
+            return torch.stack([(g * along[name]).sum() for name, g in gradients.items()]).sum()
+
+        return torch.cat([g.reshape(-1) for g in grad(slope)(self.model.unflatten(params)).values()])
+
+    def mixed_outputs(
+        self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        other = self.model.predict(self.model.unflatten(params), batch)
+
+        def loss(parameters: dict[str, Tensor], alpha: Tensor) -> Tensor:
+            output = torch.lerp(other, self.model.predict(parameters, batch), alpha)
+            return self.model.objective(output, batch, list(parameters.values()))
+
+        (gradients, slope), value = grad_and_value(loss, argnums=(0, 1))(self.model.unflatten(personal), alpha)
+        return torch.cat([g.reshape(-1) for g in gradients.values()]), slope, value
+
 
 class PlainObjective:
     """A client's loss through an own copy of the module, with ordinary autograd. For one thread at a time."""
@@ -69,6 +90,11 @@ class PlainObjective:
         for parameter, value in zip(self.parameters, self.model.unflatten(params).values(), strict=True):
             parameter.data = value
 
+    def _load(self, params: Tensor, batch: Batch) -> None:
+        for dropout in self.dropouts:
+            dropout.key = batch["key"]
+        self._set(params)
+
     def _gradient(self, batch: Batch) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             value = self.model.objective(self.module(batch["x"]), batch, self.parameters)
@@ -76,10 +102,32 @@ class PlainObjective:
         return torch.cat([g.reshape(-1) for g in gradients]), value.detach()
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        for dropout in self.dropouts:
-            dropout.key = batch["key"]
-        self._set(params)
+        self._load(params, batch)
         return self._gradient(batch)
+
+    def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
+        self._load(params, batch)
+        with torch.enable_grad():
+            value = self.model.objective(self.module(batch["x"]), batch, self.parameters)
+            gradients = torch.autograd.grad(value, self.parameters, create_graph=True)
+            slope = (torch.cat([g.reshape(-1) for g in gradients]) * vector).sum()
+        if not slope.requires_grad:  # a loss that is linear in the parameters
+            return torch.zeros_like(params)
+        products = torch.autograd.grad(slope, self.parameters, materialize_grads=True)
+        return torch.cat([p.reshape(-1) for p in products])
+
+    def mixed_outputs(
+        self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        self._load(params, batch)
+        other = self.module(batch["x"])  # no graph: the trainer runs without
+        self._set(personal)
+        with torch.enable_grad():
+            alpha = alpha.detach().requires_grad_()
+            output = torch.lerp(other.detach(), self.module(batch["x"]), alpha)
+            value = self.model.objective(output, batch, self.parameters)
+            *gradients, slope = torch.autograd.grad(value, [*self.parameters, alpha])
+        return torch.cat([g.reshape(-1) for g in gradients]), slope, value.detach()
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         refuse_dropout(self.model)
@@ -95,6 +143,7 @@ class VmappedObjective:
     def __init__(self, model: RowModel) -> None:
         own = FunctionalObjective(model)
         self.gradient, self.per_sample = vmap(own.gradient), vmap(own.per_sample)
+        self.hessian_product, self.mixed_outputs = vmap(own.hessian_product), vmap(own.mixed_outputs)
 
 
 class StackedObjective:
@@ -110,3 +159,15 @@ class StackedObjective:
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         found = [self.own.per_sample(row, {k: v[i] for k, v in batch.items()}) for i, row in enumerate(params)]
         return torch.stack([values for values, _ in found]), torch.stack([g for _, g in found])
+
+    def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
+        rows = enumerate(zip(params, vector, strict=True))
+        return torch.stack([self.own.hessian_product(*own, {k: v[i] for k, v in batch.items()}) for i, own in rows])
+
+    def mixed_outputs(
+        self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rows = enumerate(zip(personal, params, alpha, strict=True))
+        found = [self.own.mixed_outputs(*own, {k: v[i] for k, v in batch.items()}) for i, own in rows]
+        gradients, slopes, values = (torch.stack(part) for part in zip(*found, strict=True))
+        return gradients, slopes, values

@@ -8,11 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim import checks
 from fedsim.errors import ConfigError
 from fedsim.federation import Cohort
 from fedsim.local import LocalRule
 from fedsim.memory import Memory
 from fedsim.models import RowModel
+from fedsim.placement import PLACES
 from fedsim.shift import Shift
 from fedsim.trainer.allocator import keep_freed_memory
 from fedsim.trainer.batches import Batches, Plan
@@ -34,6 +36,8 @@ class Trainer:
         shift: how data answer the deployed model.
         batches: where samples come from.
         executor, chunk, workers: see `fedsim.trainer.choose`.
+        memory: where what rule and shift remember of every client lies between rounds: 'device', 'host' or 'disk' (see
+            `fedsim.placement`); the rows of a round are on the device in any case, and the numbers are the same.
     """
 
     def __init__(
@@ -45,7 +49,9 @@ class Trainer:
         executor: str = "auto",
         chunk: int | str = "auto",
         workers: int | str = "auto",
+        memory: str = "device",
     ) -> None:
+        self.place = checks.choice("trainer.memory", memory, PLACES)
         self.rule, self.model, self.shift, self.batches = rule, model, shift, batches
         replicates = batches.federation.replicates
         if rule.per_sample:
@@ -70,7 +76,7 @@ class Trainer:
 
     def memory(self, model: Tensor) -> Memory:
         """What rule and shift remember before round 0, from the initial models [R, d]."""
-        return Memory.initial(self.rule, self.shift, model, self.batches.federation)
+        return Memory.initial(self.rule, self.shift, model, self.batches.federation, self.place)
 
     @torch.no_grad()
     def run(

@@ -22,9 +22,11 @@ class VmapExecutor:
         if rule.batched:
             together = VmappedObjective(model)
             self._step = lambda carry, batch, lr: rule.step(carry, batch, lr, together)
+            self._begin = lambda carry, batch, lr: rule.begin(carry, batch, lr, together)
         else:
             own = FunctionalObjective(model)
             self._step = vmap(lambda carry, batch, lr: rule.step(carry, batch, lr, own))
+            self._begin = vmap(lambda carry, batch, lr: rule.begin(carry, batch, lr, own))
 
     def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
         """Take every row of the chunk through its local steps.
@@ -54,6 +56,8 @@ class VmapExecutor:
                 if self.rule.knows_deployed:
                     batch = batch | {"deployed": theta}
             batch = chunk.contaminate(batch, step, 0, alive)
+            if step == 0:
+                carry = self._begin(carry, batch, rates[0])
             carry, loss = self._step(carry, batch, rates[step, :alive])
             losses[:alive] += loss
         if finished:

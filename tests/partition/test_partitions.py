@@ -397,3 +397,50 @@ def test_a_table_keeps_the_parts_it_was_made_of() -> None:
     assert table.sizes.tolist() == [2, 1, 3]
     for given_part, kept in zip(parts, parts_of(table), strict=True):
         assert np.array_equal(given_part, kept)
+
+
+@given(st.data())
+@SETTINGS
+def test_a_validation_split_takes_its_share_of_every_client(data):
+    """⌊share · n_i⌋ samples of each client, none lost, none shared, at least one left; the parts keep their order."""
+    sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=12))
+    share = data.draw(st.sampled_from([0.05, 0.2, 0.5, 0.99]))
+    owners = np.repeat(np.arange(len(sizes)), sizes)
+    samples = Samples(len(owners), owners=np.random.default_rng(0).permutation(owners))
+    whole = parts_of(Natural().table(samples, len(sizes), 3))
+    try:
+        table = Natural(validation=share).table(samples, len(sizes), 3)
+    except ConfigError as error:
+        assert max(int(n * share + 1e-9) for n in sizes) == 0 or max(sizes) == 1
+        assert f"partition.validation={share} leaves no client a sample" in str(error)  # noqa: PT017
+        return
+    for kept, held, everything in zip(parts_of(table), parts_of(table.validation), whole, strict=True):
+        n = len(everything)
+        assert len(held) == min(int(n * share + 1e-9), n - 1)
+        assert [s for s in everything if s not in set(held)] == kept.tolist()
+        assert [s for s in everything if s in set(held)] == held.tolist()
+
+
+def test_validation_samples_are_drawn_at_random_for_every_seed():
+    """Each of ten samples is held out equally often: 400 seeds, 20 %, 5 σ; the split before it stays the same."""
+    samples = Samples(10, owners=np.zeros(10, dtype=np.int64))
+    held = np.zeros(10)
+    for seed in range(400):
+        held[Natural(validation=0.2).table(samples, 1, seed).validation.order] += 1
+    assert np.abs(held - 80).max() < 5 * (400 * 0.2 * 0.8) ** 0.5
+    iid = samples_of(50, 5, 3, 0)
+    whole, split = IID().table(iid, 5, 7), IID(validation=0.3).table(iid, 5, 7)
+    assert sorted([*split.order, *split.validation.order]) == sorted(whole.order)
+    for parts in zip(parts_of(whole), parts_of(split), parts_of(split.validation), strict=True):
+        assert set(parts[0]) == set(parts[1]) | set(parts[2])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_partition_can_split_off_validation_samples(name):
+    partition = EVERY[name]()
+    partition = type(partition)(validation=0.2)
+    table = partition.table(samples_of(200, 5, 4, 1), 5, 2)
+    assert table.validation is not None
+    assert not set(table.order) & set(table.validation.order)
+    with pytest.raises(ConfigError, match=r"partition\.validation=1 leaves nothing"):
+        type(partition)(validation=1)

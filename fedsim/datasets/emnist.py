@@ -1,0 +1,103 @@
+"""EMNIST digits by writer, from the federated HDF5 files (Caldas et al. 2018; apfl App. B)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedsim import checks, rng
+from fedsim.datasets.base import Dataset
+from fedsim.datasets.vision import data_root
+from fedsim.errors import ConfigError, MissingDataError
+
+FILE = "emnist/fed_emnist_digitsonly_{}.h5"
+
+
+class EMNIST(Dataset):
+    """Grey images [1, 28, 28] of handwritten digits, ten classes; every writer is a client (partition=natural).
+
+    Read from ROOT/emnist/fed_emnist_digitsonly_train.h5 and …_test.h5 (3,383 writers, 341,873 + 40,832 images), whose
+    groups examples/WRITER hold `pixels` [n, 28, 28] in [0, 1] (the paper is 1) and `label` [n]. Kept as uint8, so
+    pixels are rounded to 1/255. The test set is that of the chosen writers. Needs h5py: the extra `emnist`.
+
+    Args:
+        writers: how many, drawn at random among those with training images; None takes all.
+        root: see `data_root`.
+        seed: of that draw; the same writers serve every replicate.
+    """
+
+    def __init__(self, writers: int | None = None, root: str | None = None, seed: int = 0) -> None:
+        train, test = (self._read(data_root(root) / FILE.format(part)) for part in ("train", "test"))
+        names = sorted(name for name, (_, labels) in train.items() if len(labels))
+        if writers is not None:
+            if checks.whole("dataset.writers", writers) > len(names):
+                raise ConfigError(
+                    f"dataset.writers={writers} exceeds the {len(names)} writers of the files; lower clients"
+                )
+            drawn = rng.generator(seed, rng.Purpose.DATA).choice(len(names), writers, replace=False)
+            names = [names[i] for i in sorted(drawn)]
+        (train_x, train_y), (test_x, test_y) = (
+            _joined(train[n] for n in names),
+            _joined(test[n] for n in names if n in test),
+        )
+        owners = np.repeat(np.arange(len(names)), [len(train[n][1]) for n in names])
+        super().__init__(
+            "emnist",
+            train_x,
+            train_y,
+            test_x if len(test_x) else None,
+            test_y if len(test_x) else None,
+            classes=10,
+            owners=torch.as_tensor(owners),
+        )
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Writer → images [n, 28, 28] uint8 and labels [n] int64."""
+        h5py, found = _h5py(), {}
+        try:
+            with h5py.File(path, "r") as file:
+                for name, group in file["examples"].items():
+                    found[name] = _checked(path, name, group["pixels"][()], group["label"][()])
+        except (OSError, KeyError) as error:
+            raise MissingDataError(
+                f"dataset=emnist: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA); it is the "
+                f"file that federated EMNIST is published as, with groups examples/WRITER of pixels and label ({error})"
+            ) from error
+        return found
+
+
+def _checked(path: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One writer's images as uint8 and labels as int64; an error where they are something else."""
+    fits = labels.ndim == 1 and pixels.shape == (len(labels), 28, 28)
+    if not fits or not all(low <= v <= high for a, low, high in ((pixels, 0, 1), (labels, 0, 9))
+                           for v in (a.min(initial=0), a.max(initial=0))):  # fmt: skip
+        raise MissingDataError(
+            f"dataset=emnist: {path} has pixels {list(pixels.shape)} and label {list(labels.shape)} for writer "
+            f"{writer}; expected [n, 28, 28] in [0, 1] and [n] digits; get the digits-only files again"
+        )
+    return np.rint(pixels * 255).astype(np.uint8), labels.astype(np.int64)
+
+
+def _h5py() -> Any:
+    """The module, or an error that says how to get it."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingDataError(
+            "dataset=emnist is read by h5py, which is not installed; pip install 'fedsim-torch[emnist]'"
+        ) from error
+    return h5py
+
+
+def _joined(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """All writers' images [N, 1, 28, 28] uint8 and labels [N]."""
+    images, labels = [np.zeros((0, 28, 28), np.uint8)], [np.zeros(0, np.int64)]
+    for x, y in parts:
+        images.append(x)
+        labels.append(y)
+    return torch.as_tensor(np.concatenate(images)[:, None]), torch.as_tensor(np.concatenate(labels))

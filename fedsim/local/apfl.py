@@ -1,0 +1,101 @@
+"""APFL: every client trains a model of its own beside the federation's, and predicts with a mixture of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim import checks
+from fedsim.errors import ConfigError
+from fedsim.federation import Federation
+from fedsim.local.base import Batch, Carry, Objective
+from fedsim.local.sgd import SGD
+
+MIXES = ("params", "outputs")
+EVERY = ("round", "step")
+
+
+class APFL(SGD):
+    """Adaptive personalized federated learning (apfl Alg. 1); under strategy=fedavg it is the paper's algorithm.
+
+    With v̄ = α v + (1 − α) w, a step is w ← w − η ∇f(w) (as SGD, options and all) and v ← v − η_v α ∇f(v̄), both from
+    the values before it (eq. 5). Adaptive: first α ← clip(α − η (⟨v − w, ∇f(v̄)⟩ + pull·α), 0, 1) (eq. 6), on the same
+    batch.
+    v starts as the initial model. Memory: one model and one number per client, kept while it is away.
+
+    Args:
+        alpha: α of every client, at the start; 0 is FedAvg, 1 trains v alone.
+        adaptive: whether α moves.
+        alpha_every: 'round': α moves once a round, before the local steps (the paper: "at every communication round");
+            'step': before each of them, as other programs have it. Either costs one gradient each time.
+        mix: 'params' mixes parameters, as the paper writes; 'outputs' mixes the two models' outputs, as its authors'
+            program does: v and α then follow the gradient of that loss. A ridge is then that of v.
+        personal_lr: η_v, moved by the same schedule; None is η.
+        pull: strength of a pull of α towards 0, 0.02 in the authors' program.
+        **options: of SGD; clip and weight_decay act on v too.
+    """
+
+    own_models = ("personal",)
+
+    def __init__(
+        self,
+        alpha: float = 0.25,
+        adaptive: bool = False,
+        alpha_every: str = "round",
+        mix: str = "params",
+        personal_lr: float | None = None,
+        pull: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.alpha = checks.fraction("local.alpha", alpha)
+        self.adaptive = adaptive
+        self.every = checks.choice("local.alpha_every", alpha_every, EVERY)
+        self.mix = checks.choice("local.mix", mix, MIXES)
+        self.pull = checks.not_negative("local.pull", pull)
+        self.ratio = 1.0
+        if personal_lr is not None:
+            if len(self.rates) > 1:
+                raise ConfigError(
+                    f"local.personal_lr={personal_lr} beside a list lr={self.rates} is not defined; give one lr, or "
+                    "local.personal_lr=null"
+                )
+            self.ratio = checks.positive("local.personal_lr", personal_lr) / self.rates[0]
+
+    def memory(self, federation: Federation, dimension: int) -> Carry:
+        return {"alpha": torch.full((federation.rows,), self.alpha, dtype=federation.dtype, device=federation.device)}
+
+    def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
+        w, v, alpha = carry["params"], carry["personal"], carry["alpha"]
+        if self.mix == "outputs":
+            return [(alpha, v), (1 - alpha, w)]
+        return [(torch.ones_like(alpha), torch.lerp(w, v, alpha))]
+
+    def begin(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
+        return self.adapt(carry, batch, lr, objective) if self.adaptive and self.every == "round" else carry
+
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        if self.adaptive and self.every == "step":
+            carry = self.adapt(carry, batch, lr, objective)
+        gradient, _ = self.gradients(carry, batch, objective)
+        own = {"params": carry["personal"]}  # no correction, no proximal term: they are the federation's
+        v = self.descend(own, gradient, lr * self.ratio)
+        carry, loss = super().step(carry, batch, lr, objective)
+        return carry | {"personal": v}, loss
+
+    def adapt(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
+        """The carry with α moved (eq. 6)."""
+        alpha = carry["alpha"]
+        _, slope = self.gradients(carry, batch, objective)
+        return carry | {"alpha": (alpha - lr * (slope + self.pull * alpha)).clamp(0.0, 1.0)}
+
+    def gradients(self, carry: Carry, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
+        """Of the mixture's loss, with respect to v [d] and to α []."""
+        w, v, alpha = carry["params"], carry["personal"], carry["alpha"]
+        if self.mix == "outputs":
+            of_v, slope, _ = objective.mixed_outputs(v, w, alpha, batch)
+            return of_v, slope
+        at_mixture, _ = objective.gradient(torch.lerp(w, v, alpha), batch)
+        return alpha * at_mixture, torch.dot(v - w, at_mixture)

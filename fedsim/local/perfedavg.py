@@ -1,0 +1,69 @@
+"""Per-FedAvg: a federation that learns a start from which one gradient step makes a good personal model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim import checks, rng
+from fedsim.local.base import Batch, Carry, LocalRule, Objective
+from fedsim.local.sgd import SGD
+
+
+class PerFedAvg(SGD):
+    """Model-agnostic meta-learning on the client (Fallah et al. 2020): x ← x − β ∇f(x − α ∇f(x; b₁); b₂).
+
+    A step draws one batch of twice the size and halves it: b₁ is every other sample, b₂ the rest, so that in a pass
+    through the data they are disjoint (a batch of one sample serves as both). Under a shift both answer x. β is `lr`.
+    To first order the factor I − α ∇²f(x; b₁) is left out; Fallah et al. draw a third batch for the Hessian, here it is
+    that of b₁, so that the step is the exact gradient of f(x − α ∇f(x; b₁); b₂). The personal model is `adapt_steps`
+    steps of SGD with rate α from x.
+
+    Args:
+        inner_lr: α, without a schedule.
+        second_order: multiply by I − α ∇²f(x; b₁), which costs about two gradients more.
+        adapt_steps: steps from x to the personal model.
+        batch_size: of b₁ and b₂ each; None halves all the client has.
+        **options: of SGD.
+    """
+
+    def __init__(
+        self,
+        inner_lr: float = 0.01,
+        second_order: bool = False,
+        adapt_steps: int = 1,
+        batch_size: int | None = 32,
+        **options: Any,
+    ) -> None:
+        size = None if batch_size is None else checks.whole("batch_size", batch_size)
+        super().__init__(batch_size=None if size is None else 2 * size, **options)
+        self.inner_lr = checks.positive("local.inner_lr", inner_lr)
+        self.second_order = second_order
+        self.adapt_steps, self.adapt_size = checks.whole("local.adapt_steps", adapt_steps), size
+
+    def adaptation(self) -> LocalRule:
+        return SGD(lr=self.inner_lr, steps=self.adapt_steps, batch_size=self.adapt_size, sampling=self.sampling)
+
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        params = carry["params"]
+        inner, outer = halves(batch)
+        slope, loss = objective.gradient(params, inner)
+        gradient, _ = objective.gradient(params - self.inner_lr * slope, outer)
+        if self.second_order:
+            gradient = gradient - self.inner_lr * objective.hessian_product(params, gradient, inner)
+        return carry | {"params": self.descend(carry, gradient, lr)}, loss
+
+
+def halves(batch: Batch) -> tuple[Batch, Batch]:
+    """Every other sample, and the rest, of one client's batch; a single (real) sample is in both."""
+    if len(batch["x"]) == 1:
+        return batch, batch
+    first, second = ({k: v[start::2] if v.dim() else v for k, v in batch.items()} for start in (0, 1))
+    if "weight" in batch:
+        empty = second["weight"].sum() == 0
+        second |= {k: torch.where(empty, first[k][: len(v)], v) for k, v in second.items() if v.dim()}
+    if "key" in batch:
+        second["key"] = rng.fold(batch["key"], 1)  # masks of its own
+    return first, second

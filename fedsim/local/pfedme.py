@@ -1,0 +1,55 @@
+"""pFedMe: personal models near the federation's, which descends the Moreau envelope of every client's loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fedsim import checks
+from fedsim.local.base import Batch, Carry, Objective
+from fedsim.local.sgd import SGD
+
+
+class PFedMe(SGD):
+    """θ ≈ argmin f(θ) + λ/2 ‖θ − w‖² by K gradient steps, then w ← w − η λ (w − θ) (Dinh et al. 2020, Alg. 1).
+
+    All K steps see the batch of the local step. θ is the personal model; it starts as the initial model. The paper's
+    server mixing x ← (1 − β) x + β mean w_i is strategy=fedavg strategy.server_lr=β. Memory: one model per client.
+
+    Args:
+        penalty: λ.
+        inner_steps: K.
+        inner_lr: rate of the K steps, without a schedule; below 2 / (L + λ) for a loss of smoothness L.
+        warm_start: the K steps begin at the client's last θ, as in the authors' program; else at w.
+        **options: of SGD; clip and the strategy's correction act on λ (w − θ), the gradient of the envelope.
+    """
+
+    own_models = ("personal",)
+
+    def __init__(
+        self,
+        penalty: float = 15.0,
+        inner_steps: int = 5,
+        inner_lr: float = 0.005,
+        warm_start: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.penalty = checks.positive("local.penalty", penalty)
+        self.inner_steps = checks.whole("local.inner_steps", inner_steps)
+        self.inner_lr = checks.positive("local.inner_lr", inner_lr)
+        self.warm_start = warm_start
+
+    def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
+        theta = carry["personal"]
+        return [(theta.new_ones(()), theta)]
+
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        w = carry["params"]
+        theta, losses = carry["personal"] if self.warm_start else w, []
+        for _ in range(self.inner_steps):
+            gradient, loss = objective.gradient(theta, batch)
+            theta = theta - self.inner_lr * (gradient + self.penalty * (theta - w))
+            losses.append(loss)
+        return carry | {"params": self.descend(carry, self.penalty * (w - theta), lr), "personal": theta}, losses[0]

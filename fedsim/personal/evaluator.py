@@ -1,0 +1,119 @@
+"""Judges every client's global, localized and personal model, at every evaluation of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.federation import Cohort, Federation
+from fedsim.memory import Memory
+from fedsim.personal.columns import MODELS, VALIDATED, measures, summarise
+from fedsim.personal.judge import Judge, Predictor, Verdict
+from fedsim.personal.options import Personal
+from fedsim.personal.predictors import Predictors, alone
+from fedsim.strategies import State, Strategy
+
+ROWS = 256  # clients whose models are made and judged together
+
+
+class PersonalEvaluator:
+    """Three models per client on its own validation samples, for the clients that `options.over` names.
+
+    Args:
+        options: what is asked.
+        federation: who exists.
+        strategy: which gives clients their start rows.
+        predictors: makes the models.
+        judge: measures them.
+    """
+
+    def __init__(
+        self, options: Personal, federation: Federation, strategy: Strategy[Any], predictors: Predictors, judge: Judge
+    ) -> None:
+        self.options, self.federation, self.strategy = options, federation, strategy
+        self.predictors, self.judge = predictors, judge
+        self.models = [name for name in MODELS if name != "personal" or predictors.has_personal]
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of metrics.csv that this run gains."""
+        if self.options.over == "none":
+            return []
+        found = measures(self.judge.evaluator.labelled)
+        return [f"{model}_{measure}" for model in self.models for measure in found] + [VALIDATED]
+
+    @torch.no_grad()
+    def __call__(
+        self, state: State, memory: Memory, t: int, online: Cohort | None
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Metrics, name → [R], and one number per client for histograms, at the start of round t.
+
+        Args:
+            state: of the strategy.
+            memory: of rule and shift; read only.
+            t: round that would come next: the localized models train on its batches.
+            online: those of the last round; None before the first.
+        """
+        cohort = self._whom(online)
+        found: dict[str, list[Tensor]] = {}
+        for first in range(0, len(cohort), ROWS):
+            block = cohort.subset(np.arange(first, min(first + ROWS, len(cohort))))
+            for name, verdict in self._judged(state, memory, t, block).items():
+                found.setdefault(name, []).append(verdict)
+        names = list(found)
+        host = torch.stack([torch.cat(found[name]) for name in names]).cpu().numpy() if names else np.zeros((0, 0))
+        return self._reduced(dict(zip(names, host, strict=True)), cohort)
+
+    def _whom(self, online: Cohort | None) -> Cohort:
+        """Rows of the clients that are judged."""
+        federation, options = self.federation, self.options
+        wanted = np.zeros((federation.replicates, federation.clients))
+        if options.over == "all" or online is None:
+            wanted[:, : federation.clients - options.newcomers] = 1
+        else:
+            wanted.reshape(-1)[online.host_rows[online.host_count > 0]] = 1
+        return federation.cohort(wanted, np.ones_like(wanted))
+
+    def _judged(self, state: State, memory: Memory, t: int, block: Cohort) -> dict[str, Tensor]:
+        """'model measure' → [n] of some clients."""
+        start = self.strategy.start(state, block)
+        carry = dict(start) if isinstance(start, dict) else {"params": start}
+        deployed, made = block.broadcast(state.model), dict[str, Predictor]()
+        made["global"] = alone(deployed)
+        made["localized"] = self.predictors.localized(carry, block, t, state.model, memory)
+        if "personal" in self.models:
+            made["personal"] = self.predictors.personal(carry["params"], block, t, state.model, memory)
+        return {
+            f"{model}_{measure}": values
+            for model, predictor in made.items()
+            for measure, values in numbers(self.judge(predictor, block, deployed)).items()
+        }
+
+    def _reduced(
+        self, host: dict[str, np.ndarray], cohort: Cohort
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Means, medians and worst tenths per replicate, and the clients' own numbers."""
+        rows: list[dict[str, float]] = []
+        for a, b in zip(cohort.bounds[:-1], cohort.bounds[1:], strict=True):
+            row = {VALIDATED: float(np.sum(~np.isnan(host["global_validation_loss"][a:b]))) if host else 0.0}
+            for name in (f"{model}_{measure}" for model in self.models for measure in measured(self.judge)):
+                row |= summarise(host[name][a:b] if host else np.zeros(0), name)
+            rows.append(row)
+        metrics = {name: np.array([row[name] for row in rows]) for name in self.columns}
+        shown = "validation_accuracy" if self.judge.evaluator.labelled else "validation_loss"
+        every = {f"{m} {shown.replace('_', ' ')}": host[f"{m}_{shown}"] for m in self.models if host}
+        return metrics, {name: values[~np.isnan(values)] for name, values in every.items()}
+
+
+def numbers(verdict: Verdict) -> dict[str, Tensor]:
+    """A verdict by the names of columns."""
+    found = {"validation_loss": verdict.loss, "training_loss": verdict.training_loss}
+    return found if verdict.accuracy is None else found | {"validation_accuracy": verdict.accuracy}
+
+
+def measured(judge: Judge) -> list[str]:
+    """What a verdict of this run holds."""
+    return ["validation_loss", "training_loss"] + (["validation_accuracy"] if judge.evaluator.labelled else [])

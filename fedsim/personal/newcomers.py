@@ -1,0 +1,86 @@
+"""Clients that join when training is over: they get the last model and make it their own (apfl App. B.4, Fig. 6)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedsim.federation import Cohort, Federation
+from fedsim.local import LocalRule
+from fedsim.personal.columns import MODELS, summarise
+from fedsim.personal.evaluator import measured, numbers
+from fedsim.personal.judge import Judge, Predictor
+from fedsim.personal.options import Personal
+from fedsim.personal.predictors import Predictors, alone
+from fedsim.strategies import State, Strategy
+from fedsim.trainer import Trainer
+
+Epoch = dict[str, Any]
+
+
+class Newcomers:
+    """The last clients of each replicate, which were never available.
+
+    They start from x^T with a fresh memory (a personal model starts as x^T) and a fresh learning-rate schedule, whose
+    rounds are their epochs, and train on their own. 'localized' is the model that their local steps arrive at,
+    'personal' that of the rule beside it.
+
+    Args:
+        options: how many, and for how many epochs.
+        federation: who exists.
+        strategy: of the run; what it hands to the local rule beside the model, newcomers get too.
+        trainer_of: a trainer for a local rule.
+        rule: of the run.
+        judge: measures the models.
+    """
+
+    def __init__(
+        self,
+        options: Personal,
+        federation: Federation,
+        strategy: Strategy[Any],
+        trainer_of: Callable[[LocalRule], Trainer],
+        rule: LocalRule,
+        judge: Judge,
+    ) -> None:
+        self.options, self.federation, self.strategy, self.judge = options, federation, strategy, judge
+        epoch = copy.copy(rule)
+        if not judge.evaluator.dataset.stream:
+            epoch.steps, epoch.epochs = None, 1
+        self.trainer = trainer_of(epoch)
+        self.predictors = Predictors(self.trainer, strategy, trainer_of)
+
+    @torch.no_grad()
+    def __call__(self, state: State) -> list[Epoch]:
+        """After 0, 1, … epochs: 'epoch', and per model and measure the mean over newcomers of every replicate [R]."""
+        federation, model = self.federation, state.model
+        who = np.zeros((federation.replicates, federation.clients))
+        who[:, federation.clients - self.options.newcomers :] = 1
+        cohort = federation.cohort(who, np.ones_like(who))
+        memory = self.trainer.memory(model)
+        handed = self.strategy.start(state, cohort)
+        start = (dict(handed) if isinstance(handed, dict) else {}) | {"params": cohort.broadcast(model)}
+        rows, found = start["params"], []
+        for epoch in range(self.options.newcomer_epochs + 1):
+            made: dict[str, Predictor] = {"global": alone(start["params"]), "localized": alone(rows)}
+            if self.predictors.ruled or self.predictors.adapt is not None:
+                made["personal"] = self.predictors.personal(rows, cohort, epoch, model, memory)
+            found.append({"epoch": epoch} | self._measured(made, cohort, model))
+            if epoch < self.options.newcomer_epochs:
+                rows = self.trainer.run(start | {"params": rows}, cohort, epoch, model, memory).end
+        return found
+
+    def _measured(self, made: dict[str, Predictor], cohort: Cohort, model: torch.Tensor) -> Epoch:
+        """Means per replicate, plain numbers for summary.json."""
+        found: Epoch = {}
+        for name in (name for name in MODELS if name in made):
+            verdict = numbers(self.judge(made[name], cohort, cohort.broadcast(model)))
+            for measure in measured(self.judge):
+                values = verdict[measure].cpu().numpy()
+                each = [values[a:b] for a, b in zip(cohort.bounds[:-1], cohort.bounds[1:], strict=True)]
+                found[f"{name}_{measure}"] = [summarise(value, measure)[measure] for value in each]
+        return found

@@ -1,0 +1,57 @@
+"""What is asked about clients' own models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsim import checks
+from fedsim.errors import ConfigError
+
+OVER = ("none", "all", "online")
+
+
+@dataclass
+class Personal:
+    """Attributes:
+
+    over: whose models are judged at every evaluation: 'all' clients' but newcomers', those of the clients that were
+        'online' in the last round (apfl §5; before the first round: all), or 'none', which costs nothing.
+    newcomers: the last so many clients take no part in training; at its end they get x^T, train for `newcomer_epochs`
+        epochs each on its own, and are judged after each (apfl Fig. 6). 0: there are none.
+    newcomer_epochs: of their training; of a stream, rounds of local steps.
+    train_samples: samples of its own training data on which a client's training loss is measured.
+    """
+
+    over: str = "none"
+    newcomers: int = 0
+    newcomer_epochs: int = 5
+    train_samples: int = 20
+
+    def __post_init__(self) -> None:
+        checks.choice("personal.over", self.over, OVER)
+        checks.whole("personal.newcomers", self.newcomers, least=0)
+        checks.whole("personal.newcomer_epochs", self.newcomer_epochs)
+        checks.whole("personal.train_samples", self.train_samples)
+
+    @property
+    def active(self) -> bool:
+        """Is anything asked for?"""
+        return self.over != "none" or self.newcomers > 0
+
+    def check(self, clients: int, stream: bool, validation: bool) -> None:
+        """Refuse what cannot be judged.
+
+        Args:
+            clients: m.
+            stream: whether samples are drawn afresh.
+            validation: whether the partition splits validation samples off.
+        """
+        if self.newcomers >= clients:
+            raise ConfigError(
+                f"personal.newcomers={self.newcomers} leaves none of clients={clients} to train; lower it"
+            )
+        if self.active and not stream and not validation:
+            asked = f"over={self.over}" if self.over != "none" else f"newcomers={self.newcomers}"
+            raise ConfigError(
+                f"personal.{asked} needs validation samples of every client's own; add partition.validation=0.2"
+            )

@@ -1,0 +1,24 @@
+"""Every client for itself: the baseline without a federation."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedsim.federation import Federation
+from fedsim.strategies.base import ClientModels, KeepsClientModels
+from fedsim.trainer import Report
+
+
+class LocalOnly(KeepsClientModels[ClientModels]):
+    """Clients train their own model whenever they are available; nothing is sent and nothing received.
+
+    The state's model is the plain mean of all clients' models, so that there is something to evaluate: nobody has it.
+    Memory: one model per client.
+    """
+
+    def initial(self, model: Tensor, federation: Federation) -> ClientModels:
+        return ClientModels.broadcast(model, federation)
+
+    def aggregate(self, state: ClientModels, report: Report, t: int) -> ClientModels:
+        state.models[report.cohort.rows] = report.end
+        return ClientModels(report.cohort.federation.mean_over_clients(state.models), state.models)

@@ -1,0 +1,92 @@
+"""Client memory on the device, in host memory or in a file: the same numbers, and nothing left behind."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim.availability import Bernoulli, Sine, Uniform
+from fedsim.datasets import GaussianMean
+from fedsim.errors import ConfigError
+from fedsim.federation import Federation
+from fedsim.local import APFL, PFedMe
+from fedsim.memory import Memory
+from fedsim.models import Mean
+from fedsim.personal import Personal
+from fedsim.shift import Location, NoShift
+from fedsim.simulation import Simulation
+from fedsim.strategies import FedAWE
+from fedsim.tracking import Tracking
+
+QUIET = Tracking(progress="none", tensorboard=False)
+RULES = {
+    "apfl": functools.partial(APFL, alpha=0.3, adaptive=True),
+    "pfedme": functools.partial(PFedMe, warm_start=True),
+}
+
+
+def run(place, rule, folder=None, rounds=4, resume=False):
+    """State, memory and history of a run with memory of rule (model and number) and shift."""
+    simulation = Simulation(
+        GaussianMean(clients=6), Mean, clients=6, seeds=(3, 5), dtype="float64", rounds=rounds, eval_every=2,
+        shift=Location(0.5, 0.3, inertia=0.6), strategy=FedAWE(), availability=Bernoulli(Uniform(0.6), Sine()),
+        local=RULES[rule](lr=0.1, steps=3, batch_size=4), personal=Personal(over="online"), memory=place,
+    )  # fmt: skip
+    memories, initial = [], simulation.trainer.memory
+    simulation.trainer.memory = lambda model: memories.append(initial(model)) or memories[-1]
+    result = simulation.run(folder, resume=resume, tracking=QUIET)
+    return result, memories[0].tensors()
+
+
+def rows_of(result):
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in result.history]
+
+
+@pytest.mark.parametrize("place", ["host", "disk"])
+@pytest.mark.parametrize("rule", RULES)
+def test_where_memory_lies_does_not_matter(rule, place, tmp_path):
+    """Bit for bit, and so it is for a run that is resumed with its memory elsewhere."""
+    plain, kept = run("device", rule)
+    placed, same = run(place, rule)
+    run("device", rule, tmp_path, rounds=2)
+    resumed, again = run(place, rule, tmp_path, resume=True)
+    for other, memory in ((placed, same), (resumed, again)):
+        np.testing.assert_equal(rows_of(other), rows_of(plain))
+        assert torch.equal(other.state.models, plain.state.models)
+        assert set(memory) == set(kept)
+        assert all(torch.equal(memory[name], kept[name]) for name in kept)
+
+
+def test_a_file_holds_the_rows_and_has_no_name(tmp_path, monkeypatch):
+    """Mapped, not copied: the process' own memory does not grow by the models (64 MB), and the folder stays empty."""
+
+    def own() -> int:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    federation = Federation((0, 1), 200, np.ones(400, dtype=np.int64))
+    model, rule = torch.randn(2, 40_000), APFL()
+    before = own()
+    memory = Memory.initial(rule, NoShift(), model, federation, "disk")
+    assert own() - before < 16e6
+    assert not list(tmp_path.iterdir())
+    assert torch.equal(memory.clients["personal"], model.repeat_interleave(200, dim=0))
+    counts = np.zeros((2, 200))
+    counts[0, 7] = counts[1, [0, 199]] = 1
+    cohort = federation.cohort(counts, counts)
+    rows = memory.gather(cohort)
+    memory.scatter(cohort, {name: value + 1 for name, value in rows.items()})
+    changed = torch.nonzero((memory.clients["personal"] != model.repeat_interleave(200, dim=0)).any(1))[:, 0]
+    assert changed.tolist() == [7, 200, 399]
+    memory.borrowed().scatter(cohort, {name: value * 0 for name, value in rows.items()})
+    assert torch.equal(memory.clients["personal"][7], model[0] + 1)
+
+
+def test_a_place_that_does_not_exist_is_refused():
+    with pytest.raises(ConfigError, match=r"trainer\.memory='attic' is unknown; choose one of device, host, disk"):
+        run("attic", "apfl")
