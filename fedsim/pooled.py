@@ -39,8 +39,10 @@ class PooledData(Dataset):
     def __init__(self, inner: Dataset, members: int) -> None:
         if inner.stream and inner.natural_clients != members:
             raise ConfigError(f"clients={members}, but dataset={inner.name} was made for {inner.natural_clients}")
+        if inner.weights is not None and np.ptp(inner.weights) > 1e-9:
+            raise ConfigError("local=pg pools everybody alike, but the clients' weights differ; set weight_variance=0")
         fields = {f.name: getattr(inner, f.name) for f in dataclasses.fields(Dataset)}
-        super().__init__(**fields | {"owners": None})
+        super().__init__(**fields | {"owners": None, "weights": None})
         self.inner, self.members = inner, members
 
     @property
@@ -92,6 +94,7 @@ class PooledShift(Shift):
             clients=self.members,
             sizes=np.repeat(federation.sizes, self.members),
             class_fractions=None if fractions is None else np.repeat(fractions, self.members, axis=1),
+            shares=None,
         )
         shared = copy.copy(batches)  # stored samples are everybody's
         shared.federation, shared.dataset = everyone, self.inner_data

@@ -71,6 +71,7 @@ class Recipe:
     claims: what the paper says about the numbers.
     figure: {kind: …} and the options of that kind, or None.
     tune: of the runs along an axis the best is kept, or None.
+    remark: what was found beside the verdicts, and why where it is known; for the gallery.
     train: False where the picture shows what was configured and nothing is trained.
     """
 
@@ -85,6 +86,7 @@ class Recipe:
     claims: list[Claim] = field(default_factory=list)
     figure: dict[str, Any] | None = None
     tune: Tune | None = None
+    remark: str = ""
     train: bool = True
 
     def settings(self, scale: str) -> list[Setting]:
