@@ -28,6 +28,7 @@ COLUMNS = {
     "client_accuracy_worst10": "mean of the lowest tenth of the clients' accuracies",
     "distance_to_optimum": "Euclidean distance of the evaluated model to the closed-form optimum",
     "performative_loss": "train_loss by another name: the loss of the evaluated model on data that answer it",
+    "performative_risk": "performative_loss and the ridge λ/2 ‖θ‖²: what θ^PO minimises",
     "decoupled_loss": "loss of the evaluated model on the clients' data as they answered the server's last deployment: "
     "its model before the last round, or the running mean of its models where shift.inertia and deploy=round say so",
     "distance_to_ps": "Euclidean distance of the evaluated model to the performatively stable point",
@@ -100,6 +101,7 @@ class Evaluator:
             found["distance_to_optimum"] = (models - optimum).norm(dim=1)
         if self.shift.active:
             found["performative_loss"] = found["train_loss"]
+            found["performative_risk"] = found["train_loss"] + 0.5 * self.model.ridge * models.square().sum(1)
             before = losses if deployed is None else self._on_clients(models, deployed)[0]
             found["decoupled_loss"] = before.mean(1)
             for name, point in self.references.items():

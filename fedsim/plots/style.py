@@ -18,6 +18,10 @@ TITLES = {
     "train_accuracy": "training accuracy, mean over clients",
     "client_accuracy_worst10": "accuracy of the worst tenth of clients",
     "distance_to_optimum": "distance to the optimum",
+    "distance_to_ps": "distance to θ^PS",
+    "distance_to_po": "distance to θ^PO",
+    "performative_risk": "performative risk, ridge included",
+    "samples": "samples used",
 }
 LOGARITHMIC = ("distance_to_optimum",)
 

@@ -20,6 +20,7 @@ class Measure:
     Attributes:
         metric: a column of metrics.csv.
         last: mean over the evaluations of the last so many rounds; 0 takes the last evaluation alone.
+        spread: instead of the mean over those evaluations their standard deviation: how much a replicate oscillates.
         largest: instead of the end, the largest value of any evaluation.
         until: 'above' or 'below': instead of a mean, the first evaluated round at which the replicates' mean is on this
             side of the target (nan where it never is).
@@ -30,11 +31,13 @@ class Measure:
             this round on: −½ for a distance whose square is O(1/T).
         every: with `until`: only evaluations at multiples of so many rounds count.
         percent: multiply by 100.
+        times: or by this factor: 2 for a paper that does not halve its squared loss.
         unit: behind the number, in tables and on axes.
     """
 
     metric: str
     last: int = 0
+    spread: bool = False
     largest: bool = False
     until: str | None = None
     stays: bool = False
@@ -44,6 +47,7 @@ class Measure:
     order_from: int | None = None
     every: int = 1
     percent: bool = False
+    times: float = 1.0
     unit: str = ""
 
     def __post_init__(self) -> None:
@@ -73,9 +77,13 @@ class Measure:
                 return np.array([math.nan])
             return np.array([np.polyfit(np.log(rounds[late]), np.log(values[late].mean(1)), 1)[0]])
         if self.largest:
-            return values.max(0) * (100 if self.percent else 1)
+            return values.max(0) * self._factor
         window = rounds > rounds[-1] - self.last if self.last else rounds == rounds[-1]
-        return values[window].mean(0) * (100 if self.percent else 1)
+        return (values[window].std(0) if self.spread else values[window].mean(0)) * self._factor
+
+    @property
+    def _factor(self) -> float:
+        return self.times * (100 if self.percent else 1)
 
     def _target(self, rivals: list[Run]) -> float:
         if self.target is not None:

@@ -138,7 +138,7 @@ class Tracker:
         if data.optimum is None or shifted:
             absent |= {"distance_to_optimum"}
         if not shifted:
-            absent |= {"performative_loss", "decoupled_loss"}
+            absent |= {"performative_loss", "performative_risk", "decoupled_loss"}
         absent |= {"distance_to_ps", "distance_to_po"} - self.simulation.evaluator.references.keys()
         personal = self.simulation.personal
         return [name for name in COLUMNS if name not in absent] + (personal.columns if personal else [])

@@ -25,6 +25,9 @@ def test_the_end_and_a_window_of_rounds() -> None:
     assert np.allclose(Measure("accuracy", last=20)(run()), [0.7, 0.8])  # rounds 30 and 40: later than 40 − 20
     assert Measure("accuracy", largest=True)(run()).tolist() == [0.8, 0.8]
     assert np.allclose(Measure("accuracy", last=21, percent=True)(run()), [190 / 3, 190 / 3])
+    assert np.allclose(Measure("accuracy", last=20, times=2)(run()), [1.4, 1.6])
+    assert np.allclose(Measure("accuracy", last=20, spread=True)(run()), [0.1, 0.0])
+    assert Measure("accuracy", largest=True, times=-3)(run()).tolist() == pytest.approx([-2.4, -2.4])
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ def test_the_papers_are_there() -> None:
     tables = {"fedawe/table2", "fedawe/table8", "fedawe/table9", "fedawe/table10"}
     figures = {f"fedawe/fig{n}" for n in ("2", "3", "4", "5", "6", "7a", "7b")}
     assert tables | figures <= set(RECIPES)
+    profl = ("table1", "table2", "1a", "1b", "1c", "2a", "2b", "2c", "3", "4", "5", "6", "7", "absent")
+    assert {f"profl/{'fig' * name[0].isdigit()}{name}" for name in profl} <= set(RECIPES)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -100,6 +102,13 @@ def test_table_2_holds_the_papers_numbers_at_their_places() -> None:
         at = {"dynamics": dynamics, "dataset": data, "algorithm": algorithm}
         assert recipe.printed("test accuracy", at) == number
         assert recipe.printed("train accuracy", at) is None
+
+
+@pytest.mark.parametrize(
+    ("alpha", "algorithm", "number"), [("0", "PG", 5.56), ("0.5", "PG", 6.32), ("0.5", "ProFL", 5.67)]
+)
+def test_profls_table_1_holds_the_papers_numbers(alpha: str, algorithm: str, number: float) -> None:
+    assert load("profl/table1").printed("loss", {"α": f"α = {alpha}", "algorithm": algorithm}) == number
 
 
 SMALL = """

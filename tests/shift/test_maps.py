@@ -143,6 +143,20 @@ def test_evaluation_looks_at_samples_that_answer_the_evaluated_and_the_deployed_
     assert found["decoupled_loss"] != pytest.approx(found["performative_loss"])
 
 
+def test_the_performative_risk_counts_the_ridge_and_is_least_where_theta_po_is():
+    """θ^PO of house prices with ridge λ, in one dimension: a(1+γ)E[x²] / ((1+γ)² E[x²] + λ)."""
+    a, gamma, ridge, moment = 5 / 3, 1.5, 10 / 3, 1 + 25 / 9
+    simulation = simulation_of(HousePrices(M), functools.partial(Linear, bias=False), Response(gamma), ridge=ridge)
+    optimum = a * (1 + gamma) * moment / ((1 + gamma) ** 2 * moment + ridge)
+    theta = torch.tensor([[optimum], [optimum - 0.01], [optimum + 0.01]], dtype=torch.float64)
+    found = [simulation.evaluator(row[None]).metrics for row in theta]
+    for metrics, (value,) in zip(found, theta.tolist(), strict=True):
+        risk = 0.5 * (((1 + gamma) * value - a) ** 2 * moment + 2.0333**2) + 0.5 * ridge * value**2
+        assert metrics["performative_risk"][0] == pytest.approx(risk, abs=1e-9)
+    risks = [metrics["performative_risk"][0] for metrics in found]
+    assert risks[0] < min(risks[1:])
+
+
 def test_the_decoupled_loss_of_a_run_is_on_data_that_answered_the_model_before_the_round(play):
     shift = Location(0.5, 0.1)
     simulation = simulation_of(Pricing(M, 2), Mean, shift, loss="half_squared_distance", rounds=3, eval_every=1)
