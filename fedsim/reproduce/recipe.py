@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 import fedsim
 from fedsim import checks
@@ -147,8 +148,9 @@ def load(name: str, folder: Path | None = None) -> Recipe:
         return _recipe(name, {str(key): value for key, value in content.items()})
     except ConfigError:
         raise
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ConfigError(f"recipe {path} is not well formed ({error})") from error
+    except (TypeError, KeyError, AttributeError, ValueError, YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"recipe {path} is not well formed ({reason})") from error
 
 
 def _recipe(name: str, content: dict[str, Any]) -> Recipe:

@@ -233,6 +233,7 @@ def test_absent_data_and_divergence_are_reported_not_fatal(folder: Path) -> None
         ("is: below", "is: less", "less"),
         ("measures: {loss", "measures: {lost", "loss"),
         ("axes:", "axis:", "not well formed"),
+        ("axes:", "axes", "not well formed"),
         ("lr=0.1", "lrr=0.1", "lrr is not a setting"),
     ],
 )
