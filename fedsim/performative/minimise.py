@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 from torch.func import grad_and_value
 
@@ -15,12 +14,19 @@ from fedsim.performative.roots import FAR, Box
 
 def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> tuple[Tensor, float] | None:
     """A local minimiser [d] and its value, from `start` [d] float64; None where the function falls without bound."""
+    from scipy.optimize import minimize  # here: a run without references need not wait for it
+
     evaluate = grad_and_value(function)
 
     def on_host(point: np.ndarray) -> tuple[float, np.ndarray]:
         gradient, value = evaluate(torch.as_tensor(point, dtype=torch.float64, device=start.device))
         return float(value), gradient.cpu().numpy()
 
+    if box is None:
+        value, gradient = (torch.as_tensor(v) for v in on_host(start.cpu().numpy()))
+        away = on_host((start.cpu() - FAR * gradient / gradient.norm().clamp(min=1e-300)).numpy())[0]
+        if away < value:  # lower still where no minimiser is looked for
+            return None
     bounds = None if box is None else [box] * len(start)
     options = {"maxiter": 2000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-12, "maxcor": 20}
     found = minimize(on_host, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)

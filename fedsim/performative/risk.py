@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import grad, jacfwd, vmap
+from torch.func import grad, jacrev, vmap
 
 from fedsim import rng
 from fedsim.federation import Federation
@@ -13,6 +13,7 @@ from fedsim.shift import Shift
 from fedsim.trainer import Batches
 
 STREAM_SAMPLES = 1000
+COLUMNS = 16  # of a Jacobian that are computed at once
 
 
 class Risk:
@@ -55,10 +56,9 @@ class Risk:
             self.base["x"] = batches.dataset.prepare(self.base["x"], torch.float64)
             self.base["weight"] = valid.to(torch.float64)
         self.base |= {"client": clients, "row": rows}
-        weights = (
-            federation.data_weights[rows].to(torch.float64) if weighting == "data" else torch.ones(m, device=device)
-        )
-        self.weights = (weights / weights.sum()).to(torch.float64)
+        held = torch.as_tensor(federation.sizes.reshape(-1, m)[replicate], dtype=torch.float64, device=device)
+        weights = held if weighting == "data" and not batches.dataset.stream else torch.ones_like(held)
+        self.weights = weights / weights.sum()
 
     def __call__(self, theta: Tensor, deployed: Tensor) -> Tensor:
         """R(θ, θ') [] for θ and θ' [d], differentiable in both."""
@@ -85,8 +85,8 @@ class Risk:
 
     def decoupled_jacobian(self, theta: Tensor) -> Tensor:
         """[d, d] derivative of `decoupled_gradient`, the answer of the data included."""
-        return jacfwd(self.decoupled_gradient)(theta)
+        return jacrev(self.decoupled_gradient, chunk_size=COLUMNS)(theta)
 
     def performative_hessian(self, theta: Tensor) -> Tensor:
         """[d, d] derivative of `performative_gradient`."""
-        return jacfwd(self.performative_gradient)(theta)
+        return jacrev(self.performative_gradient, chunk_size=COLUMNS)(theta)

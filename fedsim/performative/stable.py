@@ -63,9 +63,9 @@ def stable_point(
 
 def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
     """θ ← argmin_Θ R(·, θ) until what is left, judged by the last contraction, is within the tolerance."""
-    theta, before = start, float("inf")
+    theta, before = start, 0.0
     growing = 0
-    for _ in range(ROUNDS):
+    for count in range(ROUNDS):
         found = minimise(lambda point, at=theta: risk(point, at), theta, box)  # type: ignore[misc]
         if found is None:
             raise NoReferenceError(
@@ -74,11 +74,11 @@ def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
             )
         new = found[0]
         step = float((new - theta).norm())
-        contraction = step / before if before > 0 else 0.0
+        contraction = step / before if count else 1.0  # the first step tells nothing
         scale = 1 + float(new.norm())
         if step <= 1e-14 * scale or (contraction < 1 and step * contraction / (1 - contraction) <= tolerance * scale):
             return new
-        growing = growing + 1 if contraction >= 1 and step > 1e-7 * scale else 0
+        growing = growing + 1 if count and contraction >= 1 and step > 1e-7 * scale else 0
         if growing >= 20:
             raise NoReferenceError(
                 f"repeated minimisation under shift={_name(risk)} does not contract, so it reaches no performatively "

@@ -50,10 +50,9 @@ class Direction:
         weight = f"{name}.weight" if name else "weight"
         self._start = sum(math.prod(s) for s in list(model.shapes.values())[: list(model.shapes).index(weight)])
         self._stop = self._start + self.outputs * size
-        mix = torch.ones(1) if self.outputs == 1 else torch.full((self.outputs,), -1.0 / (self.outputs - 1))
-        if self.outputs > 1:
-            mix[target] = 1.0
-        self._mix = mix.to(model.device, torch.float64)
+        mix = torch.full((self.outputs,), -1.0 / max(self.outputs - 1, 1), dtype=torch.float64)
+        mix[target if self.outputs > 1 else 0] = 1.0
+        self._mix = mix.to(model.device)
         self._mask = _mask(features if features is not None else dataset.strategic, size, dataset.name)
         self._mask = self._mask.to(model.device)
 

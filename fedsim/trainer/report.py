@@ -19,21 +19,21 @@ class Report:
     start: [n, d] where each row began.
     carry: what each row ended with: 'params' [n, d] and whatever the strategy gave it to carry.
     loss: [n] mean training loss over the row's local steps.
-    deployed: [R, d] what the server deployed in this round (θ̃ where the shift has inertia and answers to the server).
     lr: [R] learning rate of the round's first local step, also where nobody computed (with epochs and a schedule that
         counts steps: of the client with most steps).
     lr_sum: [n] learning rates of the row's local steps, summed: s·η_l where the rate is constant in a round.
     samples: [n] training samples each row processed (host).
+    deployed: [R, d] what the server deployed in this round (θ̃ where the shift has inertia and answers to the server).
     """
 
     cohort: Cohort
     start: Tensor
     carry: dict[str, Tensor]
     loss: Tensor
-    deployed: Tensor
     lr: Tensor
     lr_sum: Tensor
     samples: np.ndarray
+    deployed: Tensor | None = None
 
     @property
     def end(self) -> Tensor:

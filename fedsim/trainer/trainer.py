@@ -127,9 +127,8 @@ class Trainer:
         taken = torch.as_tensor(plan.steps, dtype=loss.dtype).to(loss.device, non_blocking=True)
         going = torch.arange(len(rates), device=loss.device)[:, None] < taken
         lr = self.rates * self.rule.schedule.factor(t, 0, self._longest)
-        return Report(
-            cohort, start, end, loss / taken, deployed if fleet is None else fleet, lr, (rates * going).sum(0), samples
-        )
+        sent = deployed if fleet is None else fleet
+        return Report(cohort, start, end, loss / taken, lr, (rates * going).sum(0), samples, sent)
 
     def _rates(self, cohort: Cohort, plan: Plan, t: int) -> Tensor:
         """[S, n] the learning rate of every step and row; a row's schedule counts its own steps."""
