@@ -124,7 +124,8 @@ class Trainer:
             samples[rows] = chunk.sizes.sum(1)
         samples = self.rule.used(samples, carry, end)
         memory.scatter(cohort, end)
-        self.rule.after_round(memory.clients, cohort)
+        if memory.kept:
+            self.rule.after_round(memory.clients, cohort)
         end.pop("round", None)
         taken = torch.as_tensor(plan.steps, dtype=loss.dtype).to(loss.device, non_blocking=True)
         going = torch.arange(len(rates), device=loss.device)[:, None] < taken
