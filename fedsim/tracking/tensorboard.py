@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,15 @@ GROUPS = {
 } | {name: name.replace("_", "/", 1).replace("_", " ") for name in PERSONAL_COLUMNS}
 
 
+def _wait_for_a_later_name(folder: Path) -> None:
+    """TensorBoard reads event files in the order of their names, which begin with the second they were opened in: wait,
+    for a second at most, until a new file comes after those that are there."""
+    opened = [path.name.split(".")[3] for path in folder.rglob("events.out.tfevents.*")]
+    newest = max((int(second) for second in opened if second.isdigit()), default=0)
+    while int(time.time()) == newest:
+        time.sleep(0.02)
+
+
 class TensorBoard:
     """Writes one evaluation at a time.
 
@@ -34,6 +44,7 @@ class TensorBoard:
     def __init__(self, folder: Path, seeds: tuple[int, ...], purge_from: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        _wait_for_a_later_name(folder)
         self.mean = SummaryWriter(str(folder), purge_step=purge_from)
         names = [f"seed_{s}" + (f"_replicate_{r}" if seeds.count(s) > 1 else "") for r, s in enumerate(seeds)]
         each = [folder / name for name in names] if len(seeds) > 1 else []

@@ -1,0 +1,18 @@
+"""Event files are read in the order of their names: a resumed run's must come after those that are there."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from fedsim.tracking.tensorboard import TensorBoard
+
+
+def test_a_resumed_runs_event_file_is_named_later(tmp_path: Path) -> None:
+    now = int(time.time())
+    (tmp_path / f"events.out.tfevents.{now}.host.1.9").touch()  # … 9 sorts after … 10, in the same second
+    (tmp_path / "events.out.tfevents").touch()
+    TensorBoard(tmp_path, (0,), purge_from=4).close()
+    names = sorted(path.name for path in tmp_path.glob("events.out.tfevents.*"))
+    assert len(names) == 2
+    assert int(names[-1].split(".")[3]) > now
