@@ -20,7 +20,7 @@ TITLES = {
     "distance_to_optimum": "distance to the optimum",
     "distance_to_ps": "distance to θ^PS",
     "distance_to_po": "distance to θ^PO",
-    "performative_risk": "performative risk, ridge included",
+    "performative_risk": "performative risk",
     "samples": "samples used",
 }
 LOGARITHMIC = ("distance_to_optimum",)
