@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,29 +13,34 @@ import torch
 from torch import nn
 
 from fedsim import checks
-from fedsim.availability import Availability, Full, Withheld
+from fedsim.availability import Availability
 from fedsim.checkpoint import Checkpointer, Progress, read
 from fedsim.contamination import Contamination, NoContamination
 from fedsim.datasets import Dataset
 from fedsim.divergence import DivergenceGuard
 from fedsim.errors import ConfigError
 from fedsim.evaluation import Evaluator
-from fedsim.federation import Federation
 from fedsim.local import SGD, LocalRule
 from fedsim.memory import Memory
-from fedsim.models import RowModel
 from fedsim.models.losses import Loss
-from fedsim.partition import IID, Natural, Partition, Table
-from fedsim.partition.base import Samples
+from fedsim.partition import Partition
 from fedsim.performative.references import references
-from fedsim.personal import Newcomers, Personal, PersonalEvaluator
-from fedsim.personal.judge import Judge
-from fedsim.personal.predictors import Predictors
+from fedsim.personal import Personal
 from fedsim.pooled import PooledData, PooledShift
 from fedsim.shift import NoShift, Shift
 from fedsim.strategies import FedAvg, State, Strategy
 from fedsim.tracking import Result, Tracker, Tracking
 from fedsim.trainer import Batches, Trainer
+from fedsim.wiring import (
+    bound,
+    check_seeds,
+    federation_of,
+    personal_views,
+    resolve_device,
+    resolve_dtype,
+    row_model,
+    split,
+)
 
 log = logging.getLogger(__name__)
 
@@ -108,47 +112,38 @@ class Simulation:
         self.eval_every = checks.whole("eval_every", eval_every)
         self.start = checks.choice("start", start, STARTS)
         self.evaluate = checks.choice("evaluate", evaluate, EVALUATED)
-        seeds = check_seeds(seeds)
         checks.whole("clients", clients)
         checks.whole("client_samples", client_samples)
-        self.device, number = resolve_device(device), resolve_dtype(dtype)
-        self.strategy = strategy or FedAvg()
-        self.shift = shift or NoShift()
-        self.dataset = dataset = dataset.to(self.device)
-        local = local or SGD()
-        if local.pooled:
+        seeds, self.device, number = check_seeds(seeds), resolve_device(device), resolve_dtype(dtype)
+        rule, personal, contamination = local or SGD(), personal or Personal(), contamination or NoContamination()
+        self.strategy, self.shift, self.dataset = strategy or FedAvg(), shift or NoShift(), dataset.to(self.device)
+        if rule.pooled:
             log.info("one client holds the data of all %d; partition and availability do not apply", clients)
-            self.shift = PooledShift(self.shift, dataset, clients)
-            self.dataset = dataset = PooledData(dataset, clients)
+            self.shift = PooledShift(self.shift, self.dataset, clients)
+            self.dataset = PooledData(self.dataset, clients)
             clients, partition, availability = 1, None, None
-        tables = self._split(partition, clients, seeds)
-        self.federation = _federation(seeds, clients, dataset, tables, self.device, number)
-        self.tables = tables
-        loss = loss or dataset.loss
-        self.model = RowModel(_builder(model, dataset, loss), loss, ridge, self.device, number)
-        self._check_model(number)
-        personal = personal or Personal()
-        personal.check(clients, dataset.stream, bool(tables) and tables[0].validation is not None)
-        availability = availability or Full()
-        if personal.newcomers:
-            availability = Withheld(availability, personal.newcomers)
-        self.availability = availability.bind(self.federation)
-        self.availability.check_rounds(rounds)
+        self.tables = split(self.dataset, partition, clients, seeds)
+        self.federation = federation_of(seeds, clients, self.dataset, self.tables, self.device, number)
+        self.model = row_model(model, self.dataset, loss, ridge, self.device, number)
+        personal.check(clients, self.dataset.stream, bool(self.tables) and self.tables[0].validation is not None)
+        self.availability = bound(availability, personal.newcomers, self.federation, rounds)
         self.strategy.check(self.availability)
-        contamination = contamination or NoContamination()
-        contamination.setup(self.federation, dataset)
+        contamination.setup(self.federation, self.dataset)
+
         keyed = bool(self.model.dropout_keys)
-        batches = Batches(dataset, tables, self.federation, local, contamination, keyed)
+        batches = Batches(self.dataset, self.tables, self.federation, rule, contamination, keyed)
         self.shift.setup(self.federation, batches, self.model)
-        local.setup(batches, self.shift, self.model)
+        rule.setup(batches, self.shift, self.model)
 
-        def trainer_of(rule: LocalRule) -> Trainer:
-            own = batches if rule is local else Batches(dataset, tables, self.federation, rule, contamination, keyed)
-            return Trainer(rule, self.model, self.shift, own, executor, chunk, workers, memory)
+        def trainer_of(other: LocalRule) -> Trainer:
+            own = batches if other is rule else batches.under(other)
+            return Trainer(other, self.model, self.shift, own, executor, chunk, workers, memory)
 
-        self.trainer = trainer_of(local)
+        self.trainer = trainer_of(rule)
         self.evaluator = Evaluator(self.model, batches, self.federation, self.shift, client_samples)
-        self.personal, self.newcomers = self._personal(personal, local, trainer_of)
+        self.personal, self.newcomers = personal_views(
+            personal, self.strategy, self.trainer, trainer_of, self.evaluator, self.tables
+        )
 
     def initial_state(self) -> State:
         """The strategy's state before round 0."""
@@ -238,117 +233,3 @@ class Simulation:
                 f"strategy={type(self.strategy).__name__} hands {', '.join(sorted(ignored))} to the local rule, but "
                 f"{type(local).__name__} does not use it; choose local=sgd, or another strategy"
             )
-
-    def _personal(
-        self, options: Personal, rule: LocalRule, trainer_of: Callable[[LocalRule], Trainer]
-    ) -> tuple[PersonalEvaluator | None, Newcomers | None]:
-        """What judges clients' own models, as far as it is asked for."""
-        if not options.active:
-            return None, None
-        held = None if self.dataset.stream else [t.validation for t in self.tables if t.validation is not None]
-        judge = Judge(self.evaluator, held, options.train_samples)
-        predictors = Predictors(self.trainer, self.strategy, trainer_of)
-        evaluator = PersonalEvaluator(options, self.federation, self.strategy, predictors, judge)
-        newcomers = None
-        if options.newcomers:
-            newcomers = Newcomers(options, self.federation, self.strategy, trainer_of, rule, judge)
-        return evaluator if options.over != "none" else None, newcomers
-
-    def _split(self, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
-        """One index table per replicate; none for a stream."""
-        data = self.dataset
-        if data.stream:
-            if partition is not None and not isinstance(partition, Natural):
-                raise ConfigError(f"dataset={data.name} draws its samples per client; use partition=natural")
-            if data.natural_clients != clients:
-                raise ConfigError(f"clients={clients}, but dataset={data.name} was made for {data.natural_clients}")
-            return []
-        labels = data.train_y.cpu().numpy() if data.classes is not None and data.train_y is not None else None
-        owners = data.owners.cpu().numpy() if data.owners is not None else None
-        partition = partition or (IID() if owners is None else Natural())
-        samples = Samples(len(data.train_x), labels, owners)
-        tables = [partition.table(samples, clients, seed) for seed in seeds]
-        used = [len(t.order) + (0 if t.validation is None else len(t.validation.order)) for t in tables]
-        left_out = samples.total - min(used)
-        if left_out:
-            log.info("partition: %d of %d samples are left out", left_out, samples.total)
-        return tables
-
-    def _check_model(self, dtype: torch.dtype) -> None:
-        """Two samples through model and loss."""
-        data = self.dataset
-        if data.stream:
-            pair = torch.zeros(1, dtype=torch.int64, device=self.device)
-            drawn = data.draw(pair, pair, 2, dtype)
-            x, y = drawn["x"][0], drawn["y"][0] if "y" in drawn else None
-        else:
-            pair = torch.zeros(2, dtype=torch.int64, device=self.device)
-            x = data.prepare(data.train_x[pair], dtype)
-            y = None if data.train_y is None else data.train_y[pair]
-        self.model.check(x, y, data.classes, data.name)
-
-
-def resolve_device(device: str) -> torch.device:
-    """'auto' is a GPU where there is one; an absent device is an error."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device={device!r} is not usable here ({reason}); use device=auto or cpu") from error
-    return chosen
-
-
-def resolve_dtype(dtype: str) -> torch.dtype:
-    """A floating-point type by name."""
-    known = {"float32": torch.float32, "float64": torch.float64}
-    return known[checks.choice("trainer.dtype", dtype, known)]
-
-
-def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
-    """A non-empty list of non-negative whole numbers. Equal seeds are allowed: replicates may differ in lr."""
-    if isinstance(seeds, str) or not isinstance(seeds, Sequence) or not len(seeds):
-        raise ConfigError(f"seeds={seeds!r} must be a non-empty list of whole numbers, such as [0,1,2]")
-    if max(checks.whole("seeds", seed, least=0) for seed in seeds) >= 2**63:
-        raise ConfigError(f"seeds={list(seeds)} must be below 2^63")
-    return tuple(int(seed) for seed in seeds)
-
-
-def _builder(
-    model: Callable[..., nn.Module] | nn.Module, dataset: Dataset, loss: str | Loss
-) -> Callable[[], nn.Module] | nn.Module:
-    """Give a model's constructor the data set's `shape` and `classes`, if it takes them and they are not set.
-
-    Logistic loss takes one output for its two classes.
-    """
-    if isinstance(model, nn.Module):
-        return model
-    try:
-        accepted = inspect.signature(model).parameters
-    except ValueError as error:
-        raise ConfigError(f"model cannot be built: {error}") from error
-    fixed = model.keywords if isinstance(model, functools.partial) else {}
-    known = {"shape": dataset.shape, "classes": 1 if loss == "logistic" else dataset.classes}
-    return functools.partial(model, **{k: v for k, v in known.items() if k in accepted and k not in fixed and v})
-
-
-def _federation(
-    seeds: tuple[int, ...],
-    clients: int,
-    dataset: Dataset,
-    tables: list[Table],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Federation:
-    """Sizes and label distributions of every virtual client."""
-    if not tables:
-        nothing = np.zeros(len(seeds) * clients, dtype=np.int64)
-        return Federation(seeds, clients, nothing, None, device, dtype, dataset.weights)
-    fractions = None
-    if dataset.classes is not None and dataset.train_y is not None:
-        labels = dataset.train_y.cpu().numpy()
-        fractions = np.stack([table.class_fractions(labels, dataset.classes) for table in tables])
-    sizes = np.concatenate([table.sizes for table in tables])
-    return Federation(seeds, clients, sizes, fractions, device, dtype)

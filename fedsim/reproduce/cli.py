@@ -19,9 +19,9 @@ from fedsim.plots.runs import load as load_run
 from fedsim.reproduce import report
 from fedsim.reproduce.recipe import SCALES, Recipe, load, names
 from fedsim.reproduce.runner import Job, Outcome, carry_out_all, compose, composing, jobs_at_once, plan
-from fedsim.simulation import resolve_device
 from fedsim.tracking.environment import environment
 from fedsim.tracking.tracker import Stopped
+from fedsim.wiring import resolve_device
 
 RUNS, RESULTS = "runs", "results"
 

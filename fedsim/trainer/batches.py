@@ -57,7 +57,7 @@ class Batches:
         contamination: Contamination,
         keyed: bool = False,
     ) -> None:
-        self.dataset, self.federation, self.rule = dataset, federation, rule
+        self.dataset, self.tables, self.federation, self.rule = dataset, tables, federation, rule
         self.contamination, self.keyed = contamination, keyed
         if dataset.stream:
             if rule.epochs is not None:
@@ -69,6 +69,10 @@ class Batches:
                 raise ConfigError(f"batch_size=null has no meaning for dataset={dataset.name}; give a number")
         else:
             self.order, self.offsets = flattened(tables, federation.device)
+
+    def under(self, rule: LocalRule) -> Batches:
+        """The same samples, drawn as another rule draws them."""
+        return Batches(self.dataset, self.tables, self.federation, rule, self.contamination, self.keyed)
 
     def plan(self, cohort: Cohort, t: int) -> Plan:
         """Steps and batch sizes of every row of the cohort in round t."""
