@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedsim import rng
 from fedsim.datasets import Dataset, GaussianMean, Synthetic
 from fedsim.local import SGD
 from fedsim.models import MLP, SVHNCNN, Linear, Mean
 from fedsim.partition import IID, Natural, Partition
+from fedsim.partition.base import Samples
 from fedsim.shift import Location, Shift
 
 LR = 0.01
@@ -50,12 +50,10 @@ class Workload:
 
     def shares(self) -> list[np.ndarray]:
         """The sample numbers of every client."""
-        from fedsim.partition.base import Samples
-
         owners = None if self.data.owners is None else self.data.owners.numpy()
         samples = Samples(len(self.data.train_x), None, owners)
-        partition = self.partition or IID()
-        return partition.split(samples, self.clients, rng.generator(0, rng.Purpose.PARTITION))
+        table = (self.partition or IID()).table(samples, self.clients, seed=0)
+        return np.split(table.order, table.offsets[1:-1])
 
 
 def noise(shape: tuple[int, ...], samples: int) -> Dataset:
