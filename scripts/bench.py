@@ -1,161 +1,197 @@
-"""How fast a round's local training is: every executor beside a raw PyTorch loop over one model.
+"""How fast a whole round of fedsim is, beside what users would run instead and beside what the machine allows.
 
-The raw loop (`limit`) trains a single model on as many samples at the same batch size, batches ready in memory; it does
-no sampling, no gathering, no aggregation. Every repetition measures all contenders in turn, so that the ratios hold
-when the machine's speed drifts; the medians are shown.
+Per workload, interleaved in one process so that ratios hold while the machine's speed drifts:
 
-usage: python scripts/bench.py [--json FILE] [--only logistic,mlp,cnn] [--repeat 7] [--device auto]
+- fedsim: whole rounds of `Simulation.run` into a run folder: sampling, gathering, local steps, aggregation, tracking,
+  checkpoints; evaluation off. Mean over consecutive rounds, the first left out.
+- common: the usual simulator loop (`bench_workloads.common_round`): per client a module, a DataLoader, torch.optim.SGD,
+  a state_dict copy; then averaging.
+- limit: a raw PyTorch loop that trains one model on as many samples at the same batch size, batches ready in memory.
+
+A ratio is the median over the repetitions of other / fedsim.
+
+usage: python scripts/bench.py [--json FILE] [--only a,c] [--repeat 5] [--device auto] [--set executor=loop …]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from bench_population import population
+from bench_workloads import WORKLOADS, Workload, common_round, limit_round
 
 from fedsim import Simulation
-from fedsim.datasets import Dataset
-from fedsim.local import SGD
-from fedsim.models import MLP, SVHNCNN, Linear
+from fedsim.availability import Availability, Full, UniformK
+from fedsim.federation import Cohort
+from fedsim.tracking import Tracking
+
+SECONDS = 0.8  # of consecutive fedsim rounds per repetition, at least three rounds
 
 
-@dataclass
-class Workload:
-    """One row of the table."""
+class Clocked(Availability):
+    """Notes when every round begins; `sample` is the first thing a round does."""
 
-    name: str
-    model: Callable[..., nn.Module]
-    shape: tuple[int, ...]
-    clients: int
-    batch: int
-    steps: int
+    def __init__(self, process: Availability) -> None:
+        self.process, self.times = process, [0.0]
 
+    def setup(self, population: Any) -> None:
+        super().setup(population)
+        self.process.setup(population)
 
-WORKLOADS = [
-    Workload("logistic", Linear, (1, 28, 28), 100, 20, 20),
-    Workload("mlp", MLP, (1, 28, 28), 100, 20, 10),
-    Workload("cnn", SVHNCNN, (3, 32, 32), 20, 128, 10),
-]
+    def probabilities(self, t: int) -> Any:
+        return self.process.probabilities(t)
 
+    def counts(self, t: int) -> Any:
+        return self.process.counts(t)
 
-def random_images(shape: tuple[int, ...], samples: int) -> Dataset:
-    """uint8 noise with labels: speed does not depend on what the pixels show."""
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (samples, *shape), dtype=torch.uint8, generator=draw)
-    y = torch.randint(0, 10, (samples,), generator=draw)
-    return Dataset("noise", x, y, x[:100], y[:100], classes=10)
+    def sample(self, t: int) -> Cohort:
+        assert self.federation is not None
+        if self.federation.device.type == "cuda":
+            torch.cuda.synchronize(self.federation.device)
+        self.times = [time.perf_counter()] if t == 0 else [*self.times, time.perf_counter()]
+        return super().sample(t)
 
 
-def raw_loop(work: Workload, device: torch.device) -> Callable[[], None]:
-    """One model, plain PyTorch, batches ready in memory."""
-    model = work.model(shape=work.shape, classes=10).to(device)
-    parameters = list(model.parameters())
-    x = torch.rand(work.steps, work.batch, *work.shape, device=device)
-    y = torch.randint(0, 10, (work.steps, work.batch), device=device)
+class Rounds:
+    """Whole rounds of a simulation, timed."""
 
-    def run() -> None:
-        for _ in range(work.clients):
-            for k in range(work.steps):
-                gradients = torch.autograd.grad(F.cross_entropy(model(x[k]), y[k]), parameters)
-                with torch.no_grad():
-                    for parameter, gradient in zip(parameters, gradients, strict=True):
-                        parameter.sub_(gradient, alpha=0.01)
+    def __init__(self, work: Workload, seeds: list[int], device: str, settings: dict[str, Any]) -> None:
+        process = Full() if work.active is None else UniformK(work.active)
+        self.clock = Clocked(process)
+        self.simulation = Simulation(
+            work.data,
+            work.model,
+            clients=work.clients,
+            partition=work.partition,
+            availability=self.clock,
+            local=work.local(),
+            shift=work.shift,
+            seeds=seeds,
+            rounds=4,
+            eval_every=10**9,
+            client_samples=1,
+            device=device,
+            **settings,
+        )
+        self.seconds()
+        self.simulation.rounds = max(4, 2 + round(SECONDS / self.seconds()))
 
-    return run
-
-
-def local_training(work: Workload, executor: str, device: str) -> tuple[Callable[[], Tensor], Simulation]:
-    """fedsim's local training of one full round: sampling, gathering and all steps of all clients."""
-    samples = max(600, 2 * work.batch) * work.clients if work.name != "cnn" else 500 * work.clients
-    simulation = Simulation(
-        random_images(work.shape, samples),
-        work.model,
-        clients=work.clients,
-        local=SGD(lr=0.01, steps=work.steps, batch_size=work.batch),
-        executor=executor,
-        device=device,
-    )
-    cohort = simulation.availability.sample(0)
-    state = simulation.initial_state()
-    start = simulation.strategy.start(state, cohort)
-    return lambda: simulation.trainer.run(start, cohort, 0, state.model).end, simulation
+    def seconds(self) -> float:
+        """Mean seconds of a round after the first."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.simulation.run(os.path.join(folder, "run"), tracking=Tracking(progress="none"))
+        times = self.clock.times
+        return (times[-1] - times[1]) / (len(times) - 2)
 
 
-def seconds(run: Callable[[], Any], device: torch.device) -> float:
+def timed(run: Callable[[], Any], device: torch.device) -> Callable[[], float]:
     """Wall time of one call, the device's work included."""
-    begin = time.perf_counter()
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - begin
+
+    def seconds() -> float:
+        begin = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - begin
+
+    return seconds
 
 
-def measure(work: Workload, device: str, repeat: int) -> dict[str, Any]:
-    """Samples per second of every contender, interleaved."""
-    contenders: dict[str, Callable[[], Any]] = {}
-    for executor in ("vmap", "loop", "auto"):
-        contenders[executor], simulation = local_training(work, executor, device)
-    contenders["limit"] = raw_loop(work, simulation.device)
+def interleaved(contenders: dict[str, Callable[[], float]], repeat: int) -> dict[str, list[float]]:
+    """Every contender's seconds, all of them in turn in every repetition; a first one warms up."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for run in contenders.values():
-        seconds(run, simulation.device)
-    for _ in range(repeat):
-        for name, run in contenders.items():
-            times[name].append(seconds(run, simulation.device))
-    samples = work.clients * work.steps * work.batch
-    rate = {name: samples / statistics.median(values) for name, values in times.items()}
+    for repetition in range(repeat + 1):
+        for name, seconds in contenders.items():
+            taken = seconds()
+            if repetition:
+                times[name].append(taken)
+    return times
 
-    def ratio(other: str) -> float:
-        """How much faster `auto` is, run by run."""
-        return statistics.median(a / b for a, b in zip(times[other], times["auto"], strict=True))
 
-    return {
-        "workload": work.name,
-        "samples_per_second": {name: round(value) for name, value in rate.items()},
-        "min_seconds": {name: min(values) for name, values in times.items()},
-        "median_seconds": {name: statistics.median(values) for name, values in times.items()},
-        "auto_chose": simulation.trainer.choice.describe(),
-        "vs_limit": ratio("limit"),
-        "vs_best": min(ratio("vmap"), ratio("loop")),
-    }
+def measure(work: Workload, device: str, repeat: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """One row of the table."""
+    rounds = Rounds(work, list(range(work.seeds)), device, settings)
+    where = rounds.simulation.device
+    contenders: dict[str, Callable[[], float]] = {"fedsim": rounds.seconds}
+    contenders["common"] = timed(common_round(work, where), where)
+    if work.has_limit:
+        contenders["limit"] = timed(limit_round(work, where), where)
+    if work.seeds > 1:
+        single = Rounds(work, [0], device, settings)
+        contenders["one seed after another"] = lambda: work.seeds * single.seconds()
+    times = interleaved(contenders, repeat)
+
+    def ratio(name: str) -> float | None:
+        if name not in times:
+            return None
+        return statistics.median(a / b for a, b in zip(times[name], times["fedsim"], strict=True))
+
+    row: dict[str, Any] = {"workload": work.name, "what": work.what, "vs_common": ratio("common")}
+    row |= {"vs_limit": ratio("limit"), "seconds": statistics.median(times["fedsim"])}
+    if work.seeds > 1:
+        row["vs_seeds_one_after_another"] = ratio("one seed after another")
+    row["executor"] = rounds.simulation.trainer.choice.describe()
+    row["median_seconds"] = {name: statistics.median(taken) for name, taken in times.items()}
+    row["min_seconds"] = {name: min(taken) for name, taken in times.items()}
+    return row
+
+
+def show(row: dict[str, Any]) -> str:
+    """One line of the table."""
+
+    def times(value: float | None) -> str:
+        return "–" if value is None else f"{value:.2f}×"
+
+    line = f"({row['workload']}) {row['what']:58} {row['seconds']:>9.4f} s {times(row.get('vs_common')):>9}"
+    line += f" {times(row.get('vs_limit')):>9}"
+    if "vs_seeds_one_after_another" in row:
+        line += f"   {times(row['vs_seeds_one_after_another'])} seeds one after another"
+    if "more_seconds" in row:
+        line += f"   {row['more_seconds']:+.3f} s to the 1,000 alone, {row['peak_gib']:.2f} GiB in all"
+    return line
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Samples per second of every executor beside a raw PyTorch loop.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
-    parser.add_argument("--only", metavar="NAMES", help="comma-separated workloads")
-    parser.add_argument("--repeat", type=int, default=7, help="measured repetitions (default 7)")
+    parser.add_argument("--only", metavar="LETTERS", help="comma-separated workloads (default: all)")
+    parser.add_argument("--repeat", type=int, default=5, help="measured repetitions (default 5)")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="fedsim's executor, chunk, …")
     options = parser.parse_args()
-    wanted = options.only.split(",") if options.only else [work.name for work in WORKLOADS]
-    unknown = set(wanted) - {work.name for work in WORKLOADS}
-    if unknown:
-        parser.error(f"--only: {', '.join(sorted(unknown))} unknown; choose from logistic, mlp, cnn")
+    works = WORKLOADS
+    names = [*works, "f"]
+    wanted = options.only.split(",") if options.only else names
+    if unknown := set(wanted) - set(names):
+        parser.error(f"--only: {', '.join(sorted(unknown))} unknown; choose from {', '.join(names)}")
+    pairs = [pair.partition("=") for pair in options.set]
+    settings: dict[str, Any] = {key: int(value) if value.isdigit() else value for key, _, value in pairs}
+    gpu = torch.cuda.is_available() and options.device != "cpu"
     machine = {
         "platform": platform.platform(),
+        "device": torch.cuda.get_device_name() if gpu else "cpu",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() and options.device != "cpu" else "cpu",
+        "repeat": options.repeat,
     }
-    print(
-        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; samples/s, {options.repeat} runs"
-    )
-    print(f"{'workload':10} {'vmap':>10} {'loop':>10} {'auto':>10} {'limit':>10}   auto/limit   auto/best")
+    print(f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}; {options.repeat} repetitions")
+    print(f"{'workload':62} {'a round':>11} {'vs common':>9} {'vs limit':>9}")
     rows = []
-    for work in (w for w in WORKLOADS if w.name in wanted):
-        row = measure(work, options.device, options.repeat)
-        rate = row["samples_per_second"]
-        columns = " ".join(f"{rate[name]:>10,}" for name in ("vmap", "loop", "auto", "limit"))
-        print(f"{work.name:10} {columns}   {row['vs_limit']:>9.2f}×   {row['vs_best']:>8.2f}×", flush=True)
+    for name in wanted:
+        if name == "f":
+            row = population(options.device, options.repeat)
+        else:
+            row = measure(works[name](), options.device, options.repeat, settings)
+        print(show(row), flush=True)
         rows.append(row)
     if options.json:
         with open(options.json, "w") as file:

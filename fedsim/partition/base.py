@@ -94,12 +94,13 @@ class Partition(ABC):
             raise ConfigError("partition.validation=1 leaves nothing to train on; give less, such as 0.2")
 
     @abstractmethod
-    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
-        """One array of sample numbers per client; `draw` is keyed by the replicate's seed."""
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray] | Table:
+        """One array of sample numbers per client, or the table; `draw` is keyed by the replicate's seed."""
 
     def table(self, samples: Samples, clients: int, seed: int) -> Table:
         """Split and check: every sample is used at most once, no client is empty."""
-        table = Table.of(self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION)))
+        parts = self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION))
+        table = parts if isinstance(parts, Table) else Table.of(parts)
         name = self.name
         empty = np.flatnonzero(table.sizes == 0)
         if len(empty):
@@ -107,7 +108,9 @@ class Partition(ABC):
                 f"partition={name} leaves {len(empty)} of clients={clients} without samples "
                 f"(client {empty[0]} first); {self.remedy}"
             )
-        if len(np.unique(table.order)) != len(table.order):
+        used = np.zeros(samples.total, dtype=bool)
+        used[table.order] = True
+        if used.sum() != len(table.order):
             raise ConfigError(f"partition={name} gives a sample to two clients; use each once")
         if not self.validation:
             return table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedsim.errors import ConfigError
-from fedsim.partition.base import Partition, Samples
+from fedsim.partition.base import Partition, Samples, Table
 
 
 def _enough(total: int, clients: int, name: str) -> None:
@@ -18,9 +18,11 @@ class IID(Partition):
 
     name = "iid"
 
-    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
         _enough(samples.total, clients, self.name)
-        return np.array_split(draw.permutation(samples.total), clients)
+        each, more = divmod(samples.total, clients)
+        offsets = np.arange(clients + 1) * each + np.minimum(np.arange(clients + 1), more)
+        return Table(draw.permutation(samples.total).astype(np.int32), offsets)
 
 
 class Equal(Partition):
@@ -28,6 +30,8 @@ class Equal(Partition):
 
     name = "equal"
 
-    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
         _enough(samples.total, clients, self.name)
-        return list(draw.permutation(samples.total)[: samples.total // clients * clients].reshape(clients, -1))
+        each = samples.total // clients
+        order = draw.permutation(samples.total)[: each * clients].astype(np.int32)
+        return Table(order, np.arange(clients + 1) * each)

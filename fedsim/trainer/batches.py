@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,9 @@ def thinned(order: Tensor, offsets: Tensor, held: Tensor, width: int) -> tuple[T
     taken = held.clamp(max=width)[..., None]
     own = torch.where(slot < taken, slot * held[..., None] // taken.clamp(min=1), 0)
     return order[(offsets[..., None] + own).clamp(max=len(order) - 1)].to(torch.int64), slot < taken
+
+
+DRAWN_AHEAD = 2**18  # numbers of a stream's samples drawn together: those of one large batch, or of many small ones
 
 
 class Batches:
@@ -169,6 +173,7 @@ class Chunk:
         if self.ragged:
             self.device_sizes = torch.as_tensor(self.sizes, device=self.rows.device)
         self._keys: dict[rng.Purpose, Tensor] = {}
+        self._ahead: tuple[range, dict[str, Tensor]] = (range(0), {})
         if not plan.batches.dataset.stream:
             self._numbers = self._draw(part)
 
@@ -229,7 +234,7 @@ class Chunk:
         sizes = self.sizes[pick, step]
         width, clients = int(sizes.max()), self.clients[pick]
         if dataset.stream:
-            batch = dataset.draw(clients, self._key(rng.Purpose.NOISE, step, pick), width, dtype)
+            batch = self._drawn(step, pick, width, dtype)
         else:
             batch = self.batches.gather(self._numbers[pick, step, :width], dtype)
             if dataset.augment is not None and dataset.augment.active:
@@ -242,6 +247,21 @@ class Chunk:
             slot = torch.arange(width, device=clients.device)
             batch["weight"] = (slot < self.device_sizes[pick, step, None]).to(dtype)
         return batch
+
+    def _drawn(self, step: int, pick: slice, width: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Fresh samples of some rows; those of all rows for the next steps too, where they are few."""
+        stream = self.batches.dataset
+        if (pick.start, pick.stop) != (0, len(self.clients)):
+            return dict(stream.draw(self.clients[pick], self._key(rng.Purpose.NOISE, step, pick), width, dtype))
+        steps, drawn = self._ahead
+        if step not in steps:
+            most = DRAWN_AHEAD // (len(self.clients) * width * math.prod(stream.shape))
+            steps = range(step, min(step + max(most, 1), self.sizes.shape[1]))
+            keys = torch.stack([self._key(rng.Purpose.NOISE, s, pick) for s in steps])
+            drawn = stream.draw(self.clients.repeat(len(steps)), keys.flatten(), width, dtype)
+            drawn = {name: value.unflatten(0, keys.shape) for name, value in drawn.items()}
+            self._ahead = steps, drawn
+        return {name: value[step - steps.start] for name, value in drawn.items()}
 
     def contaminate(self, batch: dict[str, Tensor], step: int, first: int, stop: int) -> dict[str, Tensor]:
         """The batch of those rows with its foreign samples; after the shift, which does not move them."""

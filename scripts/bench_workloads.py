@@ -1,0 +1,176 @@
+"""What `bench.py` runs: the workloads, the usual simulator's loop, and the raw loop that is the limit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fedsim.datasets import Dataset, GaussianMean, Synthetic
+from fedsim.local import SGD
+from fedsim.models import MLP, SVHNCNN, Linear, Mean
+from fedsim.partition import IID, Natural, Partition
+from fedsim.partition.base import Samples
+from fedsim.shift import Location, Shift
+
+LR = 0.01
+
+
+@dataclass
+class Workload:
+    """One row of the table; `active` of the clients take part in a round, None is all."""
+
+    name: str
+    what: str
+    data: Dataset
+    model: Callable[..., nn.Module]
+    batch: int
+    steps: int
+    clients: int = 100
+    active: int | None = None
+    seeds: int = 1
+    partition: Partition | None = None
+    shift: Shift | None = None
+    has_limit: bool = True
+
+    def local(self) -> SGD:
+        return SGD(lr=LR, steps=self.steps, batch_size=self.batch)
+
+    def module(self) -> nn.Module:
+        if isinstance(self.data, GaussianMean):
+            return Mean(self.data.shape)
+        return self.model(shape=self.data.shape, classes=self.data.classes)
+
+    def shares(self) -> list[np.ndarray]:
+        """The sample numbers of every client."""
+        owners = None if self.data.owners is None else self.data.owners.numpy()
+        samples = Samples(len(self.data.train_x), None, owners)
+        table = (self.partition or IID()).table(samples, self.clients, seed=0)
+        return np.split(table.order, table.offsets[1:-1])
+
+
+def noise(shape: tuple[int, ...], samples: int) -> Dataset:
+    """uint8 images without content, with labels: speed does not depend on what the pixels show."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (samples, *shape), dtype=torch.uint8, generator=draw)
+    y = torch.randint(0, 10, (samples,), generator=draw)
+    return Dataset("noise", x, y, x[:100], y[:100], classes=10)
+
+
+WORKLOADS: dict[str, Callable[[], Workload]] = {
+    "a": lambda: Workload(
+        "a", "logistic, synthetic(1,1), batch 100, 25 steps", Synthetic(clients=100), Linear, 100, 25,
+        partition=Natural(),
+    ),
+    "b": lambda: Workload("b", "logistic, MNIST, batch 20, 20 steps", noise((1, 28, 28), 60_000), Linear, 20, 20),
+    "c": lambda: Workload("c", "MLP 2×200, MNIST, batch 20, 10 steps", noise((1, 28, 28), 60_000), mlp, 20, 10),
+    "d": lambda: Workload(
+        "d", "SVHN CNN, 3×32×32, batch 128, 10 steps, 20 of 100 active", noise((3, 32, 32), 50_000), SVHNCNN, 128, 10,
+        active=20,
+    ),
+    "e": lambda: Workload(
+        "e", "Gaussian mean that answers, 25 clients × 10 seeds, batch 4, 5 steps", GaussianMean(clients=25), Mean, 4,
+        5, clients=25, seeds=10, partition=Natural(), shift=Location(variance=0.01), has_limit=False,
+    ),
+}  # fmt: skip
+
+
+def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return MLP(shape, classes, hidden=(200, 200))
+
+
+def limit_round(work: Workload, device: torch.device) -> Callable[[], None]:
+    """One model, plain PyTorch, as many steps and samples as the round has, batches ready in memory."""
+    model = work.module().to(device)
+    parameters = list(model.parameters())
+    shares = [len(share) for share in work.shares()][: work.active]
+    sizes = sorted({min(work.batch, held) for held in shares})
+    x = {b: torch.rand(work.steps, b, *work.data.shape, device=device) for b in sizes}
+    y = {b: torch.randint(0, 10, (work.steps, b), device=device) for b in sizes}
+
+    def run() -> None:
+        for held in shares:
+            b = min(work.batch, held)
+            for k in range(work.steps):
+                gradients = torch.autograd.grad(F.cross_entropy(model(x[b][k]), y[b][k]), parameters)
+                with torch.no_grad():
+                    for parameter, gradient in zip(parameters, gradients, strict=True):
+                        parameter.sub_(gradient, alpha=LR)
+
+    return run
+
+
+def common_round(work: Workload, device: torch.device) -> Callable[[], None]:
+    """A round of the usual simulator: clients one after another, each with its own objects."""
+    if isinstance(work.data, GaussianMean):
+        return common_stream_round(work, work.data, device)
+    server = work.module().to(device)
+    mean, std = (0.0, 1.0) if work.data.train_x.is_floating_point() else (0.5, 0.25)
+    scale = 1.0 if work.data.train_x.is_floating_point() else 255.0
+    data = []
+    for share in work.shares():
+        assert work.data.train_y is not None
+        x = (work.data.train_x[share].float() / scale - mean) / std
+        data.append(TensorDataset(x, work.data.train_y[share]))
+    draw = np.random.default_rng(0)
+
+    def run() -> None:
+        active = range(work.clients) if work.active is None else draw.choice(work.clients, work.active, replace=False)
+        collected: list[dict[str, Tensor]] = []
+        for client in active:
+            model = copy.deepcopy(server)
+            optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+            held = len(data[client])
+            loader = DataLoader(data[client], batch_size=work.batch, shuffle=True, drop_last=held > work.batch)
+            step = 0
+            while step < work.steps:
+                for x, y in loader:
+                    optimizer.zero_grad()
+                    loss = F.cross_entropy(model(x.to(device)), y.to(device))
+                    loss.backward()
+                    optimizer.step()
+                    step += 1
+                    if step == work.steps:
+                        break
+            collected.append({name: value.clone() for name, value in model.state_dict().items()})
+        average(server, collected)
+
+    return run
+
+
+def common_stream_round(work: Workload, data: GaussianMean, device: torch.device) -> Callable[[], None]:
+    """The same where samples are drawn afresh and answer the client's model: seed by seed, client by client."""
+    servers = [work.module().to(device) for _ in range(work.seeds)]
+    epsilon, centre = 0.9, 10.0
+
+    def run() -> None:
+        for server in servers:
+            collected: list[dict[str, Tensor]] = []
+            for _ in range(work.clients):
+                model = copy.deepcopy(server)
+                optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+                for _ in range(work.steps):
+                    with torch.no_grad():
+                        theta = next(model.parameters())
+                        z = centre + torch.randn(work.batch, *data.shape, device=device) + epsilon * theta
+                    optimizer.zero_grad()
+                    loss = 0.5 * (model(z) - z).square().sum(1).mean()
+                    loss.backward()
+                    optimizer.step()
+                collected.append({name: value.clone() for name, value in model.state_dict().items()})
+            average(server, collected)
+
+    return run
+
+
+def average(server: nn.Module, collected: list[dict[str, Tensor]]) -> None:
+    """The server's new parameters: the clients' mean."""
+    mean: dict[str, Any] = {name: torch.stack([c[name] for c in collected]).mean(0) for name in collected[0]}
+    server.load_state_dict(mean)
