@@ -1,8 +1,15 @@
 """fedsim: federated learning as it really is. A federation is a matrix: rows are clients, columns parameters."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from fedsim.errors import CheckpointError, ConfigError, DivergenceError, MissingDataError
-from fedsim.simulation import Simulation
-from fedsim.tracking import Result, Tracking
+
+if TYPE_CHECKING:
+    from fedsim.simulation import Simulation
+    from fedsim.tracking import Result, Tracking
 
 __version__ = "0.1.0"
 
@@ -16,3 +23,13 @@ __all__ = [
     "Tracking",
     "__version__",
 ]
+
+# These import PyTorch, which takes seconds; help and shell completion do without.
+_HOMES = {"Simulation": "fedsim.simulation", "Result": "fedsim.tracking", "Tracking": "fedsim.tracking"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim import checks
-from fedsim.checkpoint import NAME as CHECKPOINT
-from fedsim.config import build, config_folder, flatten, groups, keys, register_resolvers
+from fedsim import sweep
+from fedsim.config import RESUME, build, config_folder, flatten
 from fedsim.errors import ConfigError, DivergenceError
-from fedsim.tracking.result import Result
-from fedsim.tracking.tracker import Stopped
+from fedsim.explain import explain
+
+if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
+    from fedsim.tracking import Result
 
 log = logging.getLogger(__name__)
 
@@ -27,21 +29,45 @@ log = logging.getLogger(__name__)
 def main() -> None:
     """Entry point of `fedsim` and `python -m fedsim`."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of being printed by Hydra
-    sys.path.insert(0, os.getcwd())  # a user's own package is found, as with `python -m`
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("fedsim").setLevel(logging.INFO)
-    register_resolvers()
+    _prepare()
+    problem = None
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
     except (HydraException, OmegaConfBaseException) as error:
-        sys.exit(f"fedsim: {explain(error)}")
+        problem = explain(error)
+        if sweep.Begin.records is None:
+            sys.exit(f"fedsim: {problem}")
+    except (Exception, KeyboardInterrupt) as error:  # a launcher's, a sweeper's; those of runs end in their records
+        if sweep.Begin.records is None:
+            raise
+        problem = "it was asked to stop" if isinstance(error, KeyboardInterrupt) else sweep.one_line(error)
+    if sweep.Begin.records is not None and not sweep.conclude(problem):
+        sys.exit(1)
 
 
-def _job(cfg: DictConfig) -> None:
-    """One run; a sweep has several."""
-    folder = Path(HydraConfig.get().runtime.output_dir)
+def _prepare() -> None:
+    """What every process needs: the user's own package is found, as with `python -m`, and logs are shown."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("fedsim").setLevel(logging.INFO)
+
+
+def _job(cfg: DictConfig) -> float | None:
+    """One run; a sweep has several, which a launcher may carry to other processes and machines."""
+    from fedsim.tracking.tracker import Stopped
+
+    _prepare()
+    told = HydraConfig.get()
+    folder = Path(told.runtime.output_dir)
+    choices = {k: v for k, v in told.runtime.choices.items() if not k.startswith("hydra") and v}
+    if told.mode == RunMode.MULTIRUN:
+        if cfg.resume is None:
+            cfg.resume = "auto"
+        if told.runtime.choices["hydra/launcher"] != "basic" and sys.stderr.isatty():
+            cfg.tracking.progress = "none"  # several would draw their lines over one another
+        return sweep.carry_out(cfg, folder, lambda: run(cfg, folder, choices), report)
     log.info("run: %s", folder)
-    choices = {k: v for k, v in HydraConfig.get().runtime.choices.items() if not k.startswith("hydra") and v}
     try:
         result = run(cfg, folder, choices)
     except ConfigError as error:
@@ -51,23 +77,27 @@ def _job(cfg: DictConfig) -> None:
     except Stopped as stop:
         sys.exit(f"fedsim: {stop}; go on with the same command and resume={folder}")
     print(report(result))
+    return None
 
 
 def run(cfg: DictConfig, folder: Path, choices: dict[str, str]) -> Result:
     """Build and run one configuration in its run folder; `choices` are its groups', for the table of runs."""
-    resume = str(cfg.resume)
+    from fedsim.checkpoint import NAME as CHECKPOINT
+
+    resume = "never" if cfg.resume is None else str(cfg.resume)
     there = (folder / CHECKPOINT).exists()
     if there and resume == "never":
         raise ConfigError(
             f"out={folder} already holds a run; add resume=auto to go on with it, resume=overwrite to start "
             "it afresh, or choose another out"
         )
-    if not there and resume not in ("never", "auto", "overwrite"):
+    if not there and resume not in RESUME:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
     simulation, tracking, identity = build(cfg)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
+        (folder / sweep.SUMMARY).unlink(missing_ok=True)  # of a run that this one continues or replaces
+        OmegaConf.save(cfg, folder / sweep.CONFIG, resolve=True)
     except OSError as error:
         raise ConfigError(f"out={folder} cannot be written ({error}); choose another folder") from error
     scalars = {k: v for k, v in flatten(identity) if isinstance(v, (int, float)) and not isinstance(v, bool)}
@@ -86,25 +116,3 @@ def report(result: Result) -> str:
             f"curves:  tensorboard --logdir {result.folder}",
         ]
     )
-
-
-def explain(error: Exception) -> str:
-    """Hydra's message as one sentence that suggests what was meant."""
-    text = str(error)
-    if match := re.search(r"Could not override '([^']+)'", text):
-        return _unknown_key(match[1].split("@")[0])
-    if match := re.search(r"Could not find '([^']+)/([^'/]+)'", text):
-        group, choice = match[1], match[2]
-        options = groups().get(group, [])
-        return f"{group}={choice} is unknown; choose one of {', '.join(options)}{checks.nearest(choice, options)}"
-    return " ".join(text.split("\n")[0].split())
-
-
-def _unknown_key(name: str) -> str:
-    known = keys()
-    if name in known:
-        return f"{name} exists only with {' or '.join(known[name])}"
-    if name in groups():
-        return f"{name} does not belong to the chosen {name.rpartition('/')[0]}"
-    options = [*known, *groups()]
-    return f"{name} is not a setting{checks.nearest(name, options)} (fedsim --help lists groups and keys)"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
@@ -15,13 +16,16 @@ from omegaconf.errors import MissingMandatoryValue
 import fedsim
 from fedsim import checks
 from fedsim.errors import ConfigError
-from fedsim.simulation import Simulation
-from fedsim.tracking import Tracking
+
+if TYPE_CHECKING:  # help and shell completion do without PyTorch
+    from fedsim.simulation import Simulation
+    from fedsim.tracking import Tracking
 
 # Settings that decide where and how a run is computed, but not what.
 WITHOUT_EFFECT = (
     "out",
     "resume",
+    "objective",
     "device",
     "trainer.executor",
     "trainer.chunk",
@@ -33,6 +37,8 @@ WITHOUT_EFFECT = (
 )
 # Settings that a resumed run may change: they decide neither what is computed nor what was written.
 FREE_ON_RESUME = (*WITHOUT_EFFECT, "rounds", "tracking")
+RESUME = ("never", "auto", "overwrite")
+LONGEST_NAME = 200  # of a run's folder in a sweep; file systems end at 255 bytes
 
 
 def config_folder() -> Path:
@@ -46,11 +52,20 @@ def register_resolvers() -> None:
     """The interpolations that config.yaml uses."""
     OmegaConf.register_new_resolver("fedsim_run_dir", run_folder, replace=True)
     OmegaConf.register_new_resolver("fedsim_steps", default_steps, replace=True)
+    OmegaConf.register_new_resolver("fedsim_job_dir", job_folder, replace=True)
 
 
-def run_folder(out: str, resume: str) -> str:
+def run_folder(out: str, resume: str | None) -> str:
     """`resume` may name the run folder itself."""
-    return out if resume in ("never", "auto", "overwrite") else resume
+    return out if resume is None or resume in RESUME else resume
+
+
+def job_folder(overrides: str) -> str:
+    """A sweep names its runs' folders by their overrides; where these are many, the rest becomes a digest."""
+    if len(overrides.encode()) <= LONGEST_NAME:
+        return overrides
+    start = overrides.encode()[: LONGEST_NAME - 17].decode(errors="ignore")
+    return f"{start}-{hashlib.sha256(overrides.encode()).hexdigest()[:16]}"
 
 
 def default_steps(steps: int | None, epochs: int | None) -> int | None:
@@ -63,8 +78,9 @@ def groups() -> dict[str, list[str]]:
     root, found = config_folder(), {}
     for folder in sorted(p for p in root.rglob("*") if p.is_dir() and not p.name.startswith("_")):
         choices = sorted(f.stem for f in folder.glob("*.yaml"))
-        if choices:
-            found[folder.relative_to(root).as_posix()] = choices
+        name = folder.relative_to(root).as_posix()
+        if choices and not name.startswith("hydra/"):
+            found[name] = choices
     return found
 
 
@@ -83,7 +99,7 @@ def keys() -> dict[str, list[str]]:
     for name in walk({k: v for k, v in top.items() if k not in ("defaults", "hydra")}, ""):
         found[name] = []
     for group, choices in groups().items():
-        if group == "experiment":
+        if group in ("experiment", "sweep"):
             continue
         for choice in choices:
             content = _load(root / group / f"{choice}.yaml")
@@ -99,6 +115,8 @@ def build(cfg: DictConfig) -> tuple[Simulation, Tracking, dict[str, Any]]:
     Raises:
         ConfigError: for anything that cannot run, naming key, value and remedy.
     """
+    from fedsim.simulation import Simulation
+
     settings = _plain(cfg)
     known = [name for name in keys() if "." not in name] + [name for name in groups() if "/" not in name]
     for name in settings:
@@ -177,3 +195,7 @@ def _model_builder(node: dict[str, Any]) -> Any:
         return functools.partial(get_object(target), **node)
     except (ImportError, ValueError, TypeError) as error:
         raise ConfigError(f"model._target_={target!r} cannot be imported ({error})") from error
+
+
+# Also at import: a launcher's worker names a job's folder before it calls anything of ours.
+register_resolvers()

@@ -20,9 +20,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 import fedsim
-from fedsim.cli import explain, run
+from fedsim.cli import run
 from fedsim.config import WITHOUT_EFFECT, config_folder, identity, register_resolvers
 from fedsim.errors import ConfigError, DivergenceError, MissingDataError
+from fedsim.explain import explain
 from fedsim.reproduce.recipe import Setting
 from fedsim.tracking.tracker import Stopped
 

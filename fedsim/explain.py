@@ -1,0 +1,53 @@
+"""Hydra's error messages as one sentence that suggests what was meant."""
+
+from __future__ import annotations
+
+import re
+
+from fedsim import checks
+from fedsim.config import groups, keys
+
+# Launchers and sweepers that an extra brings → its name.
+EXTRAS = {
+    "hydra/launcher/joblib": "joblib",
+    "hydra/launcher/submitit_local": "submitit",
+    "hydra/launcher/submitit_slurm": "submitit",
+    "hydra/launcher/ray": "ray",
+    "hydra/sweeper/optuna": "optuna",
+}
+
+
+def explain(error: BaseException) -> str:
+    """One sentence for an error of Hydra's or OmegaConf's."""
+    text = str(error)
+    if match := re.search(r"hydra_plugins\.hydra_(\w+?)_(launcher|sweeper)\b", text):
+        return _missing_extra(match[1], f"this hydra/{match[2]}")
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return _unknown_key(match[1].split("@")[0])
+    if match := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text):
+        return _unknown_choice(match[1], match[2], re.findall(r"^\t(\w+)$", text, re.M))
+    if match := re.search(r"Error parsing override '([^'=]+)'\nmissing EQUAL", text):
+        near = checks.nearest(match[1], [*keys(), *groups()])
+        return f"{match[1]!r} lacks a value; give key=value or group=choice{near}"
+    return " ".join(text.split("\n")[0].split())
+
+
+def _missing_extra(extra: str, what: str) -> str:
+    return f"{what} is an extra; pip install 'fedsim-torch[{extra}]'"
+
+
+def _unknown_choice(group: str, choice: str, there: list[str]) -> str:
+    if f"{group}/{choice}" in EXTRAS:
+        return _missing_extra(EXTRAS[f"{group}/{choice}"], f"{group}={choice}")
+    options = groups().get(group) or sorted({*there, *(n.rpartition("/")[2] for n in EXTRAS if n.startswith(group))})
+    return f"{group}={choice} is unknown; choose one of {', '.join(options)}{checks.nearest(choice, options)}"
+
+
+def _unknown_key(name: str) -> str:
+    known = keys()
+    if name in known:
+        return f"{name} exists only with {' or '.join(known[name])}"
+    if name in groups():
+        return f"{name} does not belong to the chosen {name.rpartition('/')[0]}"
+    options = [*known, *groups()]
+    return f"{name} is not a setting{checks.nearest(name, options)} (fedsim --help lists groups and keys)"

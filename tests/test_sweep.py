@@ -1,0 +1,98 @@
+"""A sweep's runs under every launcher: a failed one is listed, the rest complete, and what is finished is not run again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedsim.config import LONGEST_NAME, job_folder
+
+QUICK = ["rounds=2", "clients=12", "eval_every=1", "local_steps=2", "tracking.tensorboard=false"]
+PLUGINS = {
+    "basic": "hydra",
+    "local": "hydra_plugins.hydra_joblib_launcher",
+    "slurm_local": "hydra_plugins.hydra_submitit_launcher",
+    "ray_cluster": "hydra_plugins.hydra_ray_launcher",
+}
+
+
+def installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def fedsim(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedsim", *arguments]
+    # threads of several small processes wait for one another
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def written(folder: Path) -> dict[Path, int]:
+    """When each run's results were written, by file."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("summary.json")}
+
+
+@pytest.mark.parametrize("launcher", PLUGINS)
+def test_a_failed_run_ends_no_other_and_what_is_finished_is_left_alone(tmp_path: Path, launcher: str) -> None:
+    if not installed(PLUGINS[launcher]):
+        pytest.skip(f"{PLUGINS[launcher]} is not installed")
+    own = ["hydra.launcher.ray.init.address=null"] if launcher == "ray_cluster" else []
+    own += ["hydra.launcher.n_jobs=2"] if launcher == "local" else []
+    failing = [*QUICK, "availability=uniform_k", "availability.k=30,3", "strategy=fedavg,fedpbc", "out=o"]
+    sweep = ["-m", f"hydra/launcher={launcher}", *own, *failing]
+    first = fedsim(tmp_path, *sweep)
+    assert first.returncode == 1, first.stderr
+    assert "sweep of 4 runs in o: 2 done, 2 failed" in first.stderr
+    assert "failed: availability.k=30 strategy=fedpbc: availability.k=30 exceeds clients=12" in first.stderr
+    before = written(tmp_path)
+    assert len(before) == 2
+    lost = next(path for path in before if "fedpbc" in str(path))
+    lost.unlink()
+    again = fedsim(tmp_path, *sweep)
+    assert again.returncode == 1
+    assert "sweep of 4 runs in o: 1 done, 1 finished before, 2 failed" in again.stderr
+    after = written(tmp_path)
+    assert {path for path in before if after[path] == before[path]} == before.keys() - {lost}
+
+
+def test_changed_settings_are_no_finished_run(tmp_path: Path) -> None:
+    sweep = ["-m", *QUICK, "strategy=fedavg", "out=o"]
+    assert fedsim(tmp_path, *sweep).returncode == 0
+    (config,) = tmp_path.rglob("config.yaml")
+    content = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(content | {"rounds": 1}))
+    done = fedsim(tmp_path, *sweep)
+    assert done.returncode == 0
+    assert "after round 2" in done.stderr  # resumed from the checkpoint
+    assert "1 done" in done.stderr
+
+
+def test_a_study_finds_its_best_trial_and_is_repeated_for_nothing(tmp_path: Path) -> None:
+    if not installed("hydra_plugins.hydra_optuna_sweeper"):
+        pytest.skip("hydra-optuna-sweeper is not installed")
+    study = ["-m", "sweep=learning_rate", *QUICK, "hydra.sweeper.n_trials=3", "out=tuned"]
+    first = fedsim(tmp_path, *study)
+    assert first.returncode == 0, first.stderr
+    summaries = [json.loads(path.read_text()) for path in written(tmp_path)]
+    best = yaml.safe_load((tmp_path / "tuned" / "optimization_results.yaml").read_text())
+    assert best["best_value"] == max(s["final"]["test_accuracy"]["mean"] for s in summaries)
+    assert f"with lr={best['best_params']['lr']}" in first.stderr
+    again = fedsim(tmp_path, *study)
+    assert "sweep of 3 runs in tuned: 3 finished before" in again.stderr
+
+
+def test_long_names_of_runs_are_cut_and_stay_distinct() -> None:
+    names = ["x" * 300 + end for end in ("a", "b")]
+    assert len({job_folder(name) for name in names}) == 2
+    assert all(len(job_folder(name).encode()) <= LONGEST_NAME for name in names)
+    assert job_folder("lr=0.1") == "lr=0.1"
