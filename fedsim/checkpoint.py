@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors.torch import save
 
 from fedsim.errors import CheckpointError
 from fedsim.memory import Memory
+from fedsim.replacing import replacing
 from fedsim.strategies import State
 
 NAME = "checkpoint.safetensors"
@@ -57,16 +57,15 @@ def write(path: Path, state: State, progress: Progress, identity: dict[str, Any]
         progress: where the run stands.
         identity: what the run is; a checkpoint is only resumed by a run of the same identity.
         memory: of rule and shift.
+
+    Raises:
+        OutputError: it cannot be written; the old one is as it was.
     """
     kept = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | (memory or Memory()).tensors()
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
     header = {"format": FORMAT, "progress": json.dumps(vars(progress)), "identity": json.dumps(identity)}
-    partial = path.with_suffix(".partial")
-    with open(partial, "wb") as file:
+    with replacing(path, "wb", durable=True) as file:
         file.write(save(tensors, metadata=header))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def read(path: Path, like: S, identity: dict[str, Any], memory: Memory | None = None) -> tuple[S, Progress]:

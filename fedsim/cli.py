@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedsim import checks
 from fedsim.checkpoint import NAME as CHECKPOINT
 from fedsim.config import build, config_folder, flatten, groups, keys, register_resolvers
-from fedsim.errors import ConfigError, DivergenceError
+from fedsim.errors import ConfigError, DivergenceError, OutputError
 from fedsim.tracking.result import Result
 from fedsim.tracking.tracker import Stopped
 
@@ -48,6 +48,8 @@ def _job(cfg: DictConfig) -> None:
         sys.exit(f"fedsim: {error}")
     except DivergenceError as error:
         sys.exit(f"fedsim: {error}\nfedsim: the last good checkpoint is kept in {folder}")
+    except OutputError as error:
+        sys.exit(f"fedsim: {error}; make room there, and go on with the same command and resume={folder}")
     except Stopped as stop:
         sys.exit(f"fedsim: {stop}; go on with the same command and resume={folder}")
     print(report(result))
@@ -65,13 +67,9 @@ def run(cfg: DictConfig, folder: Path, choices: dict[str, str]) -> Result:
     if not there and resume not in ("never", "auto", "overwrite"):
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
     simulation, tracking, identity = build(cfg)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
-    except OSError as error:
-        raise ConfigError(f"out={folder} cannot be written ({error}); choose another folder") from error
     scalars = {k: v for k, v in flatten(identity) if isinstance(v, (int, float)) and not isinstance(v, bool)}
-    return simulation.run(folder, resume != "overwrite", tracking, identity, settings=choices | scalars)
+    yaml = OmegaConf.to_yaml(cfg, resolve=True)
+    return simulation.run(folder, resume != "overwrite", tracking, identity, choices | scalars, yaml)
 
 
 def report(result: Result) -> str:

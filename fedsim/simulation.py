@@ -166,6 +166,7 @@ class Simulation:
         tracking: Tracking | None = None,
         identity: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
+        config: str | None = None,
     ) -> Result:
         """Train for all rounds.
 
@@ -175,11 +176,13 @@ class Simulation:
             tracking: what is written and shown.
             identity: settings a resumed run must share (the command line passes its resolved configuration).
             settings: named values for TensorBoard's HPARAMS table.
+            config: YAML that is kept as config.yaml in `out`.
 
         Raises:
             ConfigError: before the first round, where `out` cannot be used.
             CheckpointError: where its checkpoint is damaged or another run's.
             DivergenceError: when a model becomes non-finite.
+            OutputError: when a file in `out` cannot be written any more.
         """
         tracking = tracking or Tracking()
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | (identity or {})
@@ -197,7 +200,7 @@ class Simulation:
         self._check_carry(state, memory)
         self.evaluator.references = self.references
         guard = DivergenceGuard(self.federation, type(self.strategy).__name__)
-        with Tracker(self, folder, tracking, checkpoints, guard, progress, settings) as tracker:
+        with Tracker(self, folder, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
             for t in range(progress.rounds, self.rounds):
                 active = self.availability.sample(t)
