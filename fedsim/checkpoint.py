@@ -39,6 +39,7 @@ class Progress:
         samples: [R] processed by each replicate.
         heard: [R] clients heard since the last evaluation, summed over `unevaluated` rounds.
         unevaluated: rounds since the last evaluation.
+        dropped: clients or replicates that became non-finite and were dropped, see `fedsim.divergence`.
     """
 
     rounds: int = 0
@@ -46,6 +47,7 @@ class Progress:
     samples: list[int] = field(default_factory=list)
     heard: list[float] = field(default_factory=list)
     unevaluated: int = 0
+    dropped: list[dict[str, Any]] = field(default_factory=list)
 
 
 def write(path: Path, state: State, progress: Progress, identity: dict[str, Any], memory: Memory | None = None) -> None:

@@ -18,7 +18,7 @@ from fedsim.availability import Availability, Full, Withheld
 from fedsim.checkpoint import Checkpointer, Progress, read
 from fedsim.contamination import Contamination, NoContamination
 from fedsim.datasets import Dataset
-from fedsim.divergence import DivergenceGuard
+from fedsim.divergence import ON_NONFINITE, DivergenceGuard
 from fedsim.errors import ConfigError
 from fedsim.evaluation import Evaluator
 from fedsim.federation import Federation
@@ -68,6 +68,7 @@ class Simulation:
         dtype: 'float32' or 'float64'.
         executor, chunk, workers: see `fedsim.trainer.choose`.
         memory: where what local rule and shift remember of each client lies: 'device', 'host' or 'disk'.
+        on_nonfinite: 'stop', 'drop_client' or 'drop_replicate', see `fedsim.divergence`.
 
     Example:
         >>> from fedsim.datasets import Digits
@@ -103,10 +104,12 @@ class Simulation:
         chunk: int | str = "auto",
         workers: int | str = "auto",
         memory: str = "device",
+        on_nonfinite: str = "stop",
     ) -> None:
         self.rounds = checks.whole("rounds", rounds)
         self.eval_every = checks.whole("eval_every", eval_every)
         self.start = checks.choice("start", start, STARTS)
+        self.on_nonfinite = checks.choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
         self.evaluate = checks.choice("evaluate", evaluate, EVALUATED)
         seeds = check_seeds(seeds)
         checks.whole("clients", clients)
@@ -199,14 +202,15 @@ class Simulation:
             log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
         self._check_carry(state, memory)
         self.evaluator.references = self.references
-        guard = DivergenceGuard(self.federation, type(self.strategy).__name__)
+        name = type(self.strategy).__name__
+        guard = DivergenceGuard(self.federation, name, self.on_nonfinite, self.eval_every, progress.dropped)
         with Tracker(self, folder, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
             for t in range(progress.rounds, self.rounds):
                 active = self.availability.sample(t)
-                cohort = self.strategy.cohort(state, active)
+                cohort = guard.present(self.strategy.cohort(state, active), t)
                 start = self.strategy.start(state, cohort)
-                report = self.trainer.run(start, cohort, t, state.model, memory)
+                report = self.trainer.run(start, cohort, t, state.model, memory, guard.accept)
                 state = self.strategy.aggregate(state, report, t)
                 tracker.round(t, state, report)
             return tracker.finish(state)

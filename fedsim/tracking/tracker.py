@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import signal
 import threading
 import time
@@ -211,7 +212,8 @@ class Tracker:
         rows: list[Row] = []
         for r, seed in enumerate(self.seeds):
             row: Row = {"round": progress.rounds, "seed": seed}
-            row |= {name: float(values[r]) for name, values in evaluation.metrics.items()}
+            given_up = r in self.guard.lost
+            row |= {name: math.nan if given_up else float(values[r]) for name, values in evaluation.metrics.items()}
             row |= {"active_clients": int(self._active[r]), "mean_active_clients": float(mean_active[r])}
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
             rows.append({name: row[name] for name in self._columns()})
@@ -219,7 +221,9 @@ class Tracker:
         if self._csv is not None:
             self._csv.append(rows)
         if self._tensorboard is not None and self.folder is not None:
-            every = {} if evaluation.client_accuracy is None else {"accuracy": evaluation.client_accuracy.reshape(-1)}
+            going = [r for r in range(len(self.seeds)) if r not in self.guard.lost]
+            accuracy = evaluation.client_accuracy
+            every = {} if accuracy is None else {"accuracy": accuracy[going].reshape(-1)}
             with written(self.folder / "tensorboard"):
                 self._tensorboard.write(progress.rounds, rows, every | evaluation.histograms)
         self._view.evaluated(progress.rounds, self._facts(rows), float(self._active.mean()))
@@ -266,6 +270,7 @@ class Tracker:
             "seeds": list(self.seeds),
             "final": {name: {"mean": mean, "std": std} for name, (mean, std) in result.final.items()},
             "per_replicate": [{"seed": row["seed"]} | {name: row[name] for name in result.metrics} for row in last],
+            "dropped": self.guard.dropped,
             "seconds": round(result.seconds, 3),
             "samples": result.samples,
             "samples_per_second": round(result.samples / max(result.seconds, 1e-9), 1),
@@ -290,6 +295,15 @@ def short(number: float) -> str:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON so that the file is whole at every moment."""
+    """Write JSON so that the file is whole at every moment; NaN, which JSON does not know, is null."""
     with replacing(path) as file:
-        file.write(json.dumps(content, indent=2) + "\n")
+        file.write(json.dumps(without_nan(content), indent=2) + "\n")
+
+
+def without_nan(content: Any) -> Any:
+    """The same with None in the place of NaN."""
+    if isinstance(content, dict):
+        return {name: without_nan(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [without_nan(value) for value in content]
+    return None if isinstance(content, float) and math.isnan(content) else content
