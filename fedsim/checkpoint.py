@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors.torch import save
 
 from fedsim.errors import CheckpointError
 from fedsim.memory import Memory
+from fedsim.replacing import replacing
 from fedsim.strategies import State
 
 NAME = "checkpoint.safetensors"
@@ -39,6 +39,7 @@ class Progress:
         samples: [R] processed by each replicate.
         heard: [R] clients heard since the last evaluation, summed over `unevaluated` rounds.
         unevaluated: rounds since the last evaluation.
+        dropped: clients or replicates that became non-finite and were dropped, see `fedsim.divergence`.
     """
 
     rounds: int = 0
@@ -46,6 +47,7 @@ class Progress:
     samples: list[int] = field(default_factory=list)
     heard: list[float] = field(default_factory=list)
     unevaluated: int = 0
+    dropped: list[dict[str, Any]] = field(default_factory=list)
 
 
 def write(path: Path, state: State, progress: Progress, identity: dict[str, Any], memory: Memory | None = None) -> None:
@@ -57,16 +59,15 @@ def write(path: Path, state: State, progress: Progress, identity: dict[str, Any]
         progress: where the run stands.
         identity: what the run is; a checkpoint is only resumed by a run of the same identity.
         memory: of rule and shift.
+
+    Raises:
+        OutputError: it cannot be written; the old one is as it was.
     """
     kept = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | (memory or Memory()).tensors()
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
     header = {"format": FORMAT, "progress": json.dumps(vars(progress)), "identity": json.dumps(identity)}
-    partial = path.with_suffix(".partial")
-    with open(partial, "wb") as file:
+    with replacing(path, "wb", durable=True) as file:
         file.write(save(tensors, metadata=header))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
 
 
 def read(path: Path, like: S, identity: dict[str, Any], memory: Memory | None = None) -> tuple[S, Progress]:

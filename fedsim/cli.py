@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsim import sweep
 from fedsim.config import RESUME, build, config_folder, flatten
-from fedsim.errors import ConfigError, DivergenceError
+from fedsim.errors import ConfigError, DivergenceError, OutputError
 from fedsim.explain import explain
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
@@ -74,6 +74,8 @@ def _job(cfg: DictConfig) -> float | None:
         sys.exit(f"fedsim: {error}")
     except DivergenceError as error:
         sys.exit(f"fedsim: {error}\nfedsim: the last good checkpoint is kept in {folder}")
+    except OutputError as error:
+        sys.exit(f"fedsim: {error}; make room there, and go on with the same command and resume={folder}")
     except Stopped as stop:
         sys.exit(f"fedsim: {stop}; go on with the same command and resume={folder}")
     print(report(result))
@@ -95,13 +97,12 @@ def run(cfg: DictConfig, folder: Path, choices: dict[str, str]) -> Result:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
     simulation, tracking, identity = build(cfg)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / sweep.SUMMARY).unlink(missing_ok=True)  # of a run that this one continues or replaces
-        OmegaConf.save(cfg, folder / sweep.CONFIG, resolve=True)
     except OSError as error:
         raise ConfigError(f"out={folder} cannot be written ({error}); choose another folder") from error
     scalars = {k: v for k, v in flatten(identity) if isinstance(v, (int, float)) and not isinstance(v, bool)}
-    return simulation.run(folder, resume != "overwrite", tracking, identity, settings=choices | scalars)
+    yaml = OmegaConf.to_yaml(cfg, resolve=True)
+    return simulation.run(folder, resume != "overwrite", tracking, identity, choices | scalars, yaml)
 
 
 def report(result: Result) -> str:

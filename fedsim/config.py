@@ -36,9 +36,12 @@ WITHOUT_EFFECT = (
     "trainer.memory",
 )
 # Settings that a resumed run may change: they decide neither what is computed nor what was written.
-FREE_ON_RESUME = (*WITHOUT_EFFECT, "rounds", "tracking")
+FREE_ON_RESUME = (*WITHOUT_EFFECT, "rounds", "tracking", "on_nonfinite")
 RESUME = ("never", "auto", "overwrite")
 LONGEST_NAME = 200  # of a run's folder in a sweep; file systems end at 255 bytes
+
+# Keys of the top level that `Simulation` takes as they are.
+TOP_LEVEL = ("clients", "rounds", "seeds", "start", "eval_every", "evaluate", "on_nonfinite", "device")
 
 
 def config_folder() -> Path:
@@ -136,7 +139,7 @@ def build(cfg: DictConfig) -> tuple[Simulation, Tracking, dict[str, Any]]:
         ridge=checks.not_negative("model.ridge", ridge),
         client_samples=client_samples,
         **parts,
-        **{key: settings[key] for key in ("clients", "rounds", "seeds", "start", "eval_every", "evaluate", "device")},
+        **{key: settings[key] for key in TOP_LEVEL},
         **settings["trainer"],
     )
     return simulation, _instantiate("tracking", tracking), identity(cfg)

@@ -17,5 +17,9 @@ class CheckpointError(ConfigError):
     """A checkpoint is damaged, foreign, or belongs to another configuration."""
 
 
+class OutputError(OSError):
+    """A file of the run cannot be written; the message names it."""
+
+
 class DivergenceError(RuntimeError):
     """A model became non-finite during the run; the message names round, replicate and clients."""

@@ -17,7 +17,7 @@ from fedsim.availability import Availability
 from fedsim.checkpoint import Checkpointer, Progress, read
 from fedsim.contamination import Contamination, NoContamination
 from fedsim.datasets import Dataset
-from fedsim.divergence import DivergenceGuard
+from fedsim.divergence import ON_NONFINITE, DivergenceGuard
 from fedsim.errors import ConfigError
 from fedsim.evaluation import Evaluator
 from fedsim.local import SGD, LocalRule
@@ -72,6 +72,7 @@ class Simulation:
         dtype: 'float32' or 'float64'.
         executor, chunk, workers: see `fedsim.trainer.choose`.
         memory: where what local rule and shift remember of each client lies: 'device', 'host' or 'disk'.
+        on_nonfinite: 'stop', 'drop_client' or 'drop_replicate', see `fedsim.divergence`.
 
     Example:
         >>> from fedsim.datasets import Digits
@@ -107,10 +108,12 @@ class Simulation:
         chunk: int | str = "auto",
         workers: int | str = "auto",
         memory: str = "device",
+        on_nonfinite: str = "stop",
     ) -> None:
         self.rounds = checks.whole("rounds", rounds)
         self.eval_every = checks.whole("eval_every", eval_every)
         self.start = checks.choice("start", start, STARTS)
+        self.on_nonfinite = checks.choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
         self.evaluate = checks.choice("evaluate", evaluate, EVALUATED)
         checks.whole("clients", clients)
         checks.whole("client_samples", client_samples)
@@ -161,6 +164,7 @@ class Simulation:
         tracking: Tracking | None = None,
         identity: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
+        config: str | None = None,
     ) -> Result:
         """Train for all rounds.
 
@@ -170,11 +174,13 @@ class Simulation:
             tracking: what is written and shown.
             identity: settings a resumed run must share (the command line passes its resolved configuration).
             settings: named values for TensorBoard's HPARAMS table.
+            config: YAML that is kept as config.yaml in `out`.
 
         Raises:
             ConfigError: before the first round, where `out` cannot be used.
             CheckpointError: where its checkpoint is damaged or another run's.
             DivergenceError: when a model becomes non-finite.
+            OutputError: when a file in `out` cannot be written any more.
         """
         tracking = tracking or Tracking()
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | (identity or {})
@@ -191,14 +197,15 @@ class Simulation:
             log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
         self._check_carry(state, memory)
         self.evaluator.references = self.references
-        guard = DivergenceGuard(self.federation, type(self.strategy).__name__)
-        with Tracker(self, folder, tracking, checkpoints, guard, progress, settings) as tracker:
+        name = type(self.strategy).__name__
+        guard = DivergenceGuard(self.federation, name, self.on_nonfinite, self.eval_every, progress.dropped)
+        with Tracker(self, folder, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
             for t in range(progress.rounds, self.rounds):
                 active = self.availability.sample(t)
-                cohort = self.strategy.cohort(state, active)
+                cohort = guard.present(self.strategy.cohort(state, active), t)
                 start = self.strategy.start(state, cohort)
-                report = self.trainer.run(start, cohort, t, state.model, memory)
+                report = self.trainer.run(start, cohort, t, state.model, memory, guard.accept)
                 state = self.strategy.aggregate(state, report, t)
                 tracker.round(t, state, report)
             return tracker.finish(state)

@@ -1,9 +1,13 @@
 """The command line as a user meets it: composed runs, sweeps, one-sentence errors, comparison of runs."""
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -15,6 +19,7 @@ from fedsim.config import build, config_folder, groups, keys, register_resolvers
 from fedsim.errors import ConfigError
 from fedsim.plots.cli import main as plot
 from fedsim.plots.runs import find
+from fedsim.tracking import Tracker
 from fedsim.tracking.metrics_csv import read_metrics
 
 QUICK = ["rounds=2", "clients=12", "eval_every=1", "local_steps=2", "tracking.tensorboard=false"]
@@ -114,6 +119,48 @@ def test_a_mistake_is_answered_by_one_sentence(
     assert str(left.value.code).startswith("fedsim: ")
     assert message in str(left.value.code)
     assert "\n" not in str(left.value.code)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_the_line_of_a_stopped_run_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["fedsim", *QUICK, "tracking.progress=none", "rounds=4"]
+    finish = Tracker.round
+
+    def interrupted(tracker: Tracker, t: int, *arguments: Any) -> None:
+        if t == 1:
+            os.kill(os.getpid(), number)
+        finish(tracker, t, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Tracker, "round", interrupted)
+        patched.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as left:
+            main()
+    found = re.fullmatch(
+        rf"fedsim: stopped by {number.name} after round 2 of 4; go on with the same command and (resume=\S+)",
+        str(left.value.code),
+    )
+    assert found
+    monkeypatch.setattr(sys, "argv", [*command, found[1]])
+    main()
+    folder = Path(found[1].removeprefix("resume="))
+    assert [row["round"] for row in read_metrics(folder / "metrics.csv")] == [0, 1, 2, 3, 4]
+
+
+def test_a_refused_resumption_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["fedsim", *QUICK, "tracking.progress=none", "out=here"]
+    monkeypatch.setattr(sys, "argv", command)
+    main()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
+    for change, message in (("lr=0.7", "lr was 0.1, now 0.7"), ("rounds=1", "has completed 2")):
+        monkeypatch.setattr(sys, "argv", [*command, "resume=auto", change])
+        with pytest.raises(SystemExit, match=message):
+            main()
+        assert {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()} == before
 
 
 def test_help_names_every_group_and_fits_two_screens(tmp_path: Path) -> None:

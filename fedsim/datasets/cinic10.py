@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedsim.datasets.torchvision_import import torchvision_datasets
 from fedsim.datasets.vision import Images
-from fedsim.errors import MissingDataError
+from fedsim.errors import MissingDataError, OutputError
+from fedsim.replacing import replacing
 
 PACKED = "fedsim-{split}.npz"  # the decoded images beside the folders: 90,000 files are read once
 
@@ -60,10 +61,5 @@ def _pixels(path: str) -> np.ndarray:
 
 def _pack(path: Path, x: np.ndarray, y: np.ndarray) -> None:
     """Write the decoded images; a folder that cannot be written is read again next time."""
-    partial = path.with_suffix(".partial")
-    try:
-        with open(partial, "wb") as file:
-            np.savez(file, x=x, y=y)
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
+    with contextlib.suppress(OutputError), replacing(path, "wb") as file:
+        np.savez(file, x=x, y=y)

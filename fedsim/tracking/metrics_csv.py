@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
 from fedsim.errors import CheckpointError
+from fedsim.replacing import on_disk, replacing, written
 from fedsim.tracking.result import Row
 
 NAME = "metrics.csv"
@@ -17,7 +17,7 @@ _WHOLE = {"round", "seed", "samples", "active_clients"}
 
 def read_metrics(path: Path) -> list[Row]:
     """The rows of a metrics.csv, numbers converted. A line cut short by a crash is passed over."""
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8") as file:
         lines = [line for line in file if not line.startswith("#") and line.endswith("\n")]
     rows = []
     for record in csv.DictReader(lines):
@@ -40,20 +40,30 @@ class MetricsCSV:
         if kept and list(kept[0]) != list(columns):
             raise CheckpointError(f"{path} has other columns than this run; choose another out")
         self.kept = kept
-        partial = path.with_suffix(".partial")
-        with open(partial, "w", newline="") as file:
+        with replacing(path) as file:
             file.writelines(f"# {name}: {meaning}\n" for name, meaning in columns.items())
             writer = csv.DictWriter(file, list(columns))
             writer.writeheader()
             writer.writerows(kept)
-        os.replace(partial, path)
-        self._file: TextIO = open(path, "a", newline="")  # noqa: SIM115 (closed by close)
+        self._path = path
+        self._file: TextIO = open(path, "a", newline="", encoding="utf-8")  # noqa: SIM115 (closed by close)
         self._writer = csv.DictWriter(self._file, list(columns))
 
     def append(self, rows: list[Row]) -> None:
-        """Write rows through to the file."""
-        self._writer.writerows(rows)
-        self._file.flush()
+        """Write rows through to the file: the end of the process does not touch them.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        with written(self._path):
+            self._writer.writerows(rows)
+            self._file.flush()
+
+    def on_disk(self) -> None:
+        """Wait until all rows are on the disk: a checkpoint says that they are there."""
+        with written(self._path):
+            on_disk(self._file)
 
     def close(self) -> None:
-        self._file.close()
+        with written(self._path):
+            self._file.close()

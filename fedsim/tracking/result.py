@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,7 @@ class Result:
 
     @property
     def final(self) -> dict[str, tuple[float, float]]:
-        """Mean and standard deviation over replicates of every metric after the last round."""
+        """Mean and standard deviation of every metric after the last round, over the replicates not given up."""
         last = [row for row in self.history if row["round"] == self.history[-1]["round"]]
         return {name: mean_std([row[name] for row in last]) for name in self.metrics}
 
@@ -49,5 +50,8 @@ def measured(history: list[Row]) -> list[str]:
 
 
 def mean_std(values: list[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (0 for a single value)."""
-    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    """Mean and sample standard deviation (0 for a single value) of those that are numbers; NaN where none is."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return math.nan, math.nan
+    return float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0

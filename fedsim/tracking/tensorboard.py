@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.personal import PERSONAL_COLUMNS
-from fedsim.tracking.result import Row
+from fedsim.tracking.result import Row, mean_std
 
 GROUPS = {
     "test_loss": "loss/test",
@@ -54,7 +54,7 @@ class TensorBoard:
         """The scalars of every replicate, their mean, and what was measured of every client as histograms."""
         for name, tag in GROUPS.items():
             if name in rows[0]:
-                self.mean.add_scalar(tag, float(np.mean([row[name] for row in rows])), completed)
+                self.mean.add_scalar(tag, mean_std([row[name] for row in rows])[0], completed)
                 for writer, row in zip(self.each, rows, strict=False):
                     writer.add_scalar(tag, row[name], completed)
         for name, values in clients.items():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-import os
+import math
 import signal
 import threading
 import time
@@ -20,6 +21,7 @@ from fedsim.divergence import DivergenceGuard
 from fedsim.errors import ConfigError
 from fedsim.evaluation import COLUMNS, Evaluation
 from fedsim.personal import PERSONAL_COLUMNS
+from fedsim.replacing import replacing, written
 from fedsim.strategies import State
 from fedsim.tracking.environment import environment
 from fedsim.tracking.metrics_csv import NAME as METRICS
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SUMMARY = "summary.json"  # a run writes it last
+
 
 class Stopped(KeyboardInterrupt):
     """The run ended after a round because it was asked to (Ctrl-C, SIGTERM); a checkpoint was written."""
@@ -51,6 +55,7 @@ class Tracker:
         checkpoints, guard: see there.
         progress: where the run stands (not zero on resuming).
         settings: named values for TensorBoard's HPARAMS table.
+        config: YAML that is kept as config.yaml.
     """
 
     def __init__(
@@ -62,8 +67,9 @@ class Tracker:
         guard: DivergenceGuard,
         progress: Progress,
         settings: dict[str, Any] | None = None,
+        config: str | None = None,
     ) -> None:
-        self.simulation, self.folder, self.options = simulation, folder, options
+        self.simulation, self.folder, self.options, self.config = simulation, folder, options, config
         self.checkpoints, self.guard, self.progress = checkpoints, guard, progress
         self.seeds = simulation.federation.seeds
         self.history: list[Row] = []
@@ -95,7 +101,8 @@ class Tracker:
             signal.signal(number, handler)
         for sink in (self._csv, self._tensorboard):
             if sink is not None:
-                sink.close()
+                with contextlib.nullcontext() if error is None else contextlib.suppress(OSError):
+                    sink.close()
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         if self._stop_signal is not None:  # asked twice: at once
@@ -113,19 +120,28 @@ class Tracker:
 
     def _open(self, folder: Path) -> None:
         resumed = self.progress.rounds > 0
+        columns = {name: (COLUMNS | PERSONAL_COLUMNS)[name] for name in self._columns()}
+        purge = self.progress.rounds + 1 if resumed else 0
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            columns = {name: (COLUMNS | PERSONAL_COLUMNS)[name] for name in self._columns()}
-            self._csv = MetricsCSV(folder / METRICS, columns, self.progress.rounds if resumed else -1)
-            if not resumed and self.checkpoints.path is not None:
-                self.checkpoints.path.unlink(missing_ok=True)  # of an older run that this one replaces
             write_json(folder / "environment.json", environment(self.simulation.device))
+            if self.config is not None:
+                with replacing(folder / "config.yaml") as file:
+                    file.write(self.config)
+            if not resumed and self.checkpoints.path is not None:  # of an older run that this one replaces;
+                self.checkpoints.path.unlink(missing_ok=True)  # it goes before its metrics do
+            self._csv = MetricsCSV(folder / METRICS, columns, self.progress.rounds if resumed else -1)
+            if self.options.tensorboard and not (self._complete and (folder / SUMMARY).exists()):
+                with written(folder / "tensorboard"):
+                    self._tensorboard = TensorBoard(folder / "tensorboard", self.seeds, purge)
         except OSError as error:
-            raise ConfigError(f"out={folder} cannot be written ({error}); choose another folder") from error
+            raise ConfigError(f"out={folder}: {error}; choose another folder") from error
         self.history = list(self._csv.kept)
-        if self.options.tensorboard:
-            purge = self.progress.rounds + 1 if resumed else 0
-            self._tensorboard = TensorBoard(folder / "tensorboard", self.seeds, purge)
+
+    @property
+    def _complete(self) -> bool:
+        """Is there no round left?"""
+        return self.progress.rounds == self.simulation.rounds
 
     def _columns(self) -> list[str]:
         """Columns of this run, in the order of COLUMNS."""
@@ -180,6 +196,8 @@ class Tracker:
         if time_to_evaluate:
             self._record(self._evaluate(state, t + 1, report))
         if time_to_save:
+            if self._csv is not None:
+                self._csv.on_disk()
             self.checkpoints.write(state, progress)
         if stopping and not last:
             name = signal.Signals(self._stop_signal or 0).name
@@ -194,16 +212,20 @@ class Tracker:
         rows: list[Row] = []
         for r, seed in enumerate(self.seeds):
             row: Row = {"round": progress.rounds, "seed": seed}
-            row |= {name: float(values[r]) for name, values in evaluation.metrics.items()}
+            given_up = r in self.guard.lost
+            row |= {name: math.nan if given_up else float(values[r]) for name, values in evaluation.metrics.items()}
             row |= {"active_clients": int(self._active[r]), "mean_active_clients": float(mean_active[r])}
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
             rows.append({name: row[name] for name in self._columns()})
         self.history += rows
         if self._csv is not None:
             self._csv.append(rows)
-        if self._tensorboard is not None:
-            every = {} if evaluation.client_accuracy is None else {"accuracy": evaluation.client_accuracy.reshape(-1)}
-            self._tensorboard.write(progress.rounds, rows, every | evaluation.histograms)
+        if self._tensorboard is not None and self.folder is not None:
+            going = [r for r in range(len(self.seeds)) if r not in self.guard.lost]
+            accuracy = evaluation.client_accuracy
+            every = {} if accuracy is None else {"accuracy": accuracy[going].reshape(-1)}
+            with written(self.folder / "tensorboard"):
+                self._tensorboard.write(progress.rounds, rows, every | evaluation.histograms)
         self._view.evaluated(progress.rounds, self._facts(rows), float(self._active.mean()))
 
     def _facts(self, rows: list[Row]) -> str:
@@ -233,11 +255,12 @@ class Tracker:
         extra = {} if newcomers is None else {"newcomers": newcomers(state)}
         result = Result(self.history, state, progress.seconds, sum(progress.samples), folder, extra)
         if self.folder is not None:
-            write_json(self.folder / "summary.json", self._summary(result))
-        if self._tensorboard is not None:
-            raster = availability_raster(self.simulation.availability, self.simulation.rounds)
-            self._tensorboard.image("availability/clients over rounds", raster, progress.rounds)
-            self._tensorboard.hparams(self.settings, result.metrics)
+            if self._tensorboard is not None:
+                raster = availability_raster(self.simulation.availability, self.simulation.rounds)
+                with written(self.folder / "tensorboard"):
+                    self._tensorboard.image("availability/clients over rounds", raster, progress.rounds)
+                    self._tensorboard.hparams(self.settings, result.metrics)
+            write_json(self.folder / SUMMARY, self._summary(result))
         return result
 
     def _summary(self, result: Result) -> dict[str, Any]:
@@ -247,6 +270,7 @@ class Tracker:
             "seeds": list(self.seeds),
             "final": {name: {"mean": mean, "std": std} for name, (mean, std) in result.final.items()},
             "per_replicate": [{"seed": row["seed"]} | {name: row[name] for name in result.metrics} for row in last],
+            "dropped": self.guard.dropped,
             "seconds": round(result.seconds, 3),
             "samples": result.samples,
             "samples_per_second": round(result.samples / max(result.seconds, 1e-9), 1),
@@ -271,7 +295,15 @@ def short(number: float) -> str:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON so that the file is whole at every moment."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n")
-    os.replace(partial, path)
+    """Write JSON so that the file is whole at every moment; NaN, which JSON does not know, is null."""
+    with replacing(path) as file:
+        file.write(json.dumps(without_nan(content), indent=2) + "\n")
+
+
+def without_nan(content: Any) -> Any:
+    """The same with None in the place of NaN."""
+    if isinstance(content, dict):
+        return {name: without_nan(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [without_nan(value) for value in content]
+    return None if isinstance(content, float) and math.isnan(content) else content

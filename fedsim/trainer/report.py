@@ -24,6 +24,7 @@ class Report:
     lr_sum: [n] learning rates of the row's local steps, summed: s·η_l where the rate is constant in a round.
     samples: [n] training samples each row processed (host).
     deployed: [R, d] what the server deployed in this round (θ̃ where the shift has inertia and answers to the server).
+    finite: [n] bool: is all of the row finite, with what rule and shift remember of the client? None: not looked at.
     """
 
     cohort: Cohort
@@ -34,6 +35,7 @@ class Report:
     lr_sum: Tensor
     samples: np.ndarray
     deployed: Tensor | None = None
+    finite: Tensor | None = None
 
     @property
     def end(self) -> Tensor:

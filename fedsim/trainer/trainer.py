@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -25,6 +27,8 @@ from fedsim.trainer.report import Report
 from fedsim.trainer.vmap_executor import VmapExecutor
 
 log = logging.getLogger(__name__)
+
+Accept = Callable[[int, Cohort, Tensor], "np.ndarray | None"]
 
 
 class Trainer:
@@ -86,6 +90,7 @@ class Trainer:
         t: int,
         deployed: Tensor,
         memory: Memory | None = None,
+        accept: Accept | None = None,
     ) -> Report:
         """A round's local work.
 
@@ -95,6 +100,8 @@ class Trainer:
             t: round.
             deployed: [R, d] the server's model, which moves the data where `shift.deploy` is 'round'.
             memory: of rule and shift, updated in place; None: that before round 0, and nothing is kept.
+            accept: says, from round, cohort and which rows are finite [n], at which positions rows are taken; the
+                others are as if they had not computed. None, here or as its answer: all are.
         """
         memory = self.memory(deployed) if memory is None else memory
         carry = dict(start) if isinstance(start, dict) else {"params": start}
@@ -123,15 +130,27 @@ class Trainer:
             loss[pick] = total
             samples[rows] = chunk.sizes.sum(1)
         samples = self.rule.used(samples, carry, end)
+        rates, steps = self._sums(rates, plan)
+        finite = finite_rows(loss, end)
+        kept = None if accept is None else accept(t, cohort, finite)
+        if kept is not None:
+            pick = torch.as_tensor(kept, device=loss.device)
+            cohort, samples = cohort.subset(kept), samples[kept]
+            start, loss, rates, steps, finite = (value[pick] for value in (start, loss, rates, steps, finite))
+            end = {name: value[pick] for name, value in end.items()}
         memory.scatter(cohort, end)
         if memory.kept:
             self.rule.after_round(memory.clients, cohort)
         end.pop("round", None)
-        taken = torch.as_tensor(plan.steps, dtype=loss.dtype).to(loss.device, non_blocking=True)
-        going = torch.arange(len(rates), device=loss.device)[:, None] < taken
         lr = self.rates * self.rule.schedule.factor(t, 0, self._longest)
         sent = deployed if fleet is None else fleet
-        return Report(cohort, start, end, loss / taken, lr, (rates * going).sum(0), samples, sent)
+        return Report(cohort, start, end, loss / steps, lr, rates, samples, sent, finite)
+
+    def _sums(self, rates: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        """[n] the sum of every row's learning rates [S, n], and the number of its steps."""
+        taken = torch.as_tensor(plan.steps, dtype=rates.dtype).to(rates.device, non_blocking=True)
+        going = torch.arange(len(rates), device=rates.device)[:, None] < taken
+        return (rates * going).sum(0), taken
 
     def _rates(self, cohort: Cohort, plan: Plan, t: int) -> Tensor:
         """[S, n] the learning rate of every step and row; a row's schedule counts its own steps."""
@@ -141,3 +160,12 @@ class Trainer:
         factors = np.array(table).reshape(most, len(counts))[:, kind]
         column = torch.as_tensor(factors, dtype=self.model.dtype).to(self.model.device, non_blocking=True)
         return column * self.rates[cohort.replicate]
+
+
+def finite_rows(loss: Tensor, carry: dict[str, Tensor]) -> Tensor:
+    """[n] bool: are loss [n] and everything that the row carries [n, …] finite? A sum is the quickest look at a row."""
+    finite = torch.isfinite(loss)
+    for value in carry.values():
+        if value.is_floating_point():
+            finite &= torch.isfinite(value.reshape(len(value), math.prod(value.shape[1:])).sum(1))
+    return finite
