@@ -1,4 +1,4 @@
-"""A sweep's runs under every launcher: a failed one is listed, the rest complete, and what is finished is not run again."""
+"""A sweep under every launcher: a failed run is listed, the rest complete, and what is finished is not run again."""
 
 from __future__ import annotations
 
