@@ -23,6 +23,7 @@ from fedsim.evaluation import COLUMNS, Evaluation
 from fedsim.personal import PERSONAL_COLUMNS
 from fedsim.replacing import replacing, written
 from fedsim.strategies import State
+from fedsim.tracking import clients
 from fedsim.tracking.environment import environment
 from fedsim.tracking.metrics_csv import NAME as METRICS
 from fedsim.tracking.metrics_csv import MetricsCSV
@@ -80,6 +81,7 @@ class Tracker:
         self._csv: MetricsCSV | None = None
         self._tensorboard: TensorBoard | None = None
         self._active = np.zeros(len(self.seeds))
+        self._last: Evaluation | None = None
         if not progress.rounds:
             progress.samples, progress.heard = [0] * len(self.seeds), [0.0] * len(self.seeds)
         self._before = progress.seconds
@@ -130,6 +132,8 @@ class Tracker:
                     file.write(self.config)
             if not resumed and self.checkpoints.path is not None:  # of an older run that this one replaces;
                 self.checkpoints.path.unlink(missing_ok=True)  # it goes before its metrics do
+            if not self._complete:
+                (folder / clients.NAME).unlink(missing_ok=True)  # of an older run, or of fewer rounds
             self._csv = MetricsCSV(folder / METRICS, columns, self.progress.rounds if resumed else -1)
             if self.options.tensorboard and not (self._complete and (folder / SUMMARY).exists()):
                 with written(folder / "tensorboard"):
@@ -205,7 +209,7 @@ class Tracker:
 
     def _record(self, evaluation: Evaluation) -> None:
         """Pass one evaluation on."""
-        progress = self.progress
+        progress, self._last = self.progress, evaluation
         progress.seconds = self._before + time.monotonic() - self._start
         mean_active = np.array(progress.heard) / max(progress.unevaluated, 1)
         progress.heard, progress.unevaluated = [0.0] * len(self.seeds), 0
@@ -255,6 +259,8 @@ class Tracker:
         extra = {} if newcomers is None else {"newcomers": newcomers(state)}
         result = Result(self.history, state, progress.seconds, sum(progress.samples), folder, extra)
         if self.folder is not None:
+            last = self._last or self.simulation.evaluator(self._evaluated_model(state))
+            clients.write(self.folder / clients.NAME, clients.gather(self.simulation, last.client_accuracy))
             if self._tensorboard is not None:
                 raster = availability_raster(self.simulation.availability, self.simulation.rounds)
                 with written(self.folder / "tensorboard"):

@@ -19,6 +19,7 @@ from fedsim.local import SGD
 from fedsim.models import MLP, Mean
 from fedsim.simulation import Simulation
 from fedsim.tracking import Tracking
+from fedsim.tracking.clients import read
 from fedsim.tracking.metrics_csv import MetricsCSV, read_metrics
 
 SEEDS, ROUNDS, EVALUATED = (2, 7), 5, (0, 2, 4, 5)
@@ -105,6 +106,28 @@ def test_environment_json_says_where_the_run_was_made(finished):
     assert found["versions"]["torch"] == importlib.metadata.version("torch")
     assert {"command", "started", "device", "gpu", "cpus", "threads", "platform", "python", "commit"} <= set(found)
     assert found["device"].split(":")[0] in ("cpu", "cuda")
+
+
+def test_clients_npz_says_how_good_the_model_is_for_whom_and_who_was_there(finished):
+    folder, result = finished
+    known = read(folder / "clients.npz")
+    assert known.number == 4
+    np.testing.assert_array_equal(known.present, COUNTS[:, 0].T > 0)
+    assert known.samples.sum() == 40
+    np.testing.assert_allclose(known.class_fractions.sum(1), 1)
+    last = [row["train_accuracy"] for row in result.history[-len(SEEDS) :]]
+    np.testing.assert_allclose(known.accuracy.mean(1), last, rtol=1e-6)
+
+
+def test_a_finished_run_that_is_resumed_knows_its_clients_as_before(tmp_path):
+    """Nothing is left to evaluate then; and what has neither labels nor samples says so."""
+    simulation = Simulation(Quadratics(clients=2, dimension=3), Mean, clients=2, rounds=1)
+    for resume in (False, True):
+        simulation.run(tmp_path, resume=resume, tracking=Tracking(progress="none", tensorboard=False))
+        known = read(tmp_path / "clients.npz")
+        assert known.accuracy is None
+        assert known.class_fractions is None
+        np.testing.assert_array_equal(known.present, np.ones((2, 1)))
 
 
 def test_no_half_written_file_is_left(finished):
@@ -208,6 +231,7 @@ def test_tensorboard_can_be_switched_off_and_a_run_needs_no_folder(tmp_path, mon
         "metrics.csv",
         "summary.json",
         "environment.json",
+        "clients.npz",
         "checkpoint.safetensors",
     }
 
