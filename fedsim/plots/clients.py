@@ -34,7 +34,7 @@ def accuracies(runs: list[Run]) -> Figure | None:
             axes.scatter(values, across, s=9, color=tint, alpha=0.35, linewidths=0, rasterized=len(values) > 300)
             axes.boxplot(
                 values, positions=[place], orientation="horizontal", widths=0.62, showfliers=False, whis=(10, 90),
-                medianprops={"color": tint, "linewidth": 2.2}, boxprops={"color": "#444444"},
+                medianprops={"color": "#111111", "linewidth": 2.2}, boxprops={"color": "#444444"},
                 whiskerprops={"color": "#444444"}, capprops={"color": "#444444"}, manage_ticks=False,
             )  # fmt: skip
             axes.plot(values.mean(), place, "D", color="white", markeredgecolor=tint, markersize=5.5)

@@ -27,7 +27,8 @@ BAND_FLOOR = 0.1  # on a logarithmic axis a band does not fall below this share 
 def draw_curve(
     axes: Axes, rounds: np.ndarray, values: np.ndarray, metric: str, label: str, tint: str, dashes: str = "-"
 ) -> None:
-    """Mean over replicates and ±1 standard deviation of [E, R] values at [E] rounds."""
+    """Mean over replicates and ±1 standard deviation of [E, R] values at [E] rounds; NaN is no value."""
+    values = np.ma.masked_invalid(values)
     mean = values.mean(1)
     axes.plot(rounds, mean, dashes, color=tint, linewidth=1.6, label=label)
     if values.shape[1] > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import re
 from datetime import datetime
 from pathlib import Path
@@ -95,7 +96,7 @@ def _results(runs: list[Run]) -> list[dict[str, Any]]:
     for metric in shared:
         ends = [run.final(metric) for run in runs]
         means = [mean for mean, _ in ends]
-        best = (max if "accuracy" in metric else min)(means)
+        best = (max if "accuracy" in metric else min)((m for m in means if not math.isnan(m)), default=math.nan)
         texts = [
             written(metric, mean, std if run.replicates > 1 else None)
             for run, (mean, std) in zip(runs, ends, strict=True)

@@ -26,7 +26,8 @@ class Clients:
     """Attributes (all but `accuracy` of the first replicate, and of the first m' ≤ 200 clients):
 
     number: m, how many clients there are.
-    accuracy: [R, c] accuracy of the last model on the own data of c clients, thinned evenly; None without labels.
+    accuracy: [R', c] accuracy of the last model on the own data of c clients, thinned evenly, in the R' replicates that
+        were not given up; None without labels.
     samples: [m'] samples each client holds; None where they are drawn afresh.
     class_fractions: [m', C] label distribution of each client; None without labels.
     present: [m', T'] who could take part in the first T' ≤ 200 rounds.
@@ -44,7 +45,7 @@ def gather(simulation: Simulation, accuracy: np.ndarray | None) -> Clients:
 
     Args:
         simulation: that was run.
-        accuracy: [R, c] of the last evaluation.
+        accuracy: [R', c] of the last evaluation.
     """
     federation, availability = simulation.federation, simulation.availability
     rounds = range(min(simulation.rounds, MOST_ROUNDS))
