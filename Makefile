@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml
 run: install  ## the main job: FedAvg, FedPBC and FedAWE on the bundled digits, three seeds each
 	$(BIN)/fedsim -m experiment=quickstart strategy=fedavg,fedpbc,fedawe out=$(OUT) resume=overwrite
 	@echo
-	$(BIN)/fedsim-plot $(OUT)
+	$(BIN)/fedsim-plot $(OUT) --out $(OUT) --html $(OUT)/report.html
 
 test: install  ## the test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

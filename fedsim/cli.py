@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -100,9 +100,15 @@ def run(cfg: DictConfig, folder: Path, choices: dict[str, str]) -> Result:
         (folder / sweep.SUMMARY).unlink(missing_ok=True)  # of a run that this one continues or replaces
     except OSError as error:
         raise ConfigError(f"out={folder} cannot be written ({error}); choose another folder") from error
-    scalars = {k: v for k, v in flatten(identity) if isinstance(v, (int, float)) and not isinstance(v, bool)}
     yaml = OmegaConf.to_yaml(cfg, resolve=True)
-    return simulation.run(folder, resume != "overwrite", tracking, identity, choices | scalars, yaml)
+    return simulation.run(folder, resume != "overwrite", tracking, identity, choices | table_row(identity), yaml)
+
+
+def table_row(identity: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run in a table of runs: no class paths, and none twice (local.lr is lr)."""
+    known = dict(flatten(identity))
+    twice = {key for key, value in known.items() if "." in key and known.get(key.rpartition(".")[2], ...) == value}
+    return {key: value for key, value in known.items() if key not in twice and not key.endswith("_target_")}
 
 
 def report(result: Result) -> str:

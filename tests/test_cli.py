@@ -60,7 +60,8 @@ def test_a_run_leaves_everything_it_promises(tmp_path: Path) -> None:
     assert "test_accuracy" in done.stdout
     assert "tensorboard --logdir" in done.stdout
     folder = tmp_path / "here"
-    names = {"metrics.csv", "summary.json", "config.yaml", "environment.json", "checkpoint.safetensors", "tensorboard"}
+    names = {"metrics.csv", "summary.json", "config.yaml", "environment.json", "clients.npz", "checkpoint.safetensors"}
+    names |= {"mean", "seed_4", "seed_2"}
     assert {path.name for path in folder.iterdir()} == names
     assert [(row["round"], row["seed"]) for row in read_metrics(folder / "metrics.csv")] == [
         (t, seed) for t in range(3) for seed in (4, 2)

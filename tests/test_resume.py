@@ -150,7 +150,7 @@ def test_after_a_crash_nothing_is_lost_or_doubled(tensorboard, tmp_path):
     resumed = simulation_of().run(tmp_path / "parts", resume=True, tracking=tracking)
     assert_same_run(resumed, straight, tmp_path / "parts", tmp_path / "straight")
     if tensorboard:
-        for folder in ("tensorboard", "tensorboard/seed_1", "tensorboard/seed_4"):
+        for folder in ("mean", "seed_1", "seed_4"):
             points = []
             for run in ("parts", "straight"):
                 events = EventAccumulator(str(tmp_path / run / folder)).Reload().Scalars("accuracy/test")

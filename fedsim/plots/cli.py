@@ -1,4 +1,4 @@
-"""`fedsim-plot RUN_DIR…`: compare runs by a table on the terminal and a picture of their curves."""
+"""`fedsim-plot RUN_DIR…`: compare runs by a table on the terminal, pictures, and a report of one HTML file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,21 @@ from pathlib import Path
 
 from fedsim import checks
 from fedsim.errors import ConfigError
-from fedsim.plots.curves import figure
+from fedsim.plots.compare import pictures, written
+from fedsim.plots.report import html
 from fedsim.plots.runs import Run, find
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `fedsim-plot`."""
-    parser = argparse.ArgumentParser("fedsim-plot", description="Compare runs: a table and a picture of their curves.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help="run folders, or a sweep's folder")
-    parser.add_argument("--out", type=Path, help="folder for curves.png and curves.pdf (default: the first RUN_DIR)")
+    parser = argparse.ArgumentParser("fedsim-plot", description="Compare runs: a table, pictures, an HTML report.")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN_DIR", help="run folders, a sweep's folder, or a glob"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder for the pictures, as PNG and PDF (default: the first RUN_DIR, unless --html)"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report: one file that needs no other")
     parser.add_argument("--metric", action="append", metavar="NAME", help="a column of metrics.csv; may be repeated")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args(arguments)
@@ -25,26 +31,53 @@ def main(arguments: list[str] | None = None) -> None:
         known = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
         for name in options.metric or []:
             checks.choice("--metric", name, known)
-        out = options.out or options.runs[0]
-        out.mkdir(parents=True, exist_ok=True)
+        out = options.out
+        if out is None and options.html is None:
+            out = options.runs[0] if options.runs[0].is_dir() else runs[0].folder
+        print(table(runs, options.metric or known, options.markdown))
+        said = [f"pictures: {_save(runs, options.metric, out)}"] if out is not None else []
+        if options.html is not None:
+            said.append(f"report:   {_write(options.html, html(runs, options.metric))}")
     except ConfigError as error:
         sys.exit(f"fedsim-plot: {error}")
-    except OSError as error:
-        sys.exit(f"fedsim-plot: --out {options.out or options.runs[0]} cannot be written ({error.strerror})")
-    print(table(runs, options.metric or known, options.markdown))
-    drawing = figure(runs, options.metric)
-    for ending in ("png", "pdf"):
-        drawing.savefig(out / f"curves.{ending}")
     folders = " ".join(map(str, options.runs))
     if not options.markdown:
-        print(f"\npicture: {out / 'curves.png'}\ncurves:  tensorboard --logdir {folders}")
+        print("\n" + "\n".join([*said, f"curves:   tensorboard --logdir {folders}"]))
+
+
+def _save(runs: list[Run], metrics: list[str] | None, out: Path) -> str:
+    """Every picture as PNG and PDF; returns where the PNGs are."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        names = []
+        for picture in pictures(runs, metrics):
+            names.append(picture.name)
+            for ending in ("png", "pdf"):
+                picture.figure.savefig(out / f"{picture.name}.{ending}")
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written ({error.strerror}); choose another folder") from error
+    return f"{out / names[0]}.png" + (f", {', '.join(names[1:])}" if names[1:] else "")
+
+
+def _write(path: Path, text: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {path} cannot be written ({error.strerror}); choose another file") from error
+    return path
+
+
+def _final(run: Run, metric: str) -> str:
+    mean, std = run.final(metric)
+    return written(metric, mean, std if run.replicates > 1 else None)
 
 
 def table(runs: list[Run], metrics: list[str], markdown: bool = False) -> str:
     """Final mean ± standard deviation of every metric and run."""
     cells = [["run", *metrics]]
     for run in runs:
-        cells.append([run.label, *(cell(metric, *run.final(metric)) for metric in metrics)])
+        cells.append([run.label, *(_final(run, metric) for metric in metrics)])
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     edge, gap, end = ("| ", " | ", " |") if markdown else ("", "  ", "")
     lines = [
@@ -53,10 +86,3 @@ def table(runs: list[Run], metrics: list[str], markdown: bool = False) -> str:
     ]
     rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|" if markdown else "-" * len(lines[0])
     return "\n".join([lines[0], rule, *lines[1:]])
-
-
-def cell(metric: str, mean: float, std: float) -> str:
-    """Accuracies in per cent, everything else to four digits."""
-    if "accuracy" in metric:
-        return f"{100 * mean:.1f} ± {100 * std:.1f} %"
-    return f"{mean:.4g} ± {std:.2g}"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from fedsim.availability import Bernoulli
 from fedsim.plots.cells import Cell
+from fedsim.plots.clients import draw_bubbles
 from fedsim.plots.style import STYLE, colour, panels
 from fedsim.simulation import Simulation
 
@@ -37,16 +37,8 @@ def bubbles(cells: list[Cell], clients: int = 20) -> Figure:
         for axes, cell in zip(grid, cells, strict=True):
             fractions = _simulation(cell).federation.class_fractions
             assert fractions is not None
-            shares = fractions[0, :clients]
-            client, label = np.indices(shares.shape)
-            tints = [colour(int(c)) if c < 8 else ("#882255", "#999933")[int(c) % 2] for c in label.ravel()]
-            axes.scatter(label.ravel(), client.ravel(), s=170 * shares.ravel(), c=tints, linewidths=0)
-            axes.set_xticks(range(shares.shape[1]))
-            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.set_xlabel("class")
-            axes.set_ylabel("client")
+            draw_bubbles(axes, fractions[0, :clients])
             axes.set_title(_heading(cell))
-            axes.invert_yaxis()
     return drawing
 
 

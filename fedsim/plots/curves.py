@@ -9,16 +9,26 @@ from matplotlib.figure import Figure
 
 from fedsim.plots.cells import Cell, at, labels
 from fedsim.plots.runs import Run
-from fedsim.plots.style import DASHES, LOGARITHMIC, STYLE, colour, legend_below, panels, title
+from fedsim.plots.style import DASHES, LOGARITHMIC, STYLE, colour, drawn, legend_below, line, panels, percent
 
-PREFERRED = ("test_accuracy", "client_accuracy_worst10", "distance_to_optimum", "train_loss")
+PREFERRED = (
+    "test_accuracy",
+    "client_accuracy_worst10",
+    "distance_to_optimum",
+    "distance_to_po",
+    "distance_to_ps",
+    "performative_risk",
+    "train_loss",
+    "test_loss",
+)
 BAND_FLOOR = 0.1  # on a logarithmic axis a band does not fall below this share of its mean: it would fill the picture
 
 
 def draw_curve(
     axes: Axes, rounds: np.ndarray, values: np.ndarray, metric: str, label: str, tint: str, dashes: str = "-"
 ) -> None:
-    """Mean over replicates and ±1 standard deviation of [E, R] values at [E] rounds."""
+    """Mean over replicates and ±1 standard deviation of [E, R] values at [E] rounds; NaN is no value."""
+    values = np.ma.masked_invalid(values)
     mean = values.mean(1)
     axes.plot(rounds, mean, dashes, color=tint, linewidth=1.6, label=label)
     if values.shape[1] > 1:
@@ -40,18 +50,24 @@ def smooth(values: np.ndarray, decay: float) -> np.ndarray:
 
 
 def figure(runs: list[Run], metrics: list[str] | None = None) -> Figure:
-    """A panel per metric that all runs have; by default the (up to two) most telling ones."""
-    shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
-    chosen = metrics or ([name for name in PREFERRED if name in shared] or shared)[:2]
+    """A panel per metric, of the runs that have it; by default the (up to two) most telling ones that all have."""
+    chosen = metrics or telling(runs)[:2]
     with matplotlib.rc_context(STYLE):
-        drawing, grid = panels(len(chosen), width=5.0, height=3.6)
+        drawing, grid = panels(len(chosen), width=5.0, height=3.6, columns=min(len(chosen), 2))
         for axes, metric in zip(grid, chosen, strict=True):
-            _prepare(axes, metric, title(metric), metric in LOGARITHMIC)
+            _prepare(axes, metric, drawn(metric), metric in LOGARITHMIC)
             for number, run in enumerate(runs):
-                dashes = DASHES[number // 8 % len(DASHES)]
-                draw_curve(axes, *run.curve(metric), metric, run.label, colour(number), dashes)
-        grid[0].legend(fontsize=9)
+                if metric in run.metrics:
+                    draw_curve(axes, *run.curve(metric), metric, run.label, colour(number), line(number))
+            percent(axes.yaxis, metric)
+        legend_below(drawing, grid)
     return drawing
+
+
+def telling(runs: list[Run]) -> list[str]:
+    """The metrics that all runs have, the most telling first."""
+    shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
+    return [name for name in PREFERRED if name in shared] or shared
 
 
 def curves(
@@ -83,14 +99,14 @@ def curves(
         drawing, grid = panels(len(boxes), columns=len(boxes) // len(metrics) if panel and len(metrics) > 1 else None)
         for axes, (name, label) in zip(grid, boxes, strict=True):
             logarithmic = log if isinstance(log, bool) else name in log
-            _prepare(axes, name, label or title(name), logarithmic)
+            _prepare(axes, name, label or drawn(name), logarithmic)
             if iterations:
                 axes.set_xlabel("iteration")
             first_of_its_kind = grid[next(n for n, box in enumerate(boxes) if box[0] == name)]
             if axes is not first_of_its_kind:
                 axes.sharey(first_of_its_kind)
             if label:
-                axes.set_ylabel(title(name))
+                axes.set_ylabel(drawn(name))
             for cell in at(cells, panel, label):
                 assert cell.run is not None
                 rounds, values = cell.run.curve(name)

@@ -1,8 +1,9 @@
-"""Finished runs on disk: find them, read them, name them by what makes them differ."""
+"""Finished runs on disk: find them and read them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from omegaconf import OmegaConf
 
 from fedsim.config import flatten
 from fedsim.errors import ConfigError
+from fedsim.plots.differences import label
+from fedsim.tracking import clients
+from fedsim.tracking.clients import Clients
 from fedsim.tracking.metrics_csv import NAME, read_metrics
 from fedsim.tracking.result import Row, mean_std, measured
-
-_NOT_A_LABEL = ("out", "resume", "device", "tracking.progress")
 
 
 @dataclass
@@ -25,18 +27,25 @@ class Run:
         folder: where it is.
         rows: of its metrics.csv.
         settings: its configuration as dotted keys.
-        label: what distinguishes it from the runs it is compared with.
+        clients: what is known of its clients; None of a run that is not finished.
+    label: what distinguishes it from the runs it is compared with.
     """
 
     folder: Path
     rows: list[Row]
     settings: dict[str, Any]
+    clients: Clients | None = None
     label: str = ""
 
     @property
     def metrics(self) -> list[str]:
         """Measured columns."""
         return measured(self.rows)
+
+    @property
+    def replicates(self) -> int:
+        """R; replicates may share a seed."""
+        return sum(row["round"] == self.rows[0]["round"] for row in self.rows)
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Rounds [E] and values [E, R] of one metric."""
@@ -61,13 +70,18 @@ def load(folder: Path) -> Run:
     config = folder / "config.yaml"
     plain = OmegaConf.to_container(OmegaConf.load(config)) if config.exists() else {}
     assert isinstance(plain, dict)
-    return Run(folder, rows, dict(flatten({str(k): v for k, v in plain.items()})))
+    settings = dict(flatten({str(k): v for k, v in plain.items()}))
+    known = folder / clients.NAME
+    return Run(folder, rows, settings, clients.read(known) if known.exists() else None)
 
 
 def find(folders: list[Path]) -> list[Run]:
-    """The runs in the given folders, or one or more levels below them (a sweep), labelled by their differences."""
+    """The runs in the given folders, or one or more levels below them (a sweep), labelled by their differences.
+
+    What does not exist may be a glob that the shell left alone.
+    """
     found: dict[Path, None] = {}
-    for folder in folders:
+    for folder in (place for given in folders for place in ([given] if given.exists() else _matching(given))):
         below = sorted(path.parent for path in folder.rglob(NAME))
         if not below:
             raise ConfigError(f"{folder} holds no run: there is no {NAME} in it or below it")
@@ -77,25 +91,6 @@ def find(folders: list[Path]) -> list[Run]:
     return runs
 
 
-def label(runs: list[Run]) -> None:
-    """Name every run by the settings in which the runs differ; a target class goes by its own name."""
-    keys = {key for run in runs for key in run.settings}
-    values = {key: [run.settings.get(key) for run in runs] for key in keys}
-    differing = {k for k, seen in values.items() if any(v != seen[0] for v in seen) and k not in _NOT_A_LABEL}
-    differing -= {k for k in differing if k.rpartition(".")[2] in differing and "." in k}  # lr says local.lr too
-    targets = {k for k in differing if k.endswith("_target_")}
-    inside = tuple(
-        k.removesuffix("_target_") for k in targets
-    )  # options of another class are no difference of their own
-    for run in runs:
-        parts = [str(run.settings.get(k, "")).rpartition(".")[2] for k in sorted(targets, key=_strategy_first)]
-        parts += [f"{k}={run.settings.get(k)}" for k in sorted(differing - targets) if not k.startswith(inside)]
-        run.label = " ".join(p for p in parts if p) or run.folder.name
-    labels = [run.label for run in runs]
-    for run in runs:
-        if labels.count(run.label) > 1:
-            run.label = f"{run.label} ({run.folder})"
-
-
-def _strategy_first(key: str) -> tuple[bool, str]:
-    return (not key.startswith("strategy"), key)
+def _matching(pattern: Path) -> list[Path]:
+    """The folders that match a glob; the pattern itself, where none does."""
+    return sorted(path for path in map(Path, glob(str(pattern))) if path.is_dir()) or [pattern]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import PercentFormatter
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")  # Okabe–Ito
 DASHES = ("-", "--", ":", "-.")
@@ -23,7 +28,8 @@ TITLES = {
     "performative_risk": "performative risk",
     "samples": "samples used",
 }
-LOGARITHMIC = ("distance_to_optimum",)
+DISTANCES = ("distance_to_ps", "distance_to_po", "distance_to_optimum")
+LOGARITHMIC = DISTANCES
 
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -44,9 +50,25 @@ def title(metric: str) -> str:
     return TITLES.get(metric, metric.replace("_", " "))
 
 
+def drawn(metric: str) -> str:
+    """The same in a picture, where θ^PS is set as a formula."""
+    return re.sub(r"θ\^(\w+)", r"$\\theta^{\\mathrm{\1}}$", title(metric))
+
+
 def colour(position: int) -> str:
     """The colour of the n-th thing."""
     return COLOURS[position % len(COLOURS)]
+
+
+def line(position: int) -> str:
+    """The line style of the n-th thing: another one each time the colours begin again."""
+    return DASHES[position // len(COLOURS) % len(DASHES)]
+
+
+def percent(axis: Axis, metric: str) -> None:
+    """Accuracies are read in per cent."""
+    if "accuracy" in metric:
+        axis.set_major_formatter(PercentFormatter(1.0, decimals=None))
 
 
 def panels(
@@ -56,6 +78,9 @@ def panels(
     columns = columns or (2 if count == 4 else min(count, 3))
     rows = -(-count // columns)
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(h_pad=0.1, w_pad=0.08)
     grid = np.ravel(figure.subplots(rows, columns, squeeze=False))
     for unused in grid[count:]:
         unused.axis("off")
@@ -72,3 +97,8 @@ def legend_below(figure: Figure, grid: list[Axes]) -> None:
         room = int(figure.get_figwidth() / (0.65 + 0.085 * max(map(len, known))))
         columns = max(1, min(len(known), room))
         figure.legend(list(known.values()), list(known), loc="outside lower center", ncols=columns, fontsize=9)
+
+
+def wrapped(text: str, width: int = 30) -> str:
+    """A long name on several lines."""
+    return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))

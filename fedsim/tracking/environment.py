@@ -28,6 +28,11 @@ def _commit() -> str | None:
     return head + ("+" if changed.strip() else "")
 
 
+def _program(path: Path) -> str:
+    """The name under which a person called the program."""
+    return f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
+
+
 def environment(device: torch.device) -> dict[str, Any]:
     """What a report needs to say about the machine and the program."""
     packages = ("torch", "torchvision", "numpy", "hydra-core", "omegaconf", "tensorboard")
@@ -39,7 +44,7 @@ def environment(device: torch.device) -> dict[str, Any]:
             versions[name] = None
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join([_program(Path(sys.argv[0])), *sys.argv[1:]]),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": str(device),
         "gpu": gpu,

@@ -1,15 +1,22 @@
-"""TensorBoard event files: the mean over replicates in the run folder, each replicate beside it."""
+"""TensorBoard event files: a folder for the mean over replicates beside one for each, named as they are to be read.
+
+Those of a sweep are read as `strategy=fedawe/mean` and `strategy=fedawe/seed_0`. The folders lie side by side because
+TensorBoard takes what lies below a row of its HPARAMS table for more results of that row.
+"""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsim.personal import PERSONAL_COLUMNS
 from fedsim.tracking.result import Row, mean_std
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 GROUPS = {
     "test_loss": "loss/test",
@@ -17,7 +24,11 @@ GROUPS = {
     "test_accuracy": "accuracy/test",
     "train_accuracy": "accuracy/train",
     "client_accuracy_worst10": "accuracy/worst tenth of clients",
+    "performative_risk": "loss/performative risk",
+    "decoupled_loss": "loss/decoupled",
     "distance_to_optimum": "distance/to optimum",
+    "distance_to_ps": "distance/to PS (stable)",
+    "distance_to_po": "distance/to PO (optimal)",
     "active_clients": "participation/active clients",
     "mean_active_clients": "participation/mean active clients",
 } | {name: name.replace("_", "/", 1).replace("_", " ") for name in PERSONAL_COLUMNS}
@@ -26,7 +37,7 @@ GROUPS = {
 def _wait_for_a_later_name(folder: Path) -> None:
     """TensorBoard reads event files in the order of their names, which begin with the second they were opened in: wait,
     for a second at most, until a new file comes after those that are there."""
-    opened = [path.name.split(".")[3] for path in folder.rglob("events.out.tfevents.*")]
+    opened = [path.name.split(".")[3] for path in folder.glob("*/events.out.tfevents.*")]
     newest = max((int(second) for second in opened if second.isdigit()), default=0)
     while int(time.time()) == newest:
         time.sleep(0.02)
@@ -36,7 +47,7 @@ class TensorBoard:
     """Writes one evaluation at a time.
 
     Args:
-        folder: for event files; with several replicates each gets a sub-folder `seed_S`.
+        folder: of the run; event files go into `mean` and `seed_S` in it, those of a single replicate into `seed_S`.
         seeds: of the replicates.
         purge_from: the first round that will be written (again); older points from there on are hidden.
     """
@@ -45,10 +56,10 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         _wait_for_a_later_name(folder)
-        self.mean = SummaryWriter(str(folder), purge_step=purge_from)
         names = [f"seed_{s}" + (f"_replicate_{r}" if seeds.count(s) > 1 else "") for r, s in enumerate(seeds)]
-        each = [folder / name for name in names] if len(seeds) > 1 else []
-        self.each = [SummaryWriter(str(f), purge_step=purge_from) for f in each]
+        first, *others = ["mean", *names] if len(seeds) > 1 else names
+        self.mean = SummaryWriter(str(folder / first), purge_step=purge_from)
+        self.each = [SummaryWriter(str(folder / name), purge_step=purge_from) for name in others]
 
     def write(self, completed: int, rows: list[Row], clients: dict[str, np.ndarray]) -> None:
         """The scalars of every replicate, their mean, and what was measured of every client as histograms."""
@@ -63,16 +74,21 @@ class TensorBoard:
         for writer in (self.mean, *self.each):
             writer.flush()
 
-    def image(self, tag: str, pixels: np.ndarray, completed: int) -> None:
-        """An image [H, W, 3] in [0, 1]."""
-        self.mean.add_image(tag, pixels, completed, dataformats="HWC")
+    def figure(self, tag: str, figure: Figure, completed: int) -> None:
+        """A picture."""
+        self.mean.add_figure(tag, figure, completed)
 
-    def hparams(self, settings: dict[str, Any], metrics: list[str]) -> None:
-        """The settings for the HPARAMS table; its results are the last points of the metrics' own curves."""
+    def hparams(self, settings: dict[str, Any]) -> None:
+        """The settings for the HPARAMS table; its results are the last points of the metrics' own curves.
+
+        What the columns are is left to TensorBoard: it looks at all runs of a sweep, and puts first what differs. Said
+        by a run, which knows but its own settings, they would be those of whichever run is found first.
+        """
         from torch.utils.tensorboard.summary import hparams
 
         plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in settings.items()}
-        for summary in hparams(plain, {GROUPS[name]: 0.0 for name in metrics if name in GROUPS}):
+        _columns, start, end = hparams(plain, {})
+        for summary in (start, end):
             self.mean._get_file_writer().add_summary(summary)
 
     def close(self) -> None:

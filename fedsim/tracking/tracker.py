@@ -23,12 +23,12 @@ from fedsim.evaluation import COLUMNS, Evaluation
 from fedsim.personal import PERSONAL_COLUMNS
 from fedsim.replacing import replacing, written
 from fedsim.strategies import State
+from fedsim.tracking import clients
 from fedsim.tracking.environment import environment
 from fedsim.tracking.metrics_csv import NAME as METRICS
 from fedsim.tracking.metrics_csv import MetricsCSV
 from fedsim.tracking.options import Tracking
 from fedsim.tracking.progress import progress_view
-from fedsim.tracking.raster import availability_raster
 from fedsim.tracking.result import Result, Row, mean_std
 from fedsim.tracking.tensorboard import TensorBoard
 from fedsim.trainer import Report
@@ -80,6 +80,7 @@ class Tracker:
         self._csv: MetricsCSV | None = None
         self._tensorboard: TensorBoard | None = None
         self._active = np.zeros(len(self.seeds))
+        self._last: Evaluation | None = None
         if not progress.rounds:
             progress.samples, progress.heard = [0] * len(self.seeds), [0.0] * len(self.seeds)
         self._before = progress.seconds
@@ -130,13 +131,20 @@ class Tracker:
                     file.write(self.config)
             if not resumed and self.checkpoints.path is not None:  # of an older run that this one replaces;
                 self.checkpoints.path.unlink(missing_ok=True)  # it goes before its metrics do
+            if not self._complete:
+                (folder / clients.NAME).unlink(missing_ok=True)  # of an older run, or of fewer rounds
             self._csv = MetricsCSV(folder / METRICS, columns, self.progress.rounds if resumed else -1)
             if self.options.tensorboard and not (self._complete and (folder / SUMMARY).exists()):
-                with written(folder / "tensorboard"):
-                    self._tensorboard = TensorBoard(folder / "tensorboard", self.seeds, purge)
+                with written(folder / "event files"):
+                    self._tensorboard = TensorBoard(folder, self.seeds, purge)
         except OSError as error:
             raise ConfigError(f"out={folder}: {error}; choose another folder") from error
         self.history = list(self._csv.kept)
+
+    @property
+    def _going(self) -> list[int]:
+        """The replicates that were not given up."""
+        return [r for r in range(len(self.seeds)) if r not in self.guard.lost]
 
     @property
     def _complete(self) -> bool:
@@ -173,6 +181,12 @@ class Tracker:
             online = None if report is None else report.cohort
             metrics, found.histograms = simulation.personal(state, self.checkpoints.memory, completed, online)
             found.metrics |= metrics
+        if self.options.tensorboard:
+            if found.client_accuracy is not None:
+                found.histograms["accuracy"] = found.client_accuracy[self._going].reshape(-1)
+            if report is not None:
+                lengths = report.innovation.norm(dim=1).cpu().numpy()
+                found.histograms["length of update"] = lengths[np.isfinite(lengths)]
         return found
 
     def round(self, t: int, state: State, report: Report) -> None:
@@ -205,7 +219,7 @@ class Tracker:
 
     def _record(self, evaluation: Evaluation) -> None:
         """Pass one evaluation on."""
-        progress = self.progress
+        progress, self._last = self.progress, evaluation
         progress.seconds = self._before + time.monotonic() - self._start
         mean_active = np.array(progress.heard) / max(progress.unevaluated, 1)
         progress.heard, progress.unevaluated = [0.0] * len(self.seeds), 0
@@ -221,11 +235,8 @@ class Tracker:
         if self._csv is not None:
             self._csv.append(rows)
         if self._tensorboard is not None and self.folder is not None:
-            going = [r for r in range(len(self.seeds)) if r not in self.guard.lost]
-            accuracy = evaluation.client_accuracy
-            every = {} if accuracy is None else {"accuracy": accuracy[going].reshape(-1)}
-            with written(self.folder / "tensorboard"):
-                self._tensorboard.write(progress.rounds, rows, every | evaluation.histograms)
+            with written(self.folder / "event files"):
+                self._tensorboard.write(progress.rounds, rows, evaluation.histograms)
         self._view.evaluated(progress.rounds, self._facts(rows), float(self._active.mean()))
 
     def _facts(self, rows: list[Row]) -> str:
@@ -255,13 +266,23 @@ class Tracker:
         extra = {} if newcomers is None else {"newcomers": newcomers(state)}
         result = Result(self.history, state, progress.seconds, sum(progress.samples), folder, extra)
         if self.folder is not None:
+            last = self._last or self.simulation.evaluator(self._evaluated_model(state))
+            accuracy = None if last.client_accuracy is None else last.client_accuracy[self._going]
+            clients.write(self.folder / clients.NAME, clients.gather(self.simulation, accuracy))
             if self._tensorboard is not None:
-                raster = availability_raster(self.simulation.availability, self.simulation.rounds)
-                with written(self.folder / "tensorboard"):
-                    self._tensorboard.image("availability/clients over rounds", raster, progress.rounds)
-                    self._tensorboard.hparams(self.settings, result.metrics)
+                with written(self.folder / "event files"):
+                    self._draw(self._tensorboard, self.folder)
+                    self._tensorboard.hparams(self.settings)
             write_json(self.folder / SUMMARY, self._summary(result))
         return result
+
+    def _draw(self, view: TensorBoard, folder: Path) -> None:
+        """The pictures of `fedsim-plot`, of this run alone."""
+        from fedsim.plots.compare import pictures
+        from fedsim.plots.runs import load
+
+        for picture in pictures([load(folder)]):
+            view.figure(f"figures/{picture.heading}", picture.figure, self.progress.rounds)
 
     def _summary(self, result: Result) -> dict[str, Any]:
         last = [row for row in result.history if row["round"] == result.history[-1]["round"]]

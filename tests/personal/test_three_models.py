@@ -281,7 +281,7 @@ def test_a_run_folder_has_columns_and_histograms(tmp_path):
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert f"# personal_validation_loss_worst10: {PERSONAL_COLUMNS['personal_validation_loss_worst10']}" in lines
     assert read_metrics(tmp_path / "metrics.csv") == result.history
-    events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"histograms": 0, "scalars": 0}).Reload()
+    events = EventAccumulator(str(tmp_path / "mean"), size_guidance={"histograms": 0, "scalars": 0}).Reload()
     for model in ("global", "localized", "personal"):
         assert [e.step for e in events.Histograms(f"clients/{model} validation loss")] == [0, 3]
     assert [e.step for e in events.Scalars("personal/validation loss median")] == [0, 3]

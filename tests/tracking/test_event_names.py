@@ -10,9 +10,10 @@ from fedsim.tracking.tensorboard import TensorBoard
 
 def test_a_resumed_runs_event_file_is_named_later(tmp_path: Path) -> None:
     now = int(time.time())
-    (tmp_path / f"events.out.tfevents.{now}.host.1.9").touch()  # … 9 sorts after … 10, in the same second
-    (tmp_path / "events.out.tfevents").touch()
+    (tmp_path / "seed_0").mkdir()
+    (tmp_path / "seed_0" / f"events.out.tfevents.{now}.host.1.9").touch()  # … 9 sorts after … 10, in the same second
+    (tmp_path / "seed_0" / "events.out.tfevents").touch()
     TensorBoard(tmp_path, (0,), purge_from=4).close()
-    names = sorted(path.name for path in tmp_path.glob("events.out.tfevents.*"))
+    names = sorted(path.name for path in tmp_path.glob("seed_0/events.out.tfevents.*"))
     assert len(names) == 2
     assert int(names[-1].split(".")[3]) > now

@@ -19,6 +19,7 @@ from fedsim.local import SGD
 from fedsim.models import MLP, Mean
 from fedsim.simulation import Simulation
 from fedsim.tracking import Tracking
+from fedsim.tracking.clients import read
 from fedsim.tracking.metrics_csv import MetricsCSV, read_metrics
 
 SEEDS, ROUNDS, EVALUATED = (2, 7), 5, (0, 2, 4, 5)
@@ -107,6 +108,28 @@ def test_environment_json_says_where_the_run_was_made(finished):
     assert found["device"].split(":")[0] in ("cpu", "cuda")
 
 
+def test_clients_npz_says_how_good_the_model_is_for_whom_and_who_was_there(finished):
+    folder, result = finished
+    known = read(folder / "clients.npz")
+    assert known.number == 4
+    np.testing.assert_array_equal(known.present, COUNTS[:, 0].T > 0)
+    assert known.samples.sum() == 40
+    np.testing.assert_allclose(known.class_fractions.sum(1), 1)
+    last = [row["train_accuracy"] for row in result.history[-len(SEEDS) :]]
+    np.testing.assert_allclose(known.accuracy.mean(1), last, rtol=1e-6)
+
+
+def test_a_finished_run_that_is_resumed_knows_its_clients_as_before(tmp_path):
+    """Nothing is left to evaluate then; and what has neither labels nor samples says so."""
+    simulation = Simulation(Quadratics(clients=2, dimension=3), Mean, clients=2, rounds=1)
+    for resume in (False, True):
+        simulation.run(tmp_path, resume=resume, tracking=Tracking(progress="none", tensorboard=False))
+        known = read(tmp_path / "clients.npz")
+        assert known.accuracy is None
+        assert known.class_fractions is None
+        np.testing.assert_array_equal(known.present, np.ones((2, 1)))
+
+
 def test_no_half_written_file_is_left(finished):
     assert not list(finished[0].rglob("*.partial"))
 
@@ -126,9 +149,9 @@ def test_tensorboard_has_every_scalar_of_every_replicate_and_their_mean(finished
         "participation/active clients": "active_clients",
         "participation/mean active clients": "mean_active_clients",
     }
-    mean = events(folder / "tensorboard")
+    mean = events(folder / "mean")
     for r, seed in enumerate(SEEDS):
-        each = events(folder / "tensorboard" / f"seed_{seed}")
+        each = events(folder / f"seed_{seed}")
         assert set(tags) == set(each.Tags()["scalars"])
         for tag, name in tags.items():
             values = [row[name] for row in result.history[r :: len(SEEDS)]]
@@ -140,39 +163,43 @@ def test_tensorboard_has_every_scalar_of_every_replicate_and_their_mean(finished
         np.testing.assert_allclose([event.value for event in mean.Scalars(tag)], values, rtol=1e-6)
 
 
-def test_tensorboard_has_the_clients_accuracies_and_a_picture_of_who_was_there(finished):
+def test_tensorboard_has_what_differs_from_client_to_client_and_the_pictures(finished):
     folder, _ = finished
-    found = events(folder / "tensorboard")
+    found = events(folder / "mean")
     histograms = found.Histograms("clients/accuracy")
     assert [event.step for event in histograms] == list(EVALUATED)
     assert all(event.histogram_value.num == len(SEEDS) * 4 for event in histograms)
-    (picture,) = found.Images("availability/clients over rounds")
+    lengths = found.Histograms("clients/length of update")
+    assert [(event.step, event.histogram_value.num) for event in lengths] == [
+        (t, COUNTS[t - 1].sum()) for t in EVALUATED if t
+    ]
+    assert set(found.Tags()["images"]) == {
+        f"figures/{heading}"
+        for heading in ("Over the rounds", "From client to client", "Who was there", "Who holds what")
+    }
+    (picture,) = found.Images("figures/Who was there")
     assert picture.step == ROUNDS
-    assert picture.width % ROUNDS == picture.height % 4 == 0
-    assert picture.width // ROUNDS == picture.height // 4  # one square per client and round
+    assert min(picture.width, picture.height) > 400
 
 
 def test_tensorboard_has_the_settings_and_what_they_led_to(finished):
     folder, result = finished
-    found = events(folder / "tensorboard")
+    found = events(folder / "mean")
     content = found.PluginTagToContent("hparams")["_hparams_/session_start_info"]
     told = HParamsPluginData.FromString(content).session_start_info.hparams
     assert told["lr"].number_value == pytest.approx(0.1)
     assert told["strategy"].string_value == "fedavg"
     assert set(told) == set(SETTINGS)
-    experiment = found.PluginTagToContent("hparams")["_hparams_/experiment"]
-    listed = {info.name.tag for info in HParamsPluginData.FromString(experiment).experiment.metric_infos}
-    assert listed == {"accuracy/test", "accuracy/train", "accuracy/worst tenth of clients", "loss/test", "loss/train"}
     for tag, name in (("accuracy/test", "test_accuracy"), ("loss/train", "train_loss")):
         assert found.Scalars(tag)[-1].value == pytest.approx(result.final[name][0], rel=1e-6)
 
 
-def test_a_single_replicate_needs_no_folders_of_its_own(tmp_path):
+def test_a_single_replicate_needs_no_mean(tmp_path):
     Simulation(Quadratics(clients=2, dimension=3), Mean, clients=2, rounds=2, eval_every=1).run(
         tmp_path, tracking=Tracking(progress="none")
     )
-    assert not [p for p in (tmp_path / "tensorboard").iterdir() if p.is_dir()]
-    found = events(tmp_path / "tensorboard")
+    assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["seed_0"]
+    found = events(tmp_path / "seed_0")
     assert [event.step for event in found.Scalars("distance/to optimum")] == [0, 1, 2]
     assert "accuracy/test" not in found.Tags()["scalars"]
     assert "test_loss" not in read_metrics(tmp_path / "metrics.csv")[0]
@@ -192,7 +219,7 @@ def test_replicates_of_equal_seed_do_not_share_a_folder(tmp_path):
     result = simulation.run(tmp_path, tracking=Tracking(progress="none"))
     curves = [
         [event.value for event in events(folder).Scalars("loss/train")]
-        for folder in sorted(p for p in (tmp_path / "tensorboard").iterdir() if p.is_dir())
+        for folder in sorted(tmp_path.glob("seed_3_replicate_*"))
     ]
     expected = [[row["train_loss"] for row in result.history[r::2]] for r in (0, 1)]
     np.testing.assert_allclose(sorted(curves), sorted(expected), rtol=1e-6)
@@ -208,6 +235,7 @@ def test_tensorboard_can_be_switched_off_and_a_run_needs_no_folder(tmp_path, mon
         "metrics.csv",
         "summary.json",
         "environment.json",
+        "clients.npz",
         "checkpoint.safetensors",
     }
 
@@ -218,7 +246,7 @@ def test_a_new_run_in_an_old_folder_replaces_its_files(tmp_path):
         simulation = Simulation(Quadratics(clients=2, dimension=3), Mean, clients=2, rounds=rounds, eval_every=1)
         simulation.run(tmp_path, tracking=Tracking(progress="none"))
     assert [row["round"] for row in read_metrics(tmp_path / "metrics.csv")] == [0, 1, 2]
-    scalars = events(tmp_path / "tensorboard").Scalars("loss/train")
+    scalars = events(tmp_path / "seed_0").Scalars("loss/train")
     assert [event.step for event in scalars] == [0, 1, 2]
 
 

@@ -1,0 +1,119 @@
+"""Pictures of single clients: how good the model is for each, who holds what, who was there when."""
+
+from __future__ import annotations
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedsim.plots.differences import shared_name
+from fedsim.plots.runs import Run
+from fedsim.plots.style import STYLE, colour, panels, wrapped
+
+BEYOND = ("#882255", "#999933")  # classes after the eighth
+MOST_BUBBLES = 20  # clients
+MOST_PANELS = 6
+ABSENT, PRESENT = "#f2f2ed", "#1f61a0"
+
+
+def accuracies(runs: list[Run]) -> Figure | None:
+    """A box of the clients' accuracies for each run, a dot for each client; replicates put together."""
+    known = [(n, run, run.clients.accuracy) for n, run in enumerate(runs) if run.clients is not None]
+    shown = [(n, run.label, 100 * found.ravel()) for n, run, found in known if found is not None]
+    if not shown:
+        return None
+    draw = np.random.default_rng(0)  # where the dots lie across their box means nothing
+    with matplotlib.rc_context(STYLE):
+        drawing, (axes,) = panels(1, width=8.0, height=1.1 + 0.62 * len(shown))
+        for place, (number, _, values) in enumerate(shown):
+            tint = colour(number)
+            across = place + draw.uniform(-0.26, 0.26, len(values))
+            axes.scatter(values, across, s=9, color=tint, alpha=0.35, linewidths=0, rasterized=len(values) > 300)
+            axes.boxplot(
+                values, positions=[place], orientation="horizontal", widths=0.62, showfliers=False, whis=(10, 90),
+                medianprops={"color": "#111111", "linewidth": 2.2}, boxprops={"color": "#444444"},
+                whiskerprops={"color": "#444444"}, capprops={"color": "#444444"}, manage_ticks=False,
+            )  # fmt: skip
+            axes.plot(values.mean(), place, "D", color="white", markeredgecolor=tint, markersize=5.5)
+        axes.set_yticks(range(len(shown)), [wrapped(name) for _, name, _ in shown])
+        axes.set_ylim(len(shown) - 0.45, -0.55)
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("accuracy on the client's own data, %")
+    return drawing
+
+
+def availability(runs: list[Run]) -> Figure | None:
+    """Who could take part: a row per client, a column per round, how many there were above; a panel per process."""
+    groups = _alike(runs, "present")
+    if all(seen.all() for _, seen in groups):  # nothing to see, or nothing known
+        return None
+    columns = min(len(groups), 3)
+    rows = -(-len(groups) // columns)
+    with matplotlib.rc_context(STYLE):
+        drawing = Figure(figsize=(max(4.4 * columns, 8.0), 3.6 * rows), layout="constrained")
+        grid = drawing.subplots(2 * rows, columns, squeeze=False, height_ratios=[1, 3.2] * rows)
+        for axes in grid.ravel():
+            axes.grid(visible=False)
+        for unused in range(len(groups), rows * columns):
+            for axes in grid[2 * (unused // columns) :, unused % columns][:2]:
+                axes.axis("off")
+        for number, (heading, seen) in enumerate(groups):
+            above, below = grid[2 * (number // columns) :, number % columns][:2]
+            count = seen.sum(0)
+            above.fill_between(range(len(count)), count, step="mid", color=PRESENT, alpha=0.35, linewidth=0)
+            above.axhline(count.mean(), color=colour(1), linewidth=1.2)
+            above.set_ylim(0, len(seen))
+            above.set_xlim(-0.5, len(count) - 0.5)
+            above.set_yticks([0, len(seen)])
+            above.set_xticks([])
+            above.set_title(wrapped(f"{heading}: {count.mean():.1f} of {len(seen)} on average".lstrip(": "), 52))
+            below.imshow(
+                seen, cmap=ListedColormap([ABSENT, PRESENT]), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
+            )
+            below.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+            below.xaxis.set_major_locator(MaxNLocator(integer=True))
+            below.set_xlabel("round")
+            below.set_ylabel("client")
+            above.set_ylabel("active", fontsize=9)
+    return drawing
+
+
+def partitions(runs: list[Run]) -> Figure | None:
+    """Who holds what: bubbles of the first clients' classes; a panel per partition."""
+    groups = _alike(runs, "class_fractions")
+    if not groups:
+        return None
+    with matplotlib.rc_context(STYLE):
+        most = max(shares.shape[1] for _, shares in groups)
+        drawing, grid = panels(len(groups), width=max(3.6, 0.3 * most), height=4.6, columns=min(len(groups), 3))
+        for axes, (heading, shares) in zip(grid, groups, strict=True):
+            draw_bubbles(axes, shares[:MOST_BUBBLES])
+            axes.set_title(wrapped(heading, 40))
+    return drawing
+
+
+def draw_bubbles(axes: Axes, shares: np.ndarray) -> None:
+    """A circle per client and class, its area the class's share [m', C] of the client's samples (fedawe Fig. 4)."""
+    client, label = np.indices(shares.shape)
+    tints = [colour(int(c)) if c < 8 else BEYOND[int(c) % 2] for c in label.ravel()]
+    axes.scatter(label.ravel(), client.ravel(), s=170 * shares.ravel(), c=tints, linewidths=0)
+    if shares.shape[1] <= 20:
+        axes.set_xticks(range(shares.shape[1]))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("class")
+    axes.set_ylabel("client")
+    axes.invert_yaxis()
+
+
+def _alike(runs: list[Run], what: str) -> list[tuple[str, np.ndarray]]:
+    """A name and the array of every group of runs in which it is the same; the first few groups."""
+    groups: dict[tuple[tuple[int, ...], bytes], list[Run]] = {}
+    for run in runs:
+        array = getattr(run.clients, what, None)
+        if array is not None:
+            groups.setdefault((array.shape, array.tobytes()), []).append(run)
+    some = list(groups.values())[:MOST_PANELS]
+    return [(shared_name(group, runs), getattr(group[0].clients, what)) for group in some]

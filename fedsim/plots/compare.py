@@ -1,0 +1,99 @@
+"""All pictures that compare runs, as far as the runs have the data for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedsim.plots import clients
+from fedsim.plots.curves import figure, telling
+from fedsim.plots.runs import Run
+from fedsim.plots.style import DISTANCES, STYLE, colour, drawn, panels, percent, wrapped
+from fedsim.tracking.clients import MOST_CLIENTS, MOST_ROUNDS
+
+
+@dataclass
+class Picture:
+    """Attributes:
+
+    name: of its files.
+    heading, caption: what it shows, and how to read it.
+    figure: the picture itself.
+    """
+
+    name: str
+    heading: str
+    caption: str
+    figure: Figure
+
+
+def pictures(runs: list[Run], metrics: list[str] | None = None, most: int = 2) -> Iterator[Picture]:
+    """One picture after the other.
+
+    Args:
+        runs: to compare.
+        metrics: whose curves are drawn; by default the most telling ones.
+        most: how many those are.
+    """
+    several = max(run.replicates for run in runs) > 1
+    band = " Bands are ±1 standard deviation over the replicates." if several else ""
+    chosen = metrics or [name for name in telling(runs) if name not in DISTANCES][:most]
+    if chosen:
+        yield Picture("curves", "Over the rounds", f"Mean over the replicates.{band}", figure(runs, chosen))
+    if len(runs) > 1:
+        ends = f"After the last round.{' Whiskers are ±1 standard deviation, dots the replicates.' if several else ''}"
+        yield Picture("final", "Where the runs ended", ends, final(runs))
+    if distances := [name for name in DISTANCES if any(name in run.metrics for run in runs)]:
+        known = f"Euclidean distance of the evaluated model, on a logarithmic axis.{band}"
+        yield Picture("distances", "How far from the reference points", known, figure(runs, distances))
+    if drawing := clients.accuracies(runs):
+        how = "A dot is a client, evaluated on its own data after the last round; all replicates together. Boxes hold "
+        how += "the middle half, whiskers the middle 80 %, the line is the median, the diamond the mean."
+        yield Picture("clients", "From client to client", how, drawing)
+    if drawing := clients.availability(runs):
+        how = f"First replicate, at most the first {MOST_ROUNDS} rounds and {MOST_CLIENTS} clients. Dark: the client "
+        how += "could take part. Above: how many could; the line is their mean."
+        yield Picture("availability", "Who was there", how, drawing)
+    if drawing := clients.partitions(runs):
+        how = f"First replicate, at most the first {clients.MOST_BUBBLES} clients. A circle's area is the share of the "
+        how += "class in the client's samples."
+        yield Picture("partition", "Who holds what", how, drawing)
+
+
+def final(runs: list[Run]) -> Figure:
+    """A bar per run for each of the (up to two) most telling metrics, mean ± 1 standard deviation over replicates."""
+    metrics = telling(runs)[:2]
+    with matplotlib.rc_context(STYLE):
+        width = 5.4 if len(metrics) > 1 else 8.0
+        drawing, grid = panels(len(metrics), width=width, height=1.0 + 0.42 * len(runs))
+        for axes, metric in zip(grid, metrics, strict=True):
+            for place, run in enumerate(runs):
+                values = run.curve(metric)[1][-1]
+                mean, spread = run.final(metric)
+                axes.barh(place, mean, 0.62, color=colour(place), alpha=0.85)
+                if len(values) > 1:
+                    axes.errorbar(mean, place, xerr=spread, color="#333333", capsize=3, linewidth=1.2)
+                    axes.plot(values, np.full(len(values), place), ".", color="#333333", markersize=4, alpha=0.6)
+                axes.annotate(
+                    written(metric, mean, spread if len(values) > 1 else None), (1, place), (6, 0),
+                    xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=9,
+                )  # fmt: skip
+            axes.set_title(drawn(metric))
+            axes.set_ylim(len(runs) - 0.45, -0.55)
+            axes.set_yticks(range(len(runs)), [wrapped(run.label) for run in runs] if axes is grid[0] else [])
+            axes.grid(visible=False, axis="y")
+            if "accuracy" in metric:
+                axes.set_xlim(0, 1)
+            percent(axes.xaxis, metric)
+    return drawing
+
+
+def written(metric: str, mean: float, std: float | None) -> str:
+    """Accuracies in per cent, everything else to four digits; no deviation of a single replicate."""
+    if "accuracy" in metric:
+        return f"{100 * mean:.1f}" + ("" if std is None else f" ± {100 * std:.1f}") + " %"
+    return f"{mean:.4g}" + ("" if std is None else f" ± {std:.2g}")

@@ -1,0 +1,77 @@
+"""What makes runs differ: their names in a comparison, and the table of settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsim.plots.runs import Run
+
+_NOT_A_DIFFERENCE = ("out", "resume", "device", "tracking.progress")
+_CLASS = "_target_"
+ABSENT = "–"
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The dotted keys whose values differ: classes first, the strategy's before all, then numbers and options."""
+    keys = {key for run in runs for key in run.settings}
+    values = {key: [run.settings.get(key) for run in runs] for key in keys}
+    found = {k for k, seen in values.items() if any(v != seen[0] for v in seen) and k not in _NOT_A_DIFFERENCE}
+    found -= {k for k in found if k.rpartition(".")[2] in found and "." in k}  # lr says local.lr too
+    return sorted(found, key=lambda key: (not key.endswith(_CLASS), not key.startswith("strategy"), "." in key, key))
+
+
+def of_their_own(keys: Sequence[str]) -> set[str]:
+    """Those of the keys that are options of a class which itself differs: one run may not know another's."""
+    inside = tuple(key.removesuffix(_CLASS) for key in keys if key.endswith(_CLASS))
+    return {key for key in keys if not key.endswith(_CLASS) and key.startswith(inside)}
+
+
+def name(run: Run, keys: Sequence[str]) -> str:
+    """A run by its values of some keys; a target class goes by its own name, its options go unsaid."""
+    own = of_their_own(keys)
+    parts = [
+        str(run.settings.get(key, "")).rpartition(".")[2] if key.endswith(_CLASS) else f"{key}={run.settings.get(key)}"
+        for key in keys
+        if key not in own
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def label(runs: list[Run]) -> None:
+    """Name every run by the settings in which the runs differ; by its folder too, where these are the same."""
+    keys = differing(runs)
+    for run in runs:
+        run.label = name(run, keys) or run.folder.name
+    labels = [run.label for run in runs]
+    for run in runs:
+        if labels.count(run.label) > 1:
+            run.label = f"{run.label} ({run.folder})"
+
+
+def shared_name(group: Sequence[Run], runs: Sequence[Run]) -> str:
+    """A group of the runs by what its members share and others do not."""
+    if len(group) == len(runs):
+        return "all runs" if len(runs) > 1 else ""
+    if len(group) == 1:
+        return group[0].label
+    keys = [key for key in differing(runs) if len({str(run.settings.get(key)) for run in group}) == 1]
+    return name(group[0], keys) or f"{group[0].label} and {len(group) - 1} more"
+
+
+def said(key: str) -> str:
+    """A key as a person says it: the class of the strategy is the strategy."""
+    return key.removesuffix(f".{_CLASS}")
+
+
+def value(settings: dict[str, Any], key: str) -> str:
+    """A setting as a person says it; a dash where the run knows no such setting."""
+    if key not in settings:
+        return ABSENT
+    given = settings[key]
+    if key.endswith(_CLASS):
+        return str(given).rpartition(".")[2]
+    if isinstance(given, bool):
+        return "yes" if given else "no"
+    return "none" if given is None else str(given)

@@ -1,0 +1,158 @@
+"""One HTML file that compares runs: what differs, where they ended, pictures. It needs nothing beside itself."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import matplotlib
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+
+from fedsim.plots.compare import pictures, written
+from fedsim.plots.curves import telling
+from fedsim.plots.differences import ABSENT, differing, of_their_own, said, value
+from fedsim.plots.runs import Run
+from fedsim.plots.style import colour, title
+
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
+CURVES = 4  # metrics
+RUNS_ACROSS = 5  # more runs than this are rows of the table of differences
+
+
+def html(runs: list[Run], metrics: list[str] | None = None) -> str:
+    """The report.
+
+    Args:
+        runs: to compare, labelled.
+        metrics: whose curves are drawn; by default the most telling ones.
+    """
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["formula"] = _formula
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    keys = differing(runs)
+    return template.render(
+        heading=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
+        made=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
+        about=_about(runs),
+        runs=[{"label": run.label, "colour": colour(number)} for number, run in enumerate(runs)],
+        differences=_differences(runs, keys),
+        across=len(runs) <= RUNS_ACROSS,
+        results=_results(runs),
+        pictures=[
+            {"name": p.name, "heading": p.heading, "caption": p.caption, "data": _svg(p.figure)}
+            for p in pictures(runs, metrics, CURVES)
+        ],
+        replicated=max(run.replicates for run in runs) > 1,
+        notes=_notes(runs),
+        shared=[(said(key), value(runs[0].settings, key)) for key in sorted(runs[0].settings) if key not in keys],
+        origins=[_origin(run) for run in runs],
+    )
+
+
+def _formula(text: str) -> Markup:
+    """θ^PS with a raised PS."""
+    return Markup(re.sub(r"\^(\w+)", r"<sup>\1</sup>", str(escape(text))))
+
+
+def _about(runs: list[Run]) -> str:
+    """One line that says what was trained: data, clients, rounds, replicates, as far as the runs agree."""
+    facts = []
+    for key, form in (
+        ("dataset._target_", "{}"),
+        ("clients", "{} clients"),
+        ("rounds", "{} rounds"),
+        ("seeds", "seeds {}"),
+    ):
+        seen = {value(run.settings, key) for run in runs}
+        if len(seen) == 1 and seen != {ABSENT}:
+            facts.append(form.format(*seen))
+    return " · ".join(facts)
+
+
+def _differences(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
+    """The differing settings: name, whether it is an option of a class that differs, a value per run."""
+    own = of_their_own(keys)
+    return [
+        {"name": said(key), "own": key in own, "values": [value(run.settings, key) for run in runs]}
+        for key in sorted(keys, key=lambda key: key in own)
+    ]
+
+
+def _results(runs: list[Run]) -> list[dict[str, Any]]:
+    """Every metric that all runs have: its title, and per run what is written and whether it is the best."""
+    first = telling(runs)
+    shared = first + [m for m in runs[0].metrics if m not in first and all(m in run.metrics for run in runs)]
+    table = []
+    for metric in shared:
+        ends = [run.final(metric) for run in runs]
+        means = [mean for mean, _ in ends]
+        best = (max if "accuracy" in metric else min)((m for m in means if not math.isnan(m)), default=math.nan)
+        texts = [
+            written(metric, mean, std if run.replicates > 1 else None)
+            for run, (mean, std) in zip(runs, ends, strict=True)
+        ]
+        marks = [len(runs) > 1 and mean == best for mean in means]
+        table.append({"title": title(metric), "cells": list(zip(texts, marks, strict=True))})
+    return table
+
+
+def _notes(runs: list[Run]) -> list[str]:
+    """What a reader should know before comparing."""
+    notes = []
+    for run in runs:
+        done, planned = run.rows[-1]["round"], run.settings.get("rounds")
+        if planned is not None and done < planned:
+            notes.append(f"{run.label} has completed {done} of {planned} rounds.")
+        elif run.clients is None:
+            notes.append(f"{run.label} has no clients.npz, so pictures of its clients are missing.")
+    return notes
+
+
+def _origin(run: Run) -> dict[str, str]:
+    """How the run was made."""
+    environment, summary = _json(run.folder / "environment.json"), _json(run.folder / "summary.json")
+    versions = environment.get("versions") or {}
+    speed, threads = summary.get("samples_per_second"), environment.get("threads", "?")
+    machine = f"{environment.get('device', ABSENT)}, {threads} thread{'' if threads == 1 else 's'}"
+    return {
+        "label": run.label,
+        "folder": str(run.folder),
+        "command": environment.get("command", ABSENT),
+        "started": str(environment.get("started", ABSENT)).replace("T", " ")[:16],
+        "device": environment.get("gpu") or machine,
+        "took": _duration(run.rows[-1]["seconds"]),
+        "speed": ABSENT if speed is None else f"{speed:,.0f} samples/s",
+        "version": f"fedsim {versions.get('fedsim-torch') or '?'}, torch {versions.get('torch', '?')}",
+        "commit": (environment.get("commit") or ABSENT)[:10],
+    }
+
+
+def _duration(seconds: float) -> str:
+    """A time in the unit that people would use."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds > 2 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """What the file holds; nothing where there is none."""
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def _svg(figure: Figure) -> str:
+    """The picture as base64 of an SVG whose letters are outlines, so that it looks the same everywhere."""
+    file = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "path"}):
+        figure.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
+    return base64.b64encode(file.getvalue()).decode()

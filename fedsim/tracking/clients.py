@@ -1,0 +1,72 @@
+"""clients.npz: what is known of each client when a run ends, small enough to keep and read without the data set.
+
+Pictures need it: how accuracies differ from client to client, who holds what, who was there when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedsim.replacing import replacing
+
+if TYPE_CHECKING:
+    from fedsim.simulation import Simulation
+
+NAME = "clients.npz"
+MOST_CLIENTS = 200  # of whom more than an accuracy is kept
+MOST_ROUNDS = 200
+
+
+@dataclass
+class Clients:
+    """Attributes (all but `accuracy` of the first replicate, and of the first m' ≤ 200 clients):
+
+    number: m, how many clients there are.
+    accuracy: [R', c] accuracy of the last model on the own data of c clients, thinned evenly, in the R' replicates that
+        were not given up; None without labels.
+    samples: [m'] samples each client holds; None where they are drawn afresh.
+    class_fractions: [m', C] label distribution of each client; None without labels.
+    present: [m', T'] who could take part in the first T' ≤ 200 rounds.
+    """
+
+    number: int
+    accuracy: np.ndarray | None
+    samples: np.ndarray | None
+    class_fractions: np.ndarray | None
+    present: np.ndarray
+
+
+def gather(simulation: Simulation, accuracy: np.ndarray | None) -> Clients:
+    """What is known of the clients; availability is a function of the round, so nobody had to take notes.
+
+    Args:
+        simulation: that was run.
+        accuracy: [R', c] of the last evaluation.
+    """
+    federation, availability = simulation.federation, simulation.availability
+    rounds = range(min(simulation.rounds, MOST_ROUNDS))
+    fractions, stored = federation.class_fractions, bool(simulation.tables)
+    return Clients(
+        number=federation.clients,
+        accuracy=accuracy,
+        samples=federation.sizes[: federation.clients][:MOST_CLIENTS] if stored else None,
+        class_fractions=None if fractions is None else fractions[0, :MOST_CLIENTS],
+        present=np.stack([availability.counts(t)[0, :MOST_CLIENTS] > 0 for t in rounds], axis=1),
+    )
+
+
+def write(path: Path, clients: Clients) -> None:
+    """Write the file so that it is whole at every moment; OutputError where it cannot be."""
+    with replacing(path, "wb") as file:
+        np.savez_compressed(file, **{name: value for name, value in vars(clients).items() if value is not None})
+
+
+def read(path: Path) -> Clients:
+    """Read it back; nothing is unpickled."""
+    with np.load(path, allow_pickle=False) as file:
+        optional = {name: file.get(name) for name in ("accuracy", "samples", "class_fractions")}
+        return Clients(number=int(file["number"]), present=file["present"], **optional)
