@@ -84,13 +84,15 @@ def read(path: Path, like: S, identity: dict[str, Any], memory: Memory | None = 
         raise CheckpointError(f"checkpoint {path} cannot be read ({error}); delete it to start afresh") from error
     if header.get("format") != FORMAT:
         raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start afresh")
-    was = json.loads(header["identity"])
+    was, progress = _told(path, header)
     for key in sorted(was.keys() | identity.keys(), key=lambda name: (name.count("."), name)):
         if was.get(key) != json.loads(json.dumps(identity.get(key))):
             raise CheckpointError(
                 f"checkpoint {path} belongs to another run: {key} was {was.get(key)!r}, now {identity.get(key)!r}; "
                 "give the same settings, or another out"
             )
+    if not len(progress.samples) == len(progress.heard) == len(like.model):
+        raise CheckpointError(f"checkpoint {path} has a damaged header (its counts); delete it to start afresh")
     fields: dict[str, torch.Tensor] = {}
     remembered = (memory or Memory()).tensors()
     for name, expected in ({f.name: getattr(like, f.name) for f in dataclasses.fields(like)} | remembered).items():
@@ -102,7 +104,18 @@ def read(path: Path, like: S, identity: dict[str, Any], memory: Memory | None = 
             expected.copy_(found)
         else:
             fields[name] = found.to(expected.device)
-    return type(like)(**fields), Progress(**json.loads(header["progress"]))
+    return type(like)(**fields), progress
+
+
+def _told(path: Path, header: dict[str, str]) -> tuple[dict[str, Any], Progress]:
+    """Identity and progress, or an error where the header does not hold them."""
+    try:
+        identity, progress = json.loads(header["identity"]), Progress(**json.loads(header["progress"]))
+        if not isinstance(identity, dict) or not isinstance(progress.rounds, int) or progress.rounds < 1:
+            raise ValueError(f"it tells of {progress.rounds!r} rounds")
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path} has a damaged header ({error}); delete it to start afresh") from error
+    return identity, progress
 
 
 class Checkpointer:

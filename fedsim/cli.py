@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedsim import sweep
 from fedsim.config import RESUME, build, config_folder, flatten
 from fedsim.errors import ConfigError, DivergenceError, OutputError
-from fedsim.explain import explain
+from fedsim.explain import before_the_job, explain, in_one_line
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
     from fedsim.tracking import Result
@@ -39,10 +40,17 @@ def main() -> None:
             sys.exit(f"fedsim: {problem}")
     except (Exception, KeyboardInterrupt) as error:  # a launcher's, a sweeper's; those of runs end in their records
         if sweep.Begin.records is None:
+            if isinstance(error, (ValueError, OSError)) and not _of_job(error):
+                sys.exit(f"fedsim: {before_the_job(error)}")
             raise
         problem = "it was asked to stop" if isinstance(error, KeyboardInterrupt) else sweep.one_line(error)
     if sweep.Begin.records is not None and not sweep.conclude(problem):
         sys.exit(1)
+
+
+def _of_job(error: BaseException) -> bool:
+    """Did a run raise it, and not Hydra before the run?"""
+    return any(frame.f_code is _job.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _prepare() -> None:
@@ -71,7 +79,7 @@ def _job(cfg: DictConfig) -> float | None:
     try:
         result = run(cfg, folder, choices)
     except ConfigError as error:
-        sys.exit(f"fedsim: {error}")
+        sys.exit(f"fedsim: {in_one_line(str(error))}")
     except DivergenceError as error:
         sys.exit(f"fedsim: {error}\nfedsim: the last good checkpoint is kept in {folder}")
     except OutputError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from omegaconf.errors import MissingMandatoryValue
 import fedsim
 from fedsim import checks
 from fedsim.errors import ConfigError
+from fedsim.signature import check_types
 
 if TYPE_CHECKING:  # help and shell completion do without PyTorch
     from fedsim.simulation import Simulation
@@ -40,6 +43,8 @@ FREE_ON_RESUME = (*WITHOUT_EFFECT, "rounds", "tracking", "on_nonfinite")
 RESUME = ("never", "auto", "overwrite")
 LONGEST_NAME = 200  # of a run's folder in a sweep; file systems end at 255 bytes
 
+# Groups whose choices are objects that `Simulation` takes under the group's name.
+PARTS = ("dataset", "partition", "availability", "shift", "contamination", "local", "strategy", "personal")
 # Keys of the top level that `Simulation` takes as they are.
 TOP_LEVEL = ("clients", "rounds", "seeds", "start", "eval_every", "evaluate", "on_nonfinite", "device")
 
@@ -76,6 +81,7 @@ def default_steps(steps: int | None, epochs: int | None) -> int | None:
     return 10 if steps is None and epochs is None else steps
 
 
+@functools.cache
 def groups() -> dict[str, list[str]]:
     """Every config group and its choices, by the name used on the command line."""
     root, found = config_folder(), {}
@@ -87,6 +93,7 @@ def groups() -> dict[str, list[str]]:
     return found
 
 
+@functools.cache
 def keys() -> dict[str, list[str]]:
     """Every settable key, and the choices (as group=choice) under which it exists; [] for top-level ones."""
     root = config_folder()
@@ -125,24 +132,28 @@ def build(cfg: DictConfig) -> tuple[Simulation, Tracking, dict[str, Any]]:
     for name in settings:
         if name not in known:
             raise ConfigError(f"{name} is not a setting{checks.nearest(name, known)}")
+    for name in (*TOP_LEVEL, *PARTS, "model", "trainer", "tracking"):
+        if name not in settings:
+            raise ConfigError(f"{name} is missing; leave it as it is, or give it another value")
     tracking = dict(settings["tracking"])
     client_samples = tracking.pop("client_samples", 20)
     model = dict(settings["model"])
     loss, ridge = model.pop("loss", None), model.pop("ridge", 0.0)
-    parts = {
-        name: _instantiate(name, settings[name])
-        for name in ("dataset", "partition", "availability", "shift", "contamination", "local", "strategy", "personal")
-    }
-    simulation = Simulation(
-        model=_model_builder(model),
-        loss=loss,
-        ridge=checks.not_negative("model.ridge", ridge),
-        client_samples=client_samples,
-        **parts,
-        **{key: settings[key] for key in TOP_LEVEL},
-        **settings["trainer"],
-    )
-    return simulation, _instantiate("tracking", tracking), identity(cfg)
+    own = {key: settings[key] for key in TOP_LEVEL}
+    names = _names(cfg)
+    check_types(Simulation, own | settings["trainer"], names | {key: f"trainer.{key}" for key in settings["trainer"]})
+    with _room():
+        parts = {name: _instantiate(name, settings[name], names) for name in PARTS}
+        simulation = Simulation(
+            model=_model_builder(model, names),
+            loss=loss,
+            ridge=checks.not_negative("model.ridge", ridge),
+            client_samples=checks.whole("tracking.client_samples", client_samples),
+            **parts,
+            **own,
+            **settings["trainer"],
+        )
+    return simulation, _instantiate("tracking", tracking, names), identity(cfg)
 
 
 def identity(cfg: DictConfig, free: tuple[str, ...] = FREE_ON_RESUME) -> dict[str, Any]:
@@ -173,8 +184,55 @@ def flatten(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any
             yield f"{path}{name}", value
 
 
-def _instantiate(group: str, node: dict[str, Any]) -> Any:
+@contextlib.contextmanager
+def _room() -> Iterator[None]:
+    """Sizes beyond all memory are the configuration's mistake."""
+    from fedsim.trainer.memory_limit import out_of_memory
+
+    try:
+        yield
+    except (MemoryError, OverflowError, RuntimeError) as error:
+        reason = str(error).split("\n")[0]
+        if not isinstance(error, (MemoryError, OverflowError)) and not out_of_memory(error):
+            raise
+        raise ConfigError(f"the sizes of this configuration need more memory than there is ({reason})") from error
+
+
+def _names(cfg: DictConfig) -> dict[str, str]:
+    """Dotted key → the key by which it is set, where its value is that of another one (local.lr: ${lr})."""
+    raw = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(raw, dict)
+    found = {}
+    for name, value in flatten({str(k): v for k, v in raw.items()}):
+        if isinstance(value, str) and (match := re.search(r"\$\{(\w+)\}", value)):
+            found[name] = match[1]
+    return found
+
+
+def _check_node(path: str, node: dict[str, Any], names: dict[str, str]) -> None:
+    """The types of one object's settings, and of those of the objects inside it."""
+    for key, value in node.items():
+        if isinstance(value, dict) and "_target_" in value:
+            _check_node(f"{path}.{key}", value, names)
+    target = node.get("_target_")
+    if not isinstance(target, str) or target == "???":
+        raise ConfigError(f"{path}={node.get('_target_')!r} names no class; choose one of the group's choices")
+    settings = {key: value for key, value in node.items() if key != "_target_"}
+    own = {key: names.get(f"{path}.{key}", f"{path}.{key}") for key in settings}
+    try:
+        check_types(get_object(target), settings, own)
+    except (ImportError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path}._target_={target!r} cannot be imported ({error})") from error
+
+
+def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
     """Build one object; errors name the group."""
+    if not isinstance(node, dict):
+        choices = ", ".join(groups().get(group, []))
+        raise ConfigError(f"{group}={node!r} is no choice of this group; choose one of {choices}")
+    _check_node(group, node, names)
     try:
         return instantiate(node, _convert_="all")
     except MissingMandatoryValue as error:
@@ -185,17 +243,22 @@ def _instantiate(group: str, node: dict[str, Any]) -> Any:
             cause = cause.__cause__
         if isinstance(cause, ConfigError):
             raise cause from None
-        reason = str(cause).splitlines()[0]
+        reason = (str(cause).splitlines() or [type(cause).__name__])[0]
         raise ConfigError(f"{group}: {reason}") from error
 
 
-def _model_builder(node: dict[str, Any]) -> Any:
+def _model_builder(node: dict[str, Any], names: dict[str, str]) -> Any:
     """A callable that builds a fresh module; called once per replicate."""
     target = node.pop("_target_", None)
     if not isinstance(target, str) or target == "???":
         raise ConfigError("model._target_ is missing; give the class of an nn.Module, such as package.module.Class")
     try:
-        return functools.partial(get_object(target), **node)
+        made = get_object(target)
+        own = {key: names.get(f"model.{key}", f"model.{key}") for key in node}
+        check_types(made, node, own)
+        return functools.partial(made, **node)
+    except ConfigError:
+        raise
     except (ImportError, ValueError, TypeError) as error:
         raise ConfigError(f"model._target_={target!r} cannot be imported ({error})") from error
 

@@ -21,5 +21,9 @@ class OutputError(OSError):
     """A file of the run cannot be written; the message names it."""
 
 
+class RunError(RuntimeError):
+    """The device cannot go on with the run: its memory is exhausted, or it lacks what the configuration asks for."""
+
+
 class DivergenceError(RuntimeError):
     """A model became non-finite during the run; the message names round, replicate and clients."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from hydra.errors import OverrideParseException
+
 from fedsim import checks
 from fedsim.config import groups, keys
 
@@ -20,6 +22,8 @@ EXTRAS = {
 def explain(error: BaseException) -> str:
     """One sentence for an error of Hydra's or OmegaConf's."""
     text = str(error)
+    if isinstance(error, OverrideParseException) and "missing EQUAL" not in text:
+        return f"{error.override} cannot be read ({in_one_line(text)}); quote what the shell or Hydra takes for its own"
     if match := re.search(r"hydra_plugins\.hydra_(\w+?)_(launcher|sweeper)\b", text):
         return _missing_extra(match[1], f"this hydra/{match[2]}")
     if match := re.search(r"Could not override '([^']+)'", text):
@@ -29,7 +33,19 @@ def explain(error: BaseException) -> str:
     if match := re.search(r"Error parsing override '([^'=]+)'\nmissing EQUAL", text):
         near = checks.nearest(match[1], [*keys(), *groups()])
         return f"{match[1]!r} lacks a value; give key=value or group=choice{near}"
-    return " ".join(text.split("\n")[0].split())
+    return in_one_line(text.split("\n")[0])
+
+
+def in_one_line(text: str) -> str:
+    """The same without line ends."""
+    return " ".join(text.split())
+
+
+def before_the_job(error: ValueError | OSError) -> str:
+    """What stopped Hydra from composing the configuration or from making the run folder."""
+    if isinstance(error, OSError):
+        return f"out={error.filename} cannot be made ({error.strerror}); choose another folder"
+    return f"the command cannot be composed ({in_one_line(str(error))}); fedsim --help lists groups and keys"
 
 
 def _missing_extra(extra: str, what: str) -> str:

@@ -81,4 +81,7 @@ class Adult(Dataset):
                 f"dataset=adult: {path} has {len(table)} rows and {y.sum()} positives, the published file {rows} and "
                 f"{positives}; get it again"
             )
-        return np.array([[float(fields[c]) for c in columns] for fields in table]), y
+        try:
+            return np.array([[float(fields[c]) for c in columns] for fields in table]), y
+        except ValueError as error:
+            raise MissingDataError(f"dataset=adult: {path} is damaged ({error}); get it again") from error

@@ -12,7 +12,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from fedsim.datasets.torchvision_import import torchvision_datasets
-from fedsim.datasets.vision import Images
+from fedsim.datasets.vision import Images, said
 from fedsim.errors import MissingDataError, OutputError
 from fedsim.replacing import replacing
 
@@ -33,8 +33,13 @@ class CINIC10(Images):
         split = "train" if train else "test"
         packed = folder / self.source / PACKED.format(split=split)
         if packed.exists():
-            with np.load(packed, allow_pickle=False) as arrays:
-                return torch.as_tensor(arrays["x"]), torch.as_tensor(arrays["y"])
+            try:
+                with np.load(packed, allow_pickle=False) as arrays:
+                    return torch.as_tensor(arrays["x"]), torch.as_tensor(arrays["y"])
+            except Exception as error:  # whatever a damaged archive says
+                raise MissingDataError(
+                    f"dataset=cinic10: {packed} is damaged ({said(error)}); delete it, and the images are read again"
+                ) from error
         try:
             found = torchvision_datasets().ImageFolder(str(folder / self.source / split), allow_empty=False)
             with ThreadPoolExecutor() as pool:

@@ -63,7 +63,9 @@ class EMNIST(Dataset):
             with h5py.File(path, "r") as file:
                 for name, group in file["examples"].items():
                     found[name] = _checked(path, name, group["pixels"][()], group["label"][()])
-        except (OSError, KeyError) as error:
+        except MissingDataError:
+            raise
+        except Exception as error:  # whatever h5py stumbles on
             raise MissingDataError(
                 f"dataset=emnist: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA); it is the "
                 f"file that federated EMNIST is published as, with groups examples/WRITER of pixels and label ({error})"

@@ -43,6 +43,12 @@ class Images(Dataset):
     ) -> None:
         folder, pool = data_root(root), checks.whole("dataset.pool", pool)
         parts = [self._load(folder, train, download) for train in (True, False)]
+        for (x, y), half in zip(parts, ("training", "test"), strict=True):
+            if not len(x) or len(x) != len(y) or not 0 <= int(y.min()) <= int(y.max()) <= 9 or x.dtype != torch.uint8:
+                raise MissingDataError(
+                    f"dataset={self.label}: the {half} files under {folder.resolve()} hold {len(x)} images, {len(y)} "
+                    "labels; expected as many uint8 images as labels 0 to 9; get them again"
+                )
         (train_x, train_y), (test_x, test_y) = parts
         super().__init__(
             self.label,
@@ -61,12 +67,17 @@ class Images(Dataset):
         reader = getattr(torchvision_datasets(), self.source)
         try:
             found = reader(str(folder), train=train, download=download)
-        except (RuntimeError, ValueError, OSError, EOFError) as error:
+        except Exception as error:  # whatever a reader stumbles on in a damaged file
             raise MissingDataError(
                 f"dataset={self.label}: no usable files under {folder.resolve()} (dataset.root, or the variable "
-                f"FEDSIM_DATA); add dataset.download=true where a network is at hand ({error})"
+                f"FEDSIM_DATA); add dataset.download=true where a network is at hand ({said(error)})"
             ) from error
         return _channels_first(np.asarray(found.data)), torch.as_tensor(np.asarray(found.targets), dtype=torch.int64)
+
+
+def said(error: Exception) -> str:
+    """What an error says, in one line; its kind where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def pooled(images: Tensor, pool: int) -> Tensor:
@@ -101,7 +112,8 @@ class FashionMNIST(Images):
 class CIFAR10(Images):
     """50,000 + 10,000 colour images [3, 32, 32] (Krizhevsky).
 
-    Read from ROOT/cifar-10-batches-py as published, or from ROOT/cifar10.npz holding `x_train` [50000, 32, 32, 3]
+    Read from ROOT/cifar-10-batches-py as published: these are pickles, and torchvision opens them only where their MD5
+    sums are the published ones. Or from ROOT/cifar10.npz holding `x_train` [50000, 32, 32, 3]
     uint8, `y_train` [50000], `x_test`, `y_test`.
     """
 
@@ -140,9 +152,9 @@ class SVHN(Images):
         split = "train" if train else "test"
         try:
             found = torchvision_datasets().SVHN(str(folder), split=split, download=download)
-        except (RuntimeError, ValueError, OSError, EOFError, NotImplementedError, KeyError) as error:
+        except Exception as error:
             raise MissingDataError(
                 f"dataset=svhn: no usable {split}_32x32.mat under {folder.resolve()} (dataset.root, or the variable "
-                f"FEDSIM_DATA); add dataset.download=true where a network is at hand ({error})"
+                f"FEDSIM_DATA); add dataset.download=true where a network is at hand ({said(error)})"
             ) from error
         return torch.as_tensor(found.data), torch.as_tensor(found.labels, dtype=torch.int64)

@@ -6,6 +6,8 @@ import itertools
 
 from torch import Tensor, nn
 
+from fedsim import checks
+
 
 def _features(channels: int) -> list[nn.Module]:
     """C(in, 32)-R-M-C(32, 32)-R-M: kernel 3, stride 1, padding 1; 2×2 max pooling."""
@@ -20,6 +22,7 @@ class _ConvNet(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...], dropout: float = 0.0) -> None:
         super().__init__()
+        checks.fraction("model.dropout", dropout)
         channels, height, width = shape
         layers = [*_features(channels), nn.Flatten()]
         widths = [32 * (height // 4) * (width // 4), *hidden, classes]

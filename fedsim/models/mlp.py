@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from fedsim import checks
+
 
 class MLP(nn.Module):
     """Fully connected layers with ReLU between them, [B, *shape] → [B, classes]; 2×200 is the field's usual one."""
 
     def __init__(self, shape: tuple[int, ...], classes: int = 1, hidden: Sequence[int] = (200, 200)) -> None:
         super().__init__()
-        widths = [math.prod(shape), *hidden]
+        widths = [math.prod(shape), *(checks.whole("model.hidden", width) for width in hidden)]
         layers: list[nn.Module] = [nn.Flatten()]
         for a, b in itertools.pairwise(widths):
             layers += [nn.Linear(a, b), nn.ReLU()]

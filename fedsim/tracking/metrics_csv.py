@@ -16,14 +16,37 @@ _WHOLE = {"round", "seed", "samples", "active_clients"}
 
 
 def read_metrics(path: Path) -> list[Row]:
-    """The rows of a metrics.csv, numbers converted. A line cut short by a crash is passed over."""
-    with open(path, newline="", encoding="utf-8") as file:
-        lines = [line for line in file if not line.startswith("#") and line.endswith("\n")]
-    rows = []
-    for record in csv.DictReader(lines):
-        if None not in record.values():
-            rows.append({k: int(v) if k in _WHOLE else float(v) for k, v in record.items()})
+    """The rows of a metrics.csv, numbers converted. A line cut short by a crash is passed over.
+
+    Raises:
+        CheckpointError: the file holds something else.
+    """
+    rows: list[Row] = []
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            lines = [line for line in file if not line.startswith("#") and line.endswith("\n")]
+        for record in csv.DictReader(lines):
+            if None not in record.values():
+                rows.append({k: int(v) if k in _WHOLE else float(v) for k, v in record.items()})
+        if rows and not {"round", "seed"} <= rows[0].keys():
+            raise ValueError("it has no columns 'round' and 'seed'")
+    except (ValueError, TypeError, csv.Error) as error:
+        raise CheckpointError(
+            f"{path} is no metrics file of fedsim ({error}); restore it, or choose another out"
+        ) from error
     return rows
+
+
+def kept_rows(path: Path, columns: Mapping[str, str], keep: int) -> list[Row]:
+    """The rows up to a round; none for −1.
+
+    Raises:
+        CheckpointError: they are not of a run with these columns.
+    """
+    kept = [row for row in read_metrics(path) if row["round"] <= keep] if keep >= 0 and path.exists() else []
+    if kept and list(kept[0]) != list(columns):
+        raise CheckpointError(f"{path} has other columns than this run; choose another out")
+    return kept
 
 
 class MetricsCSV:
@@ -36,10 +59,7 @@ class MetricsCSV:
     """
 
     def __init__(self, path: Path, columns: Mapping[str, str], keep: int = -1) -> None:
-        kept = [row for row in read_metrics(path) if row["round"] <= keep] if keep >= 0 and path.exists() else []
-        if kept and list(kept[0]) != list(columns):
-            raise CheckpointError(f"{path} has other columns than this run; choose another out")
-        self.kept = kept
+        self.kept = kept = kept_rows(path, columns, keep)
         with replacing(path) as file:
             file.writelines(f"# {name}: {meaning}\n" for name, meaning in columns.items())
             writer = csv.DictWriter(file, list(columns))

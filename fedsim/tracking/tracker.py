@@ -26,7 +26,7 @@ from fedsim.strategies import State
 from fedsim.tracking import clients
 from fedsim.tracking.environment import environment
 from fedsim.tracking.metrics_csv import NAME as METRICS
-from fedsim.tracking.metrics_csv import MetricsCSV
+from fedsim.tracking.metrics_csv import MetricsCSV, kept_rows
 from fedsim.tracking.options import Tracking
 from fedsim.tracking.progress import progress_view
 from fedsim.tracking.result import Result, Row, mean_std
@@ -123,6 +123,8 @@ class Tracker:
         resumed = self.progress.rounds > 0
         columns = {name: (COLUMNS | PERSONAL_COLUMNS)[name] for name in self._columns()}
         purge = self.progress.rounds + 1 if resumed else 0
+        keep = self.progress.rounds if resumed else -1
+        kept_rows(folder / METRICS, columns, keep)  # what cannot be kept is refused before anything is written
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / "environment.json", environment(self.simulation.device))
@@ -131,9 +133,13 @@ class Tracker:
                     file.write(self.config)
             if not resumed and self.checkpoints.path is not None:  # of an older run that this one replaces;
                 self.checkpoints.path.unlink(missing_ok=True)  # it goes before its metrics do
+<<<<<<< HEAD
             if not self._complete:
                 (folder / clients.NAME).unlink(missing_ok=True)  # of an older run, or of fewer rounds
             self._csv = MetricsCSV(folder / METRICS, columns, self.progress.rounds if resumed else -1)
+=======
+            self._csv = MetricsCSV(folder / METRICS, columns, keep)
+>>>>>>> 056b82a (Bad configurations, data files and run folders: 130 and more, each answered by one sentence before any round; settings are checked against annotations)
             if self.options.tensorboard and not (self._complete and (folder / SUMMARY).exists()):
                 with written(folder / "event files"):
                     self._tensorboard = TensorBoard(folder, self.seeds, purge)
