@@ -11,9 +11,11 @@ usage: python scripts/bench_peers/run.py [--json FILE] [--only fedsim,pfl2] [--w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import venv
@@ -27,7 +29,7 @@ import workload as w
 
 HERE = Path(__file__).resolve().parent
 TORCH = "torch==" + torch.__version__.split("+")[0]  # all that use PyTorch use fedsim's
-LIMIT = 900  # seconds a script may take
+LIMIT = 300  # seconds a script may take
 
 
 @dataclass
@@ -91,16 +93,30 @@ def run(contender: Contender, python: str, arguments: list[str]) -> dict[str, An
     """One repetition: what the script reports, or its 'error'."""
     variables = os.environ | {"PYTHONPATH": str(HERE.parents[1]), "PYTHONWARNINGS": "ignore"} | contender.variables
     command = [python, *contender.launcher, str(HERE / contender.script), *arguments]
+    started = subprocess.Popen(
+        command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=LIMIT)
+        said, errors = started.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
         return {"error": f"took longer than {LIMIT} s"}
-    answers = [line for line in done.stdout.splitlines() if line.startswith('{"seconds"')]
-    if done.returncode or not answers:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        return {"error": said[-1] if said else f"exit status {done.returncode}"}
+    finally:
+        end(started)
+    answers = [line for line in said.splitlines() if line.startswith('{"seconds"')]
+    if started.returncode or not answers:
+        lines = [line for line in errors.splitlines() if line.strip()]
+        return {"error": lines[-1] if lines else f"exit status {started.returncode}"}
     found: dict[str, Any] = json.loads(answers[-1])
     return found
+
+
+def end(started: subprocess.Popen[str]) -> None:
+    """Stop a script and its workers, if they still run: launchers first get the time to stop theirs."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if started.poll() is None:
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(started.pid, number)
+                started.wait(timeout=20)
 
 
 def measure(workload: str, names: list[str], repeat: int, rounds: int | None, envs: Path) -> list[dict[str, Any]]:
@@ -122,7 +138,13 @@ def summary(found: dict[str, Any]) -> str:
     return found.get("error") or f"{min(found['seconds']):.4f} s a round at best"
 
 
+def stop(number: int, frame: object) -> None:
+    """Asked to end: unwind, so that the script that is running ends too."""
+    sys.exit(128 + number)
+
+
 def main() -> None:
+    signal.signal(signal.SIGTERM, stop)
     parser = argparse.ArgumentParser(description="fedsim beside other simulators, seconds a round on a CPU.")
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     parser.add_argument("--only", metavar="NAMES", help=f"comma-separated contenders of {', '.join(CONTENDERS)}")
