@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedsim.errors import ConfigError
 from fedsim.tracking.metrics_csv import NAME, read_metrics
 from fedsim.tracking.result import Row, mean_std, measured
 
+NEWCOMERS = "newcomers "  # before a metric of those who join when training is over
 _NOT_A_LABEL = ("out", "resume", "device", "tracking.progress")
 
 
@@ -26,12 +28,14 @@ class Run:
         rows: of its metrics.csv.
         settings: its configuration as dotted keys.
         label: what distinguishes it from the runs it is compared with.
+        newcomers: of its summary.json: what they measured after each of their epochs.
     """
 
     folder: Path
     rows: list[Row]
     settings: dict[str, Any]
     label: str = ""
+    newcomers: list[Row] = field(default_factory=list)
 
     @property
     def metrics(self) -> list[str]:
@@ -39,7 +43,15 @@ class Run:
         return measured(self.rows)
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """Rounds [E] and values [E, R] of one metric."""
+        """Rounds [E] and values [E, R] of one metric.
+
+        Of 'a or b' the first that the run has: 'personal_… or localized_…' is the clients' own model, whichever they
+        have. 'newcomers a' is a of those who join when training is over, by their epochs.
+        """
+        if metric.startswith(NEWCOMERS):
+            name = _first(metric.removeprefix(NEWCOMERS), self.newcomers[-1])
+            return np.array([e["epoch"] for e in self.newcomers]), np.array([e[name] for e in self.newcomers])
+        metric = _first(metric, self.rows[0])
         rounds = sorted({row["round"] for row in self.rows})
         values = [[row[metric] for row in self.rows if row["round"] == t] for t in rounds]
         return np.array(rounds), np.array(values)
@@ -47,6 +59,12 @@ class Run:
     def final(self, metric: str) -> tuple[float, float]:
         """Mean and standard deviation over replicates after the last round."""
         return mean_std(list(self.curve(metric)[1][-1]))
+
+
+def _first(metric: str, row: Row) -> str:
+    """Of 'a or b' the first that is in the row; the last where none is."""
+    names = metric.split(" or ")
+    return next((name for name in names if name in row), names[-1])
 
 
 def load(folder: Path) -> Run:
@@ -61,7 +79,9 @@ def load(folder: Path) -> Run:
     config = folder / "config.yaml"
     plain = OmegaConf.to_container(OmegaConf.load(config)) if config.exists() else {}
     assert isinstance(plain, dict)
-    return Run(folder, rows, dict(flatten({str(k): v for k, v in plain.items()})))
+    summary = folder / "summary.json"
+    newcomers = json.loads(summary.read_text()).get("newcomers", []) if summary.exists() else []
+    return Run(folder, rows, dict(flatten({str(k): v for k, v in plain.items()})), newcomers=newcomers)
 
 
 def find(folders: list[Path]) -> list[Run]:

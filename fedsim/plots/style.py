@@ -22,6 +22,9 @@ TITLES = {
     "distance_to_po": "distance to θ^PO",
     "performative_risk": "performative risk",
     "samples": "samples used",
+    "personal_validation_accuracy or localized_validation_accuracy": "validation accuracy of clients' own models",
+    "personal_training_loss or localized_training_loss": "training loss of clients' own models",
+    "global_validation_accuracy": "validation accuracy of the global model",
 }
 LOGARITHMIC = ("distance_to_optimum",)
 
@@ -41,7 +44,9 @@ STYLE: dict[Any, Any] = {
 
 def title(metric: str) -> str:
     """A metric's name as people say it."""
-    return TITLES.get(metric, metric.replace("_", " "))
+    of = " of newcomers" if metric.startswith("newcomers ") else ""
+    metric = metric.removeprefix("newcomers ")
+    return TITLES.get(metric, metric.replace("_", " ")) + of
 
 
 def colour(position: int) -> str:
