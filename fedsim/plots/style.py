@@ -22,9 +22,9 @@ TITLES = {
     "distance_to_po": "distance to θ^PO",
     "performative_risk": "performative risk",
     "samples": "samples used",
-    "personal_validation_accuracy or localized_validation_accuracy": "validation accuracy of clients' own models",
-    "personal_training_loss or localized_training_loss": "training loss of clients' own models",
-    "global_validation_accuracy": "validation accuracy of the global model",
+    "personal_validation_accuracy or localized_validation_accuracy": "own models' validation accuracy",
+    "personal_training_loss or localized_training_loss": "own models' training loss",
+    "global_validation_accuracy": "global model's validation accuracy",
 }
 LOGARITHMIC = ("distance_to_optimum",)
 
