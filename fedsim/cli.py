@@ -104,10 +104,6 @@ def run(cfg: DictConfig, folder: Path, choices: dict[str, str]) -> Result:
     if not there and resume not in RESUME:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
     simulation, tracking, identity = build(cfg)
-    try:
-        (folder / sweep.SUMMARY).unlink(missing_ok=True)  # of a run that this one continues or replaces
-    except OSError as error:
-        raise ConfigError(f"out={folder} cannot be written ({error}); choose another folder") from error
     yaml = OmegaConf.to_yaml(cfg, resolve=True)
     return simulation.run(folder, resume != "overwrite", tracking, identity, choices | table_row(identity), yaml)
 

@@ -25,11 +25,13 @@ class Memory:
         clients: name → [R·m, …]. A round's cohort carries its rows through the local steps under these names.
         server: name → [R, …].
         kept: whether a round may change `clients`.
+        ended: where it may not: what the cohort of the last round would have remembered, name → [n, …].
     """
 
     clients: dict[str, Tensor] = field(default_factory=dict)
     server: dict[str, Tensor] = field(default_factory=dict)
     kept: bool = True
+    ended: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def initial(
@@ -69,6 +71,8 @@ class Memory:
             rows = carry.pop(name)
             if self.kept:
                 value[_rows(cohort, value)] = rows.to(value.device)
+            else:
+                self.ended[name] = rows
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything, by the names a checkpoint uses; a state's fields have no dots."""

@@ -214,7 +214,7 @@ def test_every_generated_data_set_composes_and_runs(name: str) -> None:
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 
 
-NEEDS_FILES = ("mnist", "fedawe", "p_fedavg_credit")
+NEEDS_FILES = ("mnist", "fedawe", "p_fedavg_credit", "apfl", "apfl_convex")
 
 
 @pytest.mark.parametrize("name", groups()["experiment"])

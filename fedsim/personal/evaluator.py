@@ -83,9 +83,12 @@ class PersonalEvaluator:
         carry = dict(start) if isinstance(start, dict) else {"params": start}
         deployed, made = block.broadcast(state.model), dict[str, Predictor]()
         made["global"] = alone(deployed)
-        made["localized"] = self.predictors.localized(carry, block, t, state.model, memory)
+        end, remembered = self.predictors.localized(carry, block, t, state.model, memory)
+        made["localized"] = alone(end)
         if "personal" in self.models:
-            made["personal"] = self.predictors.personal(carry["params"], block, t, state.model, memory)
+            at_end = self.options.at == "end"
+            held = (end, remembered) if at_end else (carry["params"], memory.gather(block))
+            made["personal"] = self.predictors.personal(held[0], block, t, state.model, held[1])
         return {
             f"{model}_{measure}": values
             for model, predictor in made.items()

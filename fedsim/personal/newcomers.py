@@ -68,7 +68,7 @@ class Newcomers:
         for epoch in range(self.options.newcomer_epochs + 1):
             made: dict[str, Predictor] = {"global": alone(start["params"]), "localized": alone(rows)}
             if self.predictors.ruled or self.predictors.adapt is not None:
-                made["personal"] = self.predictors.personal(rows, cohort, epoch, model, memory)
+                made["personal"] = self.predictors.personal(rows, cohort, epoch, model, memory.gather(cohort))
             found.append({"epoch": epoch} | self._measured(made, cohort, model))
             if epoch < self.options.newcomer_epochs:
                 rows = self.trainer.run(start | {"params": rows}, cohort, epoch, model, memory).end

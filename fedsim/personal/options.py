@@ -8,6 +8,7 @@ from fedsim import checks
 from fedsim.errors import ConfigError
 
 OVER = ("none", "all", "online")
+AT = ("start", "end")
 
 
 @dataclass
@@ -16,6 +17,9 @@ class Personal:
 
     over: whose models are judged at every evaluation: 'all' clients' but newcomers', those of the clients that were
         'online' in the last round (apfl §5; before the first round: all), or 'none', which costs nothing.
+    at: when personal models are judged: at the 'start' of a round, mixed with or made of the server's model; or at the
+        'end' of its local steps, with what these arrive at, like the localized ones and as little kept (apfl's program
+        measures both before it averages).
     newcomers: the last so many clients take no part in training; at its end they get x^T, train for `newcomer_epochs`
         epochs each on its own, and are judged after each (apfl Fig. 6). 0: there are none.
     newcomer_epochs: of their training; of a stream, rounds of local steps.
@@ -23,12 +27,14 @@ class Personal:
     """
 
     over: str = "none"
+    at: str = "start"
     newcomers: int = 0
     newcomer_epochs: int = 5
     train_samples: int = 20
 
     def __post_init__(self) -> None:
         checks.choice("personal.over", self.over, OVER)
+        checks.choice("personal.at", self.at, AT)
         checks.whole("personal.newcomers", self.newcomers, least=0)
         checks.whole("personal.newcomer_epochs", self.newcomer_epochs)
         checks.whole("personal.train_samples", self.train_samples)

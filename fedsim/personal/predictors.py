@@ -44,15 +44,19 @@ class Predictors:
         """Have clients a model of their own?"""
         return self.ruled or self.adapt is not None or self.kept
 
-    def personal(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Predictor:
-        """Of clients that hold rows [n, d] at the start of round t, under the server's model [R, d]."""
+    def personal(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, remembered: dict[str, Tensor]) -> Predictor:
+        """Of clients that hold rows [n, d] in round t, under the server's model [R, d], and remember name → [n, …]."""
         if self.ruled:
-            made: Predictor = vmap(self.rule.personal)({"params": rows} | memory.gather(cohort))  # type: ignore[assignment]
+            made: Predictor = vmap(self.rule.personal)({"params": rows} | remembered)  # type: ignore[assignment]
             return made
         if self.adapt is not None:
             return alone(self.adapt.run(rows, cohort, t, model).end)
         return alone(rows)
 
-    def localized(self, start: dict[str, Tensor], cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Predictor:
-        """Of clients that take the local steps of round t from the carry `start`, and forget them."""
-        return alone(self.trainer.run(start, cohort, t, model, memory.borrowed()).end)
+    def localized(
+        self, start: dict[str, Tensor], cohort: Cohort, t: int, model: Tensor, memory: Memory
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Rows [n, d] of clients that take the local steps of round t from the carry `start`, and what they would
+        remember of them."""
+        lent = memory.borrowed()
+        return self.trainer.run(start, cohort, t, model, lent).end, lent.ended

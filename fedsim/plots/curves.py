@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedsim.plots.cells import Cell, at, labels
-from fedsim.plots.runs import Run
+from fedsim.plots.runs import NEWCOMERS, Run
 from fedsim.plots.style import DASHES, LOGARITHMIC, STYLE, colour, drawn, legend_below, line, panels, percent
 
 PREFERRED = (
@@ -85,7 +85,7 @@ def curves(
 
     Args:
         cells: trained runs.
-        metric: one, or a row of panels for each of several.
+        metric: one, or a row of panels for each of several, in the terms of `Run.curve`.
         panel, colours, dashes: the axes whose labels make panels, colours and line styles.
         log: logarithmic values; of some metrics where it is a list.
         ema: decay per round of an exponential moving average; None shows the raw values.
@@ -124,7 +124,7 @@ def curves(
 
 def _prepare(axes: Axes, metric: str, heading: str, logarithmic: bool) -> None:
     axes.set_title(heading)
-    axes.set_xlabel("round")
+    axes.set_xlabel("epoch of the newcomers" if metric.startswith(NEWCOMERS) else "round")
     axes.margins(x=0.01)
     if logarithmic:
         axes.set_yscale("log")

@@ -27,6 +27,9 @@ TITLES = {
     "distance_to_po": "distance to θ^PO",
     "performative_risk": "performative risk",
     "samples": "samples used",
+    "personal_validation_accuracy or localized_validation_accuracy": "own models' validation accuracy",
+    "personal_training_loss or localized_training_loss": "own models' training loss",
+    "global_validation_accuracy": "global model's validation accuracy",
 }
 DISTANCES = ("distance_to_ps", "distance_to_po", "distance_to_optimum")
 LOGARITHMIC = DISTANCES
@@ -47,7 +50,9 @@ STYLE: dict[Any, Any] = {
 
 def title(metric: str) -> str:
     """A metric's name as people say it."""
-    return TITLES.get(metric, metric.replace("_", " "))
+    of = " of newcomers" if metric.startswith("newcomers ") else ""
+    metric = metric.removeprefix("newcomers ")
+    return TITLES.get(metric, metric.replace("_", " ")) + of
 
 
 def drawn(metric: str) -> str:

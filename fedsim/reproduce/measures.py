@@ -18,7 +18,7 @@ class Measure:
     """A number per replicate: the end of a run, how many rounds something took, or how fast it fell.
 
     Attributes:
-        metric: a column of metrics.csv.
+        metric: a column of metrics.csv; or 'a or b', or 'newcomers a' (see `Run.curve`).
         last: mean over the evaluations of the last so many rounds; 0 takes the last evaluation alone.
         spread: instead of the mean over those evaluations their standard deviation: how much a replicate oscillates.
         largest: instead of the end, the largest value of any evaluation.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from yaml import YAMLError  # type: ignore[import-untyped]
+from yaml import YAMLError
 
 import fedsim
 from fedsim import checks

@@ -10,7 +10,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from fedsim.availability import Bernoulli, Sine, Uniform
+from fedsim.availability import Bernoulli, Full, Sine, Uniform
 from fedsim.datasets import BinaryGaussians, Dataset, GaussianMean
 from fedsim.errors import ConfigError
 from fedsim.local import APFL, SGD, PerFedAvg, PFedMe
@@ -294,3 +294,29 @@ def test_what_cannot_be_judged_is_refused_before_the_first_round():
         simulation_of(personal=Personal(newcomers=11))
     with pytest.raises(ConfigError, match=r"personal\.over='some'"):
         Personal(over="some")
+
+
+@pytest.mark.parametrize("case", ["apfl", "pfedme", "local_only"])
+def test_personal_models_at_the_end_of_the_local_steps(case):
+    """With everybody there: a model of one's own at a round's end is that at the next one's start; APFL's with α = 0 is
+    the localized one."""
+    rule, strategy = (
+        (lambda: APFL(alpha=1.0, lr=0.1, steps=3, batch_size=None), FedAvg) if case == "apfl" else RULES[case]
+    )
+
+    def history(rule, at):
+        chosen = Personal(over="all", at=at)
+        return (
+            simulation_of(local=rule, strategy=strategy(), personal=chosen, eval_every=1, rounds=4, availability=Full())
+            .run()
+            .history
+        )
+
+    start, end = history(rule(), "start"), history(rule(), "end")
+    names = [name for name in start[0] if name.startswith("personal_")]
+    assert start[0]["personal_validation_loss"] != pytest.approx(end[0]["personal_validation_loss"])
+    for early, late in zip(end[:-2], start[2:], strict=True):  # two replicates
+        assert [early[name] for name in names] == pytest.approx([late[name] for name in names])
+    if case == "apfl":
+        for row in history(APFL(alpha=0.0, lr=0.1, steps=3, batch_size=None), "end"):
+            assert all(row[name] == pytest.approx(row[name.replace("personal", "localized")]) for name in names)

@@ -81,3 +81,19 @@ def test_how_long_it_takes_needs_a_target() -> None:
 def test_the_moving_average_starts_at_the_first_value() -> None:
     values = np.array([[4.0], [0.0], [0.0]])
     assert smooth(values, 0.5)[:, 0].tolist() == [4.0, 2.0, 1.0]
+
+
+def test_the_first_of_two_metrics_that_a_run_has() -> None:
+    assert Measure("own or accuracy")(run()).tolist() == [0.8, 0.8]
+    both = run()
+    both.rows = [row | {"own": row["seed"]} for row in both.rows]
+    assert Measure("own or accuracy")(both).tolist() == [3.0, 4.0]
+
+
+def test_newcomers_count_epochs() -> None:
+    late = run()
+    late.newcomers = [{"epoch": e, "own": [0.1 * e, 0.2 * e]} for e in range(4)]
+    epochs, values = late.curve("newcomers accuracy or own")
+    assert epochs.tolist() == [0, 1, 2, 3]
+    assert np.allclose(Measure("newcomers accuracy or own", percent=True)(late), [30, 60])
+    assert values.shape == (4, 2)

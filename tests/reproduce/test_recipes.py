@@ -38,6 +38,8 @@ def test_the_papers_are_there() -> None:
     assert tables | figures <= set(RECIPES)
     profl = ("table1", "table2", "1a", "1b", "1c", "2a", "2b", "2c", "3", "4", "5", "6", "7", "absent")
     assert {f"profl/{'fig' * name[0].isdigit()}{name}" for name in profl} <= set(RECIPES)
+    apfl = ("fig2", "fig3", "fig4", "fig5", "fig6", "table1", "table2", "table3", "drift")
+    assert {f"apfl/{name}" for name in apfl} <= set(RECIPES)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -109,6 +111,20 @@ def test_table_2_holds_the_papers_numbers_at_their_places() -> None:
 )
 def test_profls_table_1_holds_the_papers_numbers(alpha: str, algorithm: str, number: float) -> None:
     assert load("profl/table1").printed("loss", {"α": f"α = {alpha}", "algorithm": algorithm}) == number
+
+
+@pytest.mark.parametrize(
+    ("table", "measure", "algorithm", "number"),
+    [
+        ("table1", "own model", "SCAFFOLD", 85.25),
+        ("table1", "global model", "FedAvg", 32.51),
+        ("table2", "own model", "APFL adaptive", 98.10),
+        ("table2", "own training loss", "pFedMe", 0.182),
+        ("table3", "own model", "APFL α = 0.5", 98.52),
+    ],
+)
+def test_apfls_tables_hold_the_papers_numbers(table: str, measure: str, algorithm: str, number: float) -> None:
+    assert load(f"apfl/{table}").printed(measure, {"algorithm": algorithm}) == number
 
 
 SMALL = """
