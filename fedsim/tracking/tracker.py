@@ -133,13 +133,9 @@ class Tracker:
                     file.write(self.config)
             if not resumed and self.checkpoints.path is not None:  # of an older run that this one replaces;
                 self.checkpoints.path.unlink(missing_ok=True)  # it goes before its metrics do
-<<<<<<< HEAD
             if not self._complete:
                 (folder / clients.NAME).unlink(missing_ok=True)  # of an older run, or of fewer rounds
-            self._csv = MetricsCSV(folder / METRICS, columns, self.progress.rounds if resumed else -1)
-=======
             self._csv = MetricsCSV(folder / METRICS, columns, keep)
->>>>>>> 056b82a (Bad configurations, data files and run folders: 130 and more, each answered by one sentence before any round; settings are checked against annotations)
             if self.options.tensorboard and not (self._complete and (folder / SUMMARY).exists()):
                 with written(folder / "event files"):
                     self._tensorboard = TensorBoard(folder, self.seeds, purge)
