@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsim import checks
 from fedsim.config import WITHOUT_EFFECT, identity
-from fedsim.errors import ConfigError, DivergenceError
+from fedsim.errors import ConfigError, DivergenceError, OutputError
 from fedsim.explain import explain
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def carry_out(cfg: DictConfig, folder: Path, run: Callable[[], Result], show: Ca
         record.status, record.message = "stopped", str(stop)
         if hydra.runtime.choices["hydra/launcher"] == "basic":
             raise  # whoever asked this process to stop means the sweep
-    except (ConfigError, DivergenceError) as error:
+    except (ConfigError, DivergenceError, OutputError) as error:
         record.status, record.message = "failed", str(error)
     except OmegaConfBaseException as error:
         record.status, record.message = "failed", explain(error)

@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra import compose, initialize_config_dir
 
-from fedsim.config import LONGEST_NAME, job_folder
+from fedsim.cli import run
+from fedsim.config import LONGEST_NAME, config_folder, job_folder
+from fedsim.sweep import finished
+from fedsim.trainer import Trainer
 
 QUICK = ["rounds=2", "clients=12", "eval_every=1", "local_steps=2", "tracking.tensorboard=false"]
 PLUGINS = {
@@ -75,6 +79,22 @@ def test_changed_settings_are_no_finished_run(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "after round 2" in done.stderr  # resumed from the checkpoint
     assert "1 done" in done.stderr
+
+
+def test_a_longer_run_that_breaks_off_is_not_taken_for_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def configured(rounds: int):
+        with initialize_config_dir(str(config_folder()), version_base="1.3"):
+            return compose("config", [*QUICK, f"rounds={rounds}", "tracking.progress=none", "resume=auto"])
+
+    run(configured(2), tmp_path, {})
+    assert finished(configured(2), tmp_path)
+    monkeypatch.setattr(Trainer, "run", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(configured(4), tmp_path, {})
+    assert finished(configured(4), tmp_path) is None
+    assert finished(configured(2), tmp_path) is None  # its checkpoint may be the longer run's by now
 
 
 def test_a_study_finds_its_best_trial_and_is_repeated_for_nothing(tmp_path: Path) -> None:

@@ -128,14 +128,14 @@ class Tracker:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / "environment.json", environment(self.simulation.device))
+            if not self._complete:  # what an older run, or one of fewer rounds, wrote in the end; it goes before the
+                for name in (clients.NAME, SUMMARY):  # configuration, since both together say: this was run to its end
+                    (folder / name).unlink(missing_ok=True)
             if self.config is not None:
                 with replacing(folder / "config.yaml") as file:
                     file.write(self.config)
             if not resumed and self.checkpoints.path is not None:  # of an older run that this one replaces;
                 self.checkpoints.path.unlink(missing_ok=True)  # it goes before its metrics do
-            if not self._complete:  # what an older run, or one of fewer rounds, wrote in the end
-                for name in (clients.NAME, SUMMARY):
-                    (folder / name).unlink(missing_ok=True)
             self._csv = MetricsCSV(folder / METRICS, columns, keep)
             if self.options.tensorboard and not (self._complete and (folder / SUMMARY).exists()):
                 with written(folder / "event files"):
