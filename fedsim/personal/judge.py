@@ -57,7 +57,7 @@ class Judge:
         for first in range(0, len(cohort), step):
             pick = slice(first, first + step)
             part = [(weight[pick], rows[pick]) for weight, rows in predictor]
-            batch = samples.batch(cohort.rows[pick])
+            batch = samples.batch(cohort.virtual[pick])
             shift = self.evaluator.shift
             if shift.active:
                 mixed = torch.stack([weight[:, None] * rows for weight, rows in part]).sum(0)
