@@ -52,6 +52,9 @@ class Judge:
         self, samples: ClientSamples, predictor: Predictor, cohort: Cohort, deployed: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Mean loss [n] and accuracy [n] on these samples."""
+        if not len(cohort):  # a rank may have none of them
+            nobody = deployed.new_zeros(0)
+            return nobody, nobody if self.evaluator.labelled else None
         losses, correct = [], []
         step = max(1, BLOCK // max(samples.width, 1))
         for first in range(0, len(cohort), step):
