@@ -85,11 +85,11 @@ class Coins(Bernoulli):
 
 
 class Breaks(SGD):
-    """Client 4's model becomes NaN."""
+    """The model of client 4 of the second replicate becomes NaN."""
 
     def step(self, carry, batch, lr, objective):
         carry, loss = super().step(carry, batch, lr, objective)
-        return carry | {"params": torch.where(batch["client"] == 4, torch.nan, carry["params"])}, loss
+        return carry | {"params": torch.where(batch["row"] == M + 4, torch.nan, carry["params"])}, loss
 
 
 def stream(data, model, local, shift, **options):
@@ -122,6 +122,8 @@ CASES = {
         "personal": Personal(over="all", newcomers=2, newcomer_epochs=2),
         **VALIDATED,
     },
+    "dropped client": lambda: {"local": Breaks(lr=0.2), "strategy": FedVARP(), "on_nonfinite": "drop_client"},
+    "dropped replicate": lambda: {"local": Breaks(lr=0.2), "strategy": FedAWE(), "on_nonfinite": "drop_replicate"},
     "location": lambda: stream(
         GaussianMean(clients=M), Mean, SGD(lr=0.1), Location(inertia=0.5), availability=Coins(), strategy=FedAWE()
     ),
@@ -277,17 +279,20 @@ def assert_same_run(found: Path, expected: Path, **tolerance) -> None:
         np.testing.assert_allclose(tensors[key].numpy(), value.numpy(), **tolerance, err_msg=key)
     one, other = (json.loads((folder / "summary.json").read_text()) for folder in (found, expected))
     assert one["samples"] == other["samples"]
+    assert one.get("dropped") == other.get("dropped")
     for epoch, wish in zip(one.get("newcomers", []), other.get("newcomers", []), strict=True):
         for key, values in wish.items():
             np.testing.assert_allclose(epoch[key], values, **tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("count", [2, 3])
 def test_ranks_give_the_numbers_of_one_process(count, name, played, alone) -> None:
     assert_same_run(played / str(count) / name, alone(name), **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 def test_every_rank_ends_with_the_same_bits(count, played) -> None:
     models = [torch.load(played / str(count) / f"models-{rank}", weights_only=True) for rank in range(count)]
@@ -295,6 +300,7 @@ def test_every_rank_ends_with_the_same_bits(count, played) -> None:
         assert all(torch.equal(models[0][name], other[name]) for other in models)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESUMED)
 @pytest.mark.parametrize("halves", ["halves-1", "halves-2"])
 def test_any_number_of_ranks_goes_on_with_anybodys_checkpoint(halves, name, played, alone) -> None:
@@ -302,6 +308,7 @@ def test_any_number_of_ranks_goes_on_with_anybodys_checkpoint(halves, name, play
     assert_same_run(played / halves / name, alone(name), **CLOSE)
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_told_to_stop_stops_all_after_the_round(played, alone) -> None:
     folder = played / "stopped"
     told = [(folder / f"error-{rank}").read_text() for rank in range(2)]
@@ -311,20 +318,23 @@ def test_a_rank_that_is_told_to_stop_stops_all_after_the_round(played, alone) ->
     assert_same_run(folder / "fedawe", alone("fedawe"), **CLOSE)
 
 
+@pytest.mark.slow
 def test_a_client_that_diverges_is_named_by_every_rank(played) -> None:
     """Client 4 is the first rank's; both say the same."""
     told = [(played / "diverged" / f"error-{rank}").read_text() for rank in range(2)]
     assert told[0] == told[1]
     assert "DivergenceError: non-finite values in round" in told[0]
-    assert ": clients 4;" in told[0]
+    assert "seed 5: clients 4;" in told[0]
 
 
+@pytest.mark.slow
 def test_an_error_of_the_first_rank_ends_the_others(played) -> None:
     told = [(played / "unwritable" / f"error-{rank}").read_text() for rank in range(2)]
     assert told[0].startswith("ConfigError: out=")
     assert told[1].startswith("PeerError: rank 1 of 2 lost another rank (")
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_ends_the_run_which_is_resumed_without_it(played, alone) -> None:
     folder = played / "dead"
     for rank in range(2):
@@ -359,6 +369,7 @@ def test_a_strategy_that_counts_all_clients_on_every_rank_is_told() -> None:
     assert Layout.of(FedAvg(), Memory(), model, federation).divided == frozenset()
 
 
+@pytest.mark.slow
 def test_the_command_line_under_torchrun(tmp_path) -> None:
     """One report, one run folder, and the numbers of one process."""
     setting = ["rounds=3", "clients=5", "strategy=fedawe", "trainer.dtype=float64", "device=cpu"]

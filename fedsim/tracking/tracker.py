@@ -189,7 +189,7 @@ class Tracker:
             if found.client_accuracy is not None:
                 found.histograms["accuracy"] = found.client_accuracy[self._going].reshape(-1)
             if report is not None:
-                lengths = report.innovation.norm(dim=1).cpu().numpy()
+                lengths = report.cohort.united(report.innovation.norm(dim=1).cpu().numpy())[0]
                 found.histograms["length of update"] = lengths[np.isfinite(lengths)]
         return found
 
@@ -270,8 +270,8 @@ class Tracker:
         newcomers = self.simulation.newcomers
         extra = {} if newcomers is None else {"newcomers": newcomers(state)}
         result = Result(self.history, state, progress.seconds, sum(progress.samples), folder, extra)
+        last = self._last or self.simulation.evaluator(self._evaluated_model(state))
         if self.folder is not None:
-            last = self._last or self.simulation.evaluator(self._evaluated_model(state))
             accuracy = None if last.client_accuracy is None else last.client_accuracy[self._going]
             clients.write(self.folder / clients.NAME, clients.gather(self.simulation, accuracy))
             if self._tensorboard is not None:
