@@ -152,6 +152,8 @@ class Ranks:
         """An exchange in which every rank takes part; gloo's and NCCL's errors become one sentence."""
         try:
             exchange()
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError) as error:
             reason = re.sub(r"^(\[[^\]]*\]\s*)+", "", str(error).strip().splitlines()[0]).split(". ")[0]
             raise PeerError(f"rank {self.rank} of {self.count} lost another rank ({reason})") from error

@@ -297,7 +297,8 @@ def test_ranks_give_the_numbers_of_one_process(count, name, played, alone) -> No
 def test_every_rank_ends_with_the_same_bits(count, played) -> None:
     models = [torch.load(played / str(count) / f"models-{rank}", weights_only=True) for rank in range(count)]
     for name in CASES:
-        assert all(torch.equal(models[0][name], other[name]) for other in models)
+        one, *others = (model[name].nan_to_num(7.0) for model in models)  # a replicate that was given up is NaN
+        assert all(torch.equal(one, other) for other in others), name
 
 
 @pytest.mark.slow
