@@ -19,12 +19,14 @@ from safetensors.torch import save
 
 from fedsim.errors import CheckpointError
 from fedsim.memory import Memory
+from fedsim.ranks import Layout
 from fedsim.replacing import replacing
 from fedsim.strategies import State
 
 NAME = "checkpoint.safetensors"
 FORMAT = "fedsim-1"
 OVERHEAD = 0.05  # share of wall time that `every: auto` may spend on writing
+ALONE = Layout()
 
 S = TypeVar("S", bound=State)
 
@@ -50,8 +52,17 @@ class Progress:
     dropped: list[dict[str, Any]] = field(default_factory=list)
 
 
-def write(path: Path, state: State, progress: Progress, identity: dict[str, Any], memory: Memory | None = None) -> None:
+def write(
+    path: Path,
+    state: State,
+    progress: Progress,
+    identity: dict[str, Any],
+    memory: Memory | None = None,
+    layout: Layout = ALONE,
+) -> None:
     """Write a checkpoint so that at every moment either the old or the new file is whole.
+
+    Of several ranks each gives what it holds, the first writes, and all wait until it has.
 
     Args:
         path: of the file.
@@ -59,23 +70,54 @@ def write(path: Path, state: State, progress: Progress, identity: dict[str, Any]
         progress: where the run stands.
         identity: what the run is; a checkpoint is only resumed by a run of the same identity.
         memory: of rule and shift.
+        layout: how ranks divide the tensors; the file is that of a single process, whoever wrote it.
 
     Raises:
         OutputError: it cannot be written; the old one is as it was.
     """
     kept = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | (memory or Memory()).tensors()
+    whole = {name: layout.gather(name, value) for name, value in kept.items()}
+    if layout.ranks.first:
+        _write(path, whole, progress, identity)
+    layout.ranks.wait()
+
+
+def _write(path: Path, kept: dict[str, torch.Tensor], progress: Progress, identity: dict[str, Any]) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
     header = {"format": FORMAT, "progress": json.dumps(vars(progress)), "identity": json.dumps(identity)}
     with replacing(path, "wb", durable=True) as file:
         file.write(save(tensors, metadata=header))
 
 
-def read(path: Path, like: S, identity: dict[str, Any], memory: Memory | None = None) -> tuple[S, Progress]:
+def read(
+    path: Path, like: S, identity: dict[str, Any], memory: Memory | None = None, layout: Layout = ALONE
+) -> tuple[S, Progress]:
     """Read a checkpoint into a state of the same type, shapes and device as `like`; `memory` is filled in place.
+
+    Of several ranks the first reads, and gives every other one its part.
 
     Raises:
         CheckpointError: for a damaged or foreign file, or one of another run; the message names the difference.
     """
+    ranks = layout.ranks
+    tensors, progress = _load(path, identity, len(like.model)) if ranks.first else ({}, Progress())
+    fields: dict[str, torch.Tensor] = {}
+    remembered = (memory or Memory()).tensors()
+    for name, expected in ({f.name: getattr(like, f.name) for f in dataclasses.fields(like)} | remembered).items():
+        found, shape = tensors.get(name), layout.whole_shape(name, expected)
+        if ranks.first and (found is None or found.shape != shape or found.dtype != expected.dtype):
+            was = None if found is None else list(found.shape)
+            raise CheckpointError(f"checkpoint {path}: {name} is {was}, expected {list(shape)}")
+        part = layout.deal(name, found, expected)
+        if name in remembered:
+            expected.copy_(part)
+        else:
+            fields[name] = part.to(expected.device)
+    return type(like)(**fields), ranks.tell(progress)
+
+
+def _load(path: Path, identity: dict[str, Any], replicates: int) -> tuple[dict[str, torch.Tensor], Progress]:
+    """The tensors of a whole file that was written by a run of this identity, and where that stood."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -91,20 +133,9 @@ def read(path: Path, like: S, identity: dict[str, Any], memory: Memory | None = 
                 f"checkpoint {path} belongs to another run: {key} was {was.get(key)!r}, now {identity.get(key)!r}; "
                 "give the same settings, or another out"
             )
-    if not len(progress.samples) == len(progress.heard) == len(like.model):
+    if not len(progress.samples) == len(progress.heard) == replicates:
         raise CheckpointError(f"checkpoint {path} has a damaged header (its counts); delete it to start afresh")
-    fields: dict[str, torch.Tensor] = {}
-    remembered = (memory or Memory()).tensors()
-    for name, expected in ({f.name: getattr(like, f.name) for f in dataclasses.fields(like)} | remembered).items():
-        found = tensors.get(name)
-        if found is None or found.shape != expected.shape or found.dtype != expected.dtype:
-            shape = None if found is None else list(found.shape)
-            raise CheckpointError(f"checkpoint {path}: {name} is {shape}, expected {list(expected.shape)}")
-        if name in remembered:
-            expected.copy_(found)
-        else:
-            fields[name] = found.to(expected.device)
-    return type(like)(**fields), progress
+    return tensors, progress
 
 
 def _told(path: Path, header: dict[str, str]) -> tuple[dict[str, Any], Progress]:
@@ -125,14 +156,16 @@ class Checkpointer:
         path: of the file, or None where the run keeps nothing.
     """
 
-    def __init__(self, folder: Path | None, every: int | str, identity: dict[str, Any], memory: Memory) -> None:
+    def __init__(
+        self, folder: Path | None, every: int | str, identity: dict[str, Any], memory: Memory, layout: Layout = ALONE
+    ) -> None:
         self.path = None if folder is None else folder / NAME
-        self.every, self.identity, self.memory = every, identity, memory
+        self.every, self.identity, self.memory, self.layout = every, identity, memory, layout
         self._last, self._cost = time.monotonic(), 0.0
 
     def due(self, rounds: int) -> bool:
-        """Is it time to write after this many completed rounds?"""
-        if self.path is None:
+        """Is it time to write after this many completed rounds? Of several ranks the first says so."""
+        if self.path is None or not self.layout.ranks.first:
             return False
         if self.every == "auto":
             return time.monotonic() - self._last >= self._cost / OVERHEAD
@@ -143,6 +176,6 @@ class Checkpointer:
         if self.path is None:
             return
         begin = time.monotonic()
-        write(self.path, state, progress, self.identity, self.memory)
+        write(self.path, state, progress, self.identity, self.memory, self.layout)
         self._last = time.monotonic()
         self._cost = self._last - begin

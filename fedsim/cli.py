@@ -7,7 +7,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -18,10 +18,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsim import sweep
 from fedsim.config import RESUME, build, config_folder, flatten
-from fedsim.errors import ConfigError, DivergenceError, OutputError
+from fedsim.errors import ConfigError, DivergenceError, OutputError, PeerError
 from fedsim.explain import before_the_job, explain, in_one_line
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
+    from fedsim.ranks import Ranks
     from fedsim.tracking import Result
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ def main() -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of being printed by Hydra
     _prepare()
     problem = None
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _one_of_several()
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
     except (HydraException, OmegaConfBaseException) as error:
@@ -53,16 +56,25 @@ def _of_job(error: BaseException) -> bool:
     return any(frame.f_code is _job.__code__ for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
+def _one_of_several() -> None:
+    """What ranks of several need: one run, of which the first alone makes the folder."""
+    if {"-m", "--multirun"} & set(sys.argv):
+        sys.exit("fedsim: a sweep (-m) cannot be divided among ranks; start torchrun once for every run")
+    if os.environ.get("RANK", "0") != "0":
+        sys.argv.append("hydra.run.dir=.")
+
+
 def _prepare() -> None:
     """What every process needs: the user's own package is found, as with `python -m`, and logs are shown."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("fedsim").setLevel(logging.INFO)
+    logging.getLogger("fedsim").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
 
 
 def _job(cfg: DictConfig) -> float | None:
     """One run; a sweep has several, which a launcher may carry to other processes and machines."""
+    from fedsim.ranks import Ranks
     from fedsim.tracking.tracker import Stopped
 
     _prepare()
@@ -75,27 +87,45 @@ def _job(cfg: DictConfig) -> float | None:
         if told.runtime.choices["hydra/launcher"] != "basic" and sys.stderr.isatty():
             cfg.tracking.progress = "none"  # several would draw their lines over one another
         return sweep.carry_out(cfg, folder, lambda: run(cfg, folder, choices), report)
-    log.info("run: %s", folder)
+    ranks = Ranks()
     try:
-        result = run(cfg, folder, choices)
+        ranks = Ranks.join()
+        folder = ranks.tell(folder)
+        log.info("run: %s", folder)
+        result = run(cfg, folder, choices, ranks)
     except ConfigError as error:
         sys.exit(f"fedsim: {in_one_line(str(error))}")
     except DivergenceError as error:
-        sys.exit(f"fedsim: {error}\nfedsim: the last good checkpoint is kept in {folder}")
+        _end(ranks, f"{error}\nfedsim: the last good checkpoint is kept in {folder}")
     except OutputError as error:
         sys.exit(f"fedsim: {error}; make room there, and go on with the same command and resume={folder}")
     except Stopped as stop:
-        sys.exit(f"fedsim: {stop}; go on with the same command and resume={folder}")
-    print(report(result))
+        _end(ranks, f"{stop}; go on with the same command and resume={folder}")
+    except PeerError as error:
+        sys.exit(
+            f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
+            f"and resume={folder}"
+        )
+    finally:
+        ranks.leave()
+    if ranks.first:
+        print(report(result))
     return None
 
 
-def run(cfg: DictConfig, folder: Path, choices: dict[str, str]) -> Result:
+def _end(ranks: Ranks, message: str) -> NoReturn:
+    """All ranks end for the same reason: the first says so, and the others leave it the time to."""
+    sys.exit(f"fedsim: {message}" if ranks.first else 0)
+
+
+def run(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks | None = None) -> Result:
     """Build and run one configuration in its run folder; `choices` are its groups', for the table of runs."""
     from fedsim.checkpoint import NAME as CHECKPOINT
+    from fedsim.ranks import Ranks
 
+    ranks = ranks or Ranks()
     resume = "never" if cfg.resume is None else str(cfg.resume)
-    there = (folder / CHECKPOINT).exists()
+    there = ranks.tell((folder / CHECKPOINT).exists())
     if there and resume == "never":
         raise ConfigError(
             f"out={folder} already holds a run; add resume=auto to go on with it, resume=overwrite to start "
@@ -103,7 +133,7 @@ def run(cfg: DictConfig, folder: Path, choices: dict[str, str]) -> Result:
         )
     if not there and resume not in RESUME:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
-    simulation, tracking, identity = build(cfg)
+    simulation, tracking, identity = build(cfg, ranks)
     yaml = OmegaConf.to_yaml(cfg, resolve=True)
     return simulation.run(folder, resume != "overwrite", tracking, identity, choices | table_row(identity), yaml)
 

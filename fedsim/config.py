@@ -21,6 +21,7 @@ from fedsim.errors import ConfigError
 from fedsim.signature import check_types
 
 if TYPE_CHECKING:  # help and shell completion do without PyTorch
+    from fedsim.ranks import Ranks
     from fedsim.simulation import Simulation
     from fedsim.tracking import Tracking
 
@@ -119,8 +120,10 @@ def keys() -> dict[str, list[str]]:
     return found
 
 
-def build(cfg: DictConfig) -> tuple[Simulation, Tracking, dict[str, Any]]:
+def build(cfg: DictConfig, ranks: Ranks | None = None) -> tuple[Simulation, Tracking, dict[str, Any]]:
     """Everything a run needs: the simulation, what is tracked, and the settings a resumed run must share.
+
+    `ranks` are the processes that share the run; None: this one is alone.
 
     Raises:
         ConfigError: for anything that cannot run, naming key, value and remedy.
@@ -149,6 +152,7 @@ def build(cfg: DictConfig) -> tuple[Simulation, Tracking, dict[str, Any]]:
             loss=loss,
             ridge=checks.not_negative("model.ridge", ridge),
             client_samples=checks.whole("tracking.client_samples", client_samples),
+            ranks=ranks,
             **parts,
             **own,
             **settings["trainer"],

@@ -68,18 +68,20 @@ class DivergenceGuard:
         gone = [r for r, at in self.lost.items() if t >= (at // self.eval_every + 1) * self.eval_every]
         if not gone:
             return cohort
-        return cohort.subset(np.flatnonzero(~np.isin(cohort.host_rows // self.federation.clients, gone)))
+        return cohort.subset(np.flatnonzero(~np.isin(cohort.host_virtual // self.federation.clients, gone)))
 
     def accept(self, t: int, cohort: Cohort, finite: Tensor) -> np.ndarray | None:
-        """Positions of the rows that are heard and remembered, given which of them are finite [n]; None: all are."""
+        """Positions of the rows that are heard and remembered, given which of them are finite [n]; None: all are.
+
+        Every rank comes here in every round, and notes the rows of all.
+        """
         if self.on_nonfinite != "drop_client":
             return None
         fine = finite.cpu().numpy()
-        if fine.all():
-            return None
+        lost = self.federation.ranks.gather(cohort.host_virtual[~fine])
         known = {(entry["replicate"], entry["client"]): entry for entry in self.dropped}
         new: dict[int, list[int]] = {}
-        for row in cohort.host_rows[~fine]:
+        for row in np.sort(np.concatenate(lost)):
             replicate, client = divmod(int(row), self.federation.clients)
             if (replicate, client) in known:
                 known[replicate, client]["times"] += 1
@@ -89,7 +91,7 @@ class DivergenceGuard:
             self.dropped.append({"replicate": replicate, "seed": seed, "client": client, "round": t, "times": 1})
         if new:
             log.warning("%s; such clients count as absent", self._described(t, new))
-        return np.flatnonzero(fine)
+        return None if fine.all() else np.flatnonzero(fine)
 
     def see(self, t: int, state: State, report: Report) -> None:
         """Note rows and server's models after round t (no transfer)."""
@@ -100,18 +102,20 @@ class DivergenceGuard:
         self.models = torch.minimum(self.models, torch.where(finite, _NEVER, t))
 
     def check(self) -> None:
-        """Act on what was seen; costs one transfer.
+        """Act on what was seen; costs one transfer, and of several ranks one exchange.
 
         Raises:
             DivergenceError: if the run cannot go on.
         """
-        m, lost = self.federation.clients, self.lost
+        federation, lost = self.federation, self.lost
         rows, models = (seen.cpu().numpy() for seen in (self.rows, self.models))
-        first = np.minimum(rows.reshape(-1, m).min(1), models)
+        rows = rows.reshape(federation.replicates, -1)
+        first = federation.ranks.least(np.minimum(rows.min(1), models))
         found = {r: int(t) for r, t in enumerate(first) if t != _NEVER and r not in lost}
         if not found:
             return
-        clients = {r: np.flatnonzero(rows.reshape(-1, m)[r] == t).tolist() for r, t in found.items()}
+        bad = federation.everywhere((rows == first[:, None]).reshape(-1)).reshape(federation.replicates, -1)
+        clients = {r: np.flatnonzero(bad[r]).tolist() for r in found}
         left = self.federation.replicates - len(lost) - len(found)
         if self.on_nonfinite != "drop_replicate" or not left:
             when = min(found.values()) if left or self.on_nonfinite != "drop_replicate" else max(found.values())

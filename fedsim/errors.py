@@ -25,5 +25,9 @@ class RunError(RuntimeError):
     """The device cannot go on with the run: its memory is exhausted, or it lacks what the configuration asks for."""
 
 
+class PeerError(RuntimeError):
+    """Another rank of the run ended or is out of reach; the message says who noticed, and what the network said."""
+
+
 class DivergenceError(RuntimeError):
     """A model became non-finite during the run; the message names round, replicate and clients."""

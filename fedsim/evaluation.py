@@ -80,7 +80,9 @@ class Evaluator:
         self.loop = model.convolutional and model.device.type == "cpu"
         self.labelled = self.dataset.classes is not None and model.loss not in UNLABELLED
         m, device = federation.clients, federation.device
-        self.clients = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
+        everyone = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
+        self.ranks, self.count = federation.ranks, len(everyone)
+        self.clients = everyone[self.ranks.share]  # data are everywhere: ranks share the work evenly, whoever is whose
         self.samples = ClientSamples(batches, client_samples, model.dtype)
 
     @torch.no_grad()
@@ -122,7 +124,7 @@ class Evaluator:
         data, dtype = self.dataset, self.model.dtype
         assert data.test_x is not None
         total = torch.zeros(2, len(models), dtype=dtype, device=models.device)
-        for start in range(0, len(data.test_x), TEST_BATCH):
+        for start in range(0, len(data.test_x), TEST_BATCH)[self.ranks.share]:
             batch = {"x": data.prepare(data.test_x[start : start + TEST_BATCH], dtype)}
             if data.test_y is not None:
                 batch["y"] = data.test_y[start : start + TEST_BATCH]
@@ -130,15 +132,15 @@ class Evaluator:
             total[0] += torch.stack([self.model.loss(out, batch).sum() for out in outputs])
             if self.labelled:
                 total[1] += (predicted(outputs) == batch["y"]).sum(1)
-        total /= len(data.test_x)
+        total = self.ranks.sum(total) / len(data.test_x)
         return {"test_loss": total[0]} | ({"test_accuracy": total[1]} if self.labelled else {})
 
     def _on_clients(self, models: Tensor, deployed: Tensor) -> tuple[Tensor, Tensor | None]:
         """Mean loss [R, m'] and accuracy [R, m'] of every client on its own samples, as they answer to `deployed`."""
-        replicates, count = len(models), len(self.clients)
+        replicates = len(models)
         step = max(1, TEST_BATCH * 4 // (replicates * self.samples.width))
         losses, correct = [], []
-        for start in range(0, count, step):
+        for start in range(0, len(self.clients), step):
             batch = self._client_batch(slice(start, start + step))
             if self.shift.active:
                 batch = self._shifted(batch, deployed)
@@ -152,7 +154,15 @@ class Evaluator:
             if self.labelled:
                 hits = (predicted(outputs) == flat["y"]).reshape(weight.shape)
                 correct.append((hits * weight).sum(2) / weight.sum(2))
-        return torch.cat(losses, 1), torch.cat(correct, 1) if correct else None
+        return self._everybody(torch.cat(losses, 1)), self._everybody(torch.cat(correct, 1)) if correct else None
+
+    def _everybody(self, found: Tensor) -> Tensor:
+        """[R, m''] of this rank's share of the clients → [R, m'] of all that are evaluated."""
+        if self.ranks.count == 1:
+            return found
+        whole = found.new_zeros(len(found), self.count)
+        whole[:, self.ranks.share] = found
+        return self.ranks.sum(whole)
 
     def _client_batch(self, pick: slice) -> dict[str, Tensor]:
         """x [R, c, q, …], y [R, c, q], weight [R, c, q], client and row [R, c] of some clients."""

@@ -53,7 +53,7 @@ class Memory:
             if place != "device":
                 clients[name] = placed(tuple(value.shape), value, place).copy_(value)
         for name in rule.own_models:
-            rows = placed((federation.replicates, federation.clients, model.shape[1]), model, place)
+            rows = placed((federation.replicates, len(federation.own), model.shape[1]), model, place)
             clients[name] = rows.copy_(model[:, None]).flatten(0, 1)  # no second copy of all rows, on no device
         return cls(clients, shift.server_memory(federation, model))
 

@@ -27,6 +27,7 @@ from fedsim.partition import Partition
 from fedsim.performative.references import references
 from fedsim.personal import Personal
 from fedsim.pooled import PooledData, PooledShift
+from fedsim.ranks import Layout, Ranks
 from fedsim.shift import NoShift, Shift
 from fedsim.strategies import FedAvg, State, Strategy
 from fedsim.tracking import Result, Tracker, Tracking
@@ -73,6 +74,7 @@ class Simulation:
         executor, chunk, workers: see `fedsim.trainer.choose`.
         memory: where what local rule and shift remember of each client lies: 'device', 'host' or 'disk'.
         on_nonfinite: 'stop', 'drop_client' or 'drop_replicate', see `fedsim.divergence`.
+        ranks: the processes that share the run (`Ranks.join()` under torchrun); a lone one unless given.
 
     Example:
         >>> from fedsim.datasets import Digits
@@ -109,6 +111,7 @@ class Simulation:
         workers: int | str = "auto",
         memory: str = "device",
         on_nonfinite: str = "stop",
+        ranks: Ranks | None = None,
     ) -> None:
         self.rounds = checks.whole("rounds", rounds)
         self.eval_every = checks.whole("eval_every", eval_every)
@@ -117,7 +120,8 @@ class Simulation:
         self.evaluate = checks.choice("evaluate", evaluate, EVALUATED)
         checks.whole("clients", clients)
         checks.whole("client_samples", client_samples)
-        seeds, self.device, number = check_seeds(seeds), resolve_device(device), resolve_dtype(dtype)
+        ranks = ranks or Ranks()
+        seeds, self.device, number = check_seeds(seeds), resolve_device(ranks.device(device)), resolve_dtype(dtype)
         rule, personal, contamination = local or SGD(), personal or Personal(), contamination or NoContamination()
         self.strategy, self.shift, self.dataset = strategy or FedAvg(), shift or NoShift(), dataset.to(self.device)
         if rule.pooled:
@@ -126,7 +130,7 @@ class Simulation:
             self.dataset = PooledData(self.dataset, clients)
             clients, partition, availability = 1, None, None
         self.tables = split(self.dataset, partition, clients, seeds)
-        self.federation = federation_of(seeds, clients, self.dataset, self.tables, self.device, number)
+        self.federation = federation_of(seeds, clients, self.dataset, self.tables, self.device, number, ranks)
         self.model = row_model(model, self.dataset, loss, ridge, self.device, number)
         personal.check(clients, self.dataset.stream, bool(self.tables) and self.tables[0].validation is not None)
         self.availability = bound(availability, personal.newcomers, self.federation, rounds)
@@ -181,15 +185,18 @@ class Simulation:
             CheckpointError: where its checkpoint is damaged or another run's.
             DivergenceError: when a model becomes non-finite.
             OutputError: when a file in `out` cannot be written any more.
+            PeerError: when another rank ends.
         """
         tracking = tracking or Tracking()
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | (identity or {})
         folder = None if out is None else Path(out)
         state, progress = self.initial_state(), Progress()
         memory = self.trainer.memory(state.model)
-        checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity, memory)
-        if resume and checkpoints.path is not None and checkpoints.path.exists():
-            state, progress = read(checkpoints.path, state, identity, memory)
+        ranks = self.federation.ranks
+        layout = Layout.of(self.strategy, memory, state.model, self.federation)
+        checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout)
+        if resume and checkpoints.path is not None and ranks.tell(checkpoints.path.exists()):
+            state, progress = read(checkpoints.path, state, identity, memory, layout)
             if progress.rounds > self.rounds:
                 raise ConfigError(
                     f"rounds={self.rounds}, but the run in {folder} has completed {progress.rounds}; raise rounds"
@@ -197,9 +204,9 @@ class Simulation:
             log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
         self._check_carry(state, memory)
         self.evaluator.references = self.references
-        name = type(self.strategy).__name__
+        name, written = type(self.strategy).__name__, folder if ranks.first else None
         guard = DivergenceGuard(self.federation, name, self.on_nonfinite, self.eval_every, progress.dropped)
-        with Tracker(self, folder, tracking, checkpoints, guard, progress, settings, config) as tracker:
+        with Tracker(self, written, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
             for t in range(progress.rounds, self.rounds):
                 active = self.availability.sample(t)

@@ -26,6 +26,7 @@ from fedsim.partition.base import Samples
 from fedsim.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.personal.judge import Judge
 from fedsim.personal.predictors import Predictors
+from fedsim.ranks import Ranks
 from fedsim.strategies import Strategy
 from fedsim.trainer import Trainer
 
@@ -87,17 +88,18 @@ def federation_of(
     tables: list[Table],
     device: torch.device,
     dtype: torch.dtype,
+    ranks: Ranks,
 ) -> Federation:
     """Sizes and label distributions of every virtual client."""
     if not tables:
         nothing = np.zeros(len(seeds) * clients, dtype=np.int64)
-        return Federation(seeds, clients, nothing, None, device, dtype, dataset.weights)
+        return Federation(seeds, clients, nothing, None, device, dtype, dataset.weights, ranks)
     fractions = None
     if dataset.classes is not None and dataset.train_y is not None:
         labels = dataset.train_y.cpu().numpy()
         fractions = np.stack([table.class_fractions(labels, dataset.classes) for table in tables])
     sizes = np.concatenate([table.sizes for table in tables])
-    return Federation(seeds, clients, sizes, fractions, device, dtype)
+    return Federation(seeds, clients, sizes, fractions, device, dtype, None, ranks)
 
 
 def row_model(

@@ -130,9 +130,9 @@ class ProFL(PoFL):
             return
         own = (memory[STEPS][cohort.rows] > self.history.length).to(cohort.count.dtype)
         mean, heard = cohort.mean(memory[SLOPE][cohort.rows], own), cohort.total(own) > 0
-        replicate = torch.arange(len(memory[STEPS]), device=own.device) // cohort.federation.clients
-        known = heard[replicate]
-        memory[SHARED].copy_(torch.where(known[:, None, None], mean[replicate], memory[SHARED]))
+        everybody = cohort.federation.broadcast
+        known = everybody(heard)
+        memory[SHARED].copy_(torch.where(known[:, None, None], everybody(mean), memory[SHARED]))
         memory[SHARES] |= known
 
     def used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:

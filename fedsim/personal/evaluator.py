@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -63,9 +65,12 @@ class PersonalEvaluator:
             block = cohort.subset(np.arange(first, min(first + ROWS, len(cohort))))
             for name, verdict in self._judged(state, memory, t, block).items():
                 found.setdefault(name, []).append(verdict)
-        names = list(found)
-        host = torch.stack([torch.cat(found[name]) for name in names]).cpu().numpy() if names else np.zeros((0, 0))
-        return self._reduced(dict(zip(names, host, strict=True)), cohort)
+        names = [f"{model}_{measure}" for model in self.models for measure in measured(self.judge)]
+        host = np.zeros((len(names), 0))
+        if found:
+            host = torch.stack([torch.cat(found[name]) for name in names]).cpu().numpy()
+        host, _, bounds = cohort.united(host)
+        return self._reduced(dict(zip(names, host, strict=True)), bounds)
 
     def _whom(self, online: Cohort | None) -> Cohort:
         """Rows of the clients that are judged."""
@@ -74,7 +79,7 @@ class PersonalEvaluator:
         if options.over == "all" or online is None:
             wanted[:, : federation.clients - options.newcomers] = 1
         else:
-            wanted.reshape(-1)[online.host_rows[online.host_count > 0]] = 1
+            wanted.reshape(-1)[online.host_virtual[online.host_count > 0]] = 1
         return federation.cohort(wanted, np.ones_like(wanted))
 
     def _judged(self, state: State, memory: Memory, t: int, block: Cohort) -> dict[str, Tensor]:
@@ -96,18 +101,18 @@ class PersonalEvaluator:
         }
 
     def _reduced(
-        self, host: dict[str, np.ndarray], cohort: Cohort
+        self, host: dict[str, np.ndarray], bounds: Sequence[int]
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Means, medians and worst tenths per replicate, and the clients' own numbers."""
         rows: list[dict[str, float]] = []
-        for a, b in zip(cohort.bounds[:-1], cohort.bounds[1:], strict=True):
-            row = {VALIDATED: float(np.sum(~np.isnan(host["global_validation_loss"][a:b]))) if host else 0.0}
-            for name in (f"{model}_{measure}" for model in self.models for measure in measured(self.judge)):
-                row |= summarise(host[name][a:b] if host else np.zeros(0), name)
+        for a, b in itertools.pairwise(bounds):
+            row = {VALIDATED: float(np.sum(~np.isnan(host["global_validation_loss"][a:b])))}
+            for name, values in host.items():
+                row |= summarise(values[a:b], name)
             rows.append(row)
         metrics = {name: np.array([row[name] for row in rows]) for name in self.columns}
         shown = "validation_accuracy" if self.judge.evaluator.labelled else "validation_loss"
-        every = {f"{m} {shown.replace('_', ' ')}": host[f"{m}_{shown}"] for m in self.models if host}
+        every = {f"{m} {shown.replace('_', ' ')}": host[f"{m}_{shown}"] for m in self.models}
         return metrics, {name: values[~np.isnan(values)] for name, values in every.items()}
 
 

@@ -52,12 +52,15 @@ class Judge:
         self, samples: ClientSamples, predictor: Predictor, cohort: Cohort, deployed: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Mean loss [n] and accuracy [n] on these samples."""
+        if not len(cohort):  # a rank may have none of them
+            nobody = deployed.new_zeros(0)
+            return nobody, nobody if self.evaluator.labelled else None
         losses, correct = [], []
         step = max(1, BLOCK // max(samples.width, 1))
         for first in range(0, len(cohort), step):
             pick = slice(first, first + step)
             part = [(weight[pick], rows[pick]) for weight, rows in predictor]
-            batch = samples.batch(cohort.rows[pick])
+            batch = samples.batch(cohort.virtual[pick])
             shift = self.evaluator.shift
             if shift.active:
                 mixed = torch.stack([weight[:, None] * rows for weight, rows in part]).sum(0)

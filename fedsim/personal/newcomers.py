@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -80,7 +81,7 @@ class Newcomers:
         for name in (name for name in MODELS if name in made):
             verdict = numbers(self.judge(made[name], cohort, cohort.broadcast(model)))
             for measure in measured(self.judge):
-                values = verdict[measure].cpu().numpy()
-                each = [values[a:b] for a, b in zip(cohort.bounds[:-1], cohort.bounds[1:], strict=True)]
+                values, _, bounds = cohort.united(verdict[measure].cpu().numpy())
+                each = [values[a:b] for a, b in itertools.pairwise(bounds)]
                 found[f"{name}_{measure}"] = [summarise(value, measure)[measure] for value in each]
         return found

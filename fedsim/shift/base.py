@@ -81,7 +81,7 @@ class Shift(ABC):
         """What every client's data remember: name → [R·m, …], from the initial models [R, d]."""
         if not self.inertia or self.deploy == "round":
             return {}
-        return {ANSWERED: model.repeat_interleave(federation.clients, dim=0)}
+        return {ANSWERED: federation.broadcast(model)}
 
     def server_memory(self, federation: Federation, model: Tensor) -> dict[str, Tensor]:
         """What all data of a replicate remember: name → [R, …]."""

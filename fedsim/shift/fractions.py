@@ -76,7 +76,7 @@ class Loss(Fractions):
         self.model, self.constant, self.groups = model, constant, groups
         self.dataset: Dataset = batches.dataset
         self._lock = threading.Lock()  # functional calls share one module among the loop executor's threads
-        rows = torch.arange(federation.rows, device=federation.device)
+        rows = torch.arange(len(federation.sizes), device=federation.device)
         if self.dataset.stream:
             clients = rows % federation.clients
             keys = rng.row_keys(torch.zeros_like(clients), rng.Purpose.SHIFT, clients)

@@ -68,7 +68,7 @@ class ClientModels(State):
     @classmethod
     def broadcast(cls, model: Tensor, federation: Federation, **memory: Any) -> Self:
         """Everybody starts from the server's model."""
-        return cls(model, model.repeat_interleave(federation.clients, dim=0), **memory)
+        return cls(model, federation.broadcast(model), **memory)
 
 
 C = TypeVar("C", bound=ClientModels)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,11 +48,8 @@ class F3AST(Strategy[F3ASTState]):
     def cohort(self, state: F3ASTState, active: Cohort) -> Cohort:
         if self.k is None:
             return active
-        urgency = (active.weights(self.weighting) / state.frequency[active.rows]).cpu().numpy()  # ∞ for newcomers
-        chosen = []
-        for first, stop in zip(active.bounds[:-1], active.bounds[1:], strict=True):
-            chosen.append(first + np.argsort(-urgency[first:stop], kind="stable")[: self.k])
-        return active.subset(np.sort(np.concatenate(chosen)))
+        urgency = active.weights(self.weighting) / state.frequency[active.rows]  # ∞ for newcomers
+        return active.largest(urgency, self.k)
 
     def aggregate(self, state: F3ASTState, report: Report, t: int) -> F3ASTState:
         cohort = report.cohort

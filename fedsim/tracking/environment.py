@@ -33,7 +33,7 @@ def _program(path: Path) -> str:
     return f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
 
 
-def environment(device: torch.device) -> dict[str, Any]:
+def environment(device: torch.device, ranks: int = 1) -> dict[str, Any]:
     """What a report needs to say about the machine and the program."""
     packages = ("torch", "torchvision", "numpy", "hydra-core", "omegaconf", "tensorboard")
     versions: dict[str, str | None] = {}
@@ -48,6 +48,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": str(device),
         "gpu": gpu,
+        "ranks": ranks,
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),

@@ -71,7 +71,7 @@ class Tracker:
     ) -> None:
         self.simulation, self.folder, self.options, self.config = simulation, folder, options, config
         self.checkpoints, self.guard, self.progress = checkpoints, guard, progress
-        self.seeds = simulation.federation.seeds
+        self.seeds, self.ranks = simulation.federation.seeds, simulation.federation.ranks
         self.history: list[Row] = []
         self.settings = settings or {
             "strategy": type(simulation.strategy).__name__,
@@ -89,7 +89,8 @@ class Tracker:
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Tracker:
-        self._view = progress_view(self.options.progress, self.simulation.rounds, self.progress.rounds)
+        style = self.options.progress if self.ranks.first else "none"
+        self._view = progress_view(style, self.simulation.rounds, self.progress.rounds)
         self._view.__enter__()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -127,7 +128,7 @@ class Tracker:
         kept_rows(folder / METRICS, columns, keep)  # what cannot be kept is refused before anything is written
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / "environment.json", environment(self.simulation.device))
+            write_json(folder / "environment.json", environment(self.simulation.device, self.ranks.count))
             if not self._complete:  # what an older run, or one of fewer rounds, wrote in the end; it goes before the
                 for name in (clients.NAME, SUMMARY):  # configuration, since both together say: this was run to its end
                     (folder / name).unlink(missing_ok=True)
@@ -188,7 +189,7 @@ class Tracker:
             if found.client_accuracy is not None:
                 found.histograms["accuracy"] = found.client_accuracy[self._going].reshape(-1)
             if report is not None:
-                lengths = report.innovation.norm(dim=1).cpu().numpy()
+                lengths = report.cohort.united(report.innovation.norm(dim=1).cpu().numpy())[0]
                 found.histograms["length of update"] = lengths[np.isfinite(lengths)]
         return found
 
@@ -198,16 +199,17 @@ class Tracker:
         progress, cohort = self.progress, report.cohort
         progress.rounds, progress.unevaluated = t + 1, progress.unevaluated + 1
         progress.seconds = self._before + time.monotonic() - self._start
-        self._active = per_replicate(cohort.host_count, cohort.bounds)
+        last = t + 1 == self.simulation.rounds
+        wishes = np.array([self._stop_signal is not None, self.checkpoints.due(t + 1)])
+        active, worked = (per_replicate(values, cohort.bounds) for values in (cohort.host_count, report.samples))
+        self._active, worked, wishes = self.ranks.totals(active, worked, wishes)
         progress.heard = [float(a + b) for a, b in zip(progress.heard, self._active, strict=True)]
-        worked = per_replicate(report.samples, cohort.bounds)
         progress.samples = [int(a + b) for a, b in zip(progress.samples, worked, strict=True)]
         self._view.round(t + 1, float(self._active.mean()))
         simulation = self.simulation
-        last = t + 1 == simulation.rounds
         time_to_evaluate = last or (t + 1) % simulation.eval_every == 0
-        stopping = self._stop_signal is not None
-        time_to_save = last or stopping or self.checkpoints.due(t + 1)
+        stopping, due = (bool(wish) for wish in wishes)
+        time_to_save = last or stopping or due
         if time_to_evaluate or time_to_save or simulation.device.type == "cpu":
             self.guard.check()
         if time_to_evaluate:
@@ -217,7 +219,7 @@ class Tracker:
                 self._csv.on_disk()
             self.checkpoints.write(state, progress)
         if stopping and not last:
-            name = signal.Signals(self._stop_signal or 0).name
+            name = "another rank" if self._stop_signal is None else signal.Signals(self._stop_signal).name
             raise Stopped(f"stopped by {name} after round {t + 1} of {simulation.rounds}")
 
     def _record(self, evaluation: Evaluation) -> None:
@@ -268,8 +270,8 @@ class Tracker:
         newcomers = self.simulation.newcomers
         extra = {} if newcomers is None else {"newcomers": newcomers(state)}
         result = Result(self.history, state, progress.seconds, sum(progress.samples), folder, extra)
+        last = self._last or self.simulation.evaluator(self._evaluated_model(state))
         if self.folder is not None:
-            last = self._last or self.simulation.evaluator(self._evaluated_model(state))
             accuracy = None if last.client_accuracy is None else last.client_accuracy[self._going]
             clients.write(self.folder / clients.NAME, clients.gather(self.simulation, accuracy))
             if self._tensorboard is not None:

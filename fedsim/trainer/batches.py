@@ -80,8 +80,8 @@ class Batches:
 
     def plan(self, cohort: Cohort, t: int) -> Plan:
         """Steps and batch sizes of every row of the cohort in round t."""
-        size, per_pass, steps = self.schedule(cohort.host_rows)
-        return Plan(self, cohort, t, self.federation.sizes[cohort.host_rows], size, per_pass, steps)
+        size, per_pass, steps = self.schedule(cohort.host_virtual)
+        return Plan(self, cohort, t, self.federation.sizes[cohort.host_virtual], size, per_pass, steps)
 
     def schedule(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Batch size, batches in a pass, and local steps of the given virtual clients: [n] each."""
@@ -164,7 +164,7 @@ class Chunk:
         whole = len(rows) == len(plan.cohort) and bool((rows == np.arange(len(rows))).all())
         pick = slice(None) if whole else torch.as_tensor(rows, device=plan.cohort.rows.device)
         cohort = plan.cohort
-        self.rows, self.clients, self.seeds = cohort.rows[pick], cohort.client[pick], cohort.seed[pick]
+        self.rows, self.clients, self.seeds = cohort.virtual[pick], cohort.client[pick], cohort.seed[pick]
         part = Plan(
             plan.batches, cohort, plan.t, plan.held[rows], plan.size[rows], plan.per_pass[rows], plan.steps[rows]
         )

@@ -73,7 +73,7 @@ class Trainer:
             self.executor = LoopExecutor(rule, model, shift, self.choice.workers, batches.contamination.active)
         else:
             self.executor = VmapExecutor(rule, model, shift)
-        everyone = np.arange(batches.federation.rows)
+        everyone = np.arange(len(batches.federation.sizes))
         self._longest = rule.steps or int(batches.schedule(everyone)[2].max())
         if model.device.type == "cpu":
             keep_freed_memory()
