@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 OUT    ?= runs/quickstart
 
-.PHONY: help install run test lint format bench tensorboard wheel clean
+.PHONY: help install run test test-slow lint format bench tensorboard wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -22,8 +22,11 @@ run: install  ## the main job: FedAvg, FedPBC and FedAWE on the bundled digits, 
 	@echo
 	$(BIN)/fedsim-plot $(OUT) --out $(OUT) --html $(OUT)/report.html
 
-test: install  ## the test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+test: install  ## the test suite, without the slow tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: install  ## the slow tests: runs killed at random moments, several ranks, bad input by the hundred
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .
