@@ -106,8 +106,7 @@ def _job(cfg: DictConfig) -> float | None:
             f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
             f"and resume={folder}"
         )
-    finally:
-        ranks.leave()
+    ranks.leave()
     if ranks.first:
         print(report(result))
     return None
