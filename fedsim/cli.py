@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsim import sweep
 from fedsim.config import RESUME, build, config_folder, flatten
-from fedsim.errors import ConfigError, DivergenceError, OutputError, PeerError
+from fedsim.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.explain import before_the_job, explain, in_one_line
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
@@ -76,6 +76,7 @@ def _job(cfg: DictConfig) -> float | None:
     """One run; a sweep has several, which a launcher may carry to other processes and machines."""
     from fedsim.ranks import Ranks
     from fedsim.tracking.tracker import Stopped
+    from fedsim.trainer.memory_limit import no_room, out_of_memory
 
     _prepare()
     told = HydraConfig.get()
@@ -97,6 +98,8 @@ def _job(cfg: DictConfig) -> float | None:
         sys.exit(f"fedsim: {in_one_line(str(error))}")
     except DivergenceError as error:
         _end(ranks, f"{error}\nfedsim: the last good checkpoint is kept in {folder}")
+    except RunError as error:
+        sys.exit(f"fedsim: {error}\nfedsim: go on with the same command and resume={folder}")
     except OutputError as error:
         sys.exit(f"fedsim: {error}; make room there, and go on with the same command and resume={folder}")
     except Stopped as stop:
@@ -106,8 +109,11 @@ def _job(cfg: DictConfig) -> float | None:
             f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
             f"and resume={folder}"
         )
-    finally:
-        ranks.leave()
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        sys.exit(f"fedsim: {no_room(str(cfg.device))}\nfedsim: go on with the same command and resume={folder}")
+    ranks.leave()
     if ranks.first:
         print(report(result))
     return None

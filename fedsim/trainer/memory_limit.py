@@ -23,9 +23,9 @@ def too_large_for_one(device: torch.device) -> RunError:
     )
 
 
-def no_room(device: torch.device) -> RunError:
+def no_room(device: str) -> str:
     """What does not run in chunks does not fit."""
-    return RunError(
-        f"out of memory on {device} outside local training; lower clients, len(seeds) or the model's size, put "
+    return (
+        f"out of memory on device={device} outside local training; lower clients, len(seeds) or the model's size, put "
         "per-client memory elsewhere with trainer.memory=host, or choose another device"
     )

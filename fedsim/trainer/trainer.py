@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from fedsim import checks
 from fedsim.errors import ConfigError
 from fedsim.federation import Cohort
 from fedsim.local import LocalRule
+from fedsim.local.base import Carry
 from fedsim.memory import Memory
 from fedsim.models import RowModel
 from fedsim.placement import PLACES
@@ -22,6 +24,7 @@ from fedsim.trainer.allocator import keep_freed_memory
 from fedsim.trainer.batches import Batches, Plan
 from fedsim.trainer.choose import choose
 from fedsim.trainer.loop_executor import LoopExecutor
+from fedsim.trainer.memory_limit import out_of_memory, too_large_for_one
 from fedsim.trainer.objective import refuse_dropout
 from fedsim.trainer.report import Report
 from fedsim.trainer.vmap_executor import VmapExecutor
@@ -73,6 +76,7 @@ class Trainer:
             self.executor = LoopExecutor(rule, model, shift, self.choice.workers, batches.contamination.active)
         else:
             self.executor = VmapExecutor(rule, model, shift)
+        self._halved = False
         everyone = np.arange(len(batches.federation.sizes))
         self._longest = rule.steps or int(batches.schedule(everyone)[2].max())
         if model.device.type == "cpu":
@@ -112,23 +116,7 @@ class Trainer:
         plan = self.batches.plan(cohort, t)
         rates = self._rates(cohort, plan, t)
         fleet = self.shift.deployed(memory.server, deployed) if self.shift.active else None
-        order = plan.order
-        positions = np.arange(len(cohort)) if order is None else order
-        end = {name: torch.empty_like(value) for name, value in carry.items()}
-        loss = torch.zeros(len(cohort), dtype=self.model.dtype, device=self.model.device)
-        samples = np.zeros(len(cohort), dtype=np.int64)
-        chunks = -(-len(cohort) // self.choice.chunk)
-        size = -(-len(cohort) // max(chunks, 1)) or 1  # chunks of equal size: a small last one wastes the device
-        for first in range(0, len(cohort), size):
-            rows = positions[first : first + size]
-            pick = slice(first, first + len(rows)) if order is None else torch.as_tensor(rows, device=loss.device)
-            chunk = plan.chunk(rows)
-            theta = None if fleet is None else fleet[cohort.replicate[pick]]
-            part, total = self.executor.run(chunk, {k: v[pick] for k, v in carry.items()}, rates[:, pick], theta)
-            for name, value in part.items():
-                end[name][pick] = value
-            loss[pick] = total
-            samples[rows] = chunk.sizes.sum(1)
+        end, loss, samples = self._local_steps(cohort, plan, carry, rates, fleet)
         samples = self.rule.used(samples, carry, end)
         rates, steps = self._sums(rates, plan)
         finite = finite_rows(loss, end)
@@ -145,6 +133,59 @@ class Trainer:
         lr = self.rates * self.rule.schedule.factor(t, 0, self._longest)
         sent = deployed if fleet is None else fleet
         return Report(cohort, start, end, loss / steps, lr, rates, samples, sent, finite)
+
+    def _local_steps(
+        self, cohort: Cohort, plan: Plan, carry: Carry, rates: Tensor, fleet: Tensor | None
+    ) -> tuple[Carry, Tensor, np.ndarray]:
+        """All rows through their local steps, chunk by chunk: their carries, sums of losses [n], samples [n] (host).
+
+        Nothing that outlives the round is written here: a chunk that the device has no room for runs again in halves.
+        """
+        order = plan.order
+        positions = np.arange(len(cohort)) if order is None else order
+        end = {name: torch.empty_like(value) for name, value in carry.items()}
+        loss = torch.zeros(len(cohort), dtype=self.model.dtype, device=self.model.device)
+        samples = np.zeros(len(cohort), dtype=np.int64)
+        first = 0
+        while first < len(cohort):
+            chunks = -(-len(cohort) // self.choice.chunk)
+            size = -(-len(cohort) // chunks)  # chunks of equal size: a small last one wastes the device
+            rows = positions[first : first + size]
+            pick = slice(first, first + len(rows)) if order is None else torch.as_tensor(rows, device=loss.device)
+            theta = None if fleet is None else fleet[cohort.replicate[pick]]
+            part = {name: value[pick] for name, value in carry.items()}
+            try:
+                chunk = plan.chunk(rows)
+                part, total = self.executor.run(chunk, part, rates[:, pick], theta)
+            except RuntimeError as error:
+                if not out_of_memory(error):
+                    raise
+                if len(rows) == 1:
+                    raise too_large_for_one(self.model.device) from error
+                total = None
+            if total is None:  # only here are the frames gone that held what the attempt had made
+                self._halve(len(rows))
+                continue
+            for name, value in part.items():
+                end[name][pick] = value
+            loss[pick] = total
+            samples[rows] = chunk.sizes.sum(1)
+            first += len(rows)
+        return end, loss, samples
+
+    def _halve(self, rows: int) -> None:
+        """Chunks of half so many rows from now on; it is said once."""
+        device = self.model.device
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.choice = dataclasses.replace(self.choice, chunk=rows // 2)
+        if not self._halved:
+            log.warning(
+                "out of memory on %s: chunks of %d rows become %d, or fewer; the numbers are the same, and "
+                "trainer.chunk=%d saves the attempt",
+                *(device, rows, rows // 2, rows // 2),
+            )
+        self._halved = True
 
     def _sums(self, rates: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         """[n] the sum of every row's learning rates [S, n], and the number of its steps."""
