@@ -20,6 +20,8 @@ def _features(channels: int) -> list[nn.Module]:
 class _ConvNet(nn.Module):
     """Two convolutions, then fully connected layers; dropout before each of them where `dropout` > 0."""
 
+    samplewise = True
+
     def __init__(self, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...], dropout: float = 0.0) -> None:
         super().__init__()
         checks.fraction("model.dropout", dropout)
