@@ -4,9 +4,10 @@
   for convolutions on a CPU. Rows whose strategy adds to their gradients (scaffold, fedprox) go as the next lines say.
 - Convolutions on a CPU: `loop` (batched convolutions become grouped ones, which are 2–3 times slower there).
 - Everything else: `vmap`.
-- `fused` and `loop` use one worker thread per core of a CPU.
+- On a CPU, rows that run one by one (`loop`, and `fused` with convolutions) are shared by one worker thread per core;
+  rows that run together leave the cores to their batched kernels.
 - As many rows go through a module together as stay near the cache with parameters and one batch of each:
-  `CPU_CHUNK_BYTES` under `vmap`, `CPU_STACK_BYTES` a thread under `fused`; on a GPU a share of the free memory.
+  `CPU_CHUNK_BYTES` under `vmap`, `CPU_STACK_BYTES` under `fused`; on a GPU a share of the free memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fedsim.trainer.fused_executor import plain_descent, stacks
 
 EXECUTORS = ("auto", "fused", "vmap", "loop")
 CPU_CHUNK_BYTES = 64 * 2**20
-CPU_STACK_BYTES = 4 * 2**20
+CPU_STACK_BYTES = 32 * 2**20
 GPU_MEMORY_SHARE = 0.25
 GPU_COPIES = 8  # parameters, gradients, activations and their temporaries, in units of parameters plus batch
 DRAWN_TOGETHER = {"loop": 64, "fused": 1024}  # rows of a chunk, of which only the sample numbers are made at once
@@ -43,10 +44,9 @@ class Choice:
 
     def describe(self) -> str:
         """One line for the log."""
-        together = self.stack if self.executor == "fused" else self.chunk
-        rows = f"up to {together} rows at once" if together > 1 else "row by row"
-        how = {"vmap": rows, "loop": f"{self.workers} threads", "fused": f"{self.workers} threads, {rows}"}
-        return f"{self.executor} executor, {how[self.executor]} ({self.reason})"
+        together = self.chunk if self.executor == "vmap" else self.stack
+        how = f"up to {together} rows at once" if together > 1 else f"row by row in {self.workers} threads"
+        return f"{self.executor} executor, {how} ({self.reason})"
 
 
 def choose(
@@ -65,7 +65,7 @@ def choose(
     Args:
         executor: 'auto', 'fused', 'vmap' or 'loop'.
         chunk: rows per chunk, or 'auto'.
-        workers: threads of the fused and the loop executor on a CPU, or 'auto'.
+        workers: threads that share rows which run one by one on a CPU, or 'auto'.
         model, rule, shift: what runs.
         batch_size: largest batch of a row.
         sample_size: numbers in one input.
@@ -99,7 +99,7 @@ def choose(
     if chunk == "auto":
         chunk = DRAWN_TOGETHER[executor] if cpu else rows
     stack = min(rows, int(chunk)) if executor == "fused" and together else 1
-    return Choice(executor, int(chunk), threads if cpu else 1, reason, stack)
+    return Choice(executor, int(chunk), threads if cpu and stack == 1 else 1, reason, stack)
 
 
 def _best(plain: bool, together: bool, convolutions: bool) -> tuple[str, str]:

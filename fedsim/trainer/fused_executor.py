@@ -1,8 +1,7 @@
 """Plain SGD with as little beside the model's own arithmetic as can be: rows step in place, in the backward pass.
 
 Rows of fully connected models go through stacked layers together (`fedsim.trainer.stepping`), as many as stay in the
-cache; rows of other models one by one through plain modules with ordinary autograd. On a CPU every worker thread has
-own modules, which functorch transforms would not allow.
+cache; rows of other models one by one, on a CPU by worker threads of which each has its own module.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class FusedExecutor:
     Args:
         rule: SGD for which `plain_descent` holds.
         stack: rows that go through the module together; 1 unless the model `stacks`.
-        workers: threads on a CPU.
+        workers: threads that share the stacks on a CPU.
     """
 
     def __init__(self, rule: SGD, model: RowModel, stack: int, workers: int) -> None:
@@ -136,7 +135,7 @@ class FusedExecutor:
             finally:
                 self._modules.put(own)
 
-        parts = max(math.ceil(len(start) / self.stack), min(self.workers, len(start)))
+        parts = math.ceil(len(start) / self.stack)
         bounds = [len(start) * part // parts for part in range(parts + 1)]
         share(run_stack, [range(*pair) for pair in zip(bounds, bounds[1:], strict=False)], self.workers)
         return {"params": out}, losses

@@ -183,9 +183,12 @@ class Trainer:
             if total is None:  # only here are the frames gone that held what the attempt had made
                 self._halve(len(rows))
                 continue
-            for name, value in part.items():
-                end[name][pick] = value
-            loss[pick] = total
+            if len(rows) == len(cohort) and order is None:
+                end, loss = part, total
+            else:
+                for name, value in part.items():
+                    end[name][pick] = value
+                loss[pick] = total
             samples[rows] = chunk.sizes.sum(1)
             first += len(rows)
         return end, loss, samples

@@ -29,6 +29,8 @@ WAYS = {
     "loop": {"executor": "loop", "workers": 1},
     "loop with two workers": {"executor": "loop", "workers": 2},
     "loop in chunks": {"executor": "loop", "workers": 2, "chunk": 2},
+    "fused": {"executor": "fused"},
+    "fused in chunks": {"executor": "fused", "chunk": 3, "workers": 2},
 }
 RULES = {
     f"{'steps' if steps else 'epochs'}, {sampling}, {'drop' if drop else 'keep'} last, batch {size}": {
@@ -237,7 +239,7 @@ def ragged(kind: str, **options) -> Simulation:
 @settings(max_examples=30, deadline=None)
 @given(
     chunk=st.integers(1, 2 * len(SIZES) + 3),
-    executor=st.sampled_from(["vmap", "loop"]),
+    executor=st.sampled_from(["vmap", "loop", "fused"]),
     workers=st.integers(1, 3),
     kind=st.sampled_from(["mlp", "dropout", "stream"]),
 )
