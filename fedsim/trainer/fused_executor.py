@@ -7,11 +7,12 @@ cache; rows of other models one by one, on a CPU by worker threads of which each
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import queue
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsim.local import SGD
 from fedsim.local.base import Batch, Carry, LocalRule
@@ -75,7 +76,7 @@ class _Rows:
         """One step of the first rows on their batches [c, B, …] at rates [c]; their losses [c] before it."""
         rows = len(rates)
         for layer in self.linear:
-            layer.rates = rates[:, None, None]
+            layer.begin(rates)
         for dropout in self.dropouts:
             dropout.key = batch["key"][0]
         flat = first(batch) if rows == 1 else {k: v.flatten(0, 1) for k, v in batch.items() if v.dim() > 1}
@@ -90,6 +91,8 @@ class _Rows:
             weight = batch.get("weight")
             value = losses.mean(1) if weight is None else (losses * weight).sum(1) / weight.sum(1)
             value.sum().backward()
+        for layer in self.linear:
+            layer.shrink()
         for parameter in self.plain.values():
             if self.decay:
                 parameter.mul_(1 - rates[0] * self.decay)
@@ -137,5 +140,5 @@ class FusedExecutor:
 
         parts = math.ceil(len(start) / self.stack)
         bounds = [len(start) * part // parts for part in range(parts + 1)]
-        share(run_stack, [range(*pair) for pair in zip(bounds, bounds[1:], strict=False)], self.workers)
+        share(run_stack, [range(*pair) for pair in itertools.pairwise(bounds)], self.workers)
         return {"params": out}, losses

@@ -21,26 +21,21 @@ SAMPLEWISE = (
 
 
 class _Step(torch.autograd.Function):
-    """x [c, N, in] → x Wᵀ + b [c, N, out]; its backward steps W [c, out, in] and b [c, 1, out] along rates [c, 1, 1]."""
+    """x [c, N, in] → x Wᵀ + b [c, N, out]; the backward pass steps W [c, out, in] and b [c, 1, out]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: SteppingLinear, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: SteppingLinear) -> Tensor:
+        bias = None if layer.bias is None else layer.bias[: len(x)]
         ctx.save_for_backward(x)
-        ctx.layer, ctx.weight, ctx.bias = layer, weight.detach(), layer.bias
-        if layer.bias is None:
-            return torch.bmm(x, weight.mT)
-        return torch.baddbmm(layer.bias, x, weight.mT)
+        ctx.layer, ctx.weight, ctx.bias = layer, weight.detach(), bias  # as they are when the step is due
+        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias, x, weight.mT)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        (x,) = ctx.saved_tensors
-        layer, weight, bias = ctx.layer, ctx.weight, ctx.bias
+        (x,), layer, weight, bias = ctx.saved_tensors, ctx.layer, ctx.weight, ctx.bias
         onward = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
-        if layer.decay:
-            for own in (weight, bias):
-                if own is not None:
-                    own.mul_(1 - layer.decay * layer.rates)
+        layer.shrink()
         step = gradient * -layer.rates
         weight.baddbmm_(step.mT, x)
         if bias is not None:
@@ -49,10 +44,7 @@ class _Step(torch.autograd.Function):
 
 
 class SteppingLinear(nn.Module):
-    """The linear layers of c rows. The rows' samples follow one another: [c·B, …, in] → [c·B, …, out].
-
-    Set before the forward pass: `rates` [c, 1, 1], the learning rates; once: `decay`, λ of the step.
-    """
+    """The linear layers of c rows. The rows' samples follow one another: [c·B, …, in] → [c·B, …, out]."""
 
     weight: Tensor
     bias: Tensor | None
@@ -60,7 +52,7 @@ class SteppingLinear(nn.Module):
 
     def __init__(self, name: str, layer: nn.Linear, decay: float) -> None:
         super().__init__()
-        self.decay, self.has_bias = decay, layer.bias is not None
+        self.decay, self.has_bias, self.due = decay, layer.bias is not None, False
         prefix = f"{name}." if name else ""
         self.names = [f"{prefix}weight"] + ([f"{prefix}bias"] if self.has_bias else [])
 
@@ -69,9 +61,21 @@ class SteppingLinear(nn.Module):
         self.weight = parameters[self.names[0]].requires_grad_()
         self.bias = parameters[self.names[1]][:, None] if self.has_bias else None
 
+    def begin(self, rates: Tensor) -> None:
+        """A step of the first c rows at rates [c] is to come."""
+        self.rates, self.due = rates[:, None, None], True
+
+    def shrink(self) -> None:
+        """The share of the step that λ has, once a step: x ← (1 − ηλ) x, also where no sample meets the layer."""
+        if self.decay and self.due:
+            for own in (self.weight, self.bias):
+                if own is not None:
+                    own.detach()[: len(self.rates)].mul_(1 - self.decay * self.rates)
+        self.due = False
+
     def forward(self, x: Tensor) -> Tensor:
         rows = len(self.rates)
-        out = _Step.apply(x.reshape(rows, -1, x.shape[-1]), self, self.weight[:rows])
+        out = _Step.apply(x.reshape(rows, -1, x.shape[-1]), self.weight[:rows], self)
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
 

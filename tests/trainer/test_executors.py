@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -244,6 +245,7 @@ def ragged(kind: str, **options) -> Simulation:
     kind=st.sampled_from(["mlp", "dropout", "stream"]),
 )
 def test_no_chunk_size_changes_the_result(chunk, executor, workers, kind):
+    hypothesis.assume((executor, kind) != ("fused", "stream"))  # its data answer the model
     same(train(ragged(kind, executor=executor, chunk=chunk, workers=workers)), ragged_reference(kind))
 
 
@@ -282,7 +284,7 @@ def test_dropout_masks_belong_to_a_client_a_step_and_a_round():
 
 
 @pytest.mark.parametrize("deploy", ["step", "round"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [way for way in WAYS if "fused" not in way])
 def test_a_location_shift_moves_the_samples_by_the_deployed_model(way, deploy):
     """θ ← θ − η (θ − mean(z + ε_i θ')), θ' the client's own current θ or the server's; no gradient through ε_i θ'."""
     epsilons = np.linspace(-0.5, 0.9, len(SIZES))
@@ -310,8 +312,10 @@ def test_a_location_shift_moves_the_samples_by_the_deployed_model(way, deploy):
     assert report.samples.sum() == len(cohort) * 4 * 6
 
 
-@pytest.mark.parametrize("way", ["vmap", "loop"])
-@pytest.mark.parametrize("clip", [None, 0.05, 1e3])
+@pytest.mark.parametrize(
+    ("way", "clip"),
+    [*itertools.product(["vmap", "loop"], [None, 0.05, 1e3]), ("fused", None), ("fused in chunks", None)],
+)
 def test_weight_decay_and_clipping_follow_their_formula(way, clip, regression_of, Regression):
     """x ← x − η (min(1, c/‖g‖) g + λ x): the gradient of the loss is clipped, the decay is not."""
     dataset = regression_of(SIZES)
