@@ -98,7 +98,7 @@ MODELS = {
     "convolutions": (functools.partial(SVHNCNN, shape=SHAPE, classes=3), False),
     "normalised": (lambda: sequential(nn.LayerNorm(32), nn.Linear(32, 3)), False),
     "softmax over samples": (lambda: sequential(nn.Softmax(0), nn.Linear(32, 3)), False),
-    "flattened otherwise": (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(16, 3), nn.Flatten(), nn.Linear(6, 3)), False),
+    "flattened later": (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(16, 3), nn.Flatten(), nn.Linear(6, 3)), False),
     "a layer twice": (Twice, False),
     "a batch's mean": (Mixing, False),
     "frozen": (frozen, False),
@@ -151,5 +151,5 @@ def test_what_is_chosen(case):
 
 
 def test_what_is_more_than_plain_sgd_is_refused():
-    with pytest.raises(ConfigError, match="trainer.executor=fused takes plain steps of SGD only"):
+    with pytest.raises(ConfigError, match=r"trainer\.executor=fused takes plain steps of SGD only"):
         simulation_of(Twice, SGD(clip=1.0), executor="fused")
