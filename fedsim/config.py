@@ -31,6 +31,7 @@ WITHOUT_EFFECT = (
     "resume",
     "objective",
     "device",
+    "deterministic",
     "trainer.executor",
     "trainer.chunk",
     "trainer.workers",
@@ -47,7 +48,7 @@ LONGEST_NAME = 200  # of a run's folder in a sweep; file systems end at 255 byte
 # Groups whose choices are objects that `Simulation` takes under the group's name.
 PARTS = ("dataset", "partition", "availability", "shift", "contamination", "local", "strategy", "personal")
 # Keys of the top level that `Simulation` takes as they are.
-TOP_LEVEL = ("clients", "rounds", "seeds", "start", "eval_every", "evaluate", "on_nonfinite", "device")
+TOP_LEVEL = ("clients", "rounds", "seeds", "start", "eval_every", "evaluate", "on_nonfinite", "deterministic", "device")
 
 
 def config_folder() -> Path:
