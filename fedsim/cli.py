@@ -113,8 +113,7 @@ def _job(cfg: DictConfig) -> float | None:
         if not out_of_memory(error):
             raise
         sys.exit(f"fedsim: {no_room(str(cfg.device))}\nfedsim: go on with the same command and resume={folder}")
-    finally:
-        ranks.leave()
+    ranks.leave()
     if ranks.first:
         print(report(result))
     return None

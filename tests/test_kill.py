@@ -164,7 +164,10 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_the_old_one_survives(fi
     full.symlink_to("/dev/full")
     with pytest.raises((OutputError, ConfigError), match=rf"{re.escape(str(tmp_path / file))}.*No space left"):
         small(rounds=6).run(tmp_path, resume=True, tracking=QUIET)
-    assert (tmp_path / file).read_bytes() == before
+    if file == "summary.json":  # that of fewer rounds goes as the longer run begins
+        assert not (tmp_path / file).exists()
+    else:
+        assert (tmp_path / file).read_bytes() == before
     assert not full.is_symlink()
     resumed = small(rounds=6).run(tmp_path, resume=True, tracking=QUIET)
     assert torch.equal(resumed.state.model, small(rounds=6).run().state.model)
