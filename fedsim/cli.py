@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -68,8 +69,15 @@ def _prepare() -> None:
     """What every process needs: the user's own package is found, as with `python -m`, and logs are shown."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    threading.excepthook = _of_a_thread
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("fedsim").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
+
+
+def _of_a_thread(failed: threading.ExceptHookArgs) -> None:
+    """Where TensorBoard's thread cannot write, the run meets the same error as it flushes, and says it in a sentence."""
+    if not isinstance(failed.exc_value, OSError):
+        threading.__excepthook__(failed)
 
 
 def _job(cfg: DictConfig) -> float | None:

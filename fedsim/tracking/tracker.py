@@ -278,6 +278,7 @@ class Tracker:
                 with written(self.folder / "event files"):
                     self._draw(self._tensorboard, self.folder)
                     self._tensorboard.hparams(self.settings)
+                    self._tensorboard.flush()
             write_json(self.folder / SUMMARY, self._summary(result))
         return result
 
