@@ -135,6 +135,8 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["model=mlp", "model.hidden=[4000000000000]"], "need more memory than there is"),
     (["model=mean"], "model"),
     (["model.loss=hinge"], "model.loss='hinge' is unknown"),
+    (["model.loss=-1"], "model.loss=-1 is unknown; choose one of cross_entropy"),
+    (["model.loss=''"], "model.loss='' is unknown"),
     (["model.ridge=-1"], "model.ridge=-1 must not be negative"),
     (["dataset=mnist", "dataset.root=nowhere"], "FEDSIM_DATA"),
     (["dataset._target_=no.such.Data"], "dataset._target_='no.such.Data' cannot be imported"),

@@ -39,9 +39,9 @@ class RowModel:
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        if isinstance(loss, str) and loss not in LOSSES:
+        if not callable(loss) and (not isinstance(loss, str) or loss not in LOSSES):
             raise ConfigError(f"model.loss={loss!r} is unknown; choose one of {', '.join(LOSSES)}")
-        self.loss: Loss = LOSSES[loss] if isinstance(loss, str) else loss
+        self.loss: Loss = loss if callable(loss) else LOSSES[loss]
         self.ridge = ridge
         self.device, self.dtype = device or torch.device("cpu"), dtype
         self._build = (lambda: copy.deepcopy(build)) if isinstance(build, nn.Module) else build
