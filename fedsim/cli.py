@@ -75,7 +75,7 @@ def _prepare() -> None:
 
 
 def _of_a_thread(failed: threading.ExceptHookArgs) -> None:
-    """Where TensorBoard's thread cannot write, the run meets the same error as it flushes, and says it in a sentence."""
+    """Where TensorBoard's thread cannot write, the run meets the same error as it flushes, and ends by it."""
     if not isinstance(failed.exc_value, OSError):
         threading.__excepthook__(failed)
 
@@ -147,6 +147,7 @@ def run(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks | N
         )
     if not there and resume not in RESUME:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
+    sweep.check_objective(cfg.objective)
     simulation, tracking, identity = build(cfg, ranks)
     yaml = OmegaConf.to_yaml(cfg, resolve=True)
     return simulation.run(folder, resume != "overwrite", tracking, identity, choices | table_row(identity), yaml)
