@@ -112,11 +112,13 @@ def _job(cfg: DictConfig) -> float | None:
         sys.exit(f"fedsim: {error}; make room there, and go on with the same command and resume={folder}")
     except Stopped as stop:
         _end(ranks, f"{stop}; go on with the same command and resume={folder}")
-    except PeerError as error:
-        sys.exit(
+    except PeerError as error:  # said at once: torchrun is about to end this process
+        sweep.tell(
             f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
-            f"and resume={folder}"
+            f"and resume={folder}",
+            flush=True,
         )
+        sys.exit(1)
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
