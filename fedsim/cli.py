@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -68,8 +69,15 @@ def _prepare() -> None:
     """What every process needs: the user's own package is found, as with `python -m`, and logs are shown."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    threading.excepthook = _of_a_thread
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("fedsim").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
+
+
+def _of_a_thread(failed: threading.ExceptHookArgs) -> None:
+    """Where TensorBoard's thread cannot write, the run meets the same error as it flushes, and ends by it."""
+    if not isinstance(failed.exc_value, OSError):
+        threading.__excepthook__(failed)
 
 
 def _job(cfg: DictConfig) -> float | None:
@@ -104,11 +112,13 @@ def _job(cfg: DictConfig) -> float | None:
         sys.exit(f"fedsim: {error}; make room there, and go on with the same command and resume={folder}")
     except Stopped as stop:
         _end(ranks, f"{stop}; go on with the same command and resume={folder}")
-    except PeerError as error:
-        sys.exit(
+    except PeerError as error:  # said at once: torchrun is about to end this process
+        sweep.tell(
             f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
-            f"and resume={folder}"
+            f"and resume={folder}",
+            flush=True,
         )
+        sys.exit(1)
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
@@ -139,6 +149,7 @@ def run(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks | N
         )
     if not there and resume not in RESUME:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
+    sweep.check_objective(cfg.objective)
     simulation, tracking, identity = build(cfg, ranks)
     yaml = OmegaConf.to_yaml(cfg, resolve=True)
     return simulation.run(folder, resume != "overwrite", tracking, identity, choices | table_row(identity), yaml)

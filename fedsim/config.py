@@ -31,6 +31,7 @@ WITHOUT_EFFECT = (
     "resume",
     "objective",
     "device",
+    "deterministic",
     "trainer.executor",
     "trainer.chunk",
     "trainer.workers",
@@ -48,7 +49,7 @@ LONGEST_NAME = 200  # of a run's folder in a sweep; file systems end at 255 byte
 # Groups whose choices are objects that `Simulation` takes under the group's name.
 PARTS = ("dataset", "partition", "availability", "shift", "contamination", "local", "strategy", "personal")
 # Keys of the top level that `Simulation` takes as they are.
-TOP_LEVEL = ("clients", "rounds", "seeds", "start", "eval_every", "evaluate", "on_nonfinite", "device")
+TOP_LEVEL = ("clients", "rounds", "seeds", "start", "eval_every", "evaluate", "on_nonfinite", "deterministic", "device")
 
 
 def config_folder() -> Path:
@@ -221,11 +222,14 @@ def _check_node(path: str, node: dict[str, Any], names: dict[str, str]) -> None:
             _check_node(f"{path}.{key}", value, names)
     target = node.get("_target_")
     if not isinstance(target, str) or target == "???":
-        raise ConfigError(f"{path}={node.get('_target_')!r} names no class; choose one of the group's choices")
+        raise ConfigError(f"{path}._target_={node.get('_target_')!r} names no class; choose one of the group's choices")
     settings = {key: value for key, value in node.items() if key != "_target_"}
     own = {key: names.get(f"{path}.{key}", f"{path}.{key}") for key in settings}
     try:
-        check_types(get_object(target), settings, own)
+        made = get_object(target)
+        if not callable(made):
+            raise ConfigError(f"{path}._target_={target!r} is a {type(made).__name__}; give a class of it")
+        check_types(made, settings, own)
     except (ImportError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise

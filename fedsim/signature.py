@@ -34,7 +34,8 @@ def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: 
     for name, value in settings.items():
         wanted = known.get(name, Any)
         if value != "???" and not fits(value, wanted):
-            raise ConfigError(f"{names.get(name, name)}={value!r} must be {described(wanted)}")
+            size = ", and is too large for a whole one" if too_large(value) else ""
+            raise ConfigError(f"{names.get(name, name)}={value!r} must be {described(wanted)}{size}")
         if name == "seed" and value != "???":  # of a random number generator, whatever it is drawn for
             checks.whole(names.get(name, name), value, least=0)
 
@@ -58,14 +59,20 @@ def fits(value: Any, wanted: Any) -> bool:
     """Is the value what the annotation says, as far as it is looked at?"""
     if typing.get_origin(wanted) in (Union, types.UnionType):
         return any(fits(value, part) for part in typing.get_args(wanted))
-    if wanted is float:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if wanted is int:
-        return isinstance(value, numbers.Integral) and not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
+    if too_large(value):
+        return False
+    if wanted in (int, float):
+        kind = numbers.Integral if wanted is int else numbers.Real
+        return isinstance(value, kind) and not isinstance(value, bool)
     if typing.get_origin(wanted) in (list, Sequence, tuple):
         inner = [part for part in typing.get_args(wanted) if part is not Ellipsis] or [Any]
         return isinstance(value, (list, tuple)) and all(any(fits(v, part) for part in inner) for v in value)
     return isinstance(value, wanted) if wanted in WORDS else True
+
+
+def too_large(value: Any) -> bool:
+    """Is it a whole number that 64 bits do not hold?"""
+    return isinstance(value, numbers.Integral) and not -(2**63) <= int(value) < 2**63
 
 
 def described(wanted: Any) -> str:

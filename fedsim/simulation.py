@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsim import checks
+from fedsim import checks, determinism
 from fedsim.availability import Availability
 from fedsim.checkpoint import Checkpointer, Progress, read
 from fedsim.contamination import Contamination, NoContamination
@@ -76,6 +76,7 @@ class Simulation:
         compile: 'never', or how `torch.compile` treats a vmapped step, see `fedsim.trainer.choose`.
         memory: where what local rule and shift remember of each client lies: 'device', 'host' or 'disk'.
         on_nonfinite: 'stop', 'drop_client' or 'drop_replicate', see `fedsim.divergence`.
+        deterministic: the same bits from every run on the same device, see `fedsim.determinism`.
         ranks: the processes that share the run (`Ranks.join()` under torchrun); a lone one unless given.
 
     Example:
@@ -115,11 +116,13 @@ class Simulation:
         precision: str = "full",
         compile: str = "never",
         on_nonfinite: str = "stop",
+        deterministic: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
         self.rounds = checks.whole("rounds", rounds)
         self.eval_every = checks.whole("eval_every", eval_every)
         self.start = checks.choice("start", start, STARTS)
+        self.deterministic = determinism.prepared(deterministic)
         self.on_nonfinite = checks.choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
         self.evaluate = checks.choice("evaluate", evaluate, EVALUATED)
         checks.whole("clients", clients)
@@ -165,6 +168,7 @@ class Simulation:
             model = self.references["distance_to_ps"].to(model)
         return self.strategy.initial(model, self.federation)
 
+    @determinism.if_asked
     def run(
         self,
         out: str | Path | None = None,
@@ -190,6 +194,7 @@ class Simulation:
             DivergenceError: when a model becomes non-finite.
             OutputError: when a file in `out` cannot be written any more.
             PeerError: when another rank ends.
+            RunError: when the device has no room, or none but nondeterministic algorithms where others are asked for.
         """
         tracking = tracking or Tracking()
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | (identity or {})

@@ -93,7 +93,7 @@ def carry_out(cfg: DictConfig, folder: Path, run: Callable[[], Result], show: Ca
     record = Record(int(hydra.job.num), list(hydra.overrides.task), str(folder))
     record.write(records)
     try:
-        _check_objective(cfg.objective, hydra.sweeper._target_)
+        check_objective(cfg.objective, hydra.sweeper._target_)
         final = finished(cfg, folder) if cfg.resume == "auto" else None
         status = "done" if final is None else "kept"
         if final is None:
@@ -134,7 +134,7 @@ def finished(cfg: DictConfig, folder: Path) -> Final | None:
         return None  # nothing there, or nothing whole
 
 
-def _check_objective(name: str | None, sweeper: str) -> None:
+def check_objective(name: str | None, sweeper: str = "") -> None:
     """Before the first round: is this a metric, and is one named where one is needed?"""
     from fedsim.evaluation import COLUMNS
     from fedsim.personal import PERSONAL_COLUMNS
@@ -144,8 +144,8 @@ def _check_objective(name: str | None, sweeper: str) -> None:
             "objective=null, but Optuna needs a metric to judge a run by, such as objective=test_accuracy"
         )
     known = COLUMNS | PERSONAL_COLUMNS
-    if name is not None and name not in known:
-        raise ConfigError(f"objective={name} is no metric; test_accuracy is one{checks.nearest(name, known)}")
+    if name is not None and str(name) not in known:
+        raise ConfigError(f"objective={name} is no metric; test_accuracy is one{checks.nearest(str(name), known)}")
 
 
 def _objective(name: str | None, final: Final) -> float | None:

@@ -112,7 +112,7 @@ def row_model(
     precision: str,
 ) -> RowModel:
     """The model, tried on two samples; the loss is the data set's unless given."""
-    loss = loss or data.loss
+    loss = data.loss if loss is None else loss
     built = RowModel(_builder(model, data, loss), loss, ridge, device, dtype, precision)
     if data.stream:
         pair = torch.zeros(1, dtype=torch.int64, device=device)

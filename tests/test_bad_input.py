@@ -13,20 +13,24 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import h5py
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from fedsim.checkpoint import NAME, read
-from fedsim.cli import main
-from fedsim.config import groups, keys
+from fedsim.cli import main, run
+from fedsim.config import config_folder, groups, keys
 from fedsim.datasets import Quadratics
-from fedsim.errors import CheckpointError
+from fedsim.errors import CheckpointError, ConfigError
 from fedsim.models import Mean
 from fedsim.simulation import Simulation
 from fedsim.tracking import Tracking
@@ -40,11 +44,12 @@ class RoundStartedError(AssertionError):
     """Nothing bad may come so far."""
 
 
+def started(*_, **__) -> NoReturn:
+    raise RoundStartedError
+
+
 def answer(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> str | None:
     """What the command line says to it; None where it would run."""
-
-    def started(*_, **__):
-        raise RoundStartedError
 
     monkeypatch.setattr(Trainer, "run", started)
     monkeypatch.setattr(sys, "argv", ["fedsim", *QUIET, *arguments])
@@ -88,6 +93,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["eval_every=0"], "eval_every=0"),
     (["evaluate=best"], "evaluate='best' is unknown; choose one of global, client_mean"),
     (["start=ps"], "start=ps, but no performatively stable point is known"),
+    (["objective=accuracy"], "objective=accuracy is no metric"),
     (["start=warm"], "start='warm' is unknown"),
     (["on_nonfinite=ignore"], "on_nonfinite='ignore' is unknown; choose one of stop, drop_client, drop_replicate"),
     (["device=abacus"], "device='abacus' is not usable here"),
@@ -135,6 +141,8 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["model=mlp", "model.hidden=[4000000000000]"], "need more memory than there is"),
     (["model=mean"], "model"),
     (["model.loss=hinge"], "model.loss='hinge' is unknown"),
+    (["model.loss=-1"], "model.loss=-1 is unknown; choose one of cross_entropy"),
+    (["model.loss=''"], "model.loss='' is unknown"),
     (["model.ridge=-1"], "model.ridge=-1 must not be negative"),
     (["dataset=mnist", "dataset.root=nowhere"], "FEDSIM_DATA"),
     (["dataset._target_=no.such.Data"], "dataset._target_='no.such.Data' cannot be imported"),
@@ -432,8 +440,11 @@ def test_a_checkpoint_with_any_bytes_changed_is_read_or_refused_by_name(tmp_path
         assert str(path) in refusal
 
 
+NEVER = ("abc", "nan", "inf", "[1,a]", "{a:1}", "''")  # whatever the key
 WRONG = ("abc", "-1", "nan", "inf", "[]", "[1,a]", "{a:1}", "null", "true", "0", "-0.5", "''", "99999999999999999999")
 BESIDE = {
+    "model=mean": ["dataset=gaussian_mean", "partition=natural"],
+    "model=custom": ["model._target_=fedsim.models.MLP"],
     "shift=location": MEAN,
     "shift=group_mean": ["dataset=binary_gaussians", "partition=natural"],
     "shift=demand": ["dataset=pricing", "partition=natural", "model=mean"],
@@ -454,7 +465,7 @@ def any_value(data: st.DataObject, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = BESIDE.get(choice[0], []) if choice else []
     value = data.draw(st.sampled_from(WRONG))
     said = answer(monkeypatch, *beside, *choice, f"{name}={value}", "resume=overwrite")
-    assert said is None or len(said) > 20
+    assert value not in NEVER if said is None else len(said) > 20
 
 
 QUICK = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
@@ -467,9 +478,41 @@ def test_any_value_of_any_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d
     any_value(data, monkeypatch)
 
 
+OTHERWISE = (
+    "no usable ",
+    "needs a data set with natural owners",
+    "availability.path is missing",
+    "inputs, but dataset",
+)
+
+
 @pytest.mark.slow
-@settings(max_examples=200, **QUICK)
-@given(data=st.data())
-def test_many_values_of_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
+@pytest.mark.parametrize("number", range(len(WRONG)))
+def test_every_key_with_every_wrong_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words, NaN and the like are no key's value; the message names the key, unless something else stops the run."""
     monkeypatch.chdir(tmp_path)
-    any_value(data, monkeypatch)
+    monkeypatch.setattr(Trainer, "run", started)
+    text, tried, refused = WRONG[number], 0, 0
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        for place, name in enumerate(SETTABLE):
+            choices = keys()[name] or [None]
+            choice = choices[(place + number) % len(choices)]
+            chosen = [] if choice is None else [*BESIDE.get(choice, []), choice]
+            cfg = compose("config", [*QUIET, *chosen])
+            value = OverridesParser.create().parse_override(f"{name}={text}").value()
+            OmegaConf.update(cfg, name, value, merge=False, force_add=True)
+            tried += 1
+            with pytest.raises((ConfigError, RoundStartedError)) as raised:
+                run(cfg, tmp_path / "out", {})
+            said = str(raised.value)
+            if raised.type is RoundStartedError:
+                assert text not in NEVER, f"{name}={text} runs with {choice}"
+            else:
+                refused += 1
+                assert any(word in said for word in (name.rpartition(".")[2], *OTHERWISE)), said
+            shutil.rmtree("out", ignore_errors=True)
+    with capsys.disabled():
+        print(f" {text}: {refused} of {tried} keys refuse it", end="")
+    assert tried == len(SETTABLE) > 150

@@ -5,6 +5,7 @@ And a disk that cannot be written is an error that names the file, and spares th
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 import json
@@ -13,6 +14,7 @@ import re
 import resource
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +174,56 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_the_old_one_survives(fi
     resumed = small(rounds=6).run(tmp_path, resume=True, tracking=QUIET)
     assert torch.equal(resumed.state.model, small(rounds=6).run().state.model)
     assert [row["round"] for row in read_metrics(tmp_path / "metrics.csv")] == list(range(7))
+
+
+def own_disk(folder: Path, kib: int, again: bool = False) -> None:
+    """A disk of this size on the folder, seen by this process alone; `again`: the one that is there gets this size."""
+    libc, own_mounts, own_user, private, remount = ctypes.CDLL(None, use_errno=True), 0x20000, 0x10000000, 0x44000, 32
+    if not again:
+        denied = libc.unshare(own_mounts | (own_user if os.geteuid() else 0))
+        if denied or libc.mount(None, b"/", None, private, None):
+            raise PermissionError
+    if libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", remount if again else 0, f"size={kib}k".encode()):
+        raise PermissionError
+
+
+@pytest.mark.slow
+def test_wherever_the_disk_ends_the_file_is_named_and_the_run_goes_on_once_there_is_room(tmp_path: Path) -> None:
+    """Real disks of one page, two pages and so on, until the run fits."""
+
+    def larger() -> Simulation:
+        return Simulation(Quadratics(clients=3, dimension=2000), Mean, clients=3, eval_every=1, rounds=6)
+
+    def fill(tell, kib: int) -> None:
+        try:
+            own_disk(tmp_path, kib)
+        except PermissionError:
+            tell("no disk")
+            return
+        said = "it fits"
+        try:
+            run(larger(), tmp_path / "out", 0)
+        except (OutputError, ConfigError) as error:
+            said = str(error)
+            assert not (tmp_path / "out" / "summary.json").exists()
+        own_disk(tmp_path, 64 * 1024, again=True)
+        run(larger(), tmp_path / "out", 1)
+        tell(json.dumps([said, repr(left(tmp_path / "out"))]))
+
+    told = []
+    for pages in itertools.count(1):
+        said = child(lambda tell, kib=4 * pages: fill(tell, kib)).told
+        if said == "no disk":
+            pytest.skip("mounting a disk is not allowed here")
+        told.append(json.loads(said))
+        if told[-1][0] == "it fits":
+            break
+    *full, (_, straight) = told
+    assert all(found == straight for _, found in full)
+    named = Counter(re.fullmatch(r".*/out/([\w. ]+) cannot be written \(No space left on device\).*", said)[1]
+                    for said, _ in full)  # fmt: skip
+    print(f"{len(full)} full disks: {dict(named)}")
+    assert {"metrics.csv", "event files", NAME} <= named.keys()
 
 
 def test_a_disk_that_fills_up_while_rows_are_appended_loses_none_but_those(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ from fedsim.tracking import Tracking
 from fedsim.tracking.metrics_csv import read_metrics
 from fedsim.tracking.tracker import Stopped
 
+pytestmark = pytest.mark.xdist_group("ranks")  # one worker starts the ranks for all of them
 SIZES = (3, 10, 25, 4, 15, 30, 5)  # 7 clients: 4 + 3 of two ranks, 3 + 2 + 2 of three
 M, ROUNDS, HALF = len(SIZES), 4, 2
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # in double precision: only the order of sums differs
@@ -370,16 +371,54 @@ def test_a_strategy_that_counts_all_clients_on_every_rank_is_told() -> None:
     assert Layout.of(FedAvg(), Memory(), model, federation).divided == frozenset()
 
 
+def command(count: int, folder: Path, *arguments: str, victim: int = -1) -> subprocess.CompletedProcess[str]:
+    """`fedsim` in this folder, as one process or under torchrun."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"] if count > 1 else []
+    setting = ["trainer.dtype=float64", "device=cpu", "tracking.progress=none", "clients=5", *arguments]
+    environment = {"OMP_NUM_THREADS": "1", "VICTIM": str(victim)}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    whole = [sys.executable, *launcher, "-m", "fedsim", *setting]
+    return subprocess.run(
+        whole, cwd=folder, capture_output=True, text=True, timeout=240, env=os.environ | environment, check=False
+    )
+
+
 @pytest.mark.slow
 def test_the_command_line_under_torchrun(tmp_path) -> None:
     """One report, one run folder, and the numbers of one process."""
-    setting = ["rounds=3", "clients=5", "strategy=fedawe", "trainer.dtype=float64", "device=cpu"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    for command, out in (([*launcher, "-m", "fedsim"], "two"), ([sys.executable, "-m", "fedsim"], "one")):
-        done = subprocess.run([*command, *setting, f"out={out}"], cwd=tmp_path, capture_output=True, text=True,
-                              timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"})  # fmt: skip
+    for count, out in ((2, "two"), (1, "one")):
+        done = command(count, tmp_path, "rounds=3", "strategy=fedawe", f"out={out}")
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("saved in") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
     assert_same_run(tmp_path / "two", tmp_path / "one", **CLOSE)
     assert json.loads((tmp_path / "two" / "environment.json").read_text())["ranks"] == 2
+
+
+class Dying(FedAWE):
+    """The rank that is the victim is killed in the middle of round 6."""
+
+    def aggregate(self, state, report, t):
+        if t == 6 and os.environ.get("RANK") == os.environ["VICTIM"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().aggregate(state, report, t)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "victim"), [(2, 0), (3, 1)])
+def test_killed_under_torchrun_the_others_say_so_and_one_process_goes_on(count, victim, tmp_path) -> None:
+    """The first rank, which writes, or another one."""
+    setting = ["rounds=9", "availability=sine", "strategy=fedawe", "strategy._target_=test_ranks.Dying", "eval_every=1"]
+    setting += ["tracking.checkpoint_every=2", "tracking.tensorboard=false"]
+    ended = command(count, tmp_path, *setting, "out=run", victim=victim)
+    assert ended.returncode != 0
+    said = [line for line in ended.stderr.splitlines() if line.startswith("fedsim: ")]
+    assert {line.split(" lost another rank (")[0] for line in said} == {
+        f"fedsim: rank {rank} of {count}" for rank in range(count) if rank != victim
+    }
+    assert all(line.endswith(f"resume={tmp_path / 'run'}") for line in said)
+    for out, resume in (("run", "auto"), ("alone", "never")):
+        done = command(1, tmp_path, *setting, f"out={out}", f"resume={resume}")
+        assert done.returncode == 0, done.stderr
+        assert ("after round 6" in done.stderr) == (out == "run")
+    assert_same_run(tmp_path / "run", tmp_path / "alone", **CLOSE)

@@ -86,7 +86,7 @@ class RegressionGroups(Stream):
         self.noise_std = checks.not_negative("dataset.noise", noise)
         draws = rng.generator(seed, rng.Purpose.DATA).uniform(-1.0, 1.0, (clients, len(slopes)))
         self.slopes = torch.as_tensor(slopes, dtype=torch.float64) + spread * torch.as_tensor(draws)
-        self.fractions = base_fractions(fractions, len(slopes))
+        self.fractions = base_fractions(fractions, len(slopes), "slopes")
         super().__init__("regression_groups", clients, (1,), 2, loss="squared")
 
     def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:

@@ -77,11 +77,11 @@ class PricingGroups(Stream):
         checks.whole("clients", clients)
         checks.not_negative("dataset.spread", spread)
         self.noise_std = checks.not_negative("dataset.std", std)
+        self.fractions = base_fractions(fractions, len(means))
         centres = torch.as_tensor(means, dtype=torch.float64).reshape(len(means), -1)
         groups, dimension = centres.shape
         draws = rng.generator(seed, rng.Purpose.DATA).uniform(-1.0, 1.0, (clients, groups, dimension))
         self.group_means = centres + spread * torch.as_tensor(draws)
-        self.fractions = base_fractions(fractions, groups)
         super().__init__("pricing_groups", clients, (dimension,), groups * dimension, loss=loss)
 
     def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
@@ -92,10 +92,10 @@ class PricingGroups(Stream):
         return {"x": x, "group": group, "uniform": uniforms, "component_x": component}
 
 
-def base_fractions(given: Sequence[float] | None, groups: int) -> Tensor:
+def base_fractions(given: Sequence[float] | None, groups: int, each: str = "means") -> Tensor:
     """[K] float64 fractions of the groups while nothing answers."""
     if groups < 2:
-        raise ConfigError(f"dataset.means has {groups} entries; a mixture needs at least two groups")
+        raise ConfigError(f"dataset.{each} has {groups} entries; a mixture needs at least two groups")
     if given is None:
         return torch.full((groups,), 1.0 / groups, dtype=torch.float64)
     found = torch.tensor([checks.fraction("dataset.fractions", f) for f in given], dtype=torch.float64)

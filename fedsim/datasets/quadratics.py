@@ -41,8 +41,9 @@ class Quadratics(Dataset):
             centres = slope * torch.arange(1, clients + 1, dtype=torch.float64)[:, None]
             u = centres + variance**0.5 * torch.as_tensor(noise)
         else:
-            u = torch.as_tensor(points, dtype=torch.float64).reshape(len(points), -1)
-            if len(u) != clients:
-                raise ConfigError(f"dataset.points has {len(u)} entries, but clients={clients}; give one per client")
+            given = len(points)
+            if given != clients:
+                raise ConfigError(f"dataset.points has {given} entries, but clients={clients}; give one per client")
+            u = torch.as_tensor(points, dtype=torch.float64).reshape(clients, -1)
         owners = torch.arange(clients)
         super().__init__("quadratics", u, loss="half_squared_distance", owners=owners, optimum=u.mean(0))

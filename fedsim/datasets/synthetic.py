@@ -44,7 +44,9 @@ class Synthetic(Dataset):
             checks.whole(key, number)
         checks.not_negative("dataset.alpha", alpha)
         checks.not_negative("dataset.beta", beta)
-        checks.whole("dataset.samples", max_samples if samples is None else samples)
+        checks.whole("dataset.max_samples", max_samples)
+        if samples is not None:
+            checks.whole("dataset.samples", samples)
         if checks.fraction("dataset.test_fraction", test_fraction) == 1:
             raise ConfigError("dataset.test_fraction=1 leaves nothing to train on; give less")
         draw = rng.generator(seed, rng.Purpose.DATA)

@@ -63,10 +63,9 @@ class ProFL(PoFL):
         super().__init__(**options)
         self.robust, self.filter = robust, RobustGradient(bins, sparse, settled)
         self.server_derivative, self.adaptive = server_derivative, adaptive_samples
-        if adaptive_samples:
-            if self.batch_size is None:
-                raise ConfigError("local.max_samples=null and batch_size=null leave no cap; give one of them")
-            self.sample_size = SampleSize(self.batch_size, tolerance, failure, curvature)
+        if adaptive_samples and self.batch_size is None:
+            raise ConfigError("local.max_samples=null and batch_size=null leave no cap; give one of them")
+        self.sample_size = SampleSize(self.batch_size or 1, tolerance, failure, curvature)
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         matrix = federation.zeros(self.estimator.size, dimension)

@@ -7,13 +7,15 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fedsim import checks
+
 
 class Mean(nn.Module):
     """Predicts θ whatever the input, [B, *shape] → [B, *shape]; it starts at `start`."""
 
     def __init__(self, shape: tuple[int, ...], start: float = 0.0) -> None:
         super().__init__()
-        self.theta = nn.Parameter(torch.full((math.prod(shape),), float(start)))
+        self.theta = nn.Parameter(torch.full((math.prod(shape),), checks.real("model.start", start)))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.theta.reshape(x.shape[1:]).expand_as(x)

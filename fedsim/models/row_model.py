@@ -42,9 +42,9 @@ class RowModel:
         dtype: torch.dtype = torch.float32,
         precision: str = "full",
     ) -> None:
-        if isinstance(loss, str) and loss not in LOSSES:
+        if not callable(loss) and (not isinstance(loss, str) or loss not in LOSSES):
             raise ConfigError(f"model.loss={loss!r} is unknown; choose one of {', '.join(LOSSES)}")
-        self.loss: Loss = LOSSES[loss] if isinstance(loss, str) else loss
+        self.loss: Loss = loss if callable(loss) else LOSSES[loss]
         self.ridge = ridge
         self.device, self.dtype = device or torch.device("cpu"), dtype
         self.precision = checked(precision, self.device, dtype)

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from fedsim import checks
+from fedsim.errors import ConfigError
 from fedsim.federation import Federation
 from fedsim.strategies.base import State, Strategy
 from fedsim.trainer import Report
 
 OPTIMIZERS = ("adam", "yogi", "adagrad")
+LARGEST_TAU = 1e18  # τ² is a number in single precision too
 
 
 @dataclass
@@ -49,6 +51,8 @@ class FedOpt(Strategy[FedOptState]):
         self.beta1 = checks.fraction("strategy.beta1", beta1)
         self.beta2 = checks.fraction("strategy.beta2", beta2)
         self.tau = checks.positive("strategy.tau", tau)
+        if not self.tau < LARGEST_TAU:
+            raise ConfigError(f"strategy.tau={tau} must be below {LARGEST_TAU:g}: its square starts the second moment")
 
     def initial(self, model: Tensor, federation: Federation) -> FedOptState:
         return FedOptState(model, torch.zeros_like(model), torch.full_like(model, self.tau**2))

@@ -71,8 +71,7 @@ class TensorBoard:
         for name, values in clients.items():
             if len(values):
                 self.mean.add_histogram(f"clients/{name}", values, completed, bins="auto")
-        for writer in (self.mean, *self.each):
-            writer.flush()
+        self.flush()
 
     def figure(self, tag: str, figure: Figure, completed: int) -> None:
         """A picture."""
@@ -90,6 +89,11 @@ class TensorBoard:
         _columns, start, end = hparams(plain, {})
         for summary in (start, end):
             self.mean._get_file_writer().add_summary(summary)
+
+    def flush(self) -> None:
+        """All of it is in the files now, or an OSError says why not."""
+        for writer in (self.mean, *self.each):
+            writer.flush()
 
     def close(self) -> None:
         for writer in (self.mean, *self.each):

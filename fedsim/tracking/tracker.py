@@ -99,12 +99,14 @@ class Tracker:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._view.__exit__(kind, error, trace)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        for sink in (self._csv, self._tensorboard):
-            if sink is not None:
-                with contextlib.nullcontext() if error is None else contextlib.suppress(OSError):
-                    sink.close()
+        try:
+            for sink in (self._csv, self._tensorboard):
+                if sink is not None:
+                    with contextlib.nullcontext() if error is None else contextlib.suppress(OSError):
+                        sink.close()
+        finally:  # until here a signal waits
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         if self._stop_signal is not None:  # asked twice: at once
@@ -278,6 +280,7 @@ class Tracker:
                 with written(self.folder / "event files"):
                     self._draw(self._tensorboard, self.folder)
                     self._tensorboard.hparams(self.settings)
+                    self._tensorboard.flush()
             write_json(self.folder / SUMMARY, self._summary(result))
         return result
 

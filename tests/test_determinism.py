@@ -1,0 +1,117 @@
+"""`deterministic: true`: the same bits in another process, and row by row in chunks of another size."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedsim.datasets import Digits
+from fedsim.errors import RunError
+from fedsim.local import APFL
+from fedsim.models import MLP, Linear
+from fedsim.partition import Dirichlet
+from fedsim.simulation import Simulation
+from fedsim.strategies import FedAWE
+from fedsim.tracking.metrics_csv import read_metrics
+from fedsim.trainer import Trainer
+
+
+def bits(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
+    return {name: value.numpy().tobytes() for name, value in tensors.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("options", [["model=mlp", "strategy=fedawe"], ["model=svhn_cnn", "local=apfl"]], ids=" ".join)
+def test_two_processes_leave_the_same_bits(device: str, options: list[str], tmp_path: Path) -> None:
+    """Their hashes, and thus the order of their sets, differ."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    common = ["rounds=3", "clients=8", "seeds=[0,1]", "local_steps=3", "eval_every=1", "availability=sine"]
+    left = []
+    for number in ("1", "2"):
+        out = tmp_path / number
+        command = [sys.executable, "-m", "fedsim", *common, *options, f"out={out}", f"device={device}"]
+        subprocess.run(
+            [*command, "deterministic=true", "tracking.tensorboard=false", "tracking.progress=none"],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONHASHSEED": number},
+            check=True,
+            capture_output=True,
+            timeout=300,
+        )
+        rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_metrics(out / "metrics.csv")]
+        left.append((rows, bits(load_file(out / "checkpoint.safetensors"))))
+    assert left[0] == left[1]
+
+
+def simulation_of(model=MLP, executor: str = "loop", chunk: int = 7, **options) -> Simulation:
+    rule = APFL(lr=0.1, steps=3, batch_size=8, adaptive=True)
+    return Simulation(
+        Digits(),
+        model,
+        clients=7,
+        partition=Dirichlet(0.5),
+        strategy=FedAWE(),
+        local=rule,
+        rounds=3,
+        seeds=[0, 1],
+        executor=executor,
+        chunk=chunk,
+        **{"deterministic": True} | options,
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 3, 14])
+def test_row_by_row_the_bits_do_not_depend_on_the_chunk_or_the_workers(chunk: int, workers: int) -> None:
+    state = simulation_of().run().state
+    other = simulation_of(chunk=chunk, workers=workers).run().state
+    for field in dataclasses.fields(state):
+        assert torch.equal(getattr(other, field.name), getattr(state, field.name)), field.name
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_run_again_the_bits_are_the_same(executor: str) -> None:
+    states = [simulation_of(executor=executor, chunk=5).run().state for _ in range(2)]
+    for field in dataclasses.fields(states[0]):
+        assert torch.equal(*(getattr(state, field.name) for state in states)), field.name
+
+
+def test_pytorch_is_set_for_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, steps = [], Trainer.run
+
+    def watched(*arguments, **named):
+        seen.append((torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark))
+        return steps(*arguments, **named)
+
+    monkeypatch.setattr(Trainer, "run", watched)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    simulation_of(deterministic=False).run()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    simulation_of().run()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert set(seen[:3]) == {(False, True)}
+    assert set(seen[3:]) == {(True, False)}
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark
+
+
+def test_an_operation_that_is_not_deterministic_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's message where a GPU adds floats up in no fixed order."""
+
+    def alert(*_, **__):
+        raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation, but you set …")
+
+    monkeypatch.setattr(Trainer, "run", alert)
+    with pytest.raises(RunError, match=r"deterministic=true, but cumsum_cuda_kernel does not have .* device=cpu"):
+        simulation_of(Linear).run()
+    assert not torch.are_deterministic_algorithms_enabled()
