@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim import sweep
+from fedsim import commands, sweep
 from fedsim.config import RESUME, build, config_folder, flatten
 from fedsim.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.explain import before_the_job, explain, in_one_line
@@ -29,9 +29,11 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Entry point of `fedsim` and `python -m fedsim`."""
+    """Entry point of `fedsim` and `python -m fedsim`: a word of `fedsim.commands`, or overrides, which Hydra takes."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of being printed by Hydra
     _prepare()
+    if sys.argv[1:2] and sys.argv[1] in commands.WORDS:
+        return commands.answer(sys.argv[1], sys.argv[2:])
     problem = None
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         _one_of_several()

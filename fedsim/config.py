@@ -94,6 +94,19 @@ def groups() -> dict[str, list[str]]:
     return found
 
 
+def about(group: str, choice: str) -> str:
+    """What a choice is: the comment that its YAML file begins with, up to its first line end."""
+    first, *rest = (config_folder() / group / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()
+    if first == "# @package _global_":
+        first = rest[0]
+    return first.removeprefix("# ") if first.startswith("# ") else ""
+
+
+def target(group: str, choice: str) -> str:
+    """The class of a choice."""
+    return str(_load(config_folder() / group / f"{choice}.yaml")["_target_"])
+
+
 @functools.cache
 def keys() -> dict[str, list[str]]:
     """Every settable key, and the choices (as group=choice) under which it exists; [] for top-level ones."""

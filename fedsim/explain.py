@@ -6,7 +6,7 @@ import re
 
 from hydra.errors import OverrideParseException
 
-from fedsim import checks
+from fedsim import checks, commands
 from fedsim.config import groups, keys
 
 # Launchers and sweepers that an extra brings → its name.
@@ -31,7 +31,7 @@ def explain(error: BaseException) -> str:
     if match := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text):
         return _unknown_choice(match[1], match[2], re.findall(r"^\t(\w+)$", text, re.M))
     if match := re.search(r"Error parsing override '([^'=]+)'\nmissing EQUAL", text):
-        near = checks.nearest(match[1], [*keys(), *groups()])
+        near = checks.nearest(match[1], [*commands.WORDS, *keys(), *groups()])
         return f"{match[1]!r} lacks a value; give key=value or group=choice{near}"
     return in_one_line(text.split("\n")[0])
 
