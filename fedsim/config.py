@@ -94,14 +94,6 @@ def groups() -> dict[str, list[str]]:
     return found
 
 
-def about(group: str, choice: str) -> str:
-    """What a choice is: the comment that its YAML file begins with, up to its first line end."""
-    first, *rest = (config_folder() / group / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()
-    if first == "# @package _global_":
-        first = rest[0]
-    return first.removeprefix("# ") if first.startswith("# ") else ""
-
-
 def target(group: str, choice: str) -> str:
     """The class of a choice."""
     return str(_load(config_folder() / group / f"{choice}.yaml")["_target_"])
@@ -231,6 +223,8 @@ def _check_node(path: str, node: dict[str, Any], names: dict[str, str]) -> None:
     for key, value in node.items():
         if isinstance(value, dict) and "_target_" in value:
             _check_node(f"{path}.{key}", value, names)
+        elif isinstance(value, str) and (group := f"{path}.{key}".replace(".", "/")) in groups():
+            raise ConfigError(f"{path}.{key}={value} is a value where a choice is wanted; give {group}={value}")
     target = node.get("_target_")
     if not isinstance(target, str) or target == "???":
         raise ConfigError(f"{path}={node.get('_target_')!r} names no class; choose one of the group's choices")

@@ -12,7 +12,8 @@ from hydra.utils import get_class
 
 from fedsim import checks
 from fedsim.commands import WORDS
-from fedsim.config import about, groups, target
+from fedsim.comments import about
+from fedsim.config import config_folder, groups, target
 from fedsim.datasets import Dataset
 from fedsim.datasets.files import Files, data_root
 from fedsim.datasets.vision import said
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> None:
         print("\n".join(line(name, root) for name in datasets()))
         print("\n`fedsim data NAME` gets a data set where a network is at hand, and says what to do where none is.")
     for name in options.names:
-        print(f"{name}: {about('dataset', name)}")
+        print(f"{name}: {what(name)}")
         get(name, root)
 
 
@@ -49,11 +50,16 @@ def root_and_origin(root: str | None) -> tuple[Path, str]:
     return data_root(root).resolve(), origin
 
 
+def what(name: str) -> str:
+    """One data set in a line."""
+    return about(config_folder() / "dataset" / f"{name}.yaml")
+
+
 def line(name: str, root: Path) -> str:
     """One data set in the list."""
     files = datasets()[name].files
     if files is None:
-        return f"  {name:20} ready               {about('dataset', name)}"
+        return f"  {name:20} ready               {what(name)}"
     found = files.found(root)
     wanted = [path.relative_to(root).as_posix() for path in found] or list(files.forms[-1])
     paths = ", ".join(wanted[:2]) + ", …" * (len(wanted) > 2)
