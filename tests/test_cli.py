@@ -98,6 +98,15 @@ def test_a_sweep_its_resumption_and_its_comparison(tmp_path: Path, capsys: pytes
         (["strategy=fedaw"], "strategy=fedaw is unknown"),
         (["stratgy"], "'stratgy' lacks a value; give key=value or group=choice; did you mean 'strategy'?"),
         (["hydra/launcher=slrum"], "did you mean 'slurm'?"),
+        (["inf"], "did you mean 'info'?"),
+        (["dataset=MNIST"], "did you mean 'mnist'?"),
+        (["model=cnn"], "did you mean 'svhn_cnn', 'cifar10_cnn' or 'cinic10_cnn'?"),
+        (["fedpbc"], "did you mean 'strategy=fedpbc'?"),
+        (["partition.alhpa=1"], "did you mean 'partition.alpha'?"),
+        (["availability.gamma=1"], "did you mean 'availability.trajectory.gamma'?"),
+        (["alpha=1"], "did you mean 'dataset.alpha', 'local.alpha' or 'partition.alpha'?"),
+        (["learning_rate=1"], "did you mean 'lr'?"),
+        (["availability.base=groups"], "a value where a choice is wanted; give availability/base=groups"),
         (["partition=iid", "partition.alpha=1"], "partition.alpha exists only with partition=dirichlet"),
         (["rounds=abc"], "rounds='abc' must be a whole number"),
         (["+foo=1"], "foo is not a setting"),
@@ -166,12 +175,31 @@ def test_a_refused_resumption_leaves_the_folder_as_it_was(tmp_path: Path, monkey
 
 def test_help_names_every_group_and_fits_two_screens(tmp_path: Path) -> None:
     shown = run(tmp_path, "--help").stdout
-    assert len(shown.splitlines()) <= 60
+    assert sum(max(1, -(-len(line) // 100)) for line in shown.splitlines()) <= 100  # two screens of 100 columns
+    for line in ("fedsim info", "fedsim data", "fedsim --shell-completion"):
+        assert line in shown
     for group, choices in groups().items():
         assert f"{group}: {', '.join(choices)}" in shown
     for name in keys():
         if "." not in name and name not in ("hydra",):
             assert f"{name}=" in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("strategy=fedp", {"strategy=fedpbc", "strategy=fedprox"}),
+        ("availability=sine availability.tra", {"availability.trajectory."}),
+        ("partition.al", {"partition.alpha="}),
+    ],
+)
+def test_the_shell_completes_choices_and_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, expected: set[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedsim", "--shell-completion", "query=bash"])
+    monkeypatch.setenv("COMP_LINE", f"fedsim {typed}")
+    main()
+    assert set(capsys.readouterr().out.split()) == expected
 
 
 ONE_GROUP_AT_A_TIME = [
