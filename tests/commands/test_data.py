@@ -89,7 +89,8 @@ def test_an_archive_is_fetched_unpacked_where_it_belongs_and_not_kept(
     fedsim, site: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = ", ".join(["39", "x", "1", "x", "13", "x", "x", "x", "x", "x", "0", "0", "40", "x"])
-    table = "\n".join([f"{row}, >50K", f"{row.replace('39', '20')}, <=50K"] * 3)
+    other = ", ".join(["20", "x", "1", "x", "9", "x", "x", "x", "x", "x", "5", "1", "20", "x"])
+    table = "\n".join([f"{row}, >50K", f"{other}, <=50K"] * 3)
     with zipfile.ZipFile(tmp_path / "adult.zip", "w") as archive:
         archive.writestr("adult.data", table)
         archive.writestr("adult.test", table)

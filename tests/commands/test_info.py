@@ -12,8 +12,7 @@ from fedsim.commands import info
 
 
 def shown(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    return {name: value for name, value in lines}
+    return dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
 
 
 def test_it_names_versions_threads_and_the_data_folder(
