@@ -58,7 +58,8 @@ def _missing_extra(extra: str, what: str) -> str:
 def _unknown_choice(group: str, choice: str, there: list[str]) -> str:
     if f"{group}/{choice}" in EXTRAS:
         return _missing_extra(EXTRAS[f"{group}/{choice}"], f"{group}={choice}")
-    options = groups().get(group) or sorted({*there, *(n.rpartition("/")[2] for n in EXTRAS if n.startswith(group))})
+    extras = [name.rpartition("/")[2] for name in EXTRAS if name.startswith(f"{group}/")]
+    options = sorted({*groups().get(group, []), *there, *extras})
     return f"{group}={choice} is unknown; choose one of {', '.join(options)}{checks.nearest(choice, options)}"
 
 
