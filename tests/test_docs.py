@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from sybil import Document, Example, Region, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
-from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer
+from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, FencedCodeBlockLexer
 
 from fedsim import cli, sweep
 from fedsim.plots import cli as plots
@@ -89,8 +89,14 @@ def reduced(words: list[str]) -> list[str]:
     return [*words, *folder, *REDUCED, *(f"{key}={value}" for key, value in FAST.items() if any(key in word for word in words))]
 
 
+def others(document: Document) -> Iterator[Region]:
+    """Blocks of other languages: a mark must say what becomes of them."""
+    for found in FencedCodeBlockLexer(r"(?!(?:bash|python)$).+")(document):
+        yield Region(found.start, found.end, found.lexemes["source"], refuse)
+
+
 def refuse(example: Example) -> None:
-    raise AssertionError(f"a block that is neither bash nor python: mark it; {example.parsed[:60]!r}")
+    raise AssertionError(f"neither bash nor python: mark the block, and why it is not executed: {example.parsed[:60]!r}")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -101,8 +107,11 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "path", list(sys.path))
     known = set(sys.modules)
     bash, python = CodeBlockParser("bash", carry_out), PythonCodeBlockParser()
-    other = CodeBlockParser(r"(?!(?:bash|python)$).+", refuse)
-    for example in Sybil([Marks(), bash, python, other], encoding="utf-8").parse(page).examples():
+    examples = list(Sybil([Marks(), bash, python, others], encoding="utf-8").parse(page).examples())
+    assert sum(not isinstance(example.parsed, tuple) for example in examples) == len(
+        re.findall(r"^```\w", page.read_text(), re.M)
+    )
+    for example in examples:
         example.evaluate()
     for name in set(sys.modules) - known:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
