@@ -1,7 +1,7 @@
 """Every code block of README and docs runs, at reduced size; one that cannot says why in a comment before it.
 
-`<!-- not executed: REASON -->` leaves the next block out, `<!-- file: NAME -->` writes it to that file. Blocks of a page
-run in order, in a folder of the page's own. `bash` blocks are commands of fedsim, a line each; a block without a
+`<!-- not executed: REASON -->` leaves the next block out, `<!-- file: NAME -->` writes it to that file. Blocks run
+in order, in a folder of the page's own. `bash` blocks are commands of fedsim, a line each; a block without a
 language is output, and must not look like a command.
 """
 
@@ -76,7 +76,8 @@ def command(words: list[str]) -> None:
     try:
         COMMANDS[words[0]]()
     except SystemExit as left:
-        assert not left.code, f"{shlex.join(sys.argv)}: {left.code}"
+        if left.code:
+            raise AssertionError(f"{shlex.join(sys.argv)}: {left.code}") from left
 
 
 def reduced(words: list[str]) -> list[str]:
@@ -86,7 +87,12 @@ def reduced(words: list[str]) -> list[str]:
     if words[0] != "fedsim" or words[1] in ("info", "data") or {"--help", "--cfg"} & set(words):
         return words
     folder = [] if any(word.startswith(("out=", "resume=")) for word in words) else [f"out=outputs/{next(NUMBERS)}"]
-    return [*words, *folder, *REDUCED, *(f"{key}={value}" for key, value in FAST.items() if any(key in word for word in words))]
+    return [
+        *words,
+        *folder,
+        *REDUCED,
+        *(f"{key}={value}" for key, value in FAST.items() if any(key in word for word in words)),
+    ]
 
 
 def others(document: Document) -> Iterator[Region]:
@@ -96,7 +102,9 @@ def others(document: Document) -> Iterator[Region]:
 
 
 def refuse(example: Example) -> None:
-    raise AssertionError(f"neither bash nor python: mark the block, and why it is not executed: {example.parsed[:60]!r}")
+    raise AssertionError(
+        f"neither bash nor python: mark the block, and why it is not executed: {example.parsed[:60]!r}"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
