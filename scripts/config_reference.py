@@ -19,7 +19,7 @@ from fedsim.comments import about, comments
 from fedsim.config import config_folder, flatten, groups
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
-SECTION = re.compile(r"^(?:Args|Attributes).*:$", re.M)
+SECTION = re.compile(r"^(?:Args|Attributes|Raises|Returns|Example).*:$", re.M)
 ORDER = (
     "dataset",
     "partition",
