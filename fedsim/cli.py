@@ -71,6 +71,7 @@ def _prepare() -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what it raises
     logging.getLogger("fedsim").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
 
 
@@ -162,6 +163,7 @@ def report(result: Result) -> str:
             f"after {result.history[-1]['round']} rounds in {result.seconds:.1f} s ({speed:,.0f} samples/s):",
             *lines,
             f"saved in {result.folder}",
-            f"curves:  tensorboard --logdir {result.folder}",
+            f"curves:   tensorboard --logdir {result.folder}",
+            f"pictures: fedsim-plot {result.folder} --html report.html",
         ]
     )

@@ -227,7 +227,7 @@ def _check_node(path: str, node: dict[str, Any], names: dict[str, str]) -> None:
             raise ConfigError(f"{path}.{key}={value} is a value where a choice is wanted; give {group}={value}")
     target = node.get("_target_")
     if not isinstance(target, str) or target == "???":
-        raise ConfigError(f"{path}={node.get('_target_')!r} names no class; choose one of the group's choices")
+        raise ConfigError(f"{path}._target_ is missing; give {path}._target_=package.module.Class")
     settings = {key: value for key, value in node.items() if key != "_target_"}
     own = {key: names.get(f"{path}.{key}", f"{path}.{key}") for key in settings}
     try:
@@ -255,6 +255,8 @@ def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
         if isinstance(cause, ConfigError):
             raise cause from None
         reason = (str(cause).splitlines() or [type(cause).__name__])[0]
+        if "unexpected keyword argument" in reason and "custom" in groups().get(group, []):
+            reason += f"; {group}=custom leaves out the keys of {group}'s other choices"
         raise ConfigError(f"{group}: {reason}") from error
 
 

@@ -98,6 +98,8 @@ def test_a_sweep_its_resumption_and_its_comparison(tmp_path: Path, capsys: pytes
         (["strategy=fedaw"], "strategy=fedaw is unknown"),
         (["stratgy"], "'stratgy' lacks a value; give key=value or group=choice; did you mean 'strategy'?"),
         (["hydra/launcher=slrum"], "did you mean 'slurm'?"),
+        (["strategy=custom"], "strategy._target_ is missing; give strategy._target_=package.module.Class"),
+        (["strategy._target_=fedsim.strategies.LocalOnly"], "strategy=custom leaves out the keys"),
         (["inf"], "did you mean 'info'?"),
         (["dataset=MNIST"], "did you mean 'mnist'?"),
         (["model=cnn"], "did you mean 'svhn_cnn', 'cifar10_cnn' or 'cinic10_cnn'?"),
@@ -207,7 +209,7 @@ ONE_GROUP_AT_A_TIME = [
     for group, choices in groups().items()
     for choice in choices
     if group not in ("experiment", "sweep", "dataset", "dataset/augment", "model", "shift")
-    and choice not in ("natural", "trace")
+    and choice not in ("natural", "trace", "custom")
 ]
 
 
@@ -218,7 +220,7 @@ def test_every_choice_composes_and_runs(override: str) -> None:
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 
 
-@pytest.mark.parametrize("choice", groups()["shift"])
+@pytest.mark.parametrize("choice", [choice for choice in groups()["shift"] if choice != "custom"])
 def test_every_shift_composes_and_is_measured_against_its_references(choice: str) -> None:
     cfg = configuration(*QUICK, "tracking.progress=none", f"shift={choice}", *SHIFTS.get(choice, []))
     simulation, tracking, _ = build(cfg)
@@ -257,7 +259,7 @@ def test_every_experiment_composes_and_runs(name: str) -> None:
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 
 
-@pytest.mark.parametrize("rule", [rule for rule in groups()["local"] if rule != "pg"])  # pg has a single client
+@pytest.mark.parametrize("rule", [r for r in groups()["local"] if r not in ("pg", "custom")])  # pg has a single client
 def test_every_rule_is_judged_client_by_client(rule: str, tmp_path: Path) -> None:
     asked = ["personal.over=online", "personal.newcomers=2", "personal.newcomer_epochs=1", "trainer.memory=disk"]
     cfg = configuration(*QUICK, "tracking.progress=none", f"local={rule}", "partition.validation=0.2", *asked)

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> None:
 @functools.cache
 def datasets() -> dict[str, type[Dataset]]:
     """The choices of the group `dataset`, and their classes."""
-    return {name: get_class(target("dataset", name)) for name in groups()["dataset"]}
+    return {name: get_class(target("dataset", name)) for name in groups()["dataset"] if name != "custom"}
 
 
 def root_and_origin(root: str | None) -> tuple[Path, str]:

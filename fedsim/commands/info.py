@@ -45,7 +45,7 @@ def facts() -> Iterator[tuple[str, str]]:
     if not torch.cuda.is_available():
         yield (
             "cuda",
-            f"none (PyTorch was built {f'for CUDA {torch.version.cuda}' if torch.version.cuda else 'without'})",
+            f"none (PyTorch was built {f'for CUDA {torch.version.cuda}' if torch.version.cuda else 'without it'})",
         )
     root, origin = root_and_origin(None)
     yield "data", f"{root} ({origin})"
