@@ -255,7 +255,7 @@ def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
         if isinstance(cause, ConfigError):
             raise cause from None
         reason = (str(cause).splitlines() or [type(cause).__name__])[0]
-        if "unexpected keyword argument" in reason and "custom" in groups().get(group, []):
+        if re.search("unexpected keyword argument|takes no arguments", reason) and "custom" in groups().get(group, []):
             reason += f"; {group}=custom leaves out the keys of {group}'s other choices"
         raise ConfigError(f"{group}: {reason}") from error
 
