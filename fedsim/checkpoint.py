@@ -25,7 +25,7 @@ from fedsim.strategies import State
 
 NAME = "checkpoint.safetensors"
 FORMAT = "fedsim-1"
-OVERHEAD = 0.05  # share of wall time that `every: auto` may spend on writing
+OVERHEAD = 0.03  # share of wall time that `every: auto` may spend on writing
 ALONE = Layout()
 
 S = TypeVar("S", bound=State)
@@ -150,7 +150,7 @@ def _told(path: Path, header: dict[str, str]) -> tuple[dict[str, Any], Progress]
 
 
 class Checkpointer:
-    """Decides when to write. `every` counts rounds; 'auto' writes as often as costs at most 5 % of the wall time.
+    """Decides when to write. `every` counts rounds; 'auto' writes as often as costs at most 3 % of the wall time.
 
     Attributes:
         path: of the file, or None where the run keeps nothing.

@@ -200,6 +200,8 @@ class Cohort:
 
     def broadcast(self, models: Tensor) -> Tensor:
         """[R, …] → [n, …]: every row receives its replicate's value."""
+        if len(models) == 1:  # a view: n rows that are all the same need no memory of their own
+            return models.expand(len(self.rows), *models.shape[1:])
         return models[self.replicate]
 
     def total(self, values: Tensor, weights: Tensor | None = None) -> Tensor:

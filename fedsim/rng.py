@@ -68,10 +68,10 @@ def _mix64_host(value: int) -> int:
 
 
 def _mix32(x: Tensor) -> Tensor:
-    """lowbias32 on int32: a bijection of 32 bits with good avalanche."""
-    x = (x ^ ((x >> 16) & 0xFFFF)) * _LOW_1
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * _LOW_2
-    return x ^ ((x >> 16) & 0xFFFF)
+    """lowbias32 on int32: a bijection of 32 bits with good avalanche. In place: the argument is the caller's own."""
+    x = x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_LOW_1)
+    x = x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_LOW_2)
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
 
 
 def fold(key: Tensor, value: Tensor | int) -> Tensor:
@@ -104,6 +104,12 @@ def bits(keys: Tensor, counters: Tensor) -> Tensor:
 def uniform(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Uniform on [0, 1) with 24 bits, so that float32 never rounds up to 1."""
     return ((bits(keys, counters) >> 8) & 0xFFFFFF).to(dtype) * (1.0 / (1 << 24))
+
+
+def below(keys: Tensor, counters: Tensor, p: float) -> Tensor:
+    """Is `uniform(keys, counters)` < p? Decided on the bits themselves, which takes half as long."""
+    least = math.ceil(p * (1 << 24)) << 8  # as an unsigned number; with the top bit flipped, signed ones sort likewise
+    return (bits(keys, counters) ^ -(1 << 31)) < least - (1 << 31)
 
 
 def normal(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -13,12 +13,14 @@ def _features(channels: int) -> list[nn.Module]:
     """C(in, 32)-R-M-C(32, 32)-R-M: kernel 3, stride 1, padding 1; 2×2 max pooling."""
     layers: list[nn.Module] = []
     for source in (channels, 32):
-        layers += [nn.Conv2d(source, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(source, 32, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
     return layers
 
 
 class _ConvNet(nn.Module):
     """Two convolutions, then fully connected layers; dropout before each of them where `dropout` > 0."""
+
+    samplewise = True
 
     def __init__(self, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...], dropout: float = 0.0) -> None:
         super().__init__()

@@ -34,8 +34,8 @@ class KeyedDropout(nn.Module):
             return torch.zeros_like(x)
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channelwise else x.shape
         counters = torch.arange(shape.numel(), dtype=torch.int32, device=x.device).reshape(shape)
-        keep = rng.uniform(rng.fold(self.key, self.layer), counters) >= self.p
-        return x * keep / (1 - self.p)
+        dropped = rng.below(rng.fold(self.key, self.layer), counters, self.p)
+        return x * dropped.logical_not_().to(x.dtype).mul_(1 / (1 - self.p))
 
 
 def key_dropouts(module: nn.Module) -> list[str]:

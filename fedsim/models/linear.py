@@ -10,6 +10,8 @@ from torch import Tensor, nn
 class Linear(nn.Module):
     """One linear layer on the flattened input, [B, *shape] → [B, classes]; it starts at zero, as convex problems do."""
 
+    samplewise = True
+
     def __init__(self, shape: tuple[int, ...], classes: int = 1, bias: bool = True) -> None:
         super().__init__()
         self.layer = nn.Linear(math.prod(shape), classes, bias=bias)

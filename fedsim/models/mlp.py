@@ -14,6 +14,8 @@ from fedsim import checks
 class MLP(nn.Module):
     """Fully connected layers with ReLU between them, [B, *shape] → [B, classes]; 2×200 is the field's usual one."""
 
+    samplewise = True
+
     def __init__(self, shape: tuple[int, ...], classes: int = 1, hidden: Sequence[int] = (200, 200)) -> None:
         super().__init__()
         widths = [math.prod(shape), *(checks.whole("model.hidden", width) for width in hidden)]

@@ -13,7 +13,7 @@ class Tracking:
 
     progress: 'auto' shows a live line on a terminal and plain log lines elsewhere; 'none' shows nothing.
     tensorboard: write event files (only with a run folder).
-    checkpoint_every: rounds between checkpoints, or 'auto': as often as costs at most 5 % of the wall time.
+    checkpoint_every: rounds between checkpoints, or 'auto': as often as costs at most 3 % of the wall time.
     """
 
     progress: str = "auto"

@@ -1,9 +1,13 @@
 """The stated rule by which `executor: auto` and `chunk: auto` decide.
 
-- Convolutions on a CPU: `loop`, one worker thread per core (batched convolutions become grouped ones, which are 2–3
-  times slower there). Everything else: `vmap`.
-- A vmapped chunk holds so many rows that parameters and one batch of each stay near the cache: `CPU_CHUNK_BYTES` on a
-  CPU; on a GPU a share of the free memory.
+- Plain SGD (local=sgd without clipping, on data that do not answer the model): `fused` for fully connected models, and
+  for convolutions on a CPU. Rows whose strategy adds to their gradients (scaffold, fedprox) go as the next lines say.
+- Convolutions on a CPU: `loop` (batched convolutions become grouped ones, which are 2–3 times slower there).
+- Everything else: `vmap`.
+- On a CPU, rows that run one by one (`loop`, and `fused` with convolutions) are shared by one worker thread per core;
+  rows that run together leave the cores to their batched kernels.
+- As many rows go through a module together as stay near the cache with parameters and one batch of each:
+  `CPU_CHUNK_BYTES` under `vmap`, `CPU_STACK_BYTES` under `fused`; on a GPU a share of the free memory.
 """
 
 from __future__ import annotations
@@ -14,13 +18,18 @@ from dataclasses import dataclass
 import torch
 
 from fedsim import checks
+from fedsim.errors import ConfigError
+from fedsim.local import LocalRule
 from fedsim.models import RowModel
+from fedsim.shift import Shift
+from fedsim.trainer.fused_executor import plain_descent, stacks
 
-EXECUTORS = ("auto", "vmap", "loop")
+EXECUTORS = ("auto", "fused", "vmap", "loop")
 CPU_CHUNK_BYTES = 64 * 2**20
+CPU_STACK_BYTES = 32 * 2**20
 GPU_MEMORY_SHARE = 0.25
 GPU_COPIES = 8  # parameters, gradients, activations and their temporaries, in units of parameters plus batch
-LOOP_CHUNK = 64  # rows whose sample numbers are drawn together
+DRAWN_TOGETHER = {"loop": 64, "fused": 1024}  # rows of a chunk, of which only the sample numbers are made at once
 
 
 @dataclass(frozen=True)
@@ -28,45 +37,75 @@ class Choice:
     """What was chosen, and why."""
 
     executor: str
-    chunk: int
+    chunk: int  # rows handed to the executor together
     workers: int
     reason: str
+    stack: int = 1  # of which so many go through one module under `fused`
 
     def describe(self) -> str:
         """One line for the log."""
-        how = f"{self.workers} threads" if self.executor == "loop" else f"up to {self.chunk} rows at once"
+        together = self.chunk if self.executor == "vmap" else self.stack
+        how = f"up to {together} rows at once" if together > 1 else f"row by row in {self.workers} threads"
         return f"{self.executor} executor, {how} ({self.reason})"
 
 
 def choose(
-    executor: str, chunk: int | str, workers: int | str, model: RowModel, batch_size: int, sample_size: int
+    executor: str,
+    chunk: int | str,
+    workers: int | str,
+    model: RowModel,
+    rule: LocalRule,
+    shift: Shift,
+    batch_size: int,
+    sample_size: int,
+    plain: bool = True,
 ) -> Choice:
     """Resolve 'auto' settings.
 
     Args:
-        executor: 'auto', 'vmap' or 'loop'.
+        executor: 'auto', 'fused', 'vmap' or 'loop'.
         chunk: rows per chunk, or 'auto'.
-        workers: threads of the loop executor on a CPU, or 'auto'.
-        model: the model to run.
+        workers: threads that share rows which run one by one on a CPU, or 'auto'.
+        model, rule, shift: what runs.
         batch_size: largest batch of a row.
         sample_size: numbers in one input.
+        plain: do rows carry parameters alone? False: executor=fused is read as auto.
+
+    Raises:
+        ConfigError: executor=fused where the rule's step is more than plain SGD.
     """
     executor = checks.choice("trainer.executor", executor, EXECUTORS)
     chunk = checks.auto_or_whole("trainer.chunk", chunk)
     workers = checks.auto_or_whole("trainer.workers", workers)
     cpu = model.device.type == "cpu"
+    descent, together = plain_descent(rule, shift), stacks(model)
     reason = "as configured"
-    if executor == "auto":
-        executor = "loop" if cpu and model.convolutional else "vmap"
-        reason = "convolutions on a CPU" if executor == "loop" else "batched kernels"
-    if executor == "loop":
-        threads = torch.get_num_threads() if workers == "auto" else int(workers)
-        return Choice("loop", LOOP_CHUNK if chunk == "auto" else int(chunk), threads if cpu else 1, reason)
+    if executor == "auto" or (executor == "fused" and not plain):
+        executor, reason = _best(descent and plain, together, cpu and model.convolutional)
+    elif executor == "fused" and not descent:
+        raise ConfigError(
+            "trainer.executor=fused takes plain steps of SGD only: local=sgd without local.clip, and shift=none; "
+            "use trainer.executor=auto"
+        )
+    threads = torch.get_num_threads() if workers == "auto" else int(workers)
+    row_bytes = torch.finfo(model.dtype).bits // 8 * (model.dimension + batch_size * max(sample_size, 1))
+    if cpu:
+        budget: float = CPU_STACK_BYTES if executor == "fused" else CPU_CHUNK_BYTES
+    else:
+        budget = torch.cuda.mem_get_info(model.device)[0] * GPU_MEMORY_SHARE / GPU_COPIES
+    rows = max(1, math.floor(budget / row_bytes))
+    if executor == "vmap":
+        return Choice("vmap", rows if chunk == "auto" else int(chunk), 1, reason)
     if chunk == "auto":
-        row_bytes = torch.finfo(model.dtype).bits // 8 * (model.dimension + batch_size * max(sample_size, 1))
-        budget: float = CPU_CHUNK_BYTES
-        if not cpu:
-            free, _ = torch.cuda.mem_get_info(model.device)
-            budget = free * GPU_MEMORY_SHARE / GPU_COPIES
-        chunk = max(1, math.floor(budget / row_bytes))
-    return Choice("vmap", int(chunk), 1, reason)
+        chunk = DRAWN_TOGETHER[executor] if cpu else rows
+    stack = min(rows, int(chunk)) if executor == "fused" and together else 1
+    return Choice(executor, int(chunk), threads if cpu and stack == 1 else 1, reason, stack)
+
+
+def _best(plain: bool, together: bool, convolutions: bool) -> tuple[str, str]:
+    """An executor, and why. `convolutions`: on a CPU."""
+    if plain and (together or convolutions):
+        return "fused", "plain SGD"
+    if convolutions:
+        return "loop", "convolutions on a CPU"
+    return "vmap", "batched kernels"

@@ -1,13 +1,12 @@
 """Row by row through plain modules: for models whose batched kernels lose, such as convolutions on a CPU.
 
 functorch transforms and `functional_call` are not thread-safe; plain modules with plain autograd are. Each worker
-thread owns a copy of the module and one intra-op thread, which beats one module with all intra-op threads.
+thread owns a copy of the module.
 """
 
 from __future__ import annotations
 
 import queue
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.batches import Chunk
 from fedsim.trainer.objective import PlainObjective, StackedObjective
+from fedsim.trainer.workers import share
 
 
 def first(rows: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -69,12 +69,7 @@ class LoopExecutor:
             finally:
                 self._objectives.put(objective)
 
-        rows = range(len(chunk.steps))
-        if self.workers == 1:
-            for row in rows:
-                run_row(row)
-        else:
-            self._threaded(run_row, rows)
+        share(run_row, range(len(chunk.steps)), self.workers)
         return out, losses
 
     def _step(self, carry: Carry, batch: Carry, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
@@ -89,14 +84,3 @@ class LoopExecutor:
         if not self.rule.batched:
             return self.rule.begin(carry, batch, lr, objective)
         return first(self.rule.begin(alone(carry), alone(batch), lr[None], objective))
-
-    def _threaded(self, run_row, rows: range) -> None:  # type: ignore[no-untyped-def]
-        """Share the rows among worker threads, each with one intra-op thread; the setting is restored afterwards."""
-        intra_op = torch.get_num_threads()
-        torch.set_num_threads(1)  # the math library's count is the process's, so it is set here too
-        try:
-            with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-                for _ in pool.map(run_row, rows):
-                    pass
-        finally:
-            torch.set_num_threads(intra_op)

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsim import checks
 from fedsim.errors import ConfigError
 from fedsim.federation import Cohort
-from fedsim.local import LocalRule
+from fedsim.local import SGD, LocalRule
 from fedsim.local.base import Carry
 from fedsim.memory import Memory
 from fedsim.models import RowModel
@@ -23,6 +23,7 @@ from fedsim.shift import Shift
 from fedsim.trainer.allocator import keep_freed_memory
 from fedsim.trainer.batches import Batches, Plan
 from fedsim.trainer.choose import choose
+from fedsim.trainer.fused_executor import FusedExecutor
 from fedsim.trainer.loop_executor import LoopExecutor
 from fedsim.trainer.memory_limit import out_of_memory, too_large_for_one
 from fedsim.trainer.objective import refuse_dropout
@@ -69,18 +70,32 @@ class Trainer:
         self.rates = torch.tensor(rates, dtype=model.dtype, device=model.device)
         largest = rule.batch_size or int(np.max(batches.federation.sizes, initial=1))
         sample = int(np.prod(batches.dataset.shape)) + (model.dimension if rule.per_sample else 0)
-        self.choice = choose(executor, chunk, workers, model, largest, sample)
-        log.info("trainer: %s", self.choice.describe())
-        self.executor: VmapExecutor | LoopExecutor
-        if self.choice.executor == "loop":
-            self.executor = LoopExecutor(rule, model, shift, self.choice.workers, batches.contamination.active)
-        else:
-            self.executor = VmapExecutor(rule, model, shift)
-        self._halved = False
+        self._wish = executor, chunk, workers, model, rule, shift, largest, sample
+        self.choice = choose(*self._wish)
+        self.executor = self._executor()
+        self._told = self._halved = False
         everyone = np.arange(len(batches.federation.sizes))
         self._longest = rule.steps or int(batches.schedule(everyone)[2].max())
         if model.device.type == "cpu":
             keep_freed_memory()
+
+    def _executor(self) -> FusedExecutor | LoopExecutor | VmapExecutor:
+        """The one that was chosen."""
+        rule, workers = self.rule, self.choice.workers
+        if self.choice.executor == "loop":
+            return LoopExecutor(rule, self.model, self.shift, workers, self.batches.contamination.active)
+        if self.choice.executor == "vmap":
+            return VmapExecutor(rule, self.model, self.shift)
+        assert isinstance(rule, SGD)
+        return FusedExecutor(rule, self.model, self.choice.stack, workers)
+
+    def _settle(self, carry: Carry) -> None:
+        """Once it is known what the strategy's rows carry: the executor that takes them is chosen, and told."""
+        if self.choice.executor == "fused" and carry.keys() != {"params"}:
+            self.choice = choose(*self._wish, plain=False)
+            self.executor = self._executor()
+        log.info("trainer: %s", self.choice.describe())
+        self._told = True
 
     def memory(self, model: Tensor) -> Memory:
         """What rule and shift remember before round 0, from the initial models [R, d]."""
@@ -113,6 +128,8 @@ class Trainer:
         carry |= memory.gather(cohort)
         if self.rule.knows_round:
             carry["round"] = torch.full((len(cohort),), t, dtype=torch.int64, device=start.device)
+        if not self._told:
+            self._settle(carry)
         plan = self.batches.plan(cohort, t)
         rates = self._rates(cohort, plan, t)
         fleet = self.shift.deployed(memory.server, deployed) if self.shift.active else None
@@ -166,9 +183,12 @@ class Trainer:
             if total is None:  # only here are the frames gone that held what the attempt had made
                 self._halve(len(rows))
                 continue
-            for name, value in part.items():
-                end[name][pick] = value
-            loss[pick] = total
+            if len(rows) == len(cohort) and order is None:
+                end, loss = part, total
+            else:
+                for name, value in part.items():
+                    end[name][pick] = value
+                loss[pick] = total
             samples[rows] = chunk.sizes.sum(1)
             first += len(rows)
         return end, loss, samples

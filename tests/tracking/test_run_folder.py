@@ -97,7 +97,7 @@ def test_summary_json_is_the_last_evaluation(finished):
         assert result.final[name] == pytest.approx((np.mean(values), np.std(values, ddof=1)))
     assert summary["samples"] == result.samples
     assert summary["parameters"] == 4 * 5 + 5 + 5 * 3 + 3
-    assert (summary["executor"], summary["chunk"]) == ("vmap", 3)
+    assert (summary["executor"], summary["chunk"]) == ("fused", 3)
     assert summary["seconds"] > 0
 
 

@@ -1,0 +1,118 @@
+"""Linear layers of several rows at once that take their SGD step inside the backward pass.
+
+The gradient of a weight is a matrix product, dYᵀX. Where the step is x − η(∇ + λx) and nothing else, that product can
+write −η dYᵀX onto the weight instead of beside it: no gradient is stored, none is read again, and rows' weights are
+never copied. What is left of a step is the matrix products themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# Layers without parameters that treat every number, or every sample, on its own.
+SAMPLEWISE = (
+    nn.Identity, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
+    nn.Softplus, nn.Hardtanh, nn.ReLU6,
+)  # fmt: skip
+
+
+class _Step(torch.autograd.Function):
+    """x [c, N, in] → x Wᵀ + b [c, N, out]; the backward pass steps W [c, out, in] and b [c, 1, out]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, layer: SteppingLinear) -> Tensor:
+        bias = None if layer.bias is None else layer.bias[: len(x)]
+        ctx.save_for_backward(x)
+        ctx.layer, ctx.weight, ctx.bias = layer, weight.detach(), bias  # as they are when the step is due
+        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias, x, weight.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+        (x,), layer, weight, bias = ctx.saved_tensors, ctx.layer, ctx.weight, ctx.bias
+        onward = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
+        layer.shrink()
+        step = gradient * -layer.rates
+        weight.baddbmm_(step.mT, x)
+        if bias is not None:
+            bias.add_(step.sum(1, keepdim=True))
+        return onward, None, None
+
+
+class SteppingLinear(nn.Module):
+    """The linear layers of c rows. The rows' samples follow one another: [c·B, …, in] → [c·B, …, out]."""
+
+    weight: Tensor
+    bias: Tensor | None
+    rates: Tensor
+
+    def __init__(self, name: str, layer: nn.Linear, decay: float) -> None:
+        super().__init__()
+        self.decay, self.has_bias, self.due = decay, layer.bias is not None, False
+        prefix = f"{name}." if name else ""
+        self.names = [f"{prefix}weight"] + ([f"{prefix}bias"] if self.has_bias else [])
+
+    def load(self, parameters: dict[str, Tensor]) -> None:
+        """Take over the parameters [c, …] of some rows: they are stepped in place."""
+        self.weight = parameters[self.names[0]].requires_grad_()
+        self.bias = parameters[self.names[1]][:, None] if self.has_bias else None
+
+    def begin(self, rates: Tensor) -> None:
+        """A step of the first c rows at rates [c] is to come."""
+        self.rates, self.due = rates[:, None, None], True
+
+    def shrink(self) -> None:
+        """The share of the step that λ has, once a step: x ← (1 − ηλ) x, also where no sample meets the layer."""
+        if self.decay and self.due:
+            for own in (self.weight, self.bias):
+                if own is not None:
+                    own.detach()[: len(self.rates)].mul_(1 - self.decay * self.rates)
+        self.due = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = len(self.rates)
+        out = _Step.apply(x.reshape(rows, -1, x.shape[-1]), self.weight[:rows], self)
+        return out.reshape(*x.shape[:-1], out.shape[-1])
+
+
+def in_one_line(module: nn.Module) -> bool:
+    """Is every layer used once, one after another? So it is in `nn.Sequential`s, and in modules whose class says so by
+    `samplewise = True` (which also promises to treat every sample on its own)."""
+    inner = [m for m in module.modules() if next(m.children(), None) is not None]
+    layers = [m for _, m in module.named_modules(remove_duplicate=False)]
+    parameters = [p for _, p in module.named_parameters(remove_duplicate=False)]
+    known = all(type(m) is nn.Sequential or getattr(m, "samplewise", False) for m in inner)
+    return known and len(set(layers)) == len(layers) and len(set(parameters)) == len(parameters)
+
+
+def stackable(module: nn.Module) -> bool:
+    """Can the samples of several rows go through together? Linear layers and what treats every sample on its own."""
+    leaves = [m for m in module.modules() if next(m.children(), None) is None]
+    return in_one_line(module) and all(
+        steps_itself(m) or (type(m) in SAMPLEWISE and getattr(m, "start_dim", 1) == 1) for m in leaves
+    )
+
+
+def steps_itself(module: nn.Module) -> bool:
+    """A plain linear layer, all of it trained?"""
+    return type(module) is nn.Linear and all(p.requires_grad for p in module.parameters())
+
+
+def with_stepping_layers(module: nn.Module, decay: float) -> tuple[nn.Module, list[SteppingLinear]]:
+    """The module with its linear layers exchanged in place, where each is used once; and those layers."""
+    if not in_one_line(module):
+        return module, []
+    exchanged = []
+    for name, layer in list(module.named_modules()):
+        if steps_itself(layer):
+            stepping = SteppingLinear(name, layer, decay)
+            exchanged.append(stepping)
+            if not name:
+                return stepping, exchanged
+            parent, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(parent), leaf, stepping)
+    return module, exchanged

@@ -1,0 +1,31 @@
+"""Worker threads that share a round's rows on a CPU, each with one intra-op thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+
+
+def share(work: Callable[[Item], None], items: Sequence[Item], workers: int) -> None:
+    """Call `work` with every item, in `workers` threads; the number of intra-op threads is restored afterwards.
+
+    One thread a core, each with its own model, beats one model with all threads: small operators spend much of their
+    time on meeting at barriers.
+    """
+    if workers == 1 or len(items) < 2:
+        for item in items:
+            work(item)
+        return
+    intra_op = torch.get_num_threads()
+    torch.set_num_threads(1)  # the math library's count is the process's, so it is set here too
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for _ in pool.map(work, items):
+                pass
+    finally:
+        torch.set_num_threads(intra_op)

@@ -1,0 +1,155 @@
+"""The fused executor takes plain SGD, stacks what may be stacked, and agrees with plain PyTorch on everything else."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsim.datasets import Dataset, GaussianMean
+from fedsim.errors import ConfigError
+from fedsim.local import APFL, SGD
+from fedsim.models import MLP, SVHNCNN, Linear, Mean
+from fedsim.shift import Location
+from fedsim.simulation import Simulation
+from fedsim.strategies import FedProx, Scaffold
+from fedsim.trainer.stepping import stackable
+
+SIZES = (1, 9, 4, 3, 8)
+SHAPE = (2, 4, 4)
+
+
+def images() -> Dataset:
+    draw = np.random.default_rng(1)
+    owners = np.repeat(np.arange(len(SIZES)), SIZES)
+    x = torch.as_tensor(draw.standard_normal((len(owners), *SHAPE)))
+    y = torch.as_tensor(draw.integers(0, 3, len(owners)))
+    return Dataset("images", x, y, classes=3, owners=torch.as_tensor(owners))
+
+
+def simulation_of(model, rule: SGD | None = None, dataset: Dataset | None = None, **options) -> Simulation:
+    rule = rule or SGD(lr=0.05, epochs=2, batch_size=3, drop_last=False, weight_decay=0.1)
+    defaults = {"clients": len(SIZES), "seeds": (3, 5), "dtype": "float64", "rounds": 2, "eval_every": 2}
+    return Simulation(dataset or images(), model, local=rule, **defaults | options)
+
+
+class Twice(nn.Module):
+    """One layer in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(32, 32), nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(self.inner(self.inner(x.flatten(1)).relu()))
+
+
+class Mixing(nn.Module):
+    """Centres every batch: rows that shared one would be wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(1)
+        return self.layer(flat - flat.mean(0))
+
+
+class Unused(nn.Module):
+    """A layer that no sample meets: it decays, and has no gradient."""
+
+    samplewise = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.idle = nn.Linear(32, 3), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1))
+
+
+def sequential(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def frozen() -> nn.Module:
+    module = sequential(nn.Linear(32, 4), nn.Tanh(), nn.Linear(4, 3))
+    module[1].weight.requires_grad_(False)
+    return module
+
+
+def tied() -> nn.Module:
+    module = sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Linear(32, 3))
+    module[3].weight = module[1].weight
+    return module
+
+
+MODELS = {
+    "linear": (functools.partial(Linear, shape=SHAPE, classes=3), True),
+    "no bias": (lambda: sequential(nn.Linear(32, 3, bias=False)), True),
+    "mlp": (functools.partial(MLP, shape=SHAPE, classes=3, hidden=(6, 5)), True),
+    "nested": (lambda: sequential(nn.Sequential(nn.Linear(32, 4), nn.GELU()), nn.Sequential(nn.Linear(4, 3))), True),
+    "along the last axis": (lambda: nn.Sequential(nn.Linear(4, 2), nn.SiLU(), nn.Flatten(), nn.Linear(16, 3)), True),
+    "in place": (lambda: sequential(nn.Linear(32, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)), True),
+    "convolutions": (functools.partial(SVHNCNN, shape=SHAPE, classes=3), False),
+    "normalised": (lambda: sequential(nn.LayerNorm(32), nn.Linear(32, 3)), False),
+    "softmax over samples": (lambda: sequential(nn.Softmax(0), nn.Linear(32, 3)), False),
+    "flattened later": (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(16, 3), nn.Flatten(), nn.Linear(6, 3)), False),
+    "a layer twice": (Twice, False),
+    "a batch's mean": (Mixing, False),
+    "frozen": (frozen, False),
+    "tied": (tied, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stacks_are_of_layers_that_treat_samples_alone_and_are_used_once(name):
+    build, expected = MODELS[name]
+    assert stackable(build()) == expected
+
+
+@pytest.mark.parametrize("name", [*MODELS, "unused"])
+@pytest.mark.parametrize("options", [{}, {"chunk": 3, "workers": 2}], ids=str)
+def test_any_module_ends_where_the_loop_ends(name, options):
+    """With ridge, weight decay, epochs and short batches: rows of unequal steps, padding where rows are stacked."""
+    build = Unused if name == "unused" else MODELS[name][0]
+    model = functools.partial(build)
+    fused = simulation_of(model, executor="fused", ridge=0.05, **options).run()
+    loop = simulation_of(model, executor="loop", workers=1, ridge=0.05).run()
+    torch.testing.assert_close(fused.state.model, loop.state.model, rtol=0, atol=1e-12)
+    for left, right in zip(fused.history, loop.history, strict=True):
+        assert left == pytest.approx(right | {"seconds": left["seconds"]}, abs=1e-12)
+
+
+SMALL = functools.partial(MLP, shape=SHAPE, classes=3, hidden=(4,))
+CNN = functools.partial(SVHNCNN, shape=SHAPE, classes=3)
+MOVING = {"dataset": GaussianMean(clients=len(SIZES)), "shift": Location(0.5, 0.1)}
+CHOICES = {
+    "plain SGD": (SMALL, None, {}, "fused"),
+    "as asked for": (SMALL, None, {"executor": "vmap"}, "vmap"),
+    "proximal term": (SMALL, None, {"strategy": FedProx(0.1)}, "vmap"),
+    "correction": (SMALL, None, {"strategy": Scaffold(), "executor": "fused"}, "vmap"),
+    "clipped": (SMALL, SGD(lr=0.1, clip=1.0), {}, "vmap"),
+    "another rule": (SMALL, APFL(lr=0.1), {}, "vmap"),
+    "not stackable": (Mixing, None, {}, "vmap"),
+    "convolutions": (CNN, None, {}, "fused"),
+    "convolutions, corrected": (CNN, None, {"strategy": Scaffold()}, "loop"),
+    "data that answer": (Mean, SGD(lr=0.1), MOVING, "vmap"),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+def test_what_is_chosen(case):
+    model, rule, options, executor = CHOICES[case]
+    simulation = simulation_of(model, rule, **options)
+    simulation.run()
+    assert simulation.trainer.choice.executor == executor
+
+
+def test_what_is_more_than_plain_sgd_is_refused():
+    with pytest.raises(ConfigError, match=r"trainer\.executor=fused takes plain steps of SGD only"):
+        simulation_of(Twice, SGD(clip=1.0), executor="fused")
