@@ -34,6 +34,7 @@ WITHOUT_EFFECT = (
     "trainer.executor",
     "trainer.chunk",
     "trainer.workers",
+    "trainer.compile",
     "tracking.progress",
     "tracking.tensorboard",
     "tracking.checkpoint_every",
