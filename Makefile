@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 OUT    ?= runs/quickstart
 
-.PHONY: help install run test test-slow lint format bench tensorboard wheel clean
+.PHONY: help install run test test-slow lint format bench docs tensorboard wheel clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -39,6 +39,10 @@ format: install  ## let ruff mend what it can
 
 bench: install  ## samples per second of every executor beside a raw PyTorch loop
 	$(BIN)/python scripts/bench.py
+
+docs: install  ## write docs/configuration.md and the notebook's outputs again
+	$(BIN)/python scripts/config_reference.py
+	$(BIN)/jupyter execute --inplace docs/first_run.ipynb
 
 tensorboard: install  ## look at the curves of the main job
 	$(BIN)/tensorboard --logdir $(OUT)

@@ -11,9 +11,18 @@ from fedsim.errors import ConfigError
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """'; did you mean …?' for the known word that looks most like `word`, or nothing."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    """'; did you mean …?' for the known word that looks most like `word`, else those that contain it, or nothing."""
+    lower, options = word.lower(), {option.lower(): option for option in known}
+    found = difflib.get_close_matches(lower, options, n=1, cutoff=0.6)
+    if not found and len(word) > 2:
+        found = sorted((option for option in options if lower in option), key=len)
+    return meant(options[option] for option in found)
+
+
+def meant(words: Iterable[str]) -> str:
+    """'; did you mean …?' for at most three words, or nothing."""
+    quoted = [repr(word) for word in words][:3]
+    return f"; did you mean {' or '.join(filter(None, [', '.join(quoted[:-1]), quoted[-1]]))}?" if quoted else ""
 
 
 def choice(key: str, value: Any, options: Iterable[str]) -> str:

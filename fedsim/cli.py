@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim import sweep
+from fedsim import commands, sweep
 from fedsim.config import RESUME, build, config_folder, flatten
 from fedsim.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.explain import before_the_job, explain, in_one_line
@@ -30,9 +30,11 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Entry point of `fedsim` and `python -m fedsim`."""
+    """Entry point of `fedsim` and `python -m fedsim`: a word of `fedsim.commands`, or overrides, which Hydra takes."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of being printed by Hydra
     _prepare()
+    if sys.argv[1:2] and sys.argv[1] in commands.WORDS:
+        return commands.answer(sys.argv[1], sys.argv[2:])
     problem = None
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         _one_of_several()
@@ -71,6 +73,7 @@ def _prepare() -> None:
         sys.path.insert(0, os.getcwd())
     threading.excepthook = _of_a_thread
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what it raises
     logging.getLogger("fedsim").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
 
 
@@ -171,6 +174,7 @@ def report(result: Result) -> str:
             f"after {result.history[-1]['round']} rounds in {result.seconds:.1f} s ({speed:,.0f} samples/s):",
             *lines,
             f"saved in {result.folder}",
-            f"curves:  tensorboard --logdir {result.folder}",
+            f"curves:   tensorboard --logdir {result.folder}",
+            f"pictures: fedsim-plot {result.folder} --html report.html",
         ]
     )

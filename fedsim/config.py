@@ -96,6 +96,11 @@ def groups() -> dict[str, list[str]]:
     return found
 
 
+def target(group: str, choice: str) -> str:
+    """The class of a choice."""
+    return str(_load(config_folder() / group / f"{choice}.yaml")["_target_"])
+
+
 @functools.cache
 def keys() -> dict[str, list[str]]:
     """Every settable key, and the choices (as group=choice) under which it exists; [] for top-level ones."""
@@ -220,9 +225,13 @@ def _check_node(path: str, node: dict[str, Any], names: dict[str, str]) -> None:
     for key, value in node.items():
         if isinstance(value, dict) and "_target_" in value:
             _check_node(f"{path}.{key}", value, names)
+        elif isinstance(value, str) and (group := f"{path}.{key}".replace(".", "/")) in groups():
+            raise ConfigError(f"{path}.{key}={value} is a value where a choice is wanted; give {group}={value}")
     target = node.get("_target_")
     if not isinstance(target, str) or target == "???":
-        raise ConfigError(f"{path}._target_={node.get('_target_')!r} names no class; choose one of the group's choices")
+        if target in (None, "???"):
+            raise ConfigError(f"{path}._target_ is missing; give {path}._target_=package.module.Class")
+        raise ConfigError(f"{path}._target_={target!r} names no class; choose one of the group's choices")
     settings = {key: value for key, value in node.items() if key != "_target_"}
     own = {key: names.get(f"{path}.{key}", f"{path}.{key}") for key in settings}
     try:
@@ -253,6 +262,8 @@ def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
         if isinstance(cause, ConfigError):
             raise cause from None
         reason = (str(cause).splitlines() or [type(cause).__name__])[0]
+        if re.search("unexpected keyword argument|takes no arguments", reason) and "custom" in groups().get(group, []):
+            reason += f"; {group}=custom leaves out the keys of {group}'s other choices"
         raise ConfigError(f"{group}: {reason}") from error
 
 

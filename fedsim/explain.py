@@ -6,8 +6,9 @@ import re
 
 from hydra.errors import OverrideParseException
 
-from fedsim import checks
-from fedsim.config import groups, keys
+from fedsim import checks, commands
+from fedsim.comments import comments
+from fedsim.config import config_folder, groups, keys
 
 # Launchers and sweepers that an extra brings → its name.
 EXTRAS = {
@@ -31,7 +32,9 @@ def explain(error: BaseException) -> str:
     if match := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text):
         return _unknown_choice(match[1], match[2], re.findall(r"^\t(\w+)$", text, re.M))
     if match := re.search(r"Error parsing override '([^'=]+)'\nmissing EQUAL", text):
-        near = checks.nearest(match[1], [*keys(), *groups()])
+        given = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
+        exact = [option for option in given if option.endswith(f"={match[1]}")]
+        near = checks.meant(exact) or checks.nearest(match[1], [*commands.WORDS, *keys(), *groups(), *given])
         return f"{match[1]!r} lacks a value; give key=value or group=choice{near}"
     return in_one_line(text.split("\n")[0])
 
@@ -55,7 +58,8 @@ def _missing_extra(extra: str, what: str) -> str:
 def _unknown_choice(group: str, choice: str, there: list[str]) -> str:
     if f"{group}/{choice}" in EXTRAS:
         return _missing_extra(EXTRAS[f"{group}/{choice}"], f"{group}={choice}")
-    options = groups().get(group) or sorted({*there, *(n.rpartition("/")[2] for n in EXTRAS if n.startswith(group))})
+    extras = [name.rpartition("/")[2] for name in EXTRAS if name.startswith(f"{group}/")]
+    options = sorted({*groups().get(group, []), *there, *extras})
     return f"{group}={choice} is unknown; choose one of {', '.join(options)}{checks.nearest(choice, options)}"
 
 
@@ -65,5 +69,21 @@ def _unknown_key(name: str) -> str:
         return f"{name} exists only with {' or '.join(known[name])}"
     if name in groups():
         return f"{name} does not belong to the chosen {name.rpartition('/')[0]}"
-    options = [*known, *groups()]
-    return f"{name} is not a setting{checks.nearest(name, options)} (fedsim --help lists groups and keys)"
+    return f"{name} is not a setting{_nearest_key(name)} (fedsim --help lists groups and keys)"
+
+
+def _nearest_key(name: str) -> str:
+    """'; did you mean …?' for a key: of the top level, or one of the same last word, or one that looks alike."""
+    options = [*keys(), *groups()]
+    top, last = [option for option in options if not {".", "/"} & set(option)], name.rpartition(".")[2]
+    if "." not in name and (near := checks.nearest(name, top)):
+        return near
+    deeper = [option for option in keys() if option.rpartition(".")[2] == last]
+    within = [option for option in deeper if option.partition(".")[0] == name.partition(".")[0]]
+    spoken = [key for key, comment in comments(config_folder() / "config.yaml").items() if _words(name) in comment]
+    return checks.meant(within or deeper) or checks.nearest(name, options) or checks.meant(spoken)
+
+
+def _words(name: str) -> str:
+    """learning_rate as a comment would have it."""
+    return name.replace("_", " ").lower()

@@ -98,6 +98,17 @@ def test_a_sweep_its_resumption_and_its_comparison(tmp_path: Path, capsys: pytes
         (["strategy=fedaw"], "strategy=fedaw is unknown"),
         (["stratgy"], "'stratgy' lacks a value; give key=value or group=choice; did you mean 'strategy'?"),
         (["hydra/launcher=slrum"], "did you mean 'slurm'?"),
+        (["strategy=custom"], "strategy._target_ is missing; give strategy._target_=package.module.Class"),
+        (["strategy._target_=fedsim.strategies.LocalOnly"], "strategy=custom leaves out the keys"),
+        (["inf"], "did you mean 'info'?"),
+        (["dataset=MNIST"], "did you mean 'mnist'?"),
+        (["model=cnn"], "did you mean 'svhn_cnn', 'cifar10_cnn' or 'cinic10_cnn'?"),
+        (["fedpbc"], "did you mean 'strategy=fedpbc'?"),
+        (["partition.alhpa=1"], "did you mean 'partition.alpha'?"),
+        (["availability.gamma=1"], "did you mean 'availability.trajectory.gamma'?"),
+        (["alpha=1"], "did you mean 'dataset.alpha', 'local.alpha' or 'partition.alpha'?"),
+        (["learning_rate=1"], "did you mean 'lr'?"),
+        (["availability.base=groups"], "a value where a choice is wanted; give availability/base=groups"),
         (["partition=iid", "partition.alpha=1"], "partition.alpha exists only with partition=dirichlet"),
         (["rounds=abc"], "rounds='abc' must be a whole number"),
         (["+foo=1"], "foo is not a setting"),
@@ -166,7 +177,9 @@ def test_a_refused_resumption_leaves_the_folder_as_it_was(tmp_path: Path, monkey
 
 def test_help_names_every_group_and_fits_two_screens(tmp_path: Path) -> None:
     shown = run(tmp_path, "--help").stdout
-    assert len(shown.splitlines()) <= 60
+    assert sum(max(1, -(-len(line) // 100)) for line in shown.splitlines()) <= 100  # two screens of 100 columns
+    for line in ("fedsim info", "fedsim data", "fedsim --shell-completion"):
+        assert line in shown
     for group, choices in groups().items():
         assert f"{group}: {', '.join(choices)}" in shown
     for name in keys():
@@ -174,12 +187,29 @@ def test_help_names_every_group_and_fits_two_screens(tmp_path: Path) -> None:
             assert f"{name}=" in shown
 
 
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("strategy=fedp", {"strategy=fedpbc", "strategy=fedprox"}),
+        ("availability=sine availability.tra", {"availability.trajectory."}),
+        ("partition.al", {"partition.alpha="}),
+    ],
+)
+def test_the_shell_completes_choices_and_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, expected: set[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fedsim", "--shell-completion", "query=bash"])
+    monkeypatch.setenv("COMP_LINE", f"fedsim {typed}")
+    main()
+    assert set(capsys.readouterr().out.split()) == expected
+
+
 ONE_GROUP_AT_A_TIME = [
     f"{group}={choice}"
     for group, choices in groups().items()
     for choice in choices
     if group not in ("experiment", "sweep", "dataset", "dataset/augment", "model", "shift")
-    and choice not in ("natural", "trace")
+    and choice not in ("natural", "trace", "custom")
 ]
 
 
@@ -190,7 +220,7 @@ def test_every_choice_composes_and_runs(override: str) -> None:
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 
 
-@pytest.mark.parametrize("choice", groups()["shift"])
+@pytest.mark.parametrize("choice", [choice for choice in groups()["shift"] if choice != "custom"])
 def test_every_shift_composes_and_is_measured_against_its_references(choice: str) -> None:
     cfg = configuration(*QUICK, "tracking.progress=none", f"shift={choice}", *SHIFTS.get(choice, []))
     simulation, tracking, _ = build(cfg)
@@ -229,7 +259,7 @@ def test_every_experiment_composes_and_runs(name: str) -> None:
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 
 
-@pytest.mark.parametrize("rule", [rule for rule in groups()["local"] if rule != "pg"])  # pg has a single client
+@pytest.mark.parametrize("rule", [r for r in groups()["local"] if r not in ("pg", "custom")])  # pg has a single client
 def test_every_rule_is_judged_client_by_client(rule: str, tmp_path: Path) -> None:
     asked = ["personal.over=online", "personal.newcomers=2", "personal.newcomer_epochs=1", "trainer.memory=disk"]
     cfg = configuration(*QUICK, "tracking.progress=none", f"local={rule}", "partition.validation=0.2", *asked)

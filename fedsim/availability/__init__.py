@@ -10,7 +10,7 @@ from fedsim.availability.probabilities import (
     Probability,
     Uniform,
 )
-from fedsim.availability.processes import Bernoulli, Cyclic, Full, Multiset, UniformK
+from fedsim.availability.processes import Bernoulli, Cyclic, Full, Multiset, UniformK, toss
 from fedsim.availability.trace import Trace
 from fedsim.availability.trajectories import InterleavedSine, Jitter, Sine, Staircase, Stationary, Trajectory
 from fedsim.availability.withheld import Withheld
@@ -38,4 +38,5 @@ __all__ = [
     "Uniform",
     "UniformK",
     "Withheld",
+    "toss",
 ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.datasets.base import Dataset
-from fedsim.datasets.vision import data_root
+from fedsim.datasets.files import Files, data_root
 from fedsim.errors import ConfigError, MissingDataError
 
 # Numeric columns of the file; none has missing entries.
@@ -32,6 +32,12 @@ class Adult(Dataset):
         balanced: whether classes are made equal in size.
     """
 
+    files = Files(
+        (("adult/adult.data", "adult/adult.test"),),
+        "archive.ics.uci.edu/dataset/2/adult",
+        "https://archive.ics.uci.edu/static/public/2/adult.zip",
+        folder="adult",
+    )
     counts = ((32_561, 7_841), (16_281, 3_846))
 
     def __init__(
@@ -64,15 +70,15 @@ class Adult(Dataset):
             kept = np.concatenate([np.flatnonzero(y == 1), np.flatnonzero(y == 0)[: int(y.sum())]])
         return torch.as_tensor(((x - mean) / std)[kept].astype(np.float32)), torch.as_tensor(y[kept])
 
-    @staticmethod
-    def _read(path: Path, columns: list[int], rows: int, positives: int) -> tuple[np.ndarray, np.ndarray]:
+    @classmethod
+    def _read(cls, path: Path, columns: list[int], rows: int, positives: int) -> tuple[np.ndarray, np.ndarray]:
         """x [n, features] and y [n] of one file."""
         try:
             lines = path.read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise MissingDataError(
-                f"dataset=adult: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA); get "
-                f"adult.data and adult.test from archive.ics.uci.edu/dataset/2/adult ({error})"
+                f"dataset=adult: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA); "
+                f"{cls.files.remedy('adult')} ({error})"
             ) from error
         table = [fields for line in lines if len(fields := [f.strip() for f in line.split(",")]) == WIDTH]
         y = np.array([fields[LABEL].startswith(">50K") for fields in table], dtype=np.int64)

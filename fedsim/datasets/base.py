@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.datasets.augment import CropFlip
+from fedsim.datasets.files import Files
 
 
 @dataclass
@@ -27,8 +29,11 @@ class Dataset:
         optimum: [d] minimiser of the average client objective where it is known in closed form.
         weights: [m] w_i of a stream's clients (host); None gives all the same.
         augment: random crop and flip of training images, or None.
+        files: what the class is read from; None where nothing needs to be fetched.
         strategic: numbers of the features (of the flattened input) that people change to please a model, or None.
     """
+
+    files: ClassVar[Files | None] = None
 
     name: str
     train_x: Tensor

@@ -11,6 +11,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from fedsim.datasets.files import Files
 from fedsim.datasets.torchvision_import import torchvision_datasets
 from fedsim.datasets.vision import Images, said
 from fedsim.errors import MissingDataError, OutputError
@@ -27,6 +28,12 @@ class CINIC10(Images):
     """
 
     source, label = "CINIC-10", "cinic10"
+    files = Files(
+        (("CINIC-10/fedsim-train.npz", "CINIC-10/fedsim-test.npz"), ("CINIC-10/train", "CINIC-10/test")),
+        "datashare.ed.ac.uk/handle/10283/3192",
+        "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/CINIC-10.tar.gz",
+        folder="CINIC-10",
+    )
     mean, std = (0.4789, 0.4723, 0.4305), (0.2421, 0.2383, 0.2587)
 
     def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
@@ -46,8 +53,8 @@ class CINIC10(Images):
                 images = list(pool.map(_pixels, [path for path, _ in found.samples]))
         except (OSError, UnidentifiedImageError, ValueError) as error:
             raise MissingDataError(
-                f"dataset=cinic10: no usable images in {(folder / self.source / split).resolve()}; fetch "
-                f"CINIC-10.tar.gz from https://datashare.ed.ac.uk/handle/10283/3192 and unpack it there ({error})"
+                f"dataset=cinic10: no usable images in {(folder / self.source / split).resolve()}; "
+                f"{self.remedy} ({error})"
             ) from error
         x = np.stack(images).transpose(0, 3, 1, 2)
         y = np.array([label for _, label in found.samples], dtype=np.int64)

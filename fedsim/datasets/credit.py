@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedsim.datasets.base import Dataset
-from fedsim.datasets.vision import data_root
+from fedsim.datasets.files import Files, data_root
 from fedsim.errors import MissingDataError
 
 FILE = "give_me_some_credit/cs-training.csv"
@@ -27,6 +27,7 @@ class GiveMeSomeCredit(Dataset):
         root: see `data_root`.
     """
 
+    files = Files(((FILE,),), "www.kaggle.com/competitions/GiveMeSomeCredit/data")
     rows, complete, positives, negatives = 150_000, 120_269, 8_357, 10_000
 
     def __init__(self, root: str | None = None) -> None:
@@ -47,7 +48,7 @@ class GiveMeSomeCredit(Dataset):
         except (OSError, UnicodeDecodeError) as error:
             raise MissingDataError(
                 f"dataset=give_me_some_credit: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA); "
-                f"get cs-training.csv from www.kaggle.com/competitions/GiveMeSomeCredit/data ({error})"
+                f"{self.files.remedy('give_me_some_credit')} ({error})"
             ) from error
         try:
             table = np.loadtxt(io.StringIO(text.replace("NA", "nan")), delimiter=",", skiprows=1, ndmin=2)

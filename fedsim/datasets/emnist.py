@@ -11,7 +11,7 @@ import torch
 
 from fedsim import checks, rng
 from fedsim.datasets.base import Dataset
-from fedsim.datasets.vision import data_root
+from fedsim.datasets.files import Files, data_root
 from fedsim.errors import ConfigError, MissingDataError
 
 FILE = "emnist/fed_emnist_digitsonly_{}.h5"
@@ -29,6 +29,15 @@ class EMNIST(Dataset):
         root: see `data_root`.
         seed: of that draw; the same writers serve every replicate.
     """
+
+    files = Files(
+        ((FILE.format("train"), FILE.format("test")),),
+        "TensorFlow Federated",
+        "https://storage.googleapis.com/tff-datasets-public/fed_emnist_digitsonly.tar.bz2",
+        folder="emnist",
+        module="h5py",
+        extra="emnist",
+    )
 
     def __init__(self, writers: int | None = None, root: str | None = None, seed: int = 0) -> None:
         train, test = (self._read(data_root(root) / FILE.format(part)) for part in ("train", "test"))
@@ -55,8 +64,8 @@ class EMNIST(Dataset):
             owners=torch.as_tensor(owners),
         )
 
-    @staticmethod
-    def _read(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    @classmethod
+    def _read(cls, path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Writer → images [n, 28, 28] uint8 and labels [n] int64."""
         h5py, found = _h5py(), {}
         try:
@@ -67,8 +76,8 @@ class EMNIST(Dataset):
             raise
         except Exception as error:  # whatever h5py stumbles on
             raise MissingDataError(
-                f"dataset=emnist: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA); it is the "
-                f"file that federated EMNIST is published as, with groups examples/WRITER of pixels and label ({error})"
+                f"dataset=emnist: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA), with "
+                f"groups examples/WRITER of pixels and label; {cls.files.remedy('emnist')} ({error})"
             ) from error
         return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from pathlib import Path
 
@@ -14,13 +13,15 @@ from torch.nn import functional
 from fedsim import checks
 from fedsim.datasets.augment import CropFlip
 from fedsim.datasets.base import Dataset
+from fedsim.datasets.files import Files, data_root
 from fedsim.datasets.torchvision_import import torchvision_datasets
 from fedsim.errors import MissingDataError
 
 
-def data_root(root: str | None) -> Path:
-    """The folder data sets are read from: `dataset.root`, else the variable FEDSIM_DATA, else ./data."""
-    return Path(root or os.environ.get("FEDSIM_DATA") or "data").expanduser()
+def idx_files(folder: str) -> tuple[str, ...]:
+    """The four files of MNIST, and of what took its format."""
+    kinds = ("images-idx3", "labels-idx1")
+    return tuple(f"{folder}/raw/{half}-{kind}-ubyte" for half in ("train", "t10k") for kind in kinds)
 
 
 class Images(Dataset):
@@ -62,6 +63,11 @@ class Images(Dataset):
             augment=augment,
         )
 
+    @property
+    def remedy(self) -> str:
+        """What to do where files are absent or of no use."""
+        return "get them again" if self.files is None else self.files.remedy(self.label)
+
     def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
         """uint8 images [N, C, H, W] and labels [N] of one half."""
         reader = getattr(torchvision_datasets(), self.source)
@@ -70,12 +76,12 @@ class Images(Dataset):
         except Exception as error:  # whatever a reader stumbles on in a damaged file
             raise MissingDataError(
                 f"dataset={self.label}: no usable files under {folder.resolve()} (dataset.root, or the variable "
-                f"FEDSIM_DATA); add dataset.download=true where a network is at hand ({said(error)})"
+                f"FEDSIM_DATA); {self.remedy} ({said(error)})"
             ) from error
         return _channels_first(np.asarray(found.data)), torch.as_tensor(np.asarray(found.targets), dtype=torch.int64)
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """What an error says, in one line; its kind where it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -99,6 +105,7 @@ class MNIST(Images):
     """60,000 + 10,000 grey images [1, 28, 28] of digits (LeCun et al.), read from ROOT/MNIST/raw."""
 
     source, label = "MNIST", "mnist"
+    files = Files((idx_files("MNIST"),), "yann.lecun.com/exdb/mnist", torchvision=True)
     mean, std = (0.1307,), (0.3081,)
 
 
@@ -106,6 +113,7 @@ class FashionMNIST(Images):
     """60,000 + 10,000 grey images [1, 28, 28] of clothes (Xiao et al.), read from ROOT/FashionMNIST/raw."""
 
     source, label = "FashionMNIST", "fashion_mnist"
+    files = Files((idx_files("FashionMNIST"),), "github.com/zalandoresearch/fashion-mnist", torchvision=True)
     mean, std = (0.2860,), (0.3530,)
 
 
@@ -118,6 +126,7 @@ class CIFAR10(Images):
     """
 
     source, label = "CIFAR10", "cifar10"
+    files = Files((("cifar10.npz",), ("cifar-10-batches-py",)), "www.cs.toronto.edu/~kriz/cifar.html", torchvision=True)
     mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
     def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
@@ -146,6 +155,7 @@ class SVHN(Images):
     """73,257 + 26,032 colour images [3, 32, 32] of house numbers (Netzer et al.), from ROOT/{train,test}_32x32.mat."""
 
     source, label = "SVHN", "svhn"
+    files = Files((("train_32x32.mat", "test_32x32.mat"),), "ufldl.stanford.edu/housenumbers", torchvision=True)
     mean, std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 
     def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
@@ -155,6 +165,6 @@ class SVHN(Images):
         except Exception as error:
             raise MissingDataError(
                 f"dataset=svhn: no usable {split}_32x32.mat under {folder.resolve()} (dataset.root, or the variable "
-                f"FEDSIM_DATA); add dataset.download=true where a network is at hand ({said(error)})"
+                f"FEDSIM_DATA); {self.remedy} ({said(error)})"
             ) from error
         return torch.as_tensor(found.data), torch.as_tensor(found.labels, dtype=torch.int64)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the checkout fedsim runs from (with '+' if it has changes); None for an installed package."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
@@ -28,6 +28,17 @@ def _commit() -> str | None:
     return head + ("+" if changed.strip() else "")
 
 
+def versions() -> dict[str, str | None]:
+    """Distribution → version, None where it is not installed."""
+    found: dict[str, str | None] = {}
+    for name in ("fedsim-torch", "torch", "torchvision", "numpy", "hydra-core", "omegaconf", "tensorboard"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
 def _program(path: Path) -> str:
     """The name under which a person called the program."""
     return f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
@@ -35,13 +46,6 @@ def _program(path: Path) -> str:
 
 def environment(device: torch.device, ranks: int = 1) -> dict[str, Any]:
     """What a report needs to say about the machine and the program."""
-    packages = ("torch", "torchvision", "numpy", "hydra-core", "omegaconf", "tensorboard")
-    versions: dict[str, str | None] = {}
-    for name in ("fedsim-torch", *packages):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
         "command": " ".join([_program(Path(sys.argv[0])), *sys.argv[1:]]),
@@ -53,6 +57,6 @@ def environment(device: torch.device, ranks: int = 1) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "versions": versions,
-        "commit": _commit(),
+        "versions": versions(),
+        "commit": commit(),
     }

@@ -27,8 +27,8 @@ from fedsim.datasets import (
     Quadratics,
     Synthetic,
 )
+from fedsim.datasets.files import data_root
 from fedsim.datasets.torchvision_import import torchvision_datasets
-from fedsim.datasets.vision import data_root
 from fedsim.errors import ConfigError, MissingDataError
 from fedsim.partition import Natural
 from fedsim.partition.base import Samples

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedsim.datasets import Adult, GiveMeSomeCredit
-from fedsim.datasets.vision import data_root
+from fedsim.datasets.files import data_root
 from fedsim.errors import ConfigError, MissingDataError
 
 HEADER = ",SeriousDlqin2yrs,a,b,c,d,e,f,g,h,i,j\n"

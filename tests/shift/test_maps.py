@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedsim.datasets import BinaryGaussians, Dataset, Digits, GiveMeSomeCredit, HousePrices, Pricing
-from fedsim.datasets.vision import data_root
+from fedsim.datasets.files import data_root
 from fedsim.errors import ConfigError
 from fedsim.local import SGD
 from fedsim.models import MLP, Linear, Mean

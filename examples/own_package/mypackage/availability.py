@@ -1,0 +1,34 @@
+"""Office hours: clients all over the world, who take part while they are at work."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim import checks, rng
+from fedsim.availability import Availability, Population, toss
+
+
+class OfficeHours(Availability):
+    """A round lasts an hour; client i, in its time zone, takes part with probability `day` from 9 to 17, else `night`.
+
+    Args:
+        day, night: the two probabilities.
+        zones: time zones that clients are drawn from, one a client and replicate.
+    """
+
+    def __init__(self, day: float = 0.9, night: float = 0.05, zones: int = 24) -> None:
+        self.day = checks.fraction("availability.day", day)
+        self.night = checks.fraction("availability.night", night)
+        self.zones = checks.whole("availability.zones", zones)
+
+    def setup(self, population: Population) -> None:
+        super().setup(population)
+        draws = [rng.generator(seed, rng.Purpose.PROBABILITY) for seed in population.seeds]
+        self.zone = np.stack([draw.integers(self.zones, size=population.clients) for draw in draws])
+
+    def probabilities(self, t: int) -> np.ndarray:
+        hour = (t + self.zone) % 24
+        return np.where((hour >= 9) & (hour < 17), self.day, self.night)
+
+    def counts(self, t: int) -> np.ndarray:
+        return toss(self.probabilities(t), self.population, t)

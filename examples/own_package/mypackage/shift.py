@@ -1,0 +1,33 @@
+"""A shift that saturates: data answer a small model in full, a large one less and less."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim import checks
+from fedsim.shift import Shift
+
+
+class Saturating(Shift):
+    """x ← x + ε c tanh(θ / c); `shift=location` is its limit for large c. For mean estimation (model=mean).
+
+    Args:
+        epsilon: ε, the answer to a small θ; below 1, or repeated training need not end anywhere.
+        scale: c, where it begins to saturate.
+        **options: of every shift: deploy, inertia, references, box.
+    """
+
+    estimator = "mean_x"  # what local=pofl and profl may estimate of the law: where x has its mean
+
+    def __init__(self, epsilon: float = 0.9, scale: float = 5.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.epsilon = checks.not_negative("shift.epsilon", epsilon)
+        self.scale = checks.positive("shift.scale", scale)
+
+    def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        """Written for one client: x [B, …], θ [d]. Gradients flow through it where a rule wants them."""
+        answer = self.epsilon * self.scale * torch.tanh(theta / self.scale)
+        return batch | {"x": batch["x"] + answer.reshape(batch["x"].shape[1:])}

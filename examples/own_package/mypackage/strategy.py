@@ -1,0 +1,45 @@
+"""FedAvgM: federated averaging with momentum on the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedsim import checks
+from fedsim.federation import Federation
+from fedsim.strategies import State, Strategy
+from fedsim.trainer import Report
+
+
+@dataclass
+class Velocity(State):
+    """Adds the velocity [R, d]. Tensors of the state are checkpointed."""
+
+    velocity: Tensor
+
+
+class FedAvgM(Strategy[Velocity]):
+    """v ← β v + mean_{i∈A} G_i; x ← x − η_g v (Hsu et al. 2019). A round in which nobody is heard changes nothing.
+
+    Args:
+        server_lr: η_g.
+        momentum: β.
+    """
+
+    def __init__(self, server_lr: float = 1.0, momentum: float = 0.9) -> None:
+        self.server_lr = checks.positive("strategy.server_lr", server_lr)
+        self.momentum = checks.fraction("strategy.momentum", momentum)
+
+    def initial(self, model: Tensor, federation: Federation) -> Velocity:
+        return Velocity(model, torch.zeros_like(model))
+
+    def aggregate(self, state: Velocity, report: Report, t: int) -> Velocity:
+        cohort = report.cohort
+        velocity = self.momentum * state.velocity + cohort.mean(report.innovation)
+        return replace(
+            state,
+            model=cohort.keep_unheard(state.model - self.server_lr * velocity, state.model),
+            velocity=cohort.keep_unheard(velocity, state.velocity),
+        )

@@ -1,0 +1,65 @@
+"""What the three classes promise, and that the command line finds them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mypackage.availability import OfficeHours
+from mypackage.shift import Saturating
+from mypackage.strategy import FedAvgM
+from scipy.optimize import brentq
+
+from fedsim import Simulation
+from fedsim.availability import Bernoulli, Population, Uniform
+from fedsim.cli import main
+from fedsim.datasets import Digits, GaussianMean
+from fedsim.local import SGD
+from fedsim.models import Linear, Mean
+from fedsim.strategies import FedAvg
+from fedsim.tracking.metrics_csv import read_metrics
+
+HERE = Path(__file__).parents[1]
+
+
+def trained(strategy: object, rounds: int = 5) -> torch.Tensor:
+    availability = Bernoulli(Uniform(0.2))
+    simulation = Simulation(
+        Digits(), Linear, clients=4, strategy=strategy, availability=availability, rounds=rounds, seeds=[0, 1]
+    )
+    return simulation.run().state.model
+
+
+def test_without_momentum_it_is_fedavg() -> None:
+    assert torch.equal(trained(FedAvgM(momentum=0.0)), trained(FedAvg()))
+    assert not torch.allclose(trained(FedAvgM()), trained(FedAvg()))
+
+
+def test_offices_are_open_eight_hours_a_day() -> None:
+    process = OfficeHours(day=1.0, night=0.0)
+    process.setup(Population(seeds=(0, 1), clients=50))
+    there = np.stack([process.counts(t) for t in range(24)])
+    assert (there.sum(0) == 8).all()
+    assert np.array_equal(process.counts(3), process.counts(27))
+
+
+def test_repeated_training_ends_at_the_stable_point() -> None:
+    data = GaussianMean(clients=5, mean=2.0, variance=0.0)
+    shift = Saturating(epsilon=0.9, scale=5.0)
+    simulation = Simulation(data, Mean, clients=5, shift=shift, rounds=60, local=SGD(lr=0.2, steps=5, batch_size=100))
+    stable = brentq(lambda theta: 2.0 + 4.5 * np.tanh(theta / 5.0) - theta, 0, 10)
+    assert float(simulation.references["distance_to_ps"]) == pytest.approx(stable, rel=1e-4)
+    assert float(simulation.run().state.model) == pytest.approx(stable, abs=0.2)
+
+
+@pytest.mark.parametrize("found_by", [["--config-dir", str(HERE / "mypackage" / "configs")], []])
+def test_the_command_line_finds_them(found_by: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = found_by or ["hydra.searchpath=[pkg://mypackage.configs]"]
+    quick = ["rounds=2", "eval_every=1", "clients=6", f"out={tmp_path}", "tracking.tensorboard=false"]
+    monkeypatch.setattr(sys, "argv", ["fedsim", *found, "experiment=office", *quick])
+    main()
+    assert len(read_metrics(tmp_path / "metrics.csv")) == 3
+    assert "mypackage.strategy.FedAvgM" in (tmp_path / "config.yaml").read_text()

@@ -1,0 +1,52 @@
+"""What a configuration file says about its keys: the comment on a key's line, and those below that go on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+
+def comments(path: Path) -> dict[str, str]:
+    """Dotted key → its comment, for the keys that have one."""
+    text = path.read_text(encoding="utf-8")
+    root, lines = yaml.compose(text), text.splitlines()
+    if not isinstance(root, yaml.MappingNode):
+        return {}
+    return {key: said for key, node in _leaves(root, "") if (said := _beside(lines, node))}
+
+
+def about(path: Path) -> str:
+    """What the whole file is for: the comment lines that it begins with."""
+    said = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            said.append(line.lstrip("# "))
+    return " ".join(said)
+
+
+def _leaves(node: yaml.MappingNode, path: str) -> Iterator[tuple[str, yaml.Node]]:
+    """Every dotted key that is no mapping itself, and its value."""
+    for name, value in node.value:
+        if isinstance(value, yaml.MappingNode) and not value.flow_style:
+            yield from _leaves(value, f"{path}{name.value}.")
+        else:
+            yield f"{path}{name.value}", value
+
+
+def _beside(lines: list[str], value: yaml.Node) -> str:
+    """The comment behind a value, and the lines below it that hold a comment alone, indented."""
+    if value.start_mark.line != value.end_mark.line:
+        return ""
+    _, sign, said = lines[value.end_mark.line][value.end_mark.column :].partition("#")
+    if not sign:
+        return ""
+    parts = [said.strip()]
+    for line in lines[value.end_mark.line + 1 :]:
+        if not line.startswith(" ") or not line.lstrip().startswith("#"):
+            break
+        parts.append(line.lstrip(" #").strip())
+    return " ".join(parts)

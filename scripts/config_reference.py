@@ -1,0 +1,156 @@
+"""Write docs/configuration.md: every group, choice and key, from the YAML files, their comments, and docstrings.
+
+python scripts/config_reference.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import get_object
+from omegaconf import OmegaConf
+
+from fedsim.comments import about, comments
+from fedsim.config import config_folder, flatten, groups
+
+PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
+SECTION = re.compile(r"^(?:Args|Attributes|Raises|Returns|Example).*:$", re.M)
+ORDER = (
+    "dataset",
+    "partition",
+    "availability",
+    "shift",
+    "contamination",
+    "model",
+    "local",
+    "strategy",
+    "personal",
+    "trainer",
+    "tracking",
+    "experiment",
+    "sweep",
+)
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    """All of it."""
+    top = config_folder() / "config.yaml"
+    order = {name: number for number, name in enumerate(ORDER)}
+    names = sorted(groups(), key=lambda name: (order[name.partition("/")[0]], name))
+    lines = [
+        "# Configuration reference",
+        "",
+        "Written by `python scripts/config_reference.py` from `configs/` and the classes' docstrings; do not edit.",
+        "`group=choice` picks a choice, `key=value` sets a key: `partition=dirichlet partition.alpha=0.1`.",
+        "A value `${lr}` is that of the key `lr`.",
+        "",
+        "Groups: " + ", ".join(f"[{name}](#{name.replace('/', '')})" for name in names) + ".",
+        "",
+        "## Top level",
+        "",
+        *table(top, "", {}),
+        "",
+        "Chosen where nothing else is: " + ", ".join(f"`{choice}`" for choice in defaults(top)) + ".",
+    ]
+    for name in names:
+        lines += ["", f"## {name}", ""]
+        for choice in groups()[name]:
+            lines += [*entry(name, config_folder() / name / f"{choice}.yaml"), ""]
+        lines.pop()
+    return "\n".join(lines) + "\n"
+
+
+def entry(group: str, path: Path) -> Iterator[str]:
+    """One choice: what it is, what its class says, its keys."""
+    yield f"### {group}={path.stem}"
+    what = about(path).rstrip(".")
+    if what:
+        yield from ("", escaped(f"{what[0].upper() if what[0].isascii() else what[0]}{what[1:]}."))
+    if group in ("experiment", "sweep"):
+        file = f"configs/{group}/{path.name}"
+        yield from ("", f"[{file}](../{file})")
+        return
+    made = target(path)
+    if said := " ".join(SECTION.split(inspect.getdoc(made) or "")[0].split()) if made else "":
+        yield from ("", escaped(said))
+    if rows := list(table(path, group.replace("/", ".") + ".", documented(made))):
+        yield from ("", *rows)
+    if chosen := defaults(path):
+        yield from ("", "With " + ", ".join(f"`{group}/{choice}`" for choice in chosen) + ".")
+
+
+def target(path: Path) -> Any:
+    """A choice's class; None where it has none, or the user names it."""
+    name = content(path).get("_target_", "???")
+    return None if name == "???" else get_object(name)
+
+
+def content(path: Path) -> dict[str, Any]:
+    """A file as it stands."""
+    plain = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def documented(made: Any) -> dict[str, str]:
+    """Argument → what the docstrings of a class and of those it derives from say."""
+    found: dict[str, str] = {}
+    for kind in reversed(getattr(made, "__mro__", [made])):
+        if kind is not object and kind.__doc__:
+            found |= arguments(inspect.cleandoc(kind.__doc__))
+    return found
+
+
+def arguments(text: str) -> dict[str, str]:
+    """Argument → what a docstring says of it; several may share an entry."""
+    found: dict[str, str] = {}
+    for section in SECTION.split(text)[1:]:
+        for names, said in re.findall(r"^([\w, ]+): (.*(?:\n +.*)*)", textwrap.dedent(section), re.M):
+            found |= dict.fromkeys(names.split(", "), " ".join(said.split()).rstrip("."))
+    return found
+
+
+def defaults(path: Path) -> list[str]:
+    """The choices of a file's defaults list, as group=choice."""
+    pairs = [next(iter(item.items())) for item in content(path).get("defaults", []) if isinstance(item, dict)]
+    return [f"{name}={choice}" for name, choice in pairs if not name.startswith("override ") and choice]
+
+
+def table(path: Path, prefix: str, known: dict[str, str]) -> Iterator[str]:
+    """Keys, values, and the comments beside them, or else what the class says."""
+    kept = {key: value for key, value in content(path).items() if key not in ("defaults", "hydra", "_target_")}
+    said = known | comments(path)
+    rows = [(name, value) for name, value in flatten(kept) if not name.endswith("_target_")]
+    if rows:
+        yield "| key | value | |"
+        yield "|---|---|---|"
+    for name, value in rows:
+        yield f"| `{prefix}{name}` | `{shown(value)}` | {escaped(said.get(name, ''))} |"
+
+
+def shown(value: Any) -> str:
+    """As it is written on the command line."""
+    if isinstance(value, list):
+        return f"[{','.join(shown(entry) for entry in value)}]"
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def escaped(text: str) -> str:
+    """Safe in a Markdown table; what stands in backticks keeps its signs but for the bar."""
+    parts = text.replace("|", "\\|").split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;").replace("*", "\\*") for i, part in enumerate(parts))
+
+
+if __name__ == "__main__":
+    main()
