@@ -35,6 +35,7 @@ WITHOUT_EFFECT = (
     "trainer.executor",
     "trainer.chunk",
     "trainer.workers",
+    "trainer.compile",
     "tracking.progress",
     "tracking.tensorboard",
     "tracking.checkpoint_every",

@@ -72,6 +72,8 @@ class Simulation:
         device: 'auto', 'cpu', 'cuda', …
         dtype: 'float32' or 'float64'.
         executor, chunk, workers: see `fedsim.trainer.choose`.
+        precision: of training: 'full', 'tf32' or 'bf16', see `fedsim.models.precision`.
+        compile: 'never', or how `torch.compile` treats a vmapped step, see `fedsim.trainer.choose`.
         memory: where what local rule and shift remember of each client lies: 'device', 'host' or 'disk'.
         on_nonfinite: 'stop', 'drop_client' or 'drop_replicate', see `fedsim.divergence`.
         deterministic: the same bits from every run on the same device, see `fedsim.determinism`.
@@ -111,6 +113,8 @@ class Simulation:
         chunk: int | str = "auto",
         workers: int | str = "auto",
         memory: str = "device",
+        precision: str = "full",
+        compile: str = "never",
         on_nonfinite: str = "stop",
         deterministic: bool = False,
         ranks: Ranks | None = None,
@@ -134,7 +138,7 @@ class Simulation:
             clients, partition, availability = 1, None, None
         self.tables = split(self.dataset, partition, clients, seeds)
         self.federation = federation_of(seeds, clients, self.dataset, self.tables, self.device, number, ranks)
-        self.model = row_model(model, self.dataset, loss, ridge, self.device, number)
+        self.model = row_model(model, self.dataset, loss, ridge, self.device, number, precision)
         personal.check(clients, self.dataset.stream, bool(self.tables) and self.tables[0].validation is not None)
         self.availability = bound(availability, personal.newcomers, self.federation, rounds)
         self.strategy.check(self.availability)
@@ -147,7 +151,7 @@ class Simulation:
 
         def trainer_of(other: LocalRule) -> Trainer:
             own = batches if other is rule else batches.under(other)
-            return Trainer(other, self.model, self.shift, own, executor, chunk, workers, memory)
+            return Trainer(other, self.model, self.shift, own, executor, chunk, workers, memory, compile)
 
         self.trainer = trainer_of(rule)
         self.evaluator = Evaluator(self.model, batches, self.federation, self.shift, client_samples)

@@ -109,10 +109,11 @@ def row_model(
     ridge: float,
     device: torch.device,
     dtype: torch.dtype,
+    precision: str,
 ) -> RowModel:
     """The model, tried on two samples; the loss is the data set's unless given."""
     loss = data.loss if loss is None else loss
-    built = RowModel(_builder(model, data, loss), loss, ridge, device, dtype)
+    built = RowModel(_builder(model, data, loss), loss, ridge, device, dtype, precision)
     if data.stream:
         pair = torch.zeros(1, dtype=torch.int64, device=device)
         drawn = data.draw(pair, pair, 2, dtype)

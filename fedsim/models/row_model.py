@@ -14,6 +14,7 @@ from fedsim import rng
 from fedsim.errors import ConfigError
 from fedsim.models.dropout import key_dropouts
 from fedsim.models.losses import LOSSES, Loss
+from fedsim.models.precision import checked
 
 
 class RowModel:
@@ -25,6 +26,7 @@ class RowModel:
         loss: a name in `LOSSES`, or a callable (output [B, …], batch) → [B].
         ridge: λ of the penalty λ/2 ‖θ‖² added to every loss.
         device, dtype: of the rows.
+        precision: of training, see `fedsim.models.precision`.
 
     Attributes:
         dimension: d, the number of trainable parameters.
@@ -38,12 +40,14 @@ class RowModel:
         ridge: float = 0.0,
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
+        precision: str = "full",
     ) -> None:
         if not callable(loss) and (not isinstance(loss, str) or loss not in LOSSES):
             raise ConfigError(f"model.loss={loss!r} is unknown; choose one of {', '.join(LOSSES)}")
         self.loss: Loss = loss if callable(loss) else LOSSES[loss]
         self.ridge = ridge
         self.device, self.dtype = device or torch.device("cpu"), dtype
+        self.precision = checked(precision, self.device, dtype)
         self._build = (lambda: copy.deepcopy(build)) if isinstance(build, nn.Module) else build
         template = self._template()
         self.dropout_keys = key_dropouts(template)
@@ -101,7 +105,12 @@ class RowModel:
     def predict(self, parameters: dict[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
         """Training-mode output [B, …] of one client, stateless; dropout is keyed by batch['key']."""
         buffers = {name: batch["key"] for name in self.dropout_keys}  # noqa: C420 (there may be neither)
-        return functional_call(self.training_module, parameters | buffers, (batch["x"],))
+        with self.mixed():
+            return functional_call(self.training_module, parameters | buffers, (batch["x"],)).to(self.dtype)
+
+    def mixed(self) -> torch.autocast:
+        """The context of a forward pass in training; nothing is cached in it, since parameters change."""
+        return torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False)
 
     def evaluate(self, row: Tensor, x: Tensor) -> Tensor:
         """Evaluation-mode output [B, …] of the row [d]."""

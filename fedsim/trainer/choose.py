@@ -24,6 +24,7 @@ from fedsim.models import RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.fused_executor import plain_descent, stacks
 
+COMPILE = ("never", "default", "reduce-overhead", "max-autotune")
 EXECUTORS = ("auto", "fused", "vmap", "loop")
 CPU_CHUNK_BYTES = 64 * 2**20
 CPU_STACK_BYTES = 32 * 2**20
@@ -41,18 +42,21 @@ class Choice:
     workers: int
     reason: str
     stack: int = 1  # of which so many go through one module under `fused`
+    compile: str = "never"
 
     def describe(self) -> str:
         """One line for the log."""
         together = self.chunk if self.executor == "vmap" else self.stack
         how = f"up to {together} rows at once" if together > 1 else f"row by row in {self.workers} threads"
-        return f"{self.executor} executor, {how} ({self.reason})"
+        reason = self.reason if self.compile == "never" else "compiled, which takes a while in the first round"
+        return f"{self.executor} executor, {how} ({reason})"
 
 
 def choose(
     executor: str,
     chunk: int | str,
     workers: int | str,
+    compile: str,
     model: RowModel,
     rule: LocalRule,
     shift: Shift,
@@ -66,26 +70,34 @@ def choose(
         executor: 'auto', 'fused', 'vmap' or 'loop'.
         chunk: rows per chunk, or 'auto'.
         workers: threads that share rows which run one by one on a CPU, or 'auto'.
+        compile: 'never', or the mode in which `torch.compile` makes one program of a vmapped step: 'default',
+            'reduce-overhead' (CUDA graphs, for steps too short to keep a GPU busy) or 'max-autotune'.
         model, rule, shift: what runs.
         batch_size: largest batch of a row.
         sample_size: numbers in one input.
         plain: do rows carry parameters alone? False: executor=fused is read as auto.
 
     Raises:
-        ConfigError: executor=fused where the rule's step is more than plain SGD.
+        ConfigError: executor=fused where the rule's step is more than plain SGD, compile where nothing is vmapped.
     """
     executor = checks.choice("trainer.executor", executor, EXECUTORS)
     chunk = checks.auto_or_whole("trainer.chunk", chunk)
     workers = checks.auto_or_whole("trainer.workers", workers)
     cpu = model.device.type == "cpu"
-    descent, together = plain_descent(rule, shift), stacks(model)
+    checks.choice("trainer.compile", compile, COMPILE)
+    compiled = compile != "never"
+    if compiled and executor == "auto":
+        executor = "vmap"
+    if compiled and executor != "vmap":
+        raise ConfigError(f"trainer.compile={compile} is for trainer.executor=vmap, not {executor}")
+    descent, together = plain_descent(rule, shift) and model.precision != "bf16", stacks(model)
     reason = "as configured"
     if executor == "auto" or (executor == "fused" and not plain):
         executor, reason = _best(descent and plain, together, cpu and model.convolutional)
     elif executor == "fused" and not descent:
         raise ConfigError(
-            "trainer.executor=fused takes plain steps of SGD only: local=sgd without local.clip, and shift=none; "
-            "use trainer.executor=auto"
+            "trainer.executor=fused takes plain steps of SGD only: local=sgd without local.clip, shift=none, and not "
+            "trainer.precision=bf16; use trainer.executor=auto"
         )
     threads = torch.get_num_threads() if workers == "auto" else int(workers)
     row_bytes = torch.finfo(model.dtype).bits // 8 * (model.dimension + batch_size * max(sample_size, 1))
@@ -95,7 +107,7 @@ def choose(
         budget = torch.cuda.mem_get_info(model.device)[0] * GPU_MEMORY_SHARE / GPU_COPIES
     rows = max(1, math.floor(budget / row_bytes))
     if executor == "vmap":
-        return Choice("vmap", rows if chunk == "auto" else int(chunk), 1, reason)
+        return Choice("vmap", rows if chunk == "auto" else int(chunk), 1, reason, compile=compile)
     if chunk == "auto":
         chunk = DRAWN_TOGETHER[executor] if cpu else rows
     stack = min(rows, int(chunk)) if executor == "fused" and together else 1

@@ -95,9 +95,13 @@ class PlainObjective:
             dropout.key = batch["key"]
         self._set(params)
 
+    def _output(self, batch: Batch) -> Tensor:
+        with self.model.mixed():
+            return self.module(batch["x"]).to(self.model.dtype)
+
     def _gradient(self, batch: Batch) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
-            value = self.model.objective(self.module(batch["x"]), batch, self.parameters)
+            value = self.model.objective(self._output(batch), batch, self.parameters)
             gradients = torch.autograd.grad(value, self.parameters)
         return torch.cat([g.reshape(-1) for g in gradients]), value.detach()
 
@@ -108,7 +112,7 @@ class PlainObjective:
     def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
         self._load(params, batch)
         with torch.enable_grad():
-            value = self.model.objective(self.module(batch["x"]), batch, self.parameters)
+            value = self.model.objective(self._output(batch), batch, self.parameters)
             gradients = torch.autograd.grad(value, self.parameters, create_graph=True)
             slope = (torch.cat([g.reshape(-1) for g in gradients]) * vector).sum()
         if not slope.requires_grad:  # a loss that is linear in the parameters
@@ -120,11 +124,11 @@ class PlainObjective:
         self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor, Tensor]:
         self._load(params, batch)
-        other = self.module(batch["x"])  # no graph: the trainer runs without
+        other = self._output(batch)  # no graph: the trainer runs without
         self._set(personal)
         with torch.enable_grad():
             alpha = alpha.detach().requires_grad_()
-            output = torch.lerp(other.detach(), self.module(batch["x"]), alpha)
+            output = torch.lerp(other.detach(), self._output(batch), alpha)
             value = self.model.objective(output, batch, self.parameters)
             *gradients, slope = torch.autograd.grad(value, [*self.parameters, alpha])
         return torch.cat([g.reshape(-1) for g in gradients]), slope, value.detach()

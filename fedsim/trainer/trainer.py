@@ -18,6 +18,7 @@ from fedsim.local import SGD, LocalRule
 from fedsim.local.base import Carry
 from fedsim.memory import Memory
 from fedsim.models import RowModel
+from fedsim.models.precision import tensor_cores
 from fedsim.placement import PLACES
 from fedsim.shift import Shift
 from fedsim.trainer.allocator import keep_freed_memory
@@ -43,7 +44,7 @@ class Trainer:
         model: the model its rows parameterise.
         shift: how data answer the deployed model.
         batches: where samples come from.
-        executor, chunk, workers: see `fedsim.trainer.choose`.
+        executor, chunk, workers, compile: see `fedsim.trainer.choose`.
         memory: where what rule and shift remember of every client lies between rounds: 'device', 'host' or 'disk' (see
             `fedsim.placement`); the rows of a round are on the device in any case, and the numbers are the same.
     """
@@ -58,6 +59,7 @@ class Trainer:
         chunk: int | str = "auto",
         workers: int | str = "auto",
         memory: str = "device",
+        compile: str = "never",
     ) -> None:
         self.place = checks.choice("trainer.memory", memory, PLACES)
         self.rule, self.model, self.shift, self.batches = rule, model, shift, batches
@@ -70,7 +72,7 @@ class Trainer:
         self.rates = torch.tensor(rates, dtype=model.dtype, device=model.device)
         largest = rule.batch_size or int(np.max(batches.federation.sizes, initial=1))
         sample = int(np.prod(batches.dataset.shape)) + (model.dimension if rule.per_sample else 0)
-        self._wish = executor, chunk, workers, model, rule, shift, largest, sample
+        self._wish = executor, chunk, workers, compile, model, rule, shift, largest, sample
         self.choice = choose(*self._wish)
         self.executor = self._executor()
         self._told = self._halved = False
@@ -85,7 +87,7 @@ class Trainer:
         if self.choice.executor == "loop":
             return LoopExecutor(rule, self.model, self.shift, workers, self.batches.contamination.active)
         if self.choice.executor == "vmap":
-            return VmapExecutor(rule, self.model, self.shift)
+            return VmapExecutor(rule, self.model, self.shift, self.choice.compile)
         assert isinstance(rule, SGD)
         return FusedExecutor(rule, self.model, self.choice.stack, workers)
 
@@ -133,7 +135,8 @@ class Trainer:
         plan = self.batches.plan(cohort, t)
         rates = self._rates(cohort, plan, t)
         fleet = self.shift.deployed(memory.server, deployed) if self.shift.active else None
-        end, loss, samples = self._local_steps(cohort, plan, carry, rates, fleet)
+        with tensor_cores(self.model.precision):
+            end, loss, samples = self._local_steps(cohort, plan, carry, rates, fleet)
         samples = self.rule.used(samples, carry, end)
         rates, steps = self._sums(rates, plan)
         finite = finite_rows(loss, end)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -12,11 +14,23 @@ from fedsim.shift import Shift
 from fedsim.trainer.batches import Chunk
 from fedsim.trainer.objective import FunctionalObjective, VmappedObjective
 
+Step = Callable[[Carry, Carry, Tensor], tuple[Carry, Tensor]]
+
+
+def own_results(step: Step) -> Step:
+    """What CUDA graphs return lies in memory that the next replay writes to: keep copies."""
+
+    def stepped(carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
+        carry, loss = step(carry, batch, lr)
+        return {name: value.clone() for name, value in carry.items()}, loss.clone()
+
+    return stepped
+
 
 class VmapExecutor:
     """All rows of a chunk take a step together; a row that has finished leaves the chunk."""
 
-    def __init__(self, rule: LocalRule, model: RowModel, shift: Shift) -> None:
+    def __init__(self, rule: LocalRule, model: RowModel, shift: Shift, compile: str = "never") -> None:
         self.rule, self.dtype, self.shift = rule, model.dtype, shift
         self._move = vmap(shift)
         self._begins = type(rule).begin is not LocalRule.begin
@@ -28,6 +42,9 @@ class VmapExecutor:
             own = FunctionalObjective(model)
             self._step = vmap(lambda carry, batch, lr: rule.step(carry, batch, lr, own))
             self._begin = vmap(lambda carry, batch, lr: rule.begin(carry, batch, lr, own))
+        if compile != "never":
+            step = torch.compile(self._step, mode=compile)
+            self._step = own_results(step) if compile == "reduce-overhead" else step
 
     def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
         """Take every row of the chunk through its local steps.

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedsim.datasets import CropFlip, Dataset, GaussianMean
+from fedsim.errors import ConfigError
 from fedsim.local import SGD, Inverse, InverseSqrt, PerStep
 from fedsim.models import MLP, Linear, Mean
 from fedsim.shift import Location
@@ -432,3 +433,35 @@ def test_worker_threads_leave_the_callers_settings_as_they_were():
     assert torch.get_num_threads() == 2
     assert torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize("way", ["vmap", "vmap in chunks", "loop", "loop with two workers"])
+def test_bfloat16_rounds_the_model_and_keeps_rows_in_float32(way):
+    """Within 8 bits of mantissa of float32 after a few steps, and not the same."""
+    rule = SGD(lr=0.1, steps=3, batch_size=BATCH)
+    model = functools.partial(MLP, hidden=(5,))
+    full, rounded = (
+        train(simulation_of(labelled(), model, rule, dtype="float32", precision=precision, **WAYS[way]))
+        for precision in ("full", "bf16")
+    )
+    assert rounded.end.dtype == rounded.loss.dtype == torch.float32
+    assert 0 < (rounded.end - full.end).abs().max() < 2**-8
+    assert (rounded.loss - full.loss).abs().max() < 2**-5
+
+
+def test_precisions_that_do_not_exist_here_are_refused():
+    with pytest.raises(ConfigError, match=r"trainer\.precision=tf32 needs a GPU"):
+        simulation_of(labelled(), Linear, SGD(), dtype="float32", precision="tf32", device="cpu")
+    with pytest.raises(ConfigError, match=r"trainer\.precision=bf16 is for trainer\.dtype=float32"):
+        simulation_of(labelled(), Linear, SGD(), precision="bf16")
+    with pytest.raises(ConfigError, match=r"trainer\.compile=default is for trainer\.executor=vmap, not loop"):
+        simulation_of(labelled(), Linear, SGD(), compile="default", executor="loop")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_compiled_step_is_the_step(mode):
+    """Rows of unequal steps and sizes, so that shapes change on the way."""
+    model = functools.partial(MLP, hidden=(5,))
+    rule = SGD(lr=0.1, epochs=2, batch_size=BATCH, drop_last=False, weight_decay=0.1)
+    same(train(simulation_of(labelled(), model, rule, compile=mode)), train(simulation_of(labelled(), model, rule)))
