@@ -26,7 +26,7 @@ test: install  ## the test suite, without the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: install  ## the slow tests: runs killed at random moments, several ranks, bad input by the hundred
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope -m slow
 
 lint: install  ## ruff and mypy
 	$(BIN)/ruff check .

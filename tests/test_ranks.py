@@ -56,7 +56,6 @@ from fedsim.tracking import Tracking
 from fedsim.tracking.metrics_csv import read_metrics
 from fedsim.tracking.tracker import Stopped
 
-pytestmark = pytest.mark.xdist_group("ranks")  # one worker starts the ranks for all of them
 SIZES = (3, 10, 25, 4, 15, 30, 5)  # 7 clients: 4 + 3 of two ranks, 3 + 2 + 2 of three
 M, ROUNDS, HALF = len(SIZES), 4, 2
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # in double precision: only the order of sums differs
