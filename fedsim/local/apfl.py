@@ -79,7 +79,7 @@ class APFL(SGD):
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         if self.adaptive and self.every == "step":
             carry = self.adapt(carry, batch, lr, objective)
-        gradient, _ = self.gradients(carry, batch, objective)
+        gradient = self.of_personal(carry, batch, objective)
         own = {"params": carry["personal"]}  # no correction, no proximal term: they are the federation's
         v = self.descend(own, gradient, lr * self.ratio)
         carry, loss = super().step(carry, batch, lr, objective)
@@ -88,14 +88,19 @@ class APFL(SGD):
     def adapt(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         """The carry with α moved (eq. 6)."""
         alpha = carry["alpha"]
-        _, slope = self.gradients(carry, batch, objective)
+        slope = self.of_alpha(carry, batch, objective)
         return carry | {"alpha": (alpha - lr * (slope + self.pull * alpha)).clamp(0.0, 1.0)}
 
-    def gradients(self, carry: Carry, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
-        """Of the mixture's loss, with respect to v [d] and to α []."""
+    def of_personal(self, carry: Carry, batch: Batch, objective: Objective) -> Tensor:
+        """[d] the gradient of the mixture's loss with respect to v."""
         w, v, alpha = carry["params"], carry["personal"], carry["alpha"]
         if self.mix == "outputs":
-            of_v, slope, _ = objective.mixed_outputs(v, w, alpha, batch)
-            return of_v, slope
-        at_mixture, _ = objective.gradient(torch.lerp(w, v, alpha), batch)
-        return alpha * at_mixture, torch.dot(v - w, at_mixture)
+            return objective.mixed_outputs(v, w, alpha, batch)[0]
+        return alpha * objective.gradient(torch.lerp(w, v, alpha), batch)[0]
+
+    def of_alpha(self, carry: Carry, batch: Batch, objective: Objective) -> Tensor:
+        """[] and with respect to α."""
+        w, v, alpha = carry["params"], carry["personal"], carry["alpha"]
+        if self.mix == "outputs":
+            return objective.mixed_outputs(v, w, alpha, batch)[1]
+        return torch.dot(v - w, objective.gradient(torch.lerp(w, v, alpha), batch)[0])
