@@ -482,6 +482,7 @@ OTHERWISE = (
     "no usable ",
     "needs a data set with natural owners",
     "availability.path is missing",
+    "._target_ is missing",
     "inputs, but dataset",
 )
 
