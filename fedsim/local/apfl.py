@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsim import checks
 from fedsim.errors import ConfigError
 from fedsim.federation import Federation
-from fedsim.local.base import Batch, Carry, Objective
+from fedsim.local.base import Batch, Carry, Descent, Objective
 from fedsim.local.sgd import SGD
 
 MIXES = ("params", "outputs")
@@ -73,8 +73,19 @@ class APFL(SGD):
             return [(alpha, v), (1 - alpha, w)]
         return [(torch.ones_like(alpha), torch.lerp(w, v, alpha))]
 
+    def descents(self) -> tuple[Descent, ...]:
+        moving = self.adaptive and self.every == "step"
+        if type(self) is not APFL or self.clip is not None or moving:
+            return ()
+        own = Descent("personal", self.ratio, self.weight_decay, "params", "alpha", self.mix == "outputs")
+        return own, Descent(decay=self.weight_decay)
+
+    @property
+    def begins(self) -> bool:
+        return self.adaptive and self.every == "round"
+
     def begin(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
-        return self.adapt(carry, batch, lr, objective) if self.adaptive and self.every == "round" else carry
+        return self.adapt(carry, batch, lr, objective)
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         if self.adaptive and self.every == "step":

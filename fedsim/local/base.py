@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -44,6 +45,30 @@ class Objective(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Of the mean loss of α·output(personal) + (1 − α)·output(params): its gradients with respect to personal [d]
         and to α [], and its value []. The ridge is that of `personal`."""
+
+
+@dataclass(frozen=True)
+class Descent:
+    """A plain step of one model of the carry: x ← x − η s (∇f(x) + λx).
+
+    Mixed with another model y of the carry, by a weight α of the client, f is taken at α x + (1 − α) y, or of the two
+    models' outputs, α output(x) + (1 − α) output(y). Its gradient is that by x, models being as before the step.
+
+    Args:
+        name: x's name in the carry.
+        scale: s.
+        decay: λ.
+        beside: y's name; y steps too, after x.
+        weight: α's name.
+        outputs: whether outputs are mixed.
+    """
+
+    name: str = "params"
+    scale: float = 1.0
+    decay: float = 0.0
+    beside: str | None = None
+    weight: str | None = None
+    outputs: bool = False
 
 
 class LocalRule(ABC):
@@ -121,9 +146,19 @@ class LocalRule(ABC):
         """The rule by which a client makes its predictor out of x^t whenever it needs it, if the paper has it so."""
         return None
 
+    @property
+    def begins(self) -> bool:
+        """Is there something to `begin`?"""
+        return type(self).begin is not LocalRule.begin
+
     def begin(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         """What happens once a round, before the first local step, on that step's batch and at its rate."""
         return carry
+
+    def descents(self) -> tuple[Descent, ...]:
+        """What `step` is, if it is plain descents one after another: executors may then take them inside the backward
+        pass. The loss is the last one's. Nothing where only `step` knows."""
+        return ()
 
     @abstractmethod
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:

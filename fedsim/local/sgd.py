@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim import checks
-from fedsim.local.base import Batch, Carry, LocalRule, Objective
+from fedsim.local.base import Batch, Carry, Descent, LocalRule, Objective
 
 
 class SGD(LocalRule):
@@ -27,6 +27,10 @@ class SGD(LocalRule):
         super().__init__(**options)
         self.weight_decay = checks.not_negative("local.weight_decay", weight_decay)
         self.clip = None if clip is None else checks.positive("local.clip", clip)
+
+    def descents(self) -> tuple[Descent, ...]:
+        # of this class alone: one derived from it has a step of its own
+        return (Descent(decay=self.weight_decay),) if type(self) is SGD and self.clip is None else ()
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)

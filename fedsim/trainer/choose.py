@@ -1,7 +1,8 @@
 """The stated rule by which `executor: auto` and `chunk: auto` decide.
 
-- Plain SGD (local=sgd without clipping, on data that do not answer the model): `fused` for fully connected models, and
-  for convolutions on a CPU. Rows whose strategy adds to their gradients (scaffold, fedprox) go as the next lines say.
+- Plain descents (local=sgd, and local=apfl whose α rests during a round; without clipping, on data that do not answer
+  the model): `fused` for fully connected models, and for convolutions on a CPU. Rows whose strategy adds to their
+  gradients (scaffold, fedprox) go as the next lines say.
 - Convolutions on a CPU: `loop` (batched convolutions become grouped ones, which are 2–3 times slower there).
 - Everything else: `vmap`.
 - On a CPU, rows that run one by one (`loop`, and `fused` with convolutions) are shared by one worker thread per core;
@@ -22,7 +23,7 @@ from fedsim.errors import ConfigError
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.shift import Shift
-from fedsim.trainer.fused_executor import plain_descent, stacks
+from fedsim.trainer.fused_executor import descents, models_in_use, stacks
 
 COMPILE = ("never", "default", "reduce-overhead", "max-autotune")
 EXECUTORS = ("auto", "fused", "vmap", "loop")
@@ -78,7 +79,7 @@ def choose(
         plain: do rows carry parameters alone? False: executor=fused is read as auto.
 
     Raises:
-        ConfigError: executor=fused where the rule's step is more than plain SGD, compile where nothing is vmapped.
+        ConfigError: executor=fused where the rule's step is more than plain descents, compile where nothing is vmapped.
     """
     executor = checks.choice("trainer.executor", executor, EXECUTORS)
     chunk = checks.auto_or_whole("trainer.chunk", chunk)
@@ -90,17 +91,19 @@ def choose(
         executor = "vmap"
     if compiled and executor != "vmap":
         raise ConfigError(f"trainer.compile={compile} is for trainer.executor=vmap, not {executor}")
-    descent, together = plain_descent(rule, shift) and model.precision != "bf16", stacks(model)
+    steps, together = descents(rule, shift, model), stacks(model)
     reason = "as configured"
     if executor == "auto" or (executor == "fused" and not plain):
-        executor, reason = _best(descent and plain, together, cpu and model.convolutional)
-    elif executor == "fused" and not descent:
+        executor, reason = _best(bool(steps) and plain, together, cpu and model.convolutional)
+    elif executor == "fused" and not steps:
         raise ConfigError(
-            "trainer.executor=fused takes plain steps of SGD only: local=sgd without local.clip, shift=none, and not "
-            "trainer.precision=bf16; use trainer.executor=auto"
+            "trainer.executor=fused takes plain descents only: local=sgd, or local=apfl with local.alpha_every=round "
+            "and without a ridge on mixed parameters; no local.clip, shift=none, and not trainer.precision=bf16; use "
+            "trainer.executor=auto"
         )
     threads = torch.get_num_threads() if workers == "auto" else int(workers)
-    row_bytes = torch.finfo(model.dtype).bits // 8 * (model.dimension + batch_size * max(sample_size, 1))
+    models = models_in_use(steps) if executor == "fused" else 1
+    row_bytes = torch.finfo(model.dtype).bits // 8 * (models * model.dimension + batch_size * max(sample_size, 1))
     if cpu:
         budget: float = CPU_STACK_BYTES if executor == "fused" else CPU_CHUNK_BYTES
     else:
@@ -117,7 +120,7 @@ def choose(
 def _best(plain: bool, together: bool, convolutions: bool) -> tuple[str, str]:
     """An executor, and why. `convolutions`: on a CPU."""
     if plain and (together or convolutions):
-        return "fused", "plain SGD"
+        return "fused", "plain descents"
     if convolutions:
         return "loop", "convolutions on a CPU"
     return "vmap", "batched kernels"

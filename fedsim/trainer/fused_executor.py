@@ -1,4 +1,4 @@
-"""Plain SGD with as little beside the model's own arithmetic as can be: rows step in place, in the backward pass.
+"""Plain descents with as little beside the model's own arithmetic as can be: rows step in place, in the backward pass.
 
 Rows of fully connected models go through stacked layers together (`fedsim.trainer.stepping`), as many as stay in the
 cache; rows of other models one by one, on a CPU by worker threads of which each has its own module.
@@ -14,19 +14,28 @@ import queue
 import torch
 from torch import Tensor
 
-from fedsim.local import SGD
-from fedsim.local.base import Batch, Carry, LocalRule
+from fedsim.local.base import Batch, Carry, Descent, LocalRule
 from fedsim.models import LOSSES, RowModel
 from fedsim.shift import Shift
 from fedsim.trainer.batches import Chunk
 from fedsim.trainer.loop_executor import first
+from fedsim.trainer.objective import PlainObjective
 from fedsim.trainer.stepping import stackable, with_stepping_layers
 from fedsim.trainer.workers import share
 
 
-def plain_descent(rule: LocalRule, shift: Shift) -> bool:
-    """Is a step x − η(∇ + λx), on data that do not ask for x?"""
-    return type(rule) is SGD and rule.clip is None and not shift.active
+def descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[Descent, ...]:
+    """The plain descents of which a step consists; none where it is more than that, or the data ask for x."""
+    if shift.active or model.precision == "bf16":
+        return ()
+    steps = rule.descents()
+    mixed = any(step.beside and not step.outputs for step in steps)  # a ridge is then that of the mixture
+    return () if model.ridge and mixed else steps
+
+
+def models_in_use(steps: tuple[Descent, ...]) -> int:
+    """How many models of a client are at hand while it steps, mixtures included."""
+    return sum(2 if step.beside and not step.outputs else 1 for step in steps)
 
 
 def stacks(model: RowModel) -> bool:
@@ -34,35 +43,41 @@ def stacks(model: RowModel) -> bool:
     return not model.dropout_keys and model.loss in LOSSES.values() and stackable(model.training_module)
 
 
-class _Rows:
-    """Up to `stack` rows of the model in one module, for one thread at a time."""
+def _channels_last(model: RowModel) -> bool:
+    """Is that the layout in which the model's convolutions are faster?"""
+    return model.convolutional and model.device.type == "cpu"
 
-    def __init__(self, model: RowModel, decay: float) -> None:
-        self.model, self.decay = model, decay
+
+class _Rows:
+    """One model of up to `stack` clients in one module, for one thread at a time."""
+
+    def __init__(self, model: RowModel, descent: Descent) -> None:
+        self.model, self.descent = model, descent
+        self.decay = descent.decay + model.ridge
         module = copy.deepcopy(model.training_module)
         names = {name for name, p in module.named_parameters() if p.requires_grad}
-        self.module, self.linear = with_stepping_layers(module, decay)
+        self.module, self.linear = with_stepping_layers(module)
         self.plain = {name: p for name, p in self.module.named_parameters() if name in names}
         self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in model.dropout_keys]
-        self.channels_last = model.convolutional and model.device.type == "cpu"
-        if self.channels_last:
+        if _channels_last(model):
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def load(self, params: Tensor) -> None:
-        """Take over rows [c, d], by copies."""
-        self.held = {}
+    def load(self, start: Tensor, beside: dict[str, Tensor] | None) -> None:
+        """Take over rows [c, d] by copies; `beside` are parameters [c, …] to mix them with."""
+        self.held, self.points, self.beside = {}, {}, beside
         begin = 0
         for name, shape in self.model.shapes.items():
             stop = begin + math.prod(shape)
-            own = params[:, begin:stop].unflatten(1, shape)
+            rows = start[:, begin:stop].unflatten(1, shape)
             if name in self.plain:
-                self.plain[name].copy_(own[0])
-                self.held[name] = self.plain[name].detach()[None]
+                point = self.plain[name].detach()[None]
             else:
-                self.held[name] = own.clone(memory_format=torch.contiguous_format)
+                point = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
+            self.points[name] = point
+            self.held[name] = (point if beside is None else torch.empty_like(point)).copy_(rows)
             begin = stop
         for layer in self.linear:
-            layer.load(self.held)
+            layer.load(self.held, self.points)
 
     def store(self, out: Tensor) -> None:
         """Write the rows to [c, d]."""
@@ -72,73 +87,147 @@ class _Rows:
             out[:, begin:stop].unflatten(1, shape).copy_(self.held[name])
             begin = stop
 
-    def step(self, batch: Batch, rates: Tensor) -> Tensor:
-        """One step of the first rows on their batches [c, B, …] at rates [c]; their losses [c] before it."""
-        rows = len(rates)
+    def begin(self, key: Tensor | None, rates: Tensor, weight: Tensor | None) -> None:
+        """A step of the first c rows at rates [c] is to come, where they have the weight [c] in a mixture."""
+        rates = rates * self.descent.scale
+        shrinking = 1 - rates * self.decay if self.decay else None
+        if self.beside is not None and weight is not None:
+            rates = rates * weight
+            for name, point in self.points.items():
+                along = weight.view(-1, *[1] * (point.dim() - 1))
+                own, other = self.held[name][: len(weight)], self.beside[name][: len(weight)]
+                torch.lerp(other, own, along, out=point[: len(weight)])
         for layer in self.linear:
-            layer.begin(rates)
+            layer.begin(rates, shrinking)
         for dropout in self.dropouts:
-            dropout.key = batch["key"][0]
-        flat = first(batch) if rows == 1 else {k: v.flatten(0, 1) for k, v in batch.items() if v.dim() > 1}
-        if self.channels_last and flat["x"].dim() == 4:
-            flat["x"] = flat["x"].contiguous(memory_format=torch.channels_last)
-        ridge: Tensor | float = 0.0
-        if self.model.ridge:
-            held = [p[:rows].flatten(1) for p in self.held.values()]
-            ridge = 0.5 * self.model.ridge * sum(p.square().sum(1) for p in held)
-        with torch.enable_grad():
-            losses = self.model.loss(self.module(flat["x"]), flat).view(rows, -1)
-            weight = batch.get("weight")
-            value = losses.mean(1) if weight is None else (losses * weight).sum(1) / weight.sum(1)
-            value.sum().backward()
+            dropout.key = key  # type: ignore[assignment]
+        self.rates, self.shrinking = rates, shrinking
+
+    def finish(self) -> None:
+        """What of the step the backward pass has left to do."""
         for layer in self.linear:
             layer.shrink()
-        for parameter in self.plain.values():
-            if self.decay:
-                parameter.mul_(1 - rates[0] * self.decay)
+        for name, parameter in self.plain.items():
+            own = self.held[name][0]
+            if self.shrinking is not None:
+                own.mul_(self.shrinking[0])
             if parameter.grad is not None:
-                parameter.addcmul_(parameter.grad, rates[0], value=-1)
+                own.addcmul_(parameter.grad, self.rates[0], value=-1)
                 parameter.grad = None
-        return value.detach() + ridge
+
+    def penalty(self) -> Tensor:
+        """[c] the ridge of the rows that are about to step."""
+        rows = len(self.rates)
+        squares = [held[:rows].flatten(1).square().sum(1) for held in self.held.values()]
+        return 0.5 * self.model.ridge * torch.stack(squares).sum(0)
+
+
+class _Clients:
+    """All models of up to `stack` clients, for one thread at a time."""
+
+    def __init__(self, rule: LocalRule, model: RowModel, steps: tuple[Descent, ...]) -> None:
+        self.rule, self.model, self.steps = rule, model, steps
+        self.rows = {step.name: _Rows(model, step) for step in steps}
+        self.objective = PlainObjective(model)
+        self.channels_last = _channels_last(model)
+
+    def begin(self, carry: Carry, batch: Batch, rates: Tensor) -> Carry:
+        """What the rule does with rows [c, …] before their first step, on its batch [c, B, …] at its rates [c]."""
+        parts = []
+        for row, rate in enumerate(rates):
+            own, samples = ({name: value[row] for name, value in part.items()} for part in (carry, batch))
+            parts.append(self.rule.begin(own, samples, rate, self.objective))
+        return {name: torch.stack([part[name] for part in parts]) for name in carry}
+
+    def load(self, carry: Carry) -> None:
+        """Take over rows of the carry [c, …], by copies."""
+        self.weights = {step.name: carry[step.weight] for step in self.steps if step.weight}
+        for step in reversed(self.steps):
+            beside = None if step.outputs or step.beside is None else self.rows[step.beside].held
+            self.rows[step.name].load(carry[step.name], beside)
+
+    def store(self, name: str, carry: Carry, out: Tensor) -> None:
+        """Write an entry of the rows to [c, …]; where it does not step, it is as in the carry."""
+        if name in self.rows:
+            self.rows[name].store(out)
+        else:
+            out.copy_(carry[name])
+
+    def step(self, batch: Batch, rates: Tensor) -> Tensor:
+        """One step of the first rows on their batches [c, B, …] at rates [c]; their losses [c] before it."""
+        count = len(rates)
+        weights = {name: weight[:count] for name, weight in self.weights.items()}
+        key = batch["key"][0] if self.model.dropout_keys else None
+        for name, rows in self.rows.items():
+            rows.begin(key, rates, weights.get(name))
+        flat = first(batch) if count == 1 else {k: v.flatten(0, 1) for k, v in batch.items() if v.dim() > 1}
+        if self.channels_last and flat["x"].dim() == 4:
+            flat["x"] = flat["x"].contiguous(memory_format=torch.channels_last)
+        penalty = self.rows[self.steps[-1].name].penalty() if self.model.ridge else 0.0
+        with torch.enable_grad():
+            outputs = {name: rows.module(flat["x"]) for name, rows in self.rows.items()}
+            for step in self.steps:
+                output = outputs[step.name]
+                if step.outputs and step.beside:
+                    other = outputs[step.beside].detach().unflatten(0, (count, -1))
+                    along = weights[step.name].view(-1, *[1] * output.dim())
+                    output = torch.lerp(other, output.unflatten(0, (count, -1)), along).flatten(0, 1)
+                losses = self.model.loss(output, flat).view(count, -1)
+                shares = batch.get("weight")
+                value = losses.mean(1) if shares is None else (losses * shares).sum(1) / shares.sum(1)
+                value.sum().backward()
+        for rows in self.rows.values():
+            rows.finish()
+        return value.detach() + penalty
 
 
 class FusedExecutor:
-    """Rows of a chunk in stacks; they carry parameters alone.
+    """Rows of a chunk in stacks.
 
     Args:
-        rule: SGD for which `plain_descent` holds.
+        rule: whose steps are descents.
+        steps: these `descents`.
         stack: rows that go through the module together; 1 unless the model `stacks`.
         workers: threads that share the stacks on a CPU.
     """
 
-    def __init__(self, rule: SGD, model: RowModel, stack: int, workers: int) -> None:
+    def __init__(self, rule: LocalRule, model: RowModel, steps: tuple[Descent, ...], stack: int, workers: int) -> None:
         self.stack, self.workers, self.dtype = stack, workers, model.dtype
-        self._modules: queue.SimpleQueue[_Rows] = queue.SimpleQueue()
+        self.moved = {step.name for step in steps}
+        self.begins = rule.begins
+        self._clients: queue.SimpleQueue[_Clients] = queue.SimpleQueue()
         for _ in range(workers):
-            self._modules.put(_Rows(model, rule.weight_decay + model.ridge))
+            self._clients.put(_Clients(rule, model, steps))
 
     def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
         """As `VmapExecutor.run`."""
-        start = carry["params"]
-        losses = torch.zeros(len(start), dtype=self.dtype, device=rates.device)
-        out = torch.empty_like(start)
+        count = len(carry["params"])
+        losses = torch.zeros(count, dtype=self.dtype, device=rates.device)
+        changing = carry.keys() if self.begins else self.moved
+        out = carry | {name: torch.empty_like(carry[name]) for name in changing}
 
         @torch.no_grad()
         def run_stack(rows: range) -> None:
-            own = self._modules.get()
+            own = self._clients.get()
             try:
-                own.load(start[rows.start : rows.stop])
-                steps = chunk.steps[rows.start : rows.stop]
+                place = slice(rows.start, rows.stop)
+                steps = chunk.steps[place]
+                part = {name: value[place] for name, value in carry.items()}
                 for step in range(int(steps.max())):
                     stop = rows.start + int((steps > step).sum())
                     batch = chunk.batch(step, rows.start, stop, self.dtype)
                     batch = chunk.contaminate(batch, step, rows.start, stop)
+                    if step == 0:
+                        if self.begins:
+                            part = own.begin(part, batch, rates[0, place])
+                        own.load(part)
                     losses[rows.start : stop] += own.step(batch, rates[step, rows.start : stop])
-                own.store(out[rows.start : rows.stop])
+                for name in changing:
+                    own.store(name, part, out[name][place])
             finally:
-                self._modules.put(own)
+                self._clients.put(own)
 
-        parts = math.ceil(len(start) / self.stack)
-        bounds = [len(start) * part // parts for part in range(parts + 1)]
+        parts = math.ceil(count / self.stack)
+        bounds = [count * part // parts for part in range(parts + 1)]
         share(run_stack, [range(*pair) for pair in itertools.pairwise(bounds)], self.workers)
-        return {"params": out}, losses
+        return out, losses

@@ -60,7 +60,7 @@ class LoopExecutor:
                             batch = batch | {"deployed": theta}
                     if self.contaminated:
                         batch = first(chunk.contaminate(alone(batch), step, row, row + 1))
-                    if step == 0:
+                    if step == 0 and self.rule.begins:
                         own = self._begin(own, batch, rates[0, row], objective)
                     own, loss = self._step(own, batch, rates[step, row], objective)
                     losses[row] += loss

@@ -102,7 +102,7 @@ class PlainObjective:
     def _gradient(self, batch: Batch) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             value = self.model.objective(self._output(batch), batch, self.parameters)
-            gradients = torch.autograd.grad(value, self.parameters)
+            gradients = torch.autograd.grad(value, self.parameters, materialize_grads=True)
         return torch.cat([g.reshape(-1) for g in gradients]), value.detach()
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -113,7 +113,7 @@ class PlainObjective:
         self._load(params, batch)
         with torch.enable_grad():
             value = self.model.objective(self._output(batch), batch, self.parameters)
-            gradients = torch.autograd.grad(value, self.parameters, create_graph=True)
+            gradients = torch.autograd.grad(value, self.parameters, create_graph=True, materialize_grads=True)
             slope = (torch.cat([g.reshape(-1) for g in gradients]) * vector).sum()
         if not slope.requires_grad:  # a loss that is linear in the parameters
             return torch.zeros_like(params)
@@ -130,7 +130,7 @@ class PlainObjective:
             alpha = alpha.detach().requires_grad_()
             output = torch.lerp(other.detach(), self._output(batch), alpha)
             value = self.model.objective(output, batch, self.parameters)
-            *gradients, slope = torch.autograd.grad(value, [*self.parameters, alpha])
+            *gradients, slope = torch.autograd.grad(value, [*self.parameters, alpha], materialize_grads=True)
         return torch.cat([g.reshape(-1) for g in gradients]), slope, value.detach()
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
 """Linear layers of several rows at once that take their SGD step inside the backward pass.
 
-The gradient of a weight is a matrix product, dYᵀX. Where the step is x − η(∇ + λx) and nothing else, that product can
-write −η dYᵀX onto the weight instead of beside it: no gradient is stored, none is read again, and rows' weights are
-never copied. What is left of a step is the matrix products themselves.
+The gradient of a weight is a matrix product, dYᵀX. Where the step is a plain descent (`fedsim.local.base.Descent`),
+that product can write −η dYᵀX onto the weight instead of beside it: no gradient is stored, none is read again, and
+rows' weights are never copied. What is left of a step is the matrix products themselves. What steps need not be the
+point at which the gradient is taken: that of a mixture of models goes to one of them.
 """
 
 from __future__ import annotations
@@ -21,25 +22,27 @@ SAMPLEWISE = (
 
 
 class _Step(torch.autograd.Function):
-    """x [c, N, in] → x Wᵀ + b [c, N, out]; the backward pass steps W [c, out, in] and b [c, 1, out]."""
+    """x [c, N, in] → x Wᵀ + b [c, N, out]; the backward pass steps the layer's own [c, out, in] and [c, 1, out]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, layer: SteppingLinear) -> Tensor:
-        bias = None if layer.bias is None else layer.bias[: len(x)]
         ctx.save_for_backward(x)
-        ctx.layer, ctx.weight, ctx.bias = layer, weight.detach(), bias  # as they are when the step is due
-        return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias, x, weight.mT)
+        ctx.layer, ctx.weight = layer, weight.detach()  # as it is when the step is due
+        if layer.bias is None:
+            return torch.bmm(x, weight.mT)
+        return torch.baddbmm(layer.bias[: len(x)], x, weight.mT)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-        (x,), layer, weight, bias = ctx.saved_tensors, ctx.layer, ctx.weight, ctx.bias
-        onward = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
+        (x,), layer = ctx.saved_tensors, ctx.layer
+        onward = torch.bmm(gradient, ctx.weight) if ctx.needs_input_grad[0] else None
         layer.shrink()
         step = gradient * -layer.rates
-        weight.baddbmm_(step.mT, x)
-        if bias is not None:
-            bias.add_(step.sum(1, keepdim=True))
+        weight, *bias = layer.own
+        weight[: len(x)].baddbmm_(step.mT, x)
+        if bias:
+            bias[0][: len(x)].add_(step.sum(1, keepdim=True))
         return onward, None, None
 
 
@@ -48,30 +51,34 @@ class SteppingLinear(nn.Module):
 
     weight: Tensor
     bias: Tensor | None
+    own: list[Tensor]
     rates: Tensor
+    shrinking: Tensor | None
 
-    def __init__(self, name: str, layer: nn.Linear, decay: float) -> None:
+    def __init__(self, name: str, layer: nn.Linear) -> None:
         super().__init__()
-        self.decay, self.has_bias, self.due = decay, layer.bias is not None, False
         prefix = f"{name}." if name else ""
-        self.names = [f"{prefix}weight"] + ([f"{prefix}bias"] if self.has_bias else [])
+        self.names = [f"{prefix}weight"] + ([f"{prefix}bias"] if layer.bias is not None else [])
 
-    def load(self, parameters: dict[str, Tensor]) -> None:
-        """Take over the parameters [c, …] of some rows: they are stepped in place."""
-        self.weight = parameters[self.names[0]].requires_grad_()
-        self.bias = parameters[self.names[1]][:, None] if self.has_bias else None
+    def load(self, own: dict[str, Tensor], points: dict[str, Tensor]) -> None:
+        """Take over parameters [c, …] of some rows: those which are stepped in place, and those at which the gradient
+        is taken, the same ones or others."""
+        self.own = [own[name] if own[name].dim() == 3 else own[name][:, None] for name in self.names]
+        self.weight = points[self.names[0]].detach().requires_grad_()
+        self.bias = points[self.names[1]][:, None] if len(self.names) > 1 else None
 
-    def begin(self, rates: Tensor) -> None:
-        """A step of the first c rows at rates [c] is to come."""
-        self.rates, self.due = rates[:, None, None], True
+    def begin(self, rates: Tensor, shrinking: Tensor | None) -> None:
+        """A step of the first c rows is to come: at rates [c], after λ has made its own of them `shrinking` [c] times
+        as large."""
+        self.rates = rates[:, None, None]
+        self.shrinking = None if shrinking is None else shrinking[:, None, None]
 
     def shrink(self) -> None:
         """The share of the step that λ has, once a step: x ← (1 − ηλ) x, also where no sample meets the layer."""
-        if self.decay and self.due:
-            for own in (self.weight, self.bias):
-                if own is not None:
-                    own.detach()[: len(self.rates)].mul_(1 - self.decay * self.rates)
-        self.due = False
+        if self.shrinking is not None:
+            for own in self.own:
+                own[: len(self.shrinking)].mul_(self.shrinking)
+        self.shrinking = None
 
     def forward(self, x: Tensor) -> Tensor:
         rows = len(self.rates)
@@ -102,14 +109,14 @@ def steps_itself(module: nn.Module) -> bool:
     return type(module) is nn.Linear and all(p.requires_grad for p in module.parameters())
 
 
-def with_stepping_layers(module: nn.Module, decay: float) -> tuple[nn.Module, list[SteppingLinear]]:
+def with_stepping_layers(module: nn.Module) -> tuple[nn.Module, list[SteppingLinear]]:
     """The module with its linear layers exchanged in place, where each is used once; and those layers."""
     if not in_one_line(module):
         return module, []
     exchanged = []
     for name, layer in list(module.named_modules()):
         if steps_itself(layer):
-            stepping = SteppingLinear(name, layer, decay)
+            stepping = SteppingLinear(name, layer)
             exchanged.append(stepping)
             if not name:
                 return stepping, exchanged

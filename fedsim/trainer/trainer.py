@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsim import checks
 from fedsim.errors import ConfigError
 from fedsim.federation import Cohort
-from fedsim.local import SGD, LocalRule
+from fedsim.local import LocalRule
 from fedsim.local.base import Carry
 from fedsim.memory import Memory
 from fedsim.models import RowModel
@@ -24,7 +24,7 @@ from fedsim.shift import Shift
 from fedsim.trainer.allocator import keep_freed_memory
 from fedsim.trainer.batches import Batches, Plan
 from fedsim.trainer.choose import choose
-from fedsim.trainer.fused_executor import FusedExecutor
+from fedsim.trainer.fused_executor import FusedExecutor, descents
 from fedsim.trainer.loop_executor import LoopExecutor
 from fedsim.trainer.memory_limit import out_of_memory, too_large_for_one
 from fedsim.trainer.objective import refuse_dropout
@@ -88,12 +88,11 @@ class Trainer:
             return LoopExecutor(rule, self.model, self.shift, workers, self.batches.contamination.active)
         if self.choice.executor == "vmap":
             return VmapExecutor(rule, self.model, self.shift, self.choice.compile)
-        assert isinstance(rule, SGD)
-        return FusedExecutor(rule, self.model, self.choice.stack, workers)
+        return FusedExecutor(rule, self.model, descents(rule, self.shift, self.model), self.choice.stack, workers)
 
     def _settle(self, carry: Carry) -> None:
         """Once it is known what the strategy's rows carry: the executor that takes them is chosen, and told."""
-        if self.choice.executor == "fused" and carry.keys() != {"params"}:
+        if self.choice.executor == "fused" and carry.keys() & self.rule.extras:
             self.choice = choose(*self._wish, plain=False)
             self.executor = self._executor()
         log.info("trainer: %s", self.choice.describe())

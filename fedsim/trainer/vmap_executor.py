@@ -33,7 +33,6 @@ class VmapExecutor:
     def __init__(self, rule: LocalRule, model: RowModel, shift: Shift, compile: str = "never") -> None:
         self.rule, self.dtype, self.shift = rule, model.dtype, shift
         self._move = vmap(shift)
-        self._begins = type(rule).begin is not LocalRule.begin
         if rule.batched:
             together = VmappedObjective(model)
             self._step = lambda carry, batch, lr: rule.step(carry, batch, lr, together)
@@ -74,7 +73,7 @@ class VmapExecutor:
                 if self.rule.knows_deployed:
                     batch = batch | {"deployed": theta}
             batch = chunk.contaminate(batch, step, 0, alive)
-            if step == 0 and self._begins:
+            if step == 0 and self.rule.begins:
                 carry = self._begin(carry, batch, rates[0])
             carry, loss = self._step(carry, batch, rates[step, :alive])
             losses[:alive] += loss

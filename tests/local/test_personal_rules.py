@@ -229,10 +229,11 @@ def test_apfl_leaves_the_global_model_alone(strategy, mix):
         assert [row["train_loss"] for row in other.history] == [row["train_loss"] for row in runs[0].history]
 
 
+@pytest.mark.parametrize("executor", ["vmap", "fused"])
 @pytest.mark.parametrize("mix", ["params", "outputs"])
-def test_with_alpha_one_apfl_trains_everybody_alone(mix):
+def test_with_alpha_one_apfl_trains_everybody_alone(mix, executor):
     """v is then the model of a client without a federation, bit for bit; with α = 0 the predictor is w."""
-    coins = {"availability": Bernoulli(Uniform(0.6), Sine()), "rounds": 4, "executor": "vmap"}
+    coins = {"availability": Bernoulli(Uniform(0.6), Sine()), "rounds": 4, "executor": executor}
     options = LOCAL | {"weight_decay": 0.1}
     alone = simulation_of(local=SGD(**options), strategy=LocalOnly(), **coins).run()
     together = watched(simulation_of(local=APFL(alpha=1.0, mix=mix, **options), **coins))

@@ -1,4 +1,4 @@
-"""The fused executor takes plain SGD, stacks what may be stacked, and agrees with plain PyTorch on everything else."""
+"""The fused executor takes plain descents, stacks what may be stacked, and agrees with the loop on everything else."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedsim.availability import UniformK
 from fedsim.datasets import Dataset, GaussianMean
 from fedsim.errors import ConfigError
-from fedsim.local import APFL, SGD
+from fedsim.local import APFL, SGD, PerFedAvg
 from fedsim.models import MLP, SVHNCNN, Linear, Mean
 from fedsim.shift import Location
 from fedsim.simulation import Simulation
@@ -125,6 +126,41 @@ def test_any_module_ends_where_the_loop_ends(name, options):
         assert left == pytest.approx(right | {"seconds": left["seconds"]}, abs=1e-12)
 
 
+PERSONAL = {
+    "fixed": {},
+    "adaptive": {"adaptive": True, "pull": 0.02, "alpha": 0.6},
+    "with options": {"adaptive": True, "personal_lr": 0.11, "weight_decay": 0.1},
+    "outputs": {"mix": "outputs", "alpha": 0.6},
+    "outputs, with options": {"mix": "outputs", "adaptive": True, "personal_lr": 0.11, "weight_decay": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", [*MODELS, "unused"])
+@pytest.mark.parametrize("options", PERSONAL)
+def test_personal_models_end_where_the_loop_ends(name, options):
+    """Two models of a client and their mixture, over rounds: rows of unequal steps, clients that are away."""
+    build = Unused if name == "unused" else MODELS[name][0]
+    rule = APFL(lr=0.05, epochs=2, batch_size=3, drop_last=False, **PERSONAL[options])
+    ridge = 0.05 if rule.mix == "outputs" else 0.0
+    ways = ({"executor": "fused"}, {"executor": "fused", "chunk": 3, "workers": 2}, {"executor": "loop", "workers": 1})
+    away = {"availability": UniformK(3), "rounds": 3, "ridge": ridge}
+    ends = []
+    for way in ways:
+        simulation = simulation_of(functools.partial(build), rule, **way, **away)
+        memory = simulation.trainer.memory(simulation.initial_state().model)
+        simulation.trainer.memory = lambda model, memory=memory: memory  # where it can be looked at
+        ends.append((simulation.run(), memory.clients))
+        assert simulation.trainer.choice.executor == way["executor"]
+    *fused, (loop, own) = ends
+    assert not torch.equal(own["personal"][0], own["personal"][1])
+    assert not rule.adaptive or own["alpha"].std() > 1e-5
+    for result, mine in fused:
+        torch.testing.assert_close(result.state.model, loop.state.model, rtol=0, atol=1e-12)
+        torch.testing.assert_close(mine, own, rtol=0, atol=1e-12)
+        for left, right in zip(result.history, loop.history, strict=True):
+            assert left == pytest.approx(right | {"seconds": left["seconds"]}, abs=1e-12)
+
+
 SMALL = functools.partial(MLP, shape=SHAPE, classes=3, hidden=(4,))
 CNN = functools.partial(SVHNCNN, shape=SHAPE, classes=3)
 MOVING = {"dataset": GaussianMean(clients=len(SIZES)), "shift": Location(0.5, 0.1)}
@@ -134,7 +170,12 @@ CHOICES = {
     "proximal term": (SMALL, None, {"strategy": FedProx(0.1)}, "vmap"),
     "correction": (SMALL, None, {"strategy": Scaffold(), "executor": "fused"}, "vmap"),
     "clipped": (SMALL, SGD(lr=0.1, clip=1.0), {}, "vmap"),
-    "another rule": (SMALL, APFL(lr=0.1), {}, "vmap"),
+    "personal models": (SMALL, APFL(lr=0.1, adaptive=True), {}, "fused"),
+    "α at every step": (SMALL, APFL(lr=0.1, adaptive=True, alpha_every="step"), {}, "vmap"),
+    "outputs mixed, with a ridge": (SMALL, APFL(lr=0.1, mix="outputs"), {"ridge": 0.1}, "fused"),
+    "personal, clipped": (SMALL, APFL(lr=0.1, clip=1.0), {}, "vmap"),
+    "personal, with a ridge": (SMALL, APFL(lr=0.1), {"ridge": 0.1}, "vmap"),
+    "another rule": (SMALL, PerFedAvg(lr=0.1), {}, "vmap"),
     "not stackable": (Mixing, None, {}, "vmap"),
     "convolutions": (CNN, None, {}, "fused"),
     "convolutions, corrected": (CNN, None, {"strategy": Scaffold()}, "loop"),
@@ -150,6 +191,6 @@ def test_what_is_chosen(case):
     assert simulation.trainer.choice.executor == executor
 
 
-def test_what_is_more_than_plain_sgd_is_refused():
-    with pytest.raises(ConfigError, match=r"trainer\.executor=fused takes plain steps of SGD only"):
+def test_what_is_more_than_plain_descents_is_refused():
+    with pytest.raises(ConfigError, match=r"trainer\.executor=fused takes plain descents only"):
         simulation_of(Twice, SGD(clip=1.0), executor="fused")
