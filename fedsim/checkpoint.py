@@ -92,7 +92,8 @@ def _write(path: Path, kept: dict[str, torch.Tensor], progress: Progress, identi
 def read(
     path: Path, like: S, identity: dict[str, Any], memory: Memory | None = None, layout: Layout = ALONE
 ) -> tuple[S, Progress]:
-    """Read a checkpoint into a state of the same type, shapes and device as `like`; `memory` is filled in place.
+    """Read a checkpoint into the state `like` and into `memory`, both in place: what is known of clients stays where it
+    lies.
 
     Of several ranks the first reads, and gives every other one its part.
 
@@ -101,19 +102,14 @@ def read(
     """
     ranks = layout.ranks
     tensors, progress = _load(path, identity, len(like.model)) if ranks.first else ({}, Progress())
-    fields: dict[str, torch.Tensor] = {}
-    remembered = (memory or Memory()).tensors()
-    for name, expected in ({f.name: getattr(like, f.name) for f in dataclasses.fields(like)} | remembered).items():
+    fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
+    for name, expected in (fields | (memory or Memory()).tensors()).items():
         found, shape = tensors.get(name), layout.whole_shape(name, expected)
         if ranks.first and (found is None or found.shape != shape or found.dtype != expected.dtype):
             was = None if found is None else list(found.shape)
             raise CheckpointError(f"checkpoint {path}: {name} is {was}, expected {list(shape)}")
-        part = layout.deal(name, found, expected)
-        if name in remembered:
-            expected.copy_(part)
-        else:
-            fields[name] = part.to(expected.device)
-    return type(like)(**fields), ranks.tell(progress)
+        expected.copy_(layout.deal(name, found, expected))
+    return like, ranks.tell(progress)
 
 
 def _load(path: Path, identity: dict[str, Any], replicates: int) -> tuple[dict[str, torch.Tensor], Progress]:

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim import checks
 from fedsim.errors import ConfigError
+from fedsim.placement import PLACES, placed
 from fedsim.ranks import Ranks
 
 WEIGHTINGS = ("uniform", "data")
@@ -32,6 +34,7 @@ class Federation:
         class_fractions: [R, m, C] label distribution of every client, or None without labels.
         shares: [m] w_i of the clients of every replicate, up to a factor; None takes the sizes, or 1/m without any.
         ranks: the processes that share the run; all that is said here of clients is known to each of them.
+        place: where client memory lies, see `fedsim.placement`.
         own: [m'] numbers of this rank's clients, the same in every replicate; all m of them in a lone process.
         data_fractions: [R·m] w_i, 1 in sum over a replicate (host, double precision); `data_weights` on the device.
     """
@@ -44,8 +47,10 @@ class Federation:
     dtype: torch.dtype = torch.float32
     shares: np.ndarray | None = None
     ranks: Ranks = field(default_factory=Ranks)
+    place: str = "device"
 
     def __post_init__(self) -> None:
+        checks.choice("trainer.memory", self.place, PLACES)
         if self.ranks.count > self.clients:
             raise ConfigError(f"clients={self.clients} cannot be divided among {self.ranks.count} ranks; start fewer")
         self.own = np.arange(self.clients)[self.ranks.share]
@@ -65,13 +70,17 @@ class Federation:
         """Number of virtual clients that have their memory here: R·m', which is R·m in a lone process."""
         return self.replicates * len(self.own)
 
-    def zeros(self, *shape: int) -> Tensor:
-        """[R·m', *shape] client memory before round 0."""
-        return torch.zeros(self.rows, *shape, dtype=self.dtype, device=self.device)
+    def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """[R·m', *shape] client memory before round 0, which `Cohort.gather` and `Cohort.scatter` reach wherever it
+        lies; single numbers are always on the device."""
+        place = self.place if shape else "device"
+        return placed((self.rows, *shape), dtype or self.dtype, self.device, place)
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """[R, …] → [R·m', …]: client memory in which everybody has its replicate's value."""
-        return values.repeat_interleave(len(self.own), dim=0)
+        """[R, …] → [R·m', …]: client memory, as `zeros`, in which everybody has its replicate's value."""
+        memory = self.zeros(*values.shape[1:], dtype=values.dtype)
+        memory.unflatten(0, (self.replicates, -1)).copy_(values[:, None])
+        return memory
 
     def cohort(self, counts: np.ndarray, probabilities: np.ndarray) -> Cohort:
         """The cohort of all clients (of this rank) with a positive count.
@@ -93,7 +102,7 @@ class Federation:
         return Cohort(self, np.arange(self.rows), counts, probabilities)
 
     def mean_over_clients(self, rows: Tensor) -> Tensor:
-        """[R·m', …] → [R, …], the plain mean over each replicate's m clients."""
+        """[R·m', …] → [R, …], the plain mean over each replicate's m clients, wherever their memory lies."""
         weights = torch.full((self.rows,), 1.0 / self.clients, dtype=rows.dtype, device=rows.device)
         return self.reduce(weights, rows, range(0, self.rows + 1, len(self.own)))
 
@@ -120,7 +129,7 @@ class Federation:
             [R, …]
         """
         own = torch.stack([torch.tensordot(weights[a:b], rows[a:b], dims=1) for a, b in itertools.pairwise(bounds)])
-        return self.ranks.sum(own)
+        return self.ranks.sum(own.to(self.device))
 
 
 class Cohort:
@@ -197,6 +206,19 @@ class Cohort:
     def seed(self) -> Tensor:
         """[n] int64 seed of each row's replicate."""
         return self.federation.seed_of_replicate[self.replicate]
+
+    def gather(self, memory: Tensor) -> Tensor:
+        """[R·m', …] client memory, wherever it lies → the cohort's rows [n, …] on the device."""
+        if memory.device == self.rows.device:
+            return memory[self.rows]
+        return memory[torch.as_tensor(self.host_rows)].to(self.rows.device)
+
+    def scatter(self, memory: Tensor, rows: Tensor) -> None:
+        """Write the cohort's rows [n, …] into client memory [R·m', …], in place."""
+        if memory.device == self.rows.device:
+            memory[self.rows] = rows
+        else:
+            memory[torch.as_tensor(self.host_rows)] = rows.to(memory.device)
 
     def broadcast(self, models: Tensor) -> Tensor:
         """[R, …] → [n, …]: every row receives its replicate's value."""

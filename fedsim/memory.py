@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from fedsim.errors import ConfigError
 from fedsim.federation import Cohort, Federation
-from fedsim.placement import placed
 
 if TYPE_CHECKING:
     from fedsim.local import LocalRule
@@ -34,10 +32,8 @@ class Memory:
     ended: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def initial(
-        cls, rule: LocalRule, shift: Shift, model: Tensor, federation: Federation, place: str = "device"
-    ) -> Memory:
-        """Before round 0, from the initial models [R, d]; `place` is where the clients' part lies, see `placed`."""
+    def initial(cls, rule: LocalRule, shift: Shift, model: Tensor, federation: Federation) -> Memory:
+        """Before round 0, from the initial models [R, d]."""
         of_rule, of_shift = rule.memory(federation, model.shape[1]), shift.memory(federation, model)
         for name in sorted({*of_rule, *rule.own_models} & of_shift.keys()):
             raise ConfigError(
@@ -50,11 +46,8 @@ class Memory:
                     f"client memory {name!r} has {len(value)} rows; it needs one for each of the "
                     f"{federation.rows} virtual clients"
                 )
-            if place != "device":
-                clients[name] = placed(tuple(value.shape), value, place).copy_(value)
         for name in rule.own_models:
-            rows = placed((federation.replicates, len(federation.own), model.shape[1]), model, place)
-            clients[name] = rows.copy_(model[:, None]).flatten(0, 1)  # no second copy of all rows, on no device
+            clients[name] = federation.broadcast(model)
         return cls(clients, shift.server_memory(federation, model))
 
     def borrowed(self) -> Memory:
@@ -63,14 +56,14 @@ class Memory:
 
     def gather(self, cohort: Cohort) -> dict[str, Tensor]:
         """[n, …] the cohort's rows."""
-        return {name: value[_rows(cohort, value)].to(cohort.rows.device) for name, value in self.clients.items()}
+        return {name: cohort.gather(value) for name, value in self.clients.items()}
 
     def scatter(self, cohort: Cohort, carry: dict[str, Tensor]) -> None:
         """Take the cohort's rows back out of the carry, in place."""
         for name, value in self.clients.items():
             rows = carry.pop(name)
             if self.kept:
-                value[_rows(cohort, value)] = rows.to(value.device)
+                cohort.scatter(value, rows)
             else:
                 self.ended[name] = rows
 
@@ -78,8 +71,3 @@ class Memory:
         """Everything, by the names a checkpoint uses; a state's fields have no dots."""
         named = {f"clients.{name}": value for name, value in self.clients.items()}
         return named | {f"server.{name}": value for name, value in self.server.items()}
-
-
-def _rows(cohort: Cohort, value: Tensor) -> Tensor:
-    """[n] the cohort's rows, where the value lies."""
-    return cohort.rows if value.device == cohort.rows.device else torch.as_tensor(cohort.host_rows)

@@ -74,7 +74,8 @@ class Simulation:
         executor, chunk, workers: see `fedsim.trainer.choose`.
         precision: of training: 'full', 'tf32' or 'bf16', see `fedsim.models.precision`.
         compile: 'never', or how `torch.compile` treats a vmapped step, see `fedsim.trainer.choose`.
-        memory: where what local rule and shift remember of each client lies: 'device', 'host' or 'disk'.
+        memory: where what is remembered of each client lies between rounds: 'device', 'host' or 'disk' (see
+            `fedsim.placement`); the rows of a round are on the device in any case, and the numbers are the same.
         on_nonfinite: 'stop', 'drop_client' or 'drop_replicate', see `fedsim.divergence`.
         deterministic: the same bits from every run on the same device, see `fedsim.determinism`.
         ranks: the processes that share the run (`Ranks.join()` under torchrun); a lone one unless given.
@@ -137,7 +138,7 @@ class Simulation:
             self.dataset = PooledData(self.dataset, clients)
             clients, partition, availability = 1, None, None
         self.tables = split(self.dataset, partition, clients, seeds)
-        self.federation = federation_of(seeds, clients, self.dataset, self.tables, self.device, number, ranks)
+        self.federation = federation_of(seeds, clients, self.dataset, self.tables, self.device, number, ranks, memory)
         self.model = row_model(model, self.dataset, loss, ridge, self.device, number, precision)
         personal.check(clients, self.dataset.stream, bool(self.tables) and self.tables[0].validation is not None)
         self.availability = bound(availability, personal.newcomers, self.federation, rounds)
@@ -151,7 +152,7 @@ class Simulation:
 
         def trainer_of(other: LocalRule) -> Trainer:
             own = batches if other is rule else batches.under(other)
-            return Trainer(other, self.model, self.shift, own, executor, chunk, workers, memory, compile)
+            return Trainer(other, self.model, self.shift, own, executor, chunk, workers, compile)
 
         self.trainer = trainer_of(rule)
         self.evaluator = Evaluator(self.model, batches, self.federation, self.shift, client_samples)

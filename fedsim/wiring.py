@@ -89,17 +89,18 @@ def federation_of(
     device: torch.device,
     dtype: torch.dtype,
     ranks: Ranks,
+    place: str,
 ) -> Federation:
     """Sizes and label distributions of every virtual client."""
     if not tables:
         nothing = np.zeros(len(seeds) * clients, dtype=np.int64)
-        return Federation(seeds, clients, nothing, None, device, dtype, dataset.weights, ranks)
+        return Federation(seeds, clients, nothing, None, device, dtype, dataset.weights, ranks, place)
     fractions = None
     if dataset.classes is not None and dataset.train_y is not None:
         labels = dataset.train_y.cpu().numpy()
         fractions = np.stack([table.class_fractions(labels, dataset.classes) for table in tables])
     sizes = np.concatenate([table.sizes for table in tables])
-    return Federation(seeds, clients, sizes, fractions, device, dtype, None, ranks)
+    return Federation(seeds, clients, sizes, fractions, device, dtype, None, ranks, place)
 
 
 def row_model(

@@ -33,7 +33,7 @@ class History:
         return {
             MODELS: federation.zeros(self.length, dimension),
             ESTIMATES: federation.zeros(self.length, size),
-            STEPS: federation.zeros().to(torch.int64),
+            STEPS: federation.zeros(dtype=torch.int64),
         }
 
     def full(self, carry: Carry) -> Tensor:

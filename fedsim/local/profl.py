@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,16 +69,16 @@ class ProFL(PoFL):
         self.sample_size = SampleSize(self.batch_size or 1, tolerance, failure, curvature)
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
-        matrix = federation.zeros(self.estimator.size, dimension)
+        matrix = functools.partial(federation.zeros, self.estimator.size, dimension)
         held = super().memory(federation, dimension)
         if self.server_derivative or self.adaptive:
-            held |= {SLOPE: matrix}
+            held |= {SLOPE: matrix()}
         if self.server_derivative:
-            held |= {SHARED: matrix.clone(), SHARES: federation.zeros().to(torch.bool)}
+            held |= {SHARED: matrix(), SHARES: federation.zeros(dtype=torch.bool)}
         if self.adaptive:
-            count = federation.zeros().to(torch.int64)
+            count = federation.zeros(dtype=torch.int64)
             held |= {SIZE: count + self.sample_size.cap, USED: count}
-            held |= {PAST_SLOPE: matrix.clone(), PAST_MODEL: federation.zeros(dimension)}
+            held |= {PAST_SLOPE: matrix(), PAST_MODEL: federation.zeros(dimension)}
         return held
 
     def select(self, carry: Carry, gradients: Tensor, weight: Tensor) -> Tensor:
@@ -127,12 +128,12 @@ class ProFL(PoFL):
     def after_round(self, memory: dict[str, Tensor], cohort: Cohort) -> None:
         if not self.server_derivative:
             return
-        own = (memory[STEPS][cohort.rows] > self.history.length).to(cohort.count.dtype)
-        mean, heard = cohort.mean(memory[SLOPE][cohort.rows], own), cohort.total(own) > 0
-        everybody = cohort.federation.broadcast
-        known = everybody(heard)
-        memory[SHARED].copy_(torch.where(known[:, None, None], everybody(mean), memory[SHARED]))
-        memory[SHARES] |= known
+        own = (cohort.gather(memory[STEPS]) > self.history.length).to(cohort.count.dtype)
+        mean, heard = cohort.mean(cohort.gather(memory[SLOPE]), own), cohort.total(own) > 0
+        shared = memory[SHARED].unflatten(0, (len(mean), -1))
+        mean, known = mean.to(shared.device)[:, None], heard.to(shared.device)[:, None, None, None]
+        shared.copy_(torch.where(known, mean, shared))
+        memory[SHARES] |= cohort.federation.broadcast(heard)
 
     def used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:
         return (after[USED] - before[USED]).cpu().numpy() if self.adaptive else planned

@@ -78,7 +78,7 @@ class KeepsClientModels(Strategy[C]):
     """A strategy whose clients start from their own x_i^t, not from the broadcast. Memory: one model per client."""
 
     def start(self, state: C, cohort: Cohort) -> Tensor:
-        return state.models[cohort.rows]
+        return cohort.gather(state.models)
 
     def client_mean(self, state: C, federation: Federation) -> Tensor:
         return federation.mean_over_clients(state.models)

@@ -48,6 +48,6 @@ class FedAWE(KeepsClientModels[FedAWEState]):
             norm = cohort.mean(update).norm(dim=1, keepdim=True)
             update = update * cohort.broadcast((self.clip / norm).clamp(max=1.0))
         model = cohort.keep_unheard(cohort.mean(report.start - update), state.model)
-        state.models[cohort.rows] = cohort.broadcast(model)
+        cohort.scatter(state.models, cohort.broadcast(model))
         state.last_seen[cohort.rows] = t
         return FedAWEState(model, state.models, state.last_seen)

@@ -36,5 +36,5 @@ class FedPBC(KeepsClientModels[ClientModels]):
         cohort = report.cohort
         model = cohort.keep_unheard(cohort.mean(report.end), state.model)
         linked = (cohort.count > 0)[:, None]
-        state.models[cohort.rows] = cohort.broadcast(model).where(linked, report.end)
+        cohort.scatter(state.models, cohort.broadcast(model).where(linked, report.end))
         return ClientModels(model, state.models)

@@ -14,7 +14,7 @@ class FedVARP(RemembersClients[ClientMemory]):
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
         cohort = report.cohort
-        surprise = report.innovation - state.memory[cohort.rows].to(state.model.dtype)
+        surprise = report.innovation - cohort.gather(state.memory).to(state.model.dtype)
         direction = state.mean + cohort.mean(surprise)
         model = cohort.keep_unheard(state.model - self.server_lr * direction, state.model)
         return ClientMemory(model, state.memory, remember(state, cohort, report.innovation))

@@ -20,5 +20,5 @@ class LocalOnly(KeepsClientModels[ClientModels]):
         return ClientModels.broadcast(model, federation)
 
     def aggregate(self, state: ClientModels, report: Report, t: int) -> ClientModels:
-        state.models[report.cohort.rows] = report.end
+        report.cohort.scatter(state.models, report.end)
         return ClientModels(report.cohort.federation.mean_over_clients(state.models), state.models)

@@ -47,15 +47,14 @@ class RemembersClients(Strategy[M]):
 
     def empty(self, model: Tensor, federation: Federation) -> tuple[Tensor, Tensor]:
         """Zero memory [R·m, d] and its mean [R, d]."""
-        shape = (federation.rows, model.shape[1])
-        return torch.zeros(shape, dtype=self.dtype or model.dtype, device=model.device), torch.zeros_like(model)
+        return federation.zeros(model.shape[1], dtype=self.dtype or model.dtype), torch.zeros_like(model)
 
 
 def remember(state: ClientMemory, cohort: Cohort, values: Tensor) -> Tensor:
     """Store the heard rows' values [n, d] in place; return the new mean [R, d] of what is stored."""
-    old = state.memory[cohort.rows]
+    old = cohort.gather(state.memory)
     new = values.to(state.memory.dtype)  # the mean is that of the stored, rounded values
-    state.memory[cohort.rows] = new
+    cohort.scatter(state.memory, new)
     change = new.to(values.dtype) - old.to(values.dtype)
     once = 1.0 / cohort.count.clamp(min=1)  # a multiset's repeated client is still remembered once
     return state.mean + cohort.total(change, once) / cohort.federation.clients

@@ -20,7 +20,7 @@ class Scaffold(RemembersClients[ClientMemory]):
     """
 
     def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
-        own = state.memory[cohort.rows].to(state.model.dtype)
+        own = cohort.gather(state.memory).to(state.model.dtype)
         return {"params": cohort.broadcast(state.model), "correction": cohort.broadcast(state.mean) - own}
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:

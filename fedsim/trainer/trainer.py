@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim import checks
 from fedsim.errors import ConfigError
 from fedsim.federation import Cohort
 from fedsim.local import LocalRule
@@ -19,7 +18,6 @@ from fedsim.local.base import Carry
 from fedsim.memory import Memory
 from fedsim.models import RowModel
 from fedsim.models.precision import tensor_cores
-from fedsim.placement import PLACES
 from fedsim.shift import Shift
 from fedsim.trainer.allocator import keep_freed_memory
 from fedsim.trainer.batches import Batches, Plan
@@ -45,8 +43,6 @@ class Trainer:
         shift: how data answer the deployed model.
         batches: where samples come from.
         executor, chunk, workers, compile: see `fedsim.trainer.choose`.
-        memory: where what rule and shift remember of every client lies between rounds: 'device', 'host' or 'disk' (see
-            `fedsim.placement`); the rows of a round are on the device in any case, and the numbers are the same.
     """
 
     def __init__(
@@ -58,10 +54,8 @@ class Trainer:
         executor: str = "auto",
         chunk: int | str = "auto",
         workers: int | str = "auto",
-        memory: str = "device",
         compile: str = "never",
     ) -> None:
-        self.place = checks.choice("trainer.memory", memory, PLACES)
         self.rule, self.model, self.shift, self.batches = rule, model, shift, batches
         replicates = batches.federation.replicates
         if rule.per_sample:
@@ -100,7 +94,7 @@ class Trainer:
 
     def memory(self, model: Tensor) -> Memory:
         """What rule and shift remember before round 0, from the initial models [R, d]."""
-        return Memory.initial(self.rule, self.shift, model, self.batches.federation, self.place)
+        return Memory.initial(self.rule, self.shift, model, self.batches.federation)
 
     @torch.no_grad()
     def run(
