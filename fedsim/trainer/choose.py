@@ -1,8 +1,7 @@
 """The stated rule by which `executor: auto` and `chunk: auto` decide.
 
 - Plain descents (local=sgd, and local=apfl whose α rests during a round; without clipping, on data that do not answer
-  the model): `fused` for fully connected models, and for convolutions on a CPU. Rows whose strategy adds to their
-  gradients (scaffold, fedprox) go as the next lines say.
+  the model): `fused` for fully connected models, and for convolutions on a CPU.
 - Convolutions on a CPU: `loop` (batched convolutions become grouped ones, which are 2–3 times slower there).
 - Everything else: `vmap`.
 - On a CPU, rows that run one by one (`loop`, and `fused` with convolutions) are shared by one worker thread per core;
@@ -63,7 +62,6 @@ def choose(
     shift: Shift,
     batch_size: int,
     sample_size: int,
-    plain: bool = True,
 ) -> Choice:
     """Resolve 'auto' settings.
 
@@ -76,7 +74,6 @@ def choose(
         model, rule, shift: what runs.
         batch_size: largest batch of a row.
         sample_size: numbers in one input.
-        plain: do rows carry parameters alone? False: executor=fused is read as auto.
 
     Raises:
         ConfigError: executor=fused where the rule's step is more than plain descents, compile where nothing is vmapped.
@@ -93,8 +90,8 @@ def choose(
         raise ConfigError(f"trainer.compile={compile} is for trainer.executor=vmap, not {executor}")
     steps, together = descents(rule, shift, model), stacks(model)
     reason = "as configured"
-    if executor == "auto" or (executor == "fused" and not plain):
-        executor, reason = _best(bool(steps) and plain, together, cpu and model.convolutional)
+    if executor == "auto":
+        executor, reason = _best(bool(steps), together, cpu and model.convolutional)
     elif executor == "fused" and not steps:
         raise ConfigError(
             "trainer.executor=fused takes plain descents only: local=sgd, or local=apfl with local.alpha_every=round "

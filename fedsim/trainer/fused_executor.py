@@ -62,35 +62,42 @@ class _Rows:
         if _channels_last(model):
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def load(self, start: Tensor, beside: dict[str, Tensor] | None) -> None:
-        """Take over rows [c, d] by copies; `beside` are parameters [c, …] to mix them with."""
+    def load(self, carry: Carry, beside: dict[str, Tensor] | None) -> None:
+        """Take over rows of the carry [c, …] by copies; `beside` are parameters [c, …] to mix them with."""
+        federal = carry if self.descent.name == "params" else {}  # what a strategy adds is for its own model
+        self.pull = federal.get("proximal")
+        drift = federal.get("correction")
+        if self.pull is not None:
+            pulled = -self.pull[:, None] * federal["anchor"]
+            drift = pulled if drift is None else drift + pulled
+        self.drift = {} if drift is None else self._named(drift)
         self.held, self.points, self.beside = {}, {}, beside
-        begin = 0
-        for name, shape in self.model.shapes.items():
-            stop = begin + math.prod(shape)
-            rows = start[:, begin:stop].unflatten(1, shape)
+        for name, rows in self._named(carry[self.descent.name]).items():
             if name in self.plain:
                 point = self.plain[name].detach()[None]
             else:
                 point = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
             self.points[name] = point
             self.held[name] = (point if beside is None else torch.empty_like(point)).copy_(rows)
-            begin = stop
         for layer in self.linear:
-            layer.load(self.held, self.points)
+            layer.load(self.held, self.points, self.drift)
 
     def store(self, out: Tensor) -> None:
         """Write the rows to [c, d]."""
-        begin = 0
-        for name, shape in self.model.shapes.items():
-            stop = begin + math.prod(shape)
-            out[:, begin:stop].unflatten(1, shape).copy_(self.held[name])
-            begin = stop
+        for name, rows in self._named(out).items():
+            rows.copy_(self.held[name])
+
+    def _named(self, rows: Tensor) -> dict[str, Tensor]:
+        """[c, d] → parameters [c, …], views."""
+        parts = rows.split([math.prod(shape) for shape in self.model.shapes.values()], dim=1)
+        shapes = self.model.shapes.items()
+        return {name: part.unflatten(1, shape) for (name, shape), part in zip(shapes, parts, strict=True)}
 
     def begin(self, key: Tensor | None, rates: Tensor, weight: Tensor | None) -> None:
         """A step of the first c rows at rates [c] is to come, where they have the weight [c] in a mixture."""
         rates = rates * self.descent.scale
-        shrinking = 1 - rates * self.decay if self.decay else None
+        decay = self.decay if self.pull is None else self.decay + self.pull[: len(rates)]
+        shrinking = None if self.pull is None and not self.decay else 1 - rates * decay
         if self.beside is not None and weight is not None:
             rates = rates * weight
             for name, point in self.points.items():
@@ -106,11 +113,13 @@ class _Rows:
     def finish(self) -> None:
         """What of the step the backward pass has left to do."""
         for layer in self.linear:
-            layer.shrink()
+            layer.rest()
         for name, parameter in self.plain.items():
             own = self.held[name][0]
             if self.shrinking is not None:
                 own.mul_(self.shrinking[0])
+            if self.drift:
+                own.addcmul_(self.drift[name][0], self.rates[0], value=-1)
             if parameter.grad is not None:
                 own.addcmul_(parameter.grad, self.rates[0], value=-1)
                 parameter.grad = None
@@ -144,7 +153,7 @@ class _Clients:
         self.weights = {step.name: carry[step.weight] for step in self.steps if step.weight}
         for step in reversed(self.steps):
             beside = None if step.outputs or step.beside is None else self.rows[step.beside].held
-            self.rows[step.name].load(carry[step.name], beside)
+            self.rows[step.name].load(carry, beside)
 
     def store(self, name: str, carry: Carry, out: Tensor) -> None:
         """Write an entry of the rows to [c, …]; where it does not step, it is as in the carry."""

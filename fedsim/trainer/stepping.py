@@ -37,7 +37,7 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         (x,), layer = ctx.saved_tensors, ctx.layer
         onward = torch.bmm(gradient, ctx.weight) if ctx.needs_input_grad[0] else None
-        layer.shrink()
+        layer.rest()
         step = gradient * -layer.rates
         weight, *bias = layer.own
         weight[: len(x)].baddbmm_(step.mT, x)
@@ -52,33 +52,41 @@ class SteppingLinear(nn.Module):
     weight: Tensor
     bias: Tensor | None
     own: list[Tensor]
+    drift: list[Tensor]
     rates: Tensor
     shrinking: Tensor | None
+    due: bool
 
     def __init__(self, name: str, layer: nn.Linear) -> None:
         super().__init__()
         prefix = f"{name}." if name else ""
         self.names = [f"{prefix}weight"] + ([f"{prefix}bias"] if layer.bias is not None else [])
 
-    def load(self, own: dict[str, Tensor], points: dict[str, Tensor]) -> None:
-        """Take over parameters [c, …] of some rows: those which are stepped in place, and those at which the gradient
-        is taken, the same ones or others."""
-        self.own = [own[name] if own[name].dim() == 3 else own[name][:, None] for name in self.names]
+    def load(self, own: dict[str, Tensor], points: dict[str, Tensor], drift: dict[str, Tensor]) -> None:
+        """Take over parameters [c, …] of some rows: those which are stepped in place, those at which the gradient is
+        taken, the same ones or others, and what is added to it (nothing, or all names)."""
+        self.own, self.drift = (
+            [of[name] if of[name].dim() == 3 else of[name][:, None] for name in self.names if of] for of in (own, drift)
+        )
         self.weight = points[self.names[0]].detach().requires_grad_()
         self.bias = points[self.names[1]][:, None] if len(self.names) > 1 else None
 
     def begin(self, rates: Tensor, shrinking: Tensor | None) -> None:
-        """A step of the first c rows is to come: at rates [c], after λ has made its own of them `shrinking` [c] times
-        as large."""
-        self.rates = rates[:, None, None]
+        """A step of the first c rows is to come: at rates [c], after they have become `shrinking` [c] times as
+        large."""
+        self.rates, self.due = rates[:, None, None], True
         self.shrinking = None if shrinking is None else shrinking[:, None, None]
 
-    def shrink(self) -> None:
-        """The share of the step that λ has, once a step: x ← (1 − ηλ) x, also where no sample meets the layer."""
-        if self.shrinking is not None:
-            for own in self.own:
-                own[: len(self.shrinking)].mul_(self.shrinking)
-        self.shrinking = None
+    def rest(self) -> None:
+        """What of the step does not depend on the samples, once a step, also where no sample meets the layer."""
+        if self.due:
+            rows = len(self.rates)
+            if self.shrinking is not None:
+                for own in self.own:
+                    own[:rows].mul_(self.shrinking)
+            for own, drift in zip(self.own, self.drift, strict=False):
+                own[:rows].addcmul_(drift[:rows], self.rates, value=-1)
+        self.due = False
 
     def forward(self, x: Tensor) -> Tensor:
         rows = len(self.rates)

@@ -66,8 +66,7 @@ class Trainer:
         self.rates = torch.tensor(rates, dtype=model.dtype, device=model.device)
         largest = rule.batch_size or int(np.max(batches.federation.sizes, initial=1))
         sample = int(np.prod(batches.dataset.shape)) + (model.dimension if rule.per_sample else 0)
-        self._wish = executor, chunk, workers, compile, model, rule, shift, largest, sample
-        self.choice = choose(*self._wish)
+        self.choice = choose(executor, chunk, workers, compile, model, rule, shift, largest, sample)
         self.executor = self._executor()
         self._told = self._halved = False
         everyone = np.arange(len(batches.federation.sizes))
@@ -83,14 +82,6 @@ class Trainer:
         if self.choice.executor == "vmap":
             return VmapExecutor(rule, self.model, self.shift, self.choice.compile)
         return FusedExecutor(rule, self.model, descents(rule, self.shift, self.model), self.choice.stack, workers)
-
-    def _settle(self, carry: Carry) -> None:
-        """Once it is known what the strategy's rows carry: the executor that takes them is chosen, and told."""
-        if self.choice.executor == "fused" and carry.keys() & self.rule.extras:
-            self.choice = choose(*self._wish, plain=False)
-            self.executor = self._executor()
-        log.info("trainer: %s", self.choice.describe())
-        self._told = True
 
     def memory(self, model: Tensor) -> Memory:
         """What rule and shift remember before round 0, from the initial models [R, d]."""
@@ -124,7 +115,8 @@ class Trainer:
         if self.rule.knows_round:
             carry["round"] = torch.full((len(cohort),), t, dtype=torch.int64, device=start.device)
         if not self._told:
-            self._settle(carry)
+            log.info("trainer: %s", self.choice.describe())
+            self._told = True
         plan = self.batches.plan(cohort, t)
         rates = self._rates(cohort, plan, t)
         fleet = self.shift.deployed(memory.server, deployed) if self.shift.active else None

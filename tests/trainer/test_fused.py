@@ -126,6 +126,25 @@ def test_any_module_ends_where_the_loop_ends(name, options):
         assert left == pytest.approx(right | {"seconds": left["seconds"]}, abs=1e-12)
 
 
+@pytest.mark.parametrize("name", [*MODELS, "unused"])
+@pytest.mark.parametrize("strategy", [FedProx(0.7), Scaffold()], ids=lambda strategy: type(strategy).__name__)
+def test_what_a_strategy_adds_to_gradients_is_added(name, strategy):
+    """Of clients that come and go; a personal model beside is nobody else's."""
+    build = Unused if name == "unused" else MODELS[name][0]
+    given = {"strategy": strategy, "availability": UniformK(3), "rounds": 4}
+    options = {"lr": 0.05, "epochs": 2, "batch_size": 3, "drop_last": False, "weight_decay": 0.1}
+    for rule in (SGD(**options), APFL(alpha=0.4, **options)):
+        plain = simulation_of(functools.partial(build), rule, executor="fused", **given | {"strategy": None}).run()
+        fused, loop = (
+            simulation_of(functools.partial(build), rule, executor=executor, chunk=4, workers=2, **given).run()
+            for executor in ("fused", "loop")
+        )
+        assert not torch.allclose(plain.state.model, loop.state.model)
+        torch.testing.assert_close(vars(fused.state), vars(loop.state), rtol=0, atol=1e-12)
+        for left, right in zip(fused.history, loop.history, strict=True):
+            assert left == pytest.approx(right | {"seconds": left["seconds"]}, abs=1e-12)
+
+
 PERSONAL = {
     "fixed": {},
     "adaptive": {"adaptive": True, "pull": 0.02, "alpha": 0.6},
@@ -167,8 +186,8 @@ MOVING = {"dataset": GaussianMean(clients=len(SIZES)), "shift": Location(0.5, 0.
 CHOICES = {
     "plain SGD": (SMALL, None, {}, "fused"),
     "as asked for": (SMALL, None, {"executor": "vmap"}, "vmap"),
-    "proximal term": (SMALL, None, {"strategy": FedProx(0.1)}, "vmap"),
-    "correction": (SMALL, None, {"strategy": Scaffold(), "executor": "fused"}, "vmap"),
+    "proximal term": (SMALL, None, {"strategy": FedProx(0.1)}, "fused"),
+    "correction": (SMALL, APFL(lr=0.1), {"strategy": Scaffold()}, "fused"),
     "clipped": (SMALL, SGD(lr=0.1, clip=1.0), {}, "vmap"),
     "personal models": (SMALL, APFL(lr=0.1, adaptive=True), {}, "fused"),
     "α at every step": (SMALL, APFL(lr=0.1, adaptive=True, alpha_every="step"), {}, "vmap"),
@@ -178,7 +197,7 @@ CHOICES = {
     "another rule": (SMALL, PerFedAvg(lr=0.1), {}, "vmap"),
     "not stackable": (Mixing, None, {}, "vmap"),
     "convolutions": (CNN, None, {}, "fused"),
-    "convolutions, corrected": (CNN, None, {"strategy": Scaffold()}, "loop"),
+    "convolutions, clipped": (CNN, SGD(lr=0.1, clip=1.0), {"strategy": Scaffold()}, "loop"),
     "data that answer": (Mean, SGD(lr=0.1), MOVING, "vmap"),
 }
 
