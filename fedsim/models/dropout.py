@@ -18,7 +18,10 @@ _REFUSED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
 
 class KeyedDropout(nn.Module):
-    """Zeroes entries (or whole channels) with probability p and scales the rest by 1 / (1 − p), in training only."""
+    """Zeroes entries (or whole channels) with probability p and scales the rest by 1 / (1 − p), in training only.
+
+    The key is a client's [], or those of c clients [c] whose samples follow one another in the batch.
+    """
 
     key: Tensor
 
@@ -32,9 +35,10 @@ class KeyedDropout(nn.Module):
             return x
         if self.p == 1:
             return torch.zeros_like(x)
+        clients = 1 if self.key.dim() == 0 else len(self.key)
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channelwise else x.shape
-        counters = torch.arange(shape.numel(), dtype=torch.int32, device=x.device).reshape(shape)
-        dropped = rng.below(rng.fold(self.key, self.layer), counters, self.p)
+        counters = torch.arange(shape.numel() // clients, dtype=torch.int32, device=x.device)
+        dropped = rng.below(rng.fold(self.key, self.layer)[..., None], counters, self.p).reshape(shape)
         return x * dropped.logical_not_().to(x.dtype).mul_(1 / (1 - self.p))
 
 

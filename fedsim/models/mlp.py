@@ -12,16 +12,24 @@ from fedsim import checks
 
 
 class MLP(nn.Module):
-    """Fully connected layers with ReLU between them, [B, *shape] → [B, classes]; 2×200 is the field's usual one."""
+    """Fully connected layers with ReLU between them, [B, *shape] → [B, classes]; 2×200 is the field's usual one.
+
+    Args:
+        hidden: width of each hidden layer.
+        dropout: share of every hidden layer's outputs that is dropped in training.
+    """
 
     samplewise = True
 
-    def __init__(self, shape: tuple[int, ...], classes: int = 1, hidden: Sequence[int] = (200, 200)) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], classes: int = 1, hidden: Sequence[int] = (200, 200), dropout: float = 0.0
+    ) -> None:
         super().__init__()
+        checks.fraction("model.dropout", dropout)
         widths = [math.prod(shape), *(checks.whole("model.hidden", width) for width in hidden)]
         layers: list[nn.Module] = [nn.Flatten()]
         for a, b in itertools.pairwise(widths):
-            layers += [nn.Linear(a, b), nn.ReLU()]
+            layers += [nn.Linear(a, b), nn.ReLU()] + ([nn.Dropout(dropout)] if dropout else [])
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
     def forward(self, x: Tensor) -> Tensor:

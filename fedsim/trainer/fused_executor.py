@@ -40,7 +40,7 @@ def models_in_use(steps: tuple[Descent, ...]) -> int:
 
 def stacks(model: RowModel) -> bool:
     """Can several rows of the model go through one forward pass?"""
-    return not model.dropout_keys and model.loss in LOSSES.values() and stackable(model.training_module)
+    return model.loss in LOSSES.values() and stackable(model.training_module)
 
 
 def _channels_last(model: RowModel) -> bool:
@@ -93,8 +93,8 @@ class _Rows:
         shapes = self.model.shapes.items()
         return {name: part.unflatten(1, shape) for (name, shape), part in zip(shapes, parts, strict=True)}
 
-    def begin(self, key: Tensor | None, rates: Tensor, weight: Tensor | None) -> None:
-        """A step of the first c rows at rates [c] is to come, where they have the weight [c] in a mixture."""
+    def begin(self, keys: Tensor | None, rates: Tensor, weight: Tensor | None) -> None:
+        """A step of the first c rows at rates [c] is to come: dropout by keys [c], a share [c] in the mixture."""
         rates = rates * self.descent.scale
         decay = self.decay if self.pull is None else self.decay + self.pull[: len(rates)]
         shrinking = None if self.pull is None and not self.decay else 1 - rates * decay
@@ -107,7 +107,7 @@ class _Rows:
         for layer in self.linear:
             layer.begin(rates, shrinking)
         for dropout in self.dropouts:
-            dropout.key = key  # type: ignore[assignment]
+            dropout.key = keys  # type: ignore[assignment]
         self.rates, self.shrinking = rates, shrinking
 
     def finish(self) -> None:
@@ -166,9 +166,9 @@ class _Clients:
         """One step of the first rows on their batches [c, B, …] at rates [c]; their losses [c] before it."""
         count = len(rates)
         weights = {name: weight[:count] for name, weight in self.weights.items()}
-        key = batch["key"][0] if self.model.dropout_keys else None
+        keys = batch["key"] if self.model.dropout_keys else None
         for name, rows in self.rows.items():
-            rows.begin(key, rates, weights.get(name))
+            rows.begin(keys, rates, weights.get(name))
         flat = first(batch) if count == 1 else {k: v.flatten(0, 1) for k, v in batch.items() if v.dim() > 1}
         if self.channels_last and flat["x"].dim() == 4:
             flat["x"] = flat["x"].contiguous(memory_format=torch.channels_last)

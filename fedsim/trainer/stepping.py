@@ -14,10 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fedsim.models.dropout import KeyedDropout
+
 # Layers without parameters that treat every number, or every sample, on its own.
 SAMPLEWISE = (
     nn.Identity, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
-    nn.Softplus, nn.Hardtanh, nn.ReLU6,
+    nn.Softplus, nn.Hardtanh, nn.ReLU6, KeyedDropout,
 )  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from fedsim.availability import UniformK
 from fedsim.datasets import Dataset, GaussianMean
 from fedsim.errors import ConfigError
 from fedsim.local import APFL, SGD, PerFedAvg
-from fedsim.models import MLP, SVHNCNN, Linear, Mean
+from fedsim.models import CINIC10CNN, MLP, SVHNCNN, Linear, Mean
+from fedsim.models.dropout import key_dropouts
 from fedsim.shift import Location
 from fedsim.simulation import Simulation
 from fedsim.strategies import FedProx, Scaffold
@@ -96,7 +97,10 @@ MODELS = {
     "nested": (lambda: sequential(nn.Sequential(nn.Linear(32, 4), nn.GELU()), nn.Sequential(nn.Linear(4, 3))), True),
     "along the last axis": (lambda: nn.Sequential(nn.Linear(4, 2), nn.SiLU(), nn.Flatten(), nn.Linear(16, 3)), True),
     "in place": (lambda: sequential(nn.Linear(32, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)), True),
+    "dropout": (functools.partial(MLP, shape=SHAPE, classes=3, hidden=(6, 5), dropout=0.4), True),
+    "channels dropped": (lambda: nn.Sequential(nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(32, 3)), True),
     "convolutions": (functools.partial(SVHNCNN, shape=SHAPE, classes=3), False),
+    "convolutions, dropout": (functools.partial(CINIC10CNN, shape=SHAPE, classes=3, dropout=0.3), False),
     "normalised": (lambda: sequential(nn.LayerNorm(32), nn.Linear(32, 3)), False),
     "softmax over samples": (lambda: sequential(nn.Softmax(0), nn.Linear(32, 3)), False),
     "flattened later": (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(16, 3), nn.Flatten(), nn.Linear(6, 3)), False),
@@ -110,7 +114,9 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_stacks_are_of_layers_that_treat_samples_alone_and_are_used_once(name):
     build, expected = MODELS[name]
-    assert stackable(build()) == expected
+    module = build()
+    key_dropouts(module)
+    assert stackable(module) == expected
 
 
 @pytest.mark.parametrize("name", [*MODELS, "unused"])
