@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim import checks, rng
+from fedsim.errors import ConfigError
 from fedsim.local.base import Batch, Carry, LocalRule, Objective
 from fedsim.local.sgd import SGD
 
@@ -24,6 +25,8 @@ class PerFedAvg(SGD):
     Args:
         inner_lr: α, without a schedule.
         second_order: multiply by I − α ∇²f(x; b₁), which costs about two gradients more.
+        keep_inner: keep the inner step, x ← x' − β ∇f(x'; b₂) at x' = x − α ∇f(x; b₁), as the program of apfl's authors
+            does; the client's own model is then the localized one.
         adapt_steps: steps from x to the personal model.
         batch_size: of b₁ and b₂ each; None halves all the client has.
         **options: of SGD.
@@ -33,6 +36,7 @@ class PerFedAvg(SGD):
         self,
         inner_lr: float = 0.01,
         second_order: bool = False,
+        keep_inner: bool = False,
         adapt_steps: int = 1,
         batch_size: int | None = 32,
         **options: Any,
@@ -40,17 +44,24 @@ class PerFedAvg(SGD):
         size = None if batch_size is None else checks.whole("batch_size", batch_size)
         super().__init__(batch_size=None if size is None else 2 * size, **options)
         self.inner_lr = checks.positive("local.inner_lr", inner_lr)
-        self.second_order = second_order
+        self.second_order, self.keep_inner = second_order, keep_inner
+        if second_order and keep_inner:
+            raise ConfigError("local.keep_inner=true has no second order; set local.second_order=false")
         self.adapt_steps, self.adapt_size = checks.whole("local.adapt_steps", adapt_steps), size
 
-    def adaptation(self) -> LocalRule:
+    def adaptation(self) -> LocalRule | None:
+        if self.keep_inner:
+            return None
         return SGD(lr=self.inner_lr, steps=self.adapt_steps, batch_size=self.adapt_size, sampling=self.sampling)
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         params = carry["params"]
         inner, outer = halves(batch)
         slope, loss = objective.gradient(params, inner)
-        gradient, _ = objective.gradient(params - self.inner_lr * slope, outer)
+        moved = params - self.inner_lr * slope
+        gradient, _ = objective.gradient(moved, outer)
+        if self.keep_inner:
+            carry = carry | {"params": moved}
         if self.second_order:
             gradient = gradient - self.inner_lr * objective.hessian_product(params, gradient, inner)
         return carry | {"params": self.descend(carry, gradient, lr)}, loss

@@ -38,6 +38,7 @@ RULES = {
     "apfl, outputs, adaptive": lambda **o: APFL(alpha=0.3, mix="outputs", adaptive=True, **LOCAL | o),
     "perfedavg": lambda **o: PerFedAvg(inner_lr=0.3, **LOCAL | o),
     "perfedavg, second order": lambda **o: PerFedAvg(inner_lr=0.3, second_order=True, **LOCAL | o),
+    "perfedavg, inner step kept": lambda **o: PerFedAvg(inner_lr=0.3, keep_inner=True, **LOCAL | o),
     "pfedme": lambda **o: PFedMe(penalty=2.0, inner_steps=3, inner_lr=0.1, **LOCAL | o),
     "pfedme, warm": lambda **o: PFedMe(penalty=2.0, inner_steps=3, inner_lr=0.1, warm_start=True, **LOCAL | o),
 }
@@ -109,7 +110,7 @@ def apfl_step(rule, state, x, y, lr, first):
 
 
 def perfedavg_step(rule, state, x, y, lr, first):
-    """The exact step differentiates through the inner one."""
+    """The exact step differentiates through the inner one; one that keeps it goes on from where that ended."""
     ours = (slice(0, None, 2), slice(1, None, 2)) if len(x) > 1 else (slice(None), slice(None))
     (x1, x2), (y1, y2) = [x[s] for s in ours], [y[s] for s in ours]
 
@@ -120,6 +121,9 @@ def perfedavg_step(rule, state, x, y, lr, first):
         (slope,) = torch.autograd.grad(f(row, x1, y1), row, create_graph=True)
         return f(row - rule.inner_lr * (slope if rule.second_order else slope.detach()), x2, y2)
 
+    if rule.keep_inner:
+        state["w"] = state["w"] - rule.inner_lr * gradients(lambda row: f(row, x1, y1), state["w"])[0]
+        meta = functools.partial(f, x=x2, y=y2)
     (gradient,) = gradients(meta, state["w"])
     state["w"] = state["w"] - lr * gradient
 
@@ -331,6 +335,8 @@ def test_mistakes_are_named():
         APFL(alpha=1.5)
     with pytest.raises(ConfigError, match=r"local\.alpha_every='epoch'"):
         APFL(alpha_every="epoch")
+    with pytest.raises(ConfigError, match=r"local\.keep_inner=true has no second order"):
+        PerFedAvg(second_order=True, keep_inner=True)
     with pytest.raises(ConfigError, match=r"personal_lr=0\.1 beside a list"):
         APFL(lr=[0.1, 0.2], personal_lr=0.1)
     with pytest.raises(ConfigError, match="batch_size=0"):
