@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import gzip
 import json
 import os
@@ -23,7 +25,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file, save_file
 
 from fedsim.checkpoint import NAME, read
@@ -487,6 +489,13 @@ OTHERWISE = (
 )
 
 
+@functools.cache
+def composed(*overrides: str) -> DictConfig:
+    """The configuration; composing it takes several times as long as refusing it."""
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        return compose("config", [*QUIET, *overrides])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(WRONG)))
 def test_every_key_with_every_wrong_value(
@@ -496,24 +505,22 @@ def test_every_key_with_every_wrong_value(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Trainer, "run", started)
     text, tried, refused = WRONG[number], 0, 0
-    with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        for place, name in enumerate(SETTABLE):
-            choices = keys()[name] or [None]
-            choice = choices[(place + number) % len(choices)]
-            chosen = [] if choice is None else [*BESIDE.get(choice, []), choice]
-            cfg = compose("config", [*QUIET, *chosen])
-            value = OverridesParser.create().parse_override(f"{name}={text}").value()
-            OmegaConf.update(cfg, name, value, merge=False, force_add=True)
-            tried += 1
-            with pytest.raises((ConfigError, RoundStartedError)) as raised:
-                run(cfg, tmp_path / "out", {})
-            said = str(raised.value)
-            if raised.type is RoundStartedError:
-                assert text not in NEVER, f"{name}={text} runs with {choice}"
-            else:
-                refused += 1
-                assert any(word in said for word in (name.rpartition(".")[2], *OTHERWISE)), said
-            shutil.rmtree("out", ignore_errors=True)
+    for place, name in enumerate(SETTABLE):
+        choices = keys()[name] or [None]
+        choice = choices[(place + number) % len(choices)]
+        cfg = copy.deepcopy(composed(*([] if choice is None else [*BESIDE.get(choice, []), choice])))
+        value = OverridesParser.create().parse_override(f"{name}={text}").value()
+        OmegaConf.update(cfg, name, value, merge=False, force_add=True)
+        tried += 1
+        with pytest.raises((ConfigError, RoundStartedError)) as raised:
+            run(cfg, tmp_path / "out", {})
+        said = str(raised.value)
+        if raised.type is RoundStartedError:
+            assert text not in NEVER, f"{name}={text} runs with {choice}"
+        else:
+            refused += 1
+            assert any(word in said for word in (name.rpartition(".")[2], *OTHERWISE)), said
+        shutil.rmtree("out", ignore_errors=True)
     with capsys.disabled():
         print(f" {text}: {refused} of {tried} keys refuse it", end="")
     assert tried == len(SETTABLE) > 150
