@@ -22,7 +22,7 @@ from fedsim.datasets import Dataset
 from fedsim.local import APFL, SGD
 from fedsim.models import MLP, SVHNCNN
 from fedsim.placement import PLACES
-from fedsim.simulation import resolve_device
+from fedsim.wiring import resolve_device
 
 CASES = {"MLP 2×200, 784 inputs": (MLP, (1, 28, 28), 1000), "SVHN CNN, 3×32×32": (SVHNCNN, (3, 32, 32), 100)}
 BATCH = 20
@@ -72,7 +72,7 @@ def main() -> None:
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for case, (_, _, clients) in CASES.items():
             _, *without = pool.apply(child, (case, "sgd", "device", device))
-            for place in PLACES:
+            for place in PLACES if device.startswith("cuda") else ("device", "disk"):  # a CPU's device is the host
                 size, *peaks = pool.apply(child, (case, "apfl", place, device))
                 own, gpu = (f"{(a - b) / 1e6:,.0f} MB" for a, b in zip(peaks, without, strict=True))
                 print(f"| {clients} × {case} | {size / 1e6:,.0f} MB | {place} | {own} | {gpu} |", flush=True)
