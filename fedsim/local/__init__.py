@@ -1,7 +1,7 @@
 """What one client does in one local step, and how its learning rate moves."""
 
 from fedsim.local.apfl import APFL
-from fedsim.local.base import LocalRule, Objective
+from fedsim.local.base import Descent, LocalRule, Objective
 from fedsim.local.perfedavg import PerFedAvg
 from fedsim.local.performative import PFL, PoFL
 from fedsim.local.pfedme import PFedMe
@@ -15,6 +15,7 @@ __all__ = [
     "PG",
     "SGD",
     "Constant",
+    "Descent",
     "Inverse",
     "InverseSqrt",
     "LocalRule",

@@ -1,7 +1,8 @@
-"""What the three classes promise, and that the command line finds them."""
+"""What the four classes promise, and that the command line finds them."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from mypackage.availability import OfficeHours
+from mypackage.local import HeavyBall
 from mypackage.shift import Saturating
 from mypackage.strategy import FedAvgM
 from scipy.optimize import brentq
@@ -16,7 +18,7 @@ from scipy.optimize import brentq
 from fedsim import Simulation
 from fedsim.availability import Bernoulli, Population, Uniform
 from fedsim.cli import main
-from fedsim.datasets import Digits, GaussianMean
+from fedsim.datasets import Digits, GaussianMean, Quadratics
 from fedsim.local import SGD
 from fedsim.models import Linear, Mean
 from fedsim.strategies import FedAvg
@@ -36,6 +38,23 @@ def trained(strategy: object, rounds: int = 5) -> torch.Tensor:
 def test_without_momentum_it_is_fedavg() -> None:
     assert torch.equal(trained(FedAvgM(momentum=0.0)), trained(FedAvg()))
     assert not torch.allclose(trained(FedAvgM()), trained(FedAvg()))
+
+
+def test_without_momentum_steps_are_those_of_sgd() -> None:
+    def run(rule: SGD) -> torch.Tensor:
+        options = {"availability": Bernoulli(Uniform(0.5)), "rounds": 5, "executor": "vmap"}
+        return Simulation(Digits(), Linear, clients=4, local=rule, **options).run().state.model
+
+    assert torch.equal(run(HeavyBall(momentum=0.0, lr=0.1)), run(SGD(lr=0.1)))
+
+
+def test_velocity_outlives_the_round() -> None:
+    """On ½‖x‖² with x_0 = 1: u_1 = 1, x_1 = 1 − η; then u_2 = β + x_1, whatever lies between the rounds."""
+    simulation = Simulation(
+        Quadratics(clients=1, points=[[0.0]]), functools.partial(Mean, start=1.0), clients=1, rounds=2,
+        local=HeavyBall(momentum=0.5, lr=0.1, steps=1), dtype="float64",
+    )  # fmt: skip
+    assert float(simulation.run().state.model) == pytest.approx(0.9 - 0.1 * (0.5 + 0.9))
 
 
 def test_offices_are_open_eight_hours_a_day() -> None:
