@@ -19,6 +19,7 @@ from safetensors.torch import save
 
 from fedsim.errors import CheckpointError
 from fedsim.memory import Memory
+from fedsim.placement import mapped
 from fedsim.ranks import Layout
 from fedsim.replacing import replacing
 from fedsim.strategies import State
@@ -92,8 +93,8 @@ def _write(path: Path, kept: dict[str, torch.Tensor], progress: Progress, identi
 def read(
     path: Path, like: S, identity: dict[str, Any], memory: Memory | None = None, layout: Layout = ALONE
 ) -> tuple[S, Progress]:
-    """Read a checkpoint into the state `like` and into `memory`, both in place: what is known of clients stays where it
-    lies.
+    """Read a checkpoint into a state of the same type, shapes and device as `like`; `memory` is filled in place, as is
+    what of `like` lies in a file.
 
     Of several ranks the first reads, and gives every other one its part.
 
@@ -103,13 +104,18 @@ def read(
     ranks = layout.ranks
     tensors, progress = _load(path, identity, len(like.model)) if ranks.first else ({}, Progress())
     fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
-    for name, expected in (fields | (memory or Memory()).tensors()).items():
+    remembered = (memory or Memory()).tensors()
+    for name, expected in (fields | remembered).items():
         found, shape = tensors.get(name), layout.whole_shape(name, expected)
         if ranks.first and (found is None or found.shape != shape or found.dtype != expected.dtype):
             was = None if found is None else list(found.shape)
             raise CheckpointError(f"checkpoint {path}: {name} is {was}, expected {list(shape)}")
-        expected.copy_(layout.deal(name, found, expected))
-    return like, ranks.tell(progress)
+        part = layout.deal(name, found, expected)
+        if name in remembered or mapped(expected):
+            expected.copy_(part)
+        else:
+            fields[name] = part.to(expected.device)
+    return type(like)(**fields), ranks.tell(progress)
 
 
 def _load(path: Path, identity: dict[str, Any], replicates: int) -> tuple[dict[str, torch.Tensor], Progress]:

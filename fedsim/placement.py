@@ -27,3 +27,8 @@ def placed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pla
             size = int(torch.Size(shape).numel())
             return torch.from_file(file, shared=True, size=size, dtype=dtype).reshape(shape)
     return torch.zeros(shape, dtype=dtype, device="cpu" if place == "host" else device)
+
+
+def mapped(tensor: Tensor) -> bool:
+    """Does it lie in a file?"""
+    return tensor.untyped_storage().filename is not None

@@ -156,9 +156,9 @@ class LocalRule(ABC):
         return carry
 
     def descents(self) -> tuple[Descent, ...]:
-        """What `step` is, if it is plain descents one after another: executors may then take them inside the backward
-        pass. The loss is the last one's. To the gradient of 'params' come a strategy's correction and proximal term, as
-        under local=sgd. Nothing where only `step` knows."""
+        """What `step` is, if it is a plain descent, or several of different models: executors may then take them inside
+        the backward pass. The loss is the last one's. To the gradient of 'params' come a strategy's correction and
+        proximal term, as under local=sgd. Nothing where only `step` knows."""
         return ()
 
     @abstractmethod

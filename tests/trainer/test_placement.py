@@ -17,6 +17,7 @@ from fedsim.local import APFL, SGD, PFedMe
 from fedsim.memory import Memory
 from fedsim.models import Mean
 from fedsim.personal import Personal
+from fedsim.placement import mapped
 from fedsim.shift import Location, NoShift
 from fedsim.simulation import Simulation
 from fedsim.strategies import MIFA, FedAWE, FedPBC, FedVARP, LocalOnly, Scaffold
@@ -82,8 +83,7 @@ def test_a_strategys_memory_may_lie_elsewhere_too(strategy, tmp_path):
         np.testing.assert_equal(rows_of(other[0]), rows_of(plain))
         state = vars(other[0].state)
         assert all(torch.equal(value, vars(plain.state)[name]) for name, value in state.items())
-        mapped = {name for name, value in state.items() if value.untyped_storage().filename is not None}
-        assert mapped == state.keys() & {"models", "memory"}
+        assert {name for name, value in state.items() if mapped(value)} == state.keys() & {"models", "memory"}
 
 
 def test_a_file_holds_the_rows_and_has_no_name(tmp_path, monkeypatch):
