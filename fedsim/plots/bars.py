@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.plots.cells import Cell, at, labels
-from fedsim.plots.style import STYLE, colour, legend_below, panels
+from fedsim.plots.style import STYLE, colour, legend_below, panels, wrapped
 
 
 def bars(
@@ -24,14 +24,17 @@ def bars(
     Args:
         cells: measured runs.
         measure: whose numbers.
-        group, colours, panel: the axes whose labels make groups of bars, colours and panels.
+        group, colours, panel: the axes whose labels make groups of bars, colours and panels; without groups, colours'
+            labels stand below the bars.
         unit: on the vertical axis.
         least: where the vertical axis begins.
     """
+    if group is None:
+        group, colours = colours, None
     groups, tints, boxes = labels(cells, group), labels(cells, colours), labels(cells, panel)
     width = 0.8 / len(tints)
     with matplotlib.rc_context(STYLE):
-        drawing, grid = panels(len(boxes), width=max(4.4, 0.26 * len(groups) * len(tints)), columns=1)
+        drawing, grid = panels(len(boxes), width=max(4.4, 0.26 * len(groups) * max(len(tints), 3)), columns=1)
         for axes, box in zip(grid, boxes, strict=True):
             axes.set_title(box or measure)
             axes.grid(visible=False, axis="x")
@@ -40,10 +43,13 @@ def bars(
                     for cell in at(at(at(cells, panel, box), group, name), colours, tint):
                         values, x = cell.numbers[measure], place + (number - (len(tints) - 1) / 2) * width
                         spread = values.std(ddof=1) if len(values) > 1 else None
-                        axes.bar(x, values.mean(), width * 0.9, yerr=spread, color=colour(number), label=tint or None)
+                        axes.bar(x, values.mean(), width * 0.9, yerr=spread, color=colour(number), label=tint or "ours")
                         if measure in cell.paper:
-                            axes.plot(x, cell.paper[measure], "o", color="black", markersize=3.5, label="paper")
-            axes.set_xticks(range(len(groups)), groups)
+                            paper = cell.paper[measure]
+                            axes.plot(
+                                x, paper, "o", color="black", markeredgecolor="white", markersize=5, label="paper"
+                            )
+            axes.set_xticks(range(len(groups)), [wrapped(name, 12) for name in groups])
             axes.set_ylabel(unit)
             if least is not None:
                 axes.set_ylim(bottom=least)

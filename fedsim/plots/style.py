@@ -101,6 +101,7 @@ def legend_below(figure: Figure, grid: list[Axes]) -> None:
     if len(known) > 1:
         room = int(figure.get_figwidth() / (0.65 + 0.085 * max(map(len, known))))
         columns = max(1, min(len(known), room))
+        figure.set_figheight(figure.get_figheight() + 0.2 * (-(-len(known) // columns) - 1))
         figure.legend(list(known.values()), list(known), loc="outside lower center", ncols=columns, fontsize=9)
 
 
