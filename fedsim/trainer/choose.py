@@ -1,7 +1,7 @@
 """The stated rule by which `executor: auto` and `chunk: auto` decide.
 
 - Plain descents (local=sgd, and local=apfl whose α rests during a round; without clipping, on data that do not answer
-  the model): `fused` for fully connected models, and for convolutions on a CPU.
+  the model): `fused` for models of linear layers and, in a line with them, convolutions; for any convolutions on a CPU.
 - Convolutions on a CPU: `loop` (batched convolutions become grouped ones, which are 2–3 times slower there).
 - Everything else: `vmap`.
 - On a CPU, rows that run one by one (`loop`, and `fused` with convolutions) are shared by one worker thread per core;

@@ -1,7 +1,7 @@
 """Plain descents with as little beside the model's own arithmetic as can be: rows step in place, in the backward pass.
 
-Rows of fully connected models go through stacked layers together (`fedsim.trainer.stepping`), as many as stay in the
-cache; rows of other models one by one, on a CPU by worker threads of which each has its own module.
+Rows of models whose layers can be stacked go through them together (`fedsim.trainer.stepping`), as many as stay in the
+cache; rows of other models, and convolutions on a CPU, one by one, by worker threads of which each has its own module.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def models_in_use(steps: tuple[Descent, ...]) -> int:
 
 def stacks(model: RowModel) -> bool:
     """Can several rows of the model go through one forward pass?"""
-    return model.loss in LOSSES.values() and stackable(model.training_module)
+    return model.loss in LOSSES.values() and stackable(model.training_module, not channels_last(model))
 
 
-def _channels_last(model: RowModel) -> bool:
-    """Is that the layout in which the model's convolutions are faster?"""
+def channels_last(model: RowModel) -> bool:
+    """Are convolutions fastest row by row, in this layout? On a CPU; elsewhere they are stacked."""
     return model.convolutional and model.device.type == "cpu"
 
 
@@ -56,10 +56,10 @@ class _Rows:
         self.decay = descent.decay + model.ridge
         module = copy.deepcopy(model.training_module)
         names = {name for name, p in module.named_parameters() if p.requires_grad}
-        self.module, self.linear = with_stepping_layers(module)
+        self.module, self.stepping = with_stepping_layers(module, not channels_last(model))
         self.plain = {name: p for name, p in self.module.named_parameters() if name in names}
         self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in model.dropout_keys]
-        if _channels_last(model):
+        if channels_last(model):
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def load(self, carry: Carry, beside: dict[str, Tensor] | None) -> None:
@@ -79,7 +79,7 @@ class _Rows:
                 point = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
             self.points[name] = point
             self.held[name] = (point if beside is None else torch.empty_like(point)).copy_(rows)
-        for layer in self.linear:
+        for layer in self.stepping:
             layer.load(self.held, self.points, self.drift)
 
     def store(self, out: Tensor) -> None:
@@ -104,7 +104,7 @@ class _Rows:
                 along = weight.view(-1, *[1] * (point.dim() - 1))
                 own, other = self.held[name][: len(weight)], self.beside[name][: len(weight)]
                 torch.lerp(other, own, along, out=point[: len(weight)])
-        for layer in self.linear:
+        for layer in self.stepping:
             layer.begin(rates, shrinking)
         for dropout in self.dropouts:
             dropout.key = keys  # type: ignore[assignment]
@@ -112,7 +112,7 @@ class _Rows:
 
     def finish(self) -> None:
         """What of the step the backward pass has left to do."""
-        for layer in self.linear:
+        for layer in self.stepping:
             layer.rest()
         for name, parameter in self.plain.items():
             own = self.held[name][0]
@@ -138,7 +138,7 @@ class _Clients:
         self.rule, self.model, self.steps = rule, model, steps
         self.rows = {step.name: _Rows(model, step) for step in steps}
         self.objective = PlainObjective(model)
-        self.channels_last = _channels_last(model)
+        self.channels_last = channels_last(model)
 
     def begin(self, carry: Carry, batch: Batch, rates: Tensor) -> Carry:
         """What the rule does with rows [c, …] before their first step, on its batch [c, B, …] at its rates [c]."""

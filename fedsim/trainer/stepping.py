@@ -1,9 +1,10 @@
-"""Linear layers of several rows at once that take their SGD step inside the backward pass.
+"""Linear and convolutional layers of several rows at once that take their SGD step inside the backward pass.
 
 The gradient of a weight is a matrix product, dYᵀX. Where the step is a plain descent (`fedsim.local.base.Descent`),
 that product can write −η dYᵀX onto the weight instead of beside it: no gradient is stored, none is read again, and
 rows' weights are never copied. What is left of a step is the matrix products themselves. What steps need not be the
-point at which the gradient is taken: that of a mixture of models goes to one of them.
+point at which the gradient is taken: that of a mixture of models goes to one of them. A convolution is a linear layer
+on the patches of its input.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -19,7 +21,7 @@ from fedsim.models.dropout import KeyedDropout
 # Layers without parameters that treat every number, or every sample, on its own.
 SAMPLEWISE = (
     nn.Identity, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
-    nn.Softplus, nn.Hardtanh, nn.ReLU6, KeyedDropout,
+    nn.Softplus, nn.Hardtanh, nn.ReLU6, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, KeyedDropout,
 )  # fmt: skip
 
 
@@ -59,7 +61,7 @@ class SteppingLinear(nn.Module):
     shrinking: Tensor | None
     due: bool
 
-    def __init__(self, name: str, layer: nn.Linear) -> None:
+    def __init__(self, name: str, layer: nn.Linear | nn.Conv2d) -> None:
         super().__init__()
         prefix = f"{name}." if name else ""
         self.names = [f"{prefix}weight"] + ([f"{prefix}bias"] if layer.bias is not None else [])
@@ -67,11 +69,9 @@ class SteppingLinear(nn.Module):
     def load(self, own: dict[str, Tensor], points: dict[str, Tensor], drift: dict[str, Tensor]) -> None:
         """Take over parameters [c, …] of some rows: those which are stepped in place, those at which the gradient is
         taken, the same ones or others, and what is added to it (nothing, or all names)."""
-        self.own, self.drift = (
-            [of[name] if of[name].dim() == 3 else of[name][:, None] for name in self.names if of] for of in (own, drift)
-        )
-        self.weight = points[self.names[0]].detach().requires_grad_()
-        self.bias = points[self.names[1]][:, None] if len(self.names) > 1 else None
+        self.own, self.drift = ([_matrices(of[name]) for name in self.names if of] for of in (own, drift))
+        self.weight = _matrices(points[self.names[0]]).detach().requires_grad_()
+        self.bias = _matrices(points[self.names[1]]) if len(self.names) > 1 else None
 
     def begin(self, rates: Tensor, shrinking: Tensor | None) -> None:
         """A step of the first c rows is to come: at rates [c], after they have become `shrinking` [c] times as
@@ -96,6 +96,27 @@ class SteppingLinear(nn.Module):
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
+class SteppingConv2d(SteppingLinear):
+    """Convolutions of c rows, as one batched matrix product over patches: [c·B, in, H, W] → [c·B, out, H', W']."""
+
+    def __init__(self, name: str, layer: nn.Conv2d) -> None:
+        super().__init__(name, layer)
+        self.window: dict[str, Any] = {key: getattr(layer, key) for key in ("kernel_size", "dilation", "stride")}
+        self.padding: Any = layer.padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = F.unfold(x, padding=self.padding, **self.window).mT
+        out = super().forward(patches).mT
+        spans = zip(x.shape[2:], self.padding, *self.window.values(), strict=True)
+        size = [(s + 2 * p - d * (k - 1) - 1) // step + 1 for s, p, k, d, step in spans]
+        return out.unflatten(2, size)
+
+
+def _matrices(parameters: Tensor) -> Tensor:
+    """Weights [c, out, …] or biases [c, out] as matrices [c, out, in] or [c, 1, out], a view."""
+    return parameters.flatten(2) if parameters.dim() > 2 else parameters[:, None]
+
+
 def in_one_line(module: nn.Module) -> bool:
     """Is every layer used once, one after another? So it is in `nn.Sequential`s, and in modules whose class says so by
     `samplewise = True` (which also promises to treat every sample on its own)."""
@@ -106,30 +127,38 @@ def in_one_line(module: nn.Module) -> bool:
     return known and len(set(layers)) == len(layers) and len(set(parameters)) == len(parameters)
 
 
-def stackable(module: nn.Module) -> bool:
-    """Can the samples of several rows go through together? Linear layers and what treats every sample on its own."""
+def stackable(module: nn.Module, convolutions: bool) -> bool:
+    """Can the samples of several rows go through together? Linear layers and what treats every sample on its own;
+    `convolutions` says whether theirs may."""
     leaves = [m for m in module.modules() if next(m.children(), None) is None]
     return in_one_line(module) and all(
-        steps_itself(m) or (type(m) in SAMPLEWISE and getattr(m, "start_dim", 1) == 1) for m in leaves
+        stepping(m, convolutions) or (type(m) in SAMPLEWISE and getattr(m, "start_dim", 1) == 1) for m in leaves
     )
 
 
-def steps_itself(module: nn.Module) -> bool:
-    """A plain linear layer, all of it trained?"""
-    return type(module) is nn.Linear and all(p.requires_grad for p in module.parameters())
+def stepping(module: nn.Module, convolutions: bool) -> type[SteppingLinear] | None:
+    """What can take the place of this layer: a plain linear one, or a plain convolution, all of it trained."""
+    if not all(p.requires_grad for p in module.parameters()):
+        return None
+    if type(module) is nn.Linear:
+        return SteppingLinear
+    plain = type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros"
+    return SteppingConv2d if convolutions and plain and not isinstance(module.padding, str) else None
 
 
-def with_stepping_layers(module: nn.Module) -> tuple[nn.Module, list[SteppingLinear]]:
-    """The module with its linear layers exchanged in place, where each is used once; and those layers."""
+def with_stepping_layers(module: nn.Module, convolutions: bool) -> tuple[nn.Module, list[SteppingLinear]]:
+    """The module with its linear layers exchanged in place (and its convolutions, if asked for), where each is used
+    once; and those layers."""
     if not in_one_line(module):
         return module, []
     exchanged = []
     for name, layer in list(module.named_modules()):
-        if steps_itself(layer):
-            stepping = SteppingLinear(name, layer)
-            exchanged.append(stepping)
+        kind = stepping(layer, convolutions)
+        if kind is not None:
+            stepping_layer = kind(name, layer)
+            exchanged.append(stepping_layer)
             if not name:
-                return stepping, exchanged
+                return stepping_layer, exchanged
             parent, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(parent), leaf, stepping)
+            setattr(module.get_submodule(parent), leaf, stepping_layer)
     return module, exchanged

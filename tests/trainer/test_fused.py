@@ -18,6 +18,7 @@ from fedsim.models.dropout import key_dropouts
 from fedsim.shift import Location
 from fedsim.simulation import Simulation
 from fedsim.strategies import FedProx, Scaffold
+from fedsim.trainer import fused_executor
 from fedsim.trainer.stepping import stackable
 
 SIZES = (1, 9, 4, 3, 8)
@@ -116,7 +117,7 @@ def test_stacks_are_of_layers_that_treat_samples_alone_and_are_used_once(name):
     build, expected = MODELS[name]
     module = build()
     key_dropouts(module)
-    assert stackable(module) == expected
+    assert stackable(module, convolutions=False) == expected
 
 
 @pytest.mark.parametrize("name", [*MODELS, "unused"])
@@ -129,6 +130,42 @@ def test_any_module_ends_where_the_loop_ends(name, options):
     loop = simulation_of(model, executor="loop", workers=1, ridge=0.05).run()
     torch.testing.assert_close(fused.state.model, loop.state.model, rtol=0, atol=1e-12)
     for left, right in zip(fused.history, loop.history, strict=True):
+        assert left == pytest.approx(right | {"seconds": left["seconds"]}, abs=1e-12)
+
+
+def sized(*layers: nn.Module) -> nn.Module:
+    """With a linear layer at the end that fits."""
+    inner = nn.Sequential(*layers, nn.Flatten())
+    return nn.Sequential(inner, nn.Linear(inner(torch.zeros(1, *SHAPE)).shape[1], 3))
+
+
+CONVOLUTIONS = {
+    "as in SVHN": (functools.partial(SVHNCNN, shape=SHAPE, classes=3), True),
+    "with dropout": (functools.partial(CINIC10CNN, shape=SHAPE, classes=3, dropout=0.3), True),
+    "strides": (lambda: sized(nn.Conv2d(2, 3, (2, 3), stride=(1, 2), padding=(1, 0))), True),
+    "dilated, no bias": (lambda: sized(nn.Conv2d(2, 3, 2, dilation=2, bias=False), nn.AvgPool2d(2)), True),
+    "one after another": (lambda: sized(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Conv2d(3, 2, 1)), True),
+    "groups": (lambda: sized(nn.Conv2d(2, 4, 3, groups=2)), False),
+    "reflected": (lambda: sized(nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect")), False),
+    "padded by name": (lambda: sized(nn.Conv2d(2, 3, 3, padding="same")), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("rule", ["sgd", "apfl"])
+def test_convolutions_may_be_stacked(name, rule, monkeypatch):
+    """As they are where there is no CPU: patches and matrix products end where PyTorch's convolutions do."""
+    build, expected = CONVOLUTIONS[name]
+    model = functools.partial(build)
+    options = {"lr": 0.05, "epochs": 2, "batch_size": 3, "drop_last": False, "weight_decay": 0.1}
+    rule = SGD(**options) if rule == "sgd" else APFL(alpha=0.4, **options)
+    loop = simulation_of(model, rule, executor="loop", workers=1).run()
+    monkeypatch.setattr(fused_executor, "channels_last", lambda model: False)
+    fused = simulation_of(model, rule, executor="fused")
+    assert (fused.trainer.choice.stack > 1) == expected
+    result = fused.run()
+    torch.testing.assert_close(result.state.model, loop.state.model, rtol=0, atol=1e-12)
+    for left, right in zip(result.history, loop.history, strict=True):
         assert left == pytest.approx(right | {"seconds": left["seconds"]}, abs=1e-12)
 
 
