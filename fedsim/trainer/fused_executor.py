@@ -62,8 +62,9 @@ class _Rows:
         if channels_last(model):
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def load(self, carry: Carry, beside: dict[str, Tensor] | None) -> None:
-        """Take over rows of the carry [c, …] by copies; `beside` are parameters [c, …] to mix them with."""
+    def load(self, carry: Carry, beside: dict[str, Tensor] | None, out: Tensor) -> None:
+        """Take over rows of the carry [c, …], which `store` will have written to `out` [c, d]; `beside` are parameters
+        [c, …] to mix them with."""
         federal = carry if self.descent.name == "params" else {}  # what a strategy adds is for its own model
         self.pull = federal.get("proximal")
         drift = federal.get("correction")
@@ -71,21 +72,31 @@ class _Rows:
             pulled = -self.pull[:, None] * federal["anchor"]
             drift = pulled if drift is None else drift + pulled
         self.drift = {} if drift is None else self._named(drift)
-        self.held, self.points, self.beside = {}, {}, beside
+        self.points, self.beside = {}, beside
+        self.out = self._named(out)
+        if len(out) == 1:
+            self.held = self.out  # nothing is left to write; batched products of several rows want them aligned
+        else:
+            self.held = {
+                name: torch.empty(rows.shape, dtype=out.dtype, device=out.device) for name, rows in self.out.items()
+            }
+        for name, parameter in self.plain.items():
+            self.points[name] = parameter.detach()[None]
+        if beside is None:
+            self.held = self.held | self.points
+            self.points = self.held
+        else:
+            self.points = {name: torch.empty_like(rows) for name, rows in self.held.items()} | self.points
         for name, rows in self._named(carry[self.descent.name]).items():
-            if name in self.plain:
-                point = self.plain[name].detach()[None]
-            else:
-                point = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
-            self.points[name] = point
-            self.held[name] = (point if beside is None else torch.empty_like(point)).copy_(rows)
+            self.held[name].copy_(rows)
         for layer in self.stepping:
             layer.load(self.held, self.points, self.drift)
 
-    def store(self, out: Tensor) -> None:
-        """Write the rows to [c, d]."""
-        for name, rows in self._named(out).items():
-            rows.copy_(self.held[name])
+    def store(self) -> None:
+        """Write what does not lie there."""
+        for name, rows in self.out.items():
+            if self.held[name] is not rows:
+                rows.copy_(self.held[name])
 
     def _named(self, rows: Tensor) -> dict[str, Tensor]:
         """[c, d] → parameters [c, …], views."""
@@ -148,19 +159,17 @@ class _Clients:
             parts.append(self.rule.begin(own, samples, rate, self.objective))
         return {name: torch.stack([part[name] for part in parts]) for name in carry}
 
-    def load(self, carry: Carry) -> None:
-        """Take over rows of the carry [c, …], by copies."""
+    def load(self, carry: Carry, out: Carry) -> None:
+        """Take over rows of the carry [c, …], which `store` will have written to `out`."""
         self.weights = {step.name: carry[step.weight] for step in self.steps if step.weight}
         for step in reversed(self.steps):
             beside = None if step.outputs or step.beside is None else self.rows[step.beside].held
-            self.rows[step.name].load(carry, beside)
+            self.rows[step.name].load(carry, beside, out[step.name])
 
-    def store(self, name: str, carry: Carry, out: Tensor) -> None:
-        """Write an entry of the rows to [c, …]; where it does not step, it is as in the carry."""
-        if name in self.rows:
-            self.rows[name].store(out)
-        else:
-            out.copy_(carry[name])
+    def store(self) -> None:
+        """Have the rows written."""
+        for rows in self.rows.values():
+            rows.store()
 
     def step(self, batch: Batch, rates: Tensor) -> Tensor:
         """One step of the first rows on their batches [c, B, …] at rates [c]; their losses [c] before it."""
@@ -229,10 +238,11 @@ class FusedExecutor:
                     if step == 0:
                         if self.begins:
                             part = own.begin(part, batch, rates[0, place])
-                        own.load(part)
+                            for name in out.keys() - self.moved:
+                                out[name][place] = part[name]
+                        own.load(part, {name: out[name][place] for name in self.moved})
                     losses[rows.start : stop] += own.step(batch, rates[step, rows.start : stop])
-                for name in changing:
-                    own.store(name, part, out[name][place])
+                own.store()
             finally:
                 self._clients.put(own)
 
