@@ -34,7 +34,7 @@ def bars(
     groups, tints, boxes = labels(cells, group), labels(cells, colours), labels(cells, panel)
     width = 0.8 / len(tints)
     with matplotlib.rc_context(STYLE):
-        drawing, grid = panels(len(boxes), width=max(4.4, 0.26 * len(groups) * max(len(tints), 3)), columns=1)
+        drawing, grid = panels(len(boxes), width=max(4.4, 0.26 * len(groups) * max(len(tints), 5)), columns=1)
         for axes, box in zip(grid, boxes, strict=True):
             axes.set_title(box or measure)
             axes.grid(visible=False, axis="x")
@@ -49,10 +49,11 @@ def bars(
                             axes.plot(
                                 x, paper, "o", color="black", markeredgecolor="white", markersize=5, label="paper"
                             )
-            axes.set_xticks(range(len(groups)), [wrapped(name, 12) for name in groups])
+            axes.set_xticks(range(len(groups)), [wrapped(name, 14) for name in groups])
             axes.set_ylabel(unit)
             if least is not None:
-                axes.set_ylim(bottom=least)
+                highest = axes.dataLim.ymax
+                axes.set_ylim(least, highest + 0.1 * (highest - least))
         legend_below(drawing, grid)
     return drawing
 
