@@ -118,10 +118,11 @@ def _job(cfg: DictConfig) -> float | None:
     except PeerError as error:  # said at once: torchrun is about to end this process
         sweep.tell(
             f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
-            f"and resume={folder}",
+            f"and resume={folder}\n",
+            end="",  # in one piece: the other ranks are speaking too
             flush=True,
         )
-        sys.exit(1)
+        os._exit(1)  # in an orderly end the group's threads, which wait for a rank that is gone, may abort the process
     except RuntimeError as error:
         if not out_of_memory(error):
             raise

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedsim.checkpoint import Checkpointer, Progress
 from fedsim.divergence import DivergenceGuard
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, PeerError
 from fedsim.evaluation import COLUMNS, Evaluation
 from fedsim.personal import PERSONAL_COLUMNS
 from fedsim.replacing import replacing, written
@@ -107,6 +107,8 @@ class Tracker:
         finally:  # until here a signal waits
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
+            if isinstance(error, PeerError) and self._handlers:  # what launched the ranks ends them now: first, say why
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         if self._stop_signal is not None:  # asked twice: at once
