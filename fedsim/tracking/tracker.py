@@ -105,10 +105,9 @@ class Tracker:
                     with contextlib.nullcontext() if error is None else contextlib.suppress(OSError):
                         sink.close()
         finally:  # until here a signal waits
+            leaving = isinstance(error, PeerError)  # what launched the ranks ends them now: first, they say why
             for number, handler in self._handlers.items():
-                signal.signal(number, handler)
-            if isinstance(error, PeerError) and self._handlers:  # what launched the ranks ends them now: first, say why
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                signal.signal(number, signal.SIG_IGN if leaving and number == signal.SIGTERM else handler)
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         if self._stop_signal is not None:  # asked twice: at once

@@ -148,11 +148,12 @@ class _Clients:
     def __init__(self, rule: LocalRule, model: RowModel, steps: tuple[Descent, ...]) -> None:
         self.rule, self.model, self.steps = rule, model, steps
         self.rows = {step.name: _Rows(model, step) for step in steps}
-        self.objective = PlainObjective(model)
+        self.objective = PlainObjective(model) if rule.begins else None
         self.channels_last = channels_last(model)
 
     def begin(self, carry: Carry, batch: Batch, rates: Tensor) -> Carry:
         """What the rule does with rows [c, …] before their first step, on its batch [c, B, …] at its rates [c]."""
+        assert self.objective is not None
         parts = []
         for row, rate in enumerate(rates):
             own, samples = ({name: value[row] for name, value in part.items()} for part in (carry, batch))
