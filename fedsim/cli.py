@@ -30,7 +30,17 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Entry point of `fedsim` and `python -m fedsim`: a word of `fedsim.commands`, or overrides, which Hydra takes."""
+    """Entry point of `fedsim` and `python -m fedsim`."""
+    try:
+        _main()
+    except BrokenPipeError as error:  # `| head` has seen enough; what Python flushes at its end goes nowhere
+        if _of_job(error):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _main() -> None:
+    """A word of `fedsim.commands`, or overrides, which Hydra takes."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of being printed by Hydra
     _prepare()
     if sys.argv[1:2] and sys.argv[1] in commands.WORDS:
@@ -46,6 +56,8 @@ def main() -> None:
             sys.exit(f"fedsim: {problem}")
     except (Exception, KeyboardInterrupt) as error:  # a launcher's, a sweeper's; those of runs end in their records
         if sweep.Begin.records is None:
+            if isinstance(error, BrokenPipeError):
+                raise
             if isinstance(error, (ValueError, OSError)) and not _of_job(error):
                 sys.exit(f"fedsim: {before_the_job(error)}")
             raise

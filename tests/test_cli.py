@@ -187,6 +187,17 @@ def test_help_names_every_group_and_fits_two_screens(tmp_path: Path) -> None:
             assert f"{name}=" in shown
 
 
+@pytest.mark.parametrize("words", [["--help"], ["data"]], ids=" ".join)
+def test_a_reader_that_has_left_is_no_error(words: list[str], tmp_path: Path) -> None:
+    """As with `fedsim --help | head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "fedsim", *words]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [

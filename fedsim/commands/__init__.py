@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 
 from fedsim.errors import ConfigError
@@ -20,5 +19,3 @@ def answer(word: str, arguments: list[str]) -> None:
         importlib.import_module(f"fedsim.commands.{word}").main(arguments)
     except ConfigError as error:
         sys.exit(f"fedsim {word}: {error}")
-    except BrokenPipeError:  # `| head` has seen enough; what Python flushes at its end goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
