@@ -20,6 +20,7 @@ class Cell:
         availability: bound to its federation, where nothing was trained and the picture shows what was configured.
         numbers: measure → [R].
         paper: measure → the number the paper printed.
+        fitted: does it use constants that were fitted after seeing the paper's numbers?
     """
 
     at: dict[str, str]
@@ -27,6 +28,7 @@ class Cell:
     availability: Availability | None = None
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
     paper: dict[str, float] = field(default_factory=dict)
+    fitted: bool = False
 
 
 def labels(cells: list[Cell], axis: str | None) -> list[str]:

@@ -1,48 +1,24 @@
-"""What a paper says about its numbers, as a comparison that our numbers pass or fail."""
+"""What a paper says about its numbers, as a comparison that our numbers pass or fail.
+
+A claim that fails is refuted where the recipe says why, in a sentence that a test or another recipe shows, and open
+where it does not. What decides may be a statistic: standard errors of the difference over seeds.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from fedsim.app.reproduce.number import Number, Undecided, Where, standard_error
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 
 RELATIONS = ("below", "above", "near")
-
-Where = dict[str, list[str]]  # axis → labels that are meant
-
-
-@dataclass
-class Number:
-    """A measured number: its place on the axes, one value per replicate, and what the paper printed."""
-
-    at: dict[str, str]
-    values: np.ndarray
-    paper: float | None = None
-
-    @property
-    def mean(self) -> float:
-        """Over replicates."""
-        return float(self.values.mean())
-
-    @property
-    def std(self) -> float:
-        """Sample standard deviation over replicates; 0 for one."""
-        return float(self.values.std(ddof=1)) if len(self.values) > 1 else 0.0
-
-    @property
-    def error(self) -> float:
-        """Standard error of the mean."""
-        return self.std / math.sqrt(len(self.values))
-
-    def inside(self, where: Where) -> bool:
-        """Is it at one of these places?"""
-        return all(self.at.get(axis) in labels for axis, labels in where.items())
+HELD, REFUTED, OPEN = VERDICTS = ("held", "refuted", "open")
+SHOWN_BY = re.compile(r"tests/[\w/]+\.py::test_\w+|\w+/\w+")  # a test, or a recipe
 
 
 @dataclass
@@ -56,7 +32,12 @@ class Claim:
         than: the numbers they are compared with, a number, or 'paper' for what the paper printed.
         times, plus: applied to the right side.
         within: 'near': largest absolute difference.
-        errors: 'near': so many standard errors of the difference are added to `within`.
+        errors: slack of so many standard errors of the difference: 'near' adds them to `within`.
+        surely: instead of slack, the relation must hold by at least so many standard errors of the difference.
+        paired: the standard error is that of the differences by seed.
+        fitted: it speaks of numbers with fitted constants, at least on one side; other claims never see these.
+        reason: why it does not hold, in a sentence.
+        shown_by: what shows the reason: tests/FILE.py::TEST, or a recipe PAPER/NAME.
         where: only there.
         measure: whose numbers; the recipe's first unless said.
         than_measure: instead of `than`: another measure of the same runs.
@@ -71,6 +52,11 @@ class Claim:
     plus: float = 0.0
     within: float = 0.0
     errors: float = 0.0
+    surely: float = 0.0
+    paired: bool = False
+    fitted: bool = False
+    reason: str = ""
+    shown_by: str = ""
     where: Where = field(default_factory=dict)
     measure: str | None = None
     than_measure: str | None = None
@@ -84,13 +70,13 @@ class Claim:
         if "than" not in given and "than_measure" not in given:
             raise KeyError("than")
         given["relation"] = given.pop("is")
-        given["of"] = _where(given.get("of"))
-        given["where"] = _where(given.get("where"))
-        given["than"] = _where(than) if isinstance(than, Mapping) else than
+        given["of"] = places(given.get("of"))
+        given["where"] = places(given.get("where"))
+        given["than"] = places(than) if isinstance(than, Mapping) else than
         return Claim(**given)
 
-    def check(self, recipe: str, axes: Iterable[str], measures: Iterable[str]) -> None:
-        """Refuse a claim about things the recipe does not have."""
+    def check(self, recipe: str, axes: Iterable[str], measures: Iterable[str], fitted: bool = False) -> None:
+        """Refuse a claim about things the recipe does not have; `fitted`: it has fitted labels."""
         place = f"recipe {recipe}: claims"
         checks.choice(f"{place}: is", self.relation, RELATIONS)
         for measure in (self.measure, self.than_measure):
@@ -101,34 +87,61 @@ class Claim:
         for where in (self.of, self.where, self.than if isinstance(self.than, dict) else {}):
             for axis in where:
                 checks.choice(f"{place}: axis", axis, axes)
+        self._check_statistics(place)
+        if self.fitted and not fitted:
+            raise ConfigError(f"{place}: fitted: true, but the recipe names no fitted labels; add them under fitted")
+        if bool(self.reason) != bool(self.shown_by):
+            said, lacking = ("reason", "shown_by") if self.reason else ("shown_by", "reason")
+            raise ConfigError(f"{place}: {said} needs {lacking} beside it: {self.claim!r}")
+        if self.shown_by and not SHOWN_BY.fullmatch(self.shown_by):
+            raise ConfigError(
+                f"{place}: shown_by={self.shown_by!r} must be tests/FILE.py::TEST or PAPER/NAME of a recipe"
+            )
+
+    def _check_statistics(self, place: str) -> None:
+        for key in ("within", "errors", "surely"):
+            checks.not_negative(f"{place}: {key}", getattr(self, key))
+        if self.errors and self.surely:
+            raise ConfigError(
+                f"{place}: errors={self.errors} gives slack and surely={self.surely} takes it; choose one"
+            )
+        if self.paired and not (self.errors or self.surely):
+            raise ConfigError(f"{place}: paired: true needs a number of standard errors: errors or surely")
+        if self.paired and not isinstance(self.than, dict):
+            raise ConfigError(f"{place}: paired: true needs runs on both sides, not than={self.than}")
 
     def judge(self, numbers: list[Number], others: list[Number] | None = None) -> Verdict:
         """Compare the numbers among themselves, or with `others`, those of `than_measure`. Held only if all holds."""
         lines, held = [], []
-        for left in numbers:
-            if not (left.inside(self.of) and left.inside(self.where)):
-                continue
-            for right, bound, error in self._right(left, numbers, others):
-                holds = self._holds(left, bound, error)
-                held.append(holds)
-                sign = {"below": "<", "above": ">", "near": "≈"}[self.relation]
-                mark = "" if holds else "✗ "
-                lines.append(f"{mark}{' / '.join(left.at.values())}: {left.mean:.4g} {sign} {bound:.4g}{right}")
+        try:
+            for left in numbers:
+                if left.inside(self.of) and left.inside(self.where):
+                    for right in self._right(left, numbers, others):
+                        holds, line = self._compare(left, right)
+                        held.append(holds)
+                        lines.append(line)
+        except Undecided as why:
+            return self._verdict(None, str(why))
         if not held:
-            return Verdict(self.claim, None, "nothing to compare")
+            return self._verdict(None, "nothing to compare")
         failed = [line for line in lines if line.startswith("✗")]
         shown = failed or lines
         more = f" … and {len(shown) - 4} more" if len(shown) > 4 else ""
-        return Verdict(self.claim, all(held), f"{sum(held)} of {len(held)}; " + "; ".join(shown[:4]) + more)
+        return self._verdict(all(held), f"{sum(held)} of {len(held)}; " + "; ".join(shown[:4]) + more)
 
-    def _right(
-        self, left: Number, numbers: list[Number], others: list[Number] | None
-    ) -> list[tuple[str, float, float]]:
-        """(name, value, standard error) of everything the number is compared with."""
+    def _verdict(self, held: bool | None, detail: str) -> Verdict:
+        return Verdict(self.claim, held, detail, self.reason, self.shown_by, self.fitted)
+
+    def _right(self, left: Number, numbers: list[Number], others: list[Number] | None) -> list[Right]:
+        """Everything the number is compared with."""
+        if not isinstance(self.than, dict):
+            target = left.paper if self.than == "paper" else float(self.than)
+            known = target is not None and left.fitted == self.fitted
+            return [Right("", self.times * target + self.plus)] if known and target is not None else []
         if others is not None:
-            same = [other for other in others if other.at == left.at]
-            return [(f" ({self.than_measure})", self.times * o.mean + self.plus, o.error) for o in same]
-        if isinstance(self.than, dict):
+            meant = [other for other in others if other.at == left.at]
+            names = [str(self.than_measure)] * len(meant)
+        else:
             free = set(self.than) | set(self.of)
             meant = [
                 other
@@ -138,16 +151,37 @@ class Claim:
                 and all(other.at[axis] == label for axis, label in left.at.items() if axis not in free)
             ]
             names = [" / ".join(other.at[axis] for axis in self.than) for other in meant]
-            return [(f" ({n})", self.times * o.mean + self.plus, o.error) for n, o in zip(names, meant, strict=True)]
-        target = left.paper if self.than == "paper" else float(self.than)
-        return [] if target is None else [("", self.times * target + self.plus, 0.0)]
+        sides = [
+            (name, Number(other.at, self.times * other.values + self.plus, seeds=other.seeds))
+            for name, other in zip(names, meant, strict=True)
+            if (left.fitted or other.fitted) == self.fitted
+        ]
+        return [Right(f" ({name})", side.mean, side) for name, side in sides]
 
-    def _holds(self, left: Number, bound: float, error: float) -> bool:
-        if self.relation == "below":
-            return left.mean < bound
-        if self.relation == "above":
-            return left.mean > bound
-        return abs(left.mean - bound) <= self.within + self.errors * math.hypot(left.error, self.times * error)
+    def _compare(self, left: Number, right: Right) -> tuple[bool, str]:
+        """Does it hold, and the line that says so."""
+        counted = self.errors or self.surely
+        error = standard_error(left, right.number, self.paired) if counted else 0.0
+        room = (self.errors - self.surely) * error
+        difference = left.mean - right.mean
+        if math.isnan(left.mean) or math.isnan(right.mean):
+            raise Undecided(f"{left.name}{right.name} is not a number")
+        if self.relation == "near":
+            holds = abs(difference) <= self.within + room
+        else:
+            holds = (difference if self.relation == "below" else -difference) < room
+        sign = {"below": "<", "above": ">", "near": "≈"}[self.relation]
+        said = f", {abs(difference) / error:.3g} standard errors apart" if error > 0 else ""
+        return holds, f"{'' if holds else '✗ '}{left.name}: {left.mean:.4g} {sign} {right.mean:.4g}{right.name}{said}"
+
+
+@dataclass
+class Right:
+    """The right side of a comparison: how it is called, its mean, and its values where it was measured."""
+
+    name: str
+    mean: float
+    number: Number | None = None
 
 
 @dataclass
@@ -155,16 +189,28 @@ class Verdict:
     """Attributes:
 
     claim: what was claimed.
-    held: None where there was nothing to compare.
+    held: did the comparison hold? None where there was nothing to compare, or too few seeds to.
     detail: the comparisons; the failed ones where there are any.
+    reason, shown_by: why it does not hold, and what shows that.
+    fitted: does it speak of fitted constants?
     """
 
     claim: str
     held: bool | None
     detail: str
+    reason: str = ""
+    shown_by: str = ""
+    fitted: bool = False
+
+    @property
+    def word(self) -> str:
+        """'held', 'refuted' where it fails for a reason, else 'open'."""
+        if self.held:
+            return HELD
+        return REFUTED if self.held is False and self.reason else OPEN
 
 
-def _where(given: Mapping[str, Any] | None) -> Where:
+def places(given: Mapping[str, Any] | None) -> Where:
     """axis → labels; a single label may stand without a list."""
     return {
         axis: [str(v) for v in (labels if isinstance(labels, list) else [labels])]

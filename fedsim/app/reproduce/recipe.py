@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from yaml import YAMLError
 
 import fedsim
-from fedsim.app.reproduce.claims import Claim
+from fedsim.app.reproduce.claims import Claim, places
 from fedsim.app.reproduce.measures import Measure
 from fedsim.app.reproduce.tuning import Tune
 from fedsim.core import checks
@@ -70,6 +70,8 @@ class Recipe:
     measures: named numbers that every run gives.
     paper: measure → the paper's numbers, nested by the labels of the axes in their order.
     claims: what the paper says about the numbers.
+    fitted: axis → labels whose constants were fitted after seeing the paper's numbers; they stand beside the literal
+        reading, marked, and only claims that say so look at them.
     figure: {kind: …} and the options of that kind, or None.
     tune: of the runs along an axis the best is kept, or None.
     remark: what was found beside the verdicts, and why where it is known; for the gallery.
@@ -85,6 +87,7 @@ class Recipe:
     measures: dict[str, Measure] = field(default_factory=dict)
     paper: dict[str, Any] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
+    fitted: dict[str, list[str]] = field(default_factory=dict)
     figure: dict[str, Any] | None = None
     tune: Tune | None = None
     remark: str = ""
@@ -109,6 +112,10 @@ class Recipe:
             else:
                 axes[axis] = _choices(choices)
         return axes
+
+    def is_fitted(self, at: Labels) -> bool:
+        """Has it one of the fitted labels?"""
+        return any(at.get(axis) in labels for axis, labels in self.fitted.items())
 
     def printed(self, measure: str, at: Labels) -> float | None:
         """The paper's number, where it printed one."""
@@ -145,12 +152,16 @@ def load(name: str, folder: Path | None = None) -> Recipe:
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
         assert isinstance(content, dict)
-        return _recipe(name, {str(key): value for key, value in content.items()})
+        recipe = _recipe(name, {str(key): value for key, value in content.items()})
     except ConfigError:
         raise
     except (TypeError, KeyError, AttributeError, ValueError, YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"recipe {path} is not well formed ({reason})") from error
+    for claim in recipe.claims:
+        if claim.shown_by and "::" not in claim.shown_by:
+            checks.choice(f"recipe {name}: claims: shown_by", claim.shown_by, known)
+    return recipe
 
 
 def _recipe(name: str, content: dict[str, Any]) -> Recipe:
@@ -160,6 +171,7 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     content["tune"] = Tune(**content["tune"]) if content.get("tune") else None
     content["paper"] = _by_name(content.get("paper", {}))
     content["claims"] = [Claim.read(value) for value in content.get("claims", [])]
+    content["fitted"] = places(content.get("fitted"))
     recipe = Recipe(name, **content)
     missing = [scale for scale in SCALES if scale not in recipe.scales]
     if missing:
@@ -167,10 +179,17 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     if recipe.figure is not None:
         checks.choice(f"recipe {name}: figure.kind", recipe.figure.get("kind"), KINDS)
     for claim in recipe.claims:
-        claim.check(name, recipe.axes, recipe.measures)
+        claim.check(name, recipe.axes, recipe.measures, bool(recipe.fitted))
+    for axis, labels in recipe.fitted.items():
+        checks.choice(f"recipe {name}: fitted", axis, recipe.axes)
+        known = {label for scale in SCALES for label in recipe.axes_at(scale)[axis]} | set(recipe.axes[axis])
+        for label in labels:
+            checks.choice(f"recipe {name}: fitted: {axis}", label, known)
     if recipe.tune is not None:
         checks.choice(f"recipe {name}: tune.axis", recipe.tune.axis, recipe.axes)
         checks.choice(f"recipe {name}: tune.measure", recipe.tune.measure, recipe.measures)
+        if recipe.tune.axis in recipe.fitted:
+            raise ConfigError(f"recipe {name}: fitted: {recipe.tune.axis} is tuned, and the best of it loses its label")
     for measure in recipe.paper:
         checks.choice(f"recipe {name}: paper", measure, recipe.measures)
     return recipe

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.app.reproduce.claims import Number, Verdict
+from fedsim.app.reproduce.claims import HELD, OPEN, VERDICTS, Verdict
+from fedsim.app.reproduce.number import Number
 from fedsim.app.reproduce.recipe import Recipe
 from fedsim.core.files import write_json
 from fedsim.plots.cells import Cell
@@ -18,7 +19,10 @@ from fedsim.plots.cells import Cell
 
 @dataclass
 class Row:
-    """A line of the report: a number beside the paper's, or a claim with its verdict."""
+    """A line of the report: a number beside the paper's, or a claim with its verdict.
+
+    `held` is the bare comparison; `verdict` knows whether its failure has a reason.
+    """
 
     name: str
     paper: float | None = None
@@ -26,26 +30,31 @@ class Row:
     std: float | None = None
     claim: str | None = None
     held: bool | None = None
+    verdict: str | None = None
+    reason: str | None = None
+    shown_by: str | None = None
+    fitted: bool = False
     detail: str | None = None
 
 
 def measure(recipe: Recipe, cells: list[Cell]) -> None:
     """Give every trained cell its numbers and the paper's."""
+    for cell in cells:
+        cell.fitted = recipe.is_fitted(cell.at)
     for name, each in recipe.measures.items():
         for cell in cells:
             if cell.run is None:
                 continue
-            axis = each.best_over
-            rivals = [c.run for c in cells if axis is not None and c.run is not None and _alike(c, cell, axis)]
+            rivals = [c.run for c in cells if each.best_over and c.run is not None and _rival(c, cell, each.best_over)]
             cell.numbers[name] = each(cell.run, rivals)
             printed = recipe.printed(name, cell.at)
             if printed is not None:
                 cell.paper[name] = printed
 
 
-def _alike(one: Cell, other: Cell, axis: str) -> bool:
-    """Do they differ on this axis at most?"""
-    return all(one.at[name] == other.at[name] for name in one.at if name != axis)
+def _rival(one: Cell, other: Cell, axis: str) -> bool:
+    """Do they differ on this axis at most? Fitted constants are nobody's rival but their own."""
+    return one.fitted == other.fitted and all(one.at[name] == other.at[name] for name in one.at if name != axis)
 
 
 def judge(recipe: Recipe, cells: list[Cell], scale: str) -> list[Verdict]:
@@ -53,8 +62,12 @@ def judge(recipe: Recipe, cells: list[Cell], scale: str) -> list[Verdict]:
 
     def numbers(name: str) -> list[Number]:
         never = math.inf if recipe.measures[name].until is not None else math.nan
-        measured = [(cell, cell.numbers[name]) for cell in cells if name in cell.numbers]
-        return [Number(c.at, np.nan_to_num(v, nan=never), c.paper.get(name)) for c, v in measured]
+        found = []
+        for cell in cells:
+            if name in cell.numbers:
+                values = np.nan_to_num(cell.numbers[name], nan=never)
+                found.append(Number(cell.at, values, cell.paper.get(name), cell.fitted, _seeds(cell, len(values))))
+        return found
 
     verdicts = []
     for claim in recipe.claims:
@@ -62,6 +75,12 @@ def judge(recipe: Recipe, cells: list[Cell], scale: str) -> list[Verdict]:
             others = None if claim.than_measure is None else numbers(claim.than_measure)
             verdicts.append(claim.judge(numbers(claim.measure or next(iter(recipe.measures))), others))
     return verdicts
+
+
+def _seeds(cell: Cell, values: int) -> tuple[int, ...] | None:
+    """Of the replicates whose values these are; None where a value is of all replicates together."""
+    seeds = cell.run.settings.get("seeds") if cell.run is not None else None
+    return tuple(seeds) if isinstance(seeds, list) and len(seeds) == values else None
 
 
 def rows(recipe: Recipe, cells: list[Cell], verdicts: list[Verdict]) -> list[Row]:
@@ -73,8 +92,21 @@ def rows(recipe: Recipe, cells: list[Cell], verdicts: list[Verdict]) -> list[Row
                 continue
             number = Number(cell.at, cell.numbers[name], cell.paper.get(name))
             place = " / ".join([*cell.at.values(), *([name] if len(recipe.measures) > 1 else [])])
-            found.append(Row(place or name, number.paper, finite(number.mean), finite(number.std)))
-    return found + [Row(v.claim, claim=v.claim, held=v.held, detail=v.detail) for v in verdicts]
+            found.append(Row(place or name, number.paper, finite(number.mean), finite(number.std), fitted=cell.fitted))
+    return found + [_row(verdict) for verdict in verdicts]
+
+
+def _row(v: Verdict) -> Row:
+    return Row(
+        v.claim,
+        claim=v.claim,
+        held=v.held,
+        verdict=v.word,
+        reason=v.reason or None,
+        shown_by=v.shown_by or None,
+        fitted=v.fitted,
+        detail=v.detail,
+    )
 
 
 def finite(value: float) -> float | None:
@@ -91,12 +123,24 @@ def table(lines: list[Row]) -> str:
         paper = "" if row.paper is None else f"{row.paper:.4g}"
         ours = "–" if row.ours is None else f"{row.ours:.4g}" + (f" ± {row.std:.2g}" if row.std else "")
         gap = "" if row.paper is None or row.ours is None else f"{row.ours - row.paper:+.3g}"
-        out.append(f"{row.name:{width}}  {paper:>8}  {ours:>20}  {gap:>10}")
-    for row in lines:
-        if row.claim is not None:
-            word = {True: "held    ", False: "NOT held", None: "open    "}[row.held]
-            out.append(f"{word}  {row.claim}\n          {row.detail}")
-    return "\n".join(out)
+        out.append(f"{row.name:{width}}  {paper:>8}  {ours:>20}  {gap:>10}" + "  fitted" * row.fitted)
+    return "\n".join([*out, *(line for row in lines if row.claim is not None for line in _claim(row))])
+
+
+def _claim(row: Row) -> list[str]:
+    """The verdict and the claim; below it what was compared, and the reason."""
+    word = OPEN.upper() if row.verdict == OPEN else row.verdict
+    said = [f"{word:8}  {row.claim}" + " (fitted)" * row.fitted, f"{row.detail}"]
+    if row.reason and row.verdict == HELD:
+        said.append(f"its reason did not show in these runs: {row.reason} ({row.shown_by})")
+    elif row.reason:
+        said.append(f"reason: {row.reason} (shown by {row.shown_by})")
+    return [said[0], *(f"          {line}" for line in said[1:])]
+
+
+def count(lines: list[Row]) -> dict[str, int]:
+    """Verdict → how many claims."""
+    return {word: sum(row.verdict == word for row in lines if row.claim is not None) for word in VERDICTS}
 
 
 def save_rows(path: Path, lines: list[Row], about: dict[str, Any]) -> None:

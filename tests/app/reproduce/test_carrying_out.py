@@ -153,6 +153,10 @@ def test_absent_data_and_divergence_are_reported_not_fatal(folder: Path) -> None
         ("axes:", "axis:", "not well formed"),
         ("axes:", "axes", "not well formed"),
         ("lr=0.1", "lrr=0.1", "lrr is not a setting"),
+        ("figure:", "fitted: {algorythm: FedAWE}\nfigure:", "did you mean 'algorithm'"),
+        ("figure:", "fitted: {algorithm: FedAWF}\nfigure:", "did you mean 'FedAWE'"),
+        ("figure:", 'fitted: {rate: "0.1"}\nfigure:', "rate is tuned"),
+        ("than: 100", "than: 100, reason: why, shown_by: mine/smal", "did you mean 'mine/small'"),
     ],
 )
 def test_a_bad_recipe_is_one_sentence(folder: Path, old: str, new: str, message: str) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.app.reproduce.claims import Claim, Number
+from fedsim.app.reproduce.claims import Claim
+from fedsim.app.reproduce.number import Number
 from fedsim.core import ConfigError
 
 
@@ -60,12 +61,13 @@ def test_another_measure_of_the_same_runs_can_be_the_right_side() -> None:
     assert claim(**{"is": "below", "than_measure": "largest", "times": 0.5}).judge(numbers(TABLE), twice).held is False
 
 
-def test_what_failed_is_told_and_nan_never_holds() -> None:
+def test_what_failed_is_told_and_nan_decides_nothing() -> None:
     verdict = claim().judge(numbers(TABLE))
     assert verdict.detail == "1 of 2; ✗ A / y: 5 > 6 (B)"
     for relation in ("above", "below", "near"):
         lost = numbers({("A", "x"): [np.nan], ("B", "x"): [1.0]})
-        assert claim(**{"is": relation, "within": 10.0}).judge(lost).held is False
+        lost_for_a_reason = claim(**{"is": relation, "within": 10.0, "reason": "…"}).judge(lost)
+        assert (lost_for_a_reason.held, lost_for_a_reason.word) == (None, "open")
 
 
 def test_nothing_to_compare_is_neither_held_nor_not() -> None:
@@ -80,6 +82,14 @@ def test_nothing_to_compare_is_neither_held_nor_not() -> None:
         ({"of": {"algoritm": "A"}}, "did you mean 'algorithm'"),
         ({"than": "rival"}, "rival"),
         ({"measure": "speed"}, "speed"),
+        ({"errors": -1}, "errors=-1 must not be negative"),
+        ({"errors": 1, "surely": 1}, "choose one"),
+        ({"paired": True}, "paired: true needs a number of standard errors"),
+        ({"paired": True, "errors": 1, "than": "paper"}, "paired: true needs runs on both sides, not than=paper"),
+        ({"fitted": True}, "the recipe names no fitted labels"),
+        ({"reason": "it is not so"}, "reason needs shown_by"),
+        ({"shown_by": "paper/recipe"}, "shown_by needs reason"),
+        ({"reason": "it is not so", "shown_by": "a test"}, "shown_by='a test' must be tests/FILE.py::TEST"),
     ],
 )
 def test_a_claim_about_nothing_is_refused(content: dict[str, Any], message: str) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from fedsim.app.reproduce.recipe import SCALES, Recipe, Setting, load, names
 from fedsim.app.reproduce.runner import compose, composing
 
+ROOT = Path(__file__).parents[3]
 RECIPES = names()
 
 
@@ -76,6 +80,19 @@ def test_the_papers_numbers_meet_labels_that_exist(name: str) -> None:
     assert labels({k: v for t in recipe.paper.values() for k, v in t.items()}) <= known
     printed = [recipe.printed(measure, setting.at) for measure in recipe.paper for setting in recipe.settings("paper")]
     assert not recipe.paper or any(number is not None for number in printed)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_reason_is_shown_by_a_test_or_a_recipe(name: str) -> None:
+    """Why a claim does not hold is a fact somewhere else: a test that exists by file and name, or another recipe."""
+    for claim in load(name).claims:
+        assert bool(claim.reason) == bool(claim.shown_by)
+        file, _, test = claim.shown_by.partition("::")
+        if test:
+            tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+            assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, claim.shown_by
+        elif file:
+            assert file in set(RECIPES) - {name}, claim.shown_by
 
 
 def test_table_2_holds_the_papers_numbers_at_their_places() -> None:
