@@ -1,4 +1,4 @@
-"""What local rules and shifts remember between rounds, beside the strategy's state; checkpointed with it."""
+"""What rules, shifts and evaluations remember between rounds, beside the strategy's state; checkpointed with it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ class Memory:
     Attributes:
         clients: name → [R·m, …]. A round's cohort carries its rows through the local steps under these names.
         server: name → [R, …].
+        evaluated: name → [R·m, …]. No round sees it: what an evaluation must know of clients.
         kept: whether a round may change `clients`.
         ended: where it may not: what the cohort of the last round would have remembered, name → [n, …].
     """
 
     clients: dict[str, Tensor] = field(default_factory=dict)
     server: dict[str, Tensor] = field(default_factory=dict)
+    evaluated: dict[str, Tensor] = field(default_factory=dict)
     kept: bool = True
     ended: dict[str, Tensor] = field(default_factory=dict)
 
@@ -44,5 +46,5 @@ class Memory:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything, by the names a checkpoint uses; a state's fields have no dots."""
-        named = {f"clients.{name}": value for name, value in self.clients.items()}
-        return named | {f"server.{name}": value for name, value in self.server.items()}
+        parts = {"clients": self.clients, "server": self.server, "evaluated": self.evaluated}
+        return {f"{part}.{name}": value for part, kept in parts.items() for name, value in kept.items()}

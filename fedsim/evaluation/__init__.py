@@ -2,6 +2,7 @@
 
 from fedsim.evaluation.columns import COLUMNS
 from fedsim.evaluation.evaluator import Evaluator, Measured, predicted
+from fedsim.evaluation.models import EvaluatedModels
 from fedsim.evaluation.options import Evaluation
 
-__all__ = ["COLUMNS", "Evaluation", "Evaluator", "Measured", "predicted"]
+__all__ = ["COLUMNS", "EvaluatedModels", "Evaluation", "Evaluator", "Measured", "predicted"]

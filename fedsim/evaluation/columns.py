@@ -7,9 +7,11 @@ metrics weigh samples alike. Columns of clients' own models (`fedsim.personal`) 
 
 from __future__ import annotations
 
-COLUMNS = {
-    "round": "completed rounds; 0 is the initial model",
-    "seed": "seed of the replicate",
+from collections.abc import Iterable
+
+MODELS = {"global": "the server's model", "client_mean": "the mean of all clients' models"}  # what can be evaluated
+PLACE = {"round": "completed rounds; 0 is the initial model", "seed": "seed of the replicate"}
+MEASURED = {
     "test_loss": "mean loss of the evaluated model on the test set",
     "test_accuracy": "fraction of the test set classified correctly",
     "train_loss": "mean over clients of the mean loss on (a subsample of) the client's own, shifted, data",
@@ -22,8 +24,21 @@ COLUMNS = {
     "its model before the last round, or the running mean of its models where shift.inertia and deploy=round say so",
     "distance_to_ps": "Euclidean distance of the evaluated model to the performatively stable point",
     "distance_to_po": "Euclidean distance of the evaluated model to the performatively optimal point",
+}
+WORK = {
     "active_clients": "clients that took part in the last round",
     "mean_active_clients": "the same, averaged over the rounds since the previous row",
     "samples": "training samples this replicate has processed so far",
     "seconds": "wall time of training and evaluation so far, resumed parts included",
 }
+
+
+def also(model: str, columns: Iterable[str]) -> dict[str, str]:
+    """The columns of a model that is evaluated beside the first one: column → its name for this model."""
+    return {name: f"{model}_{name}" for name in columns}
+
+
+COLUMNS = PLACE | MEASURED
+for _model, _what in MODELS.items():
+    COLUMNS |= {name: f"{MEASURED[of]}; here of {_what}" for of, name in also(_model, MEASURED).items()}
+COLUMNS |= WORK

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedsim.evaluation.columns import COLUMNS
+from fedsim.evaluation.columns import MEASURED
 from fedsim.evaluation.optimum import optimum
 from fedsim.models import RowModel
 from fedsim.models.losses import UNLABELLED, weighted_mean
@@ -70,7 +70,7 @@ class Evaluator:
 
     @property
     def columns(self) -> set[str]:
-        """Those of COLUMNS that a run gains by this evaluator; what belongs to every run is among them."""
+        """Those that this evaluator measures."""
         absent = set()
         if self.dataset.test_x is None:
             absent |= {"test_loss", "test_accuracy"}
@@ -81,7 +81,7 @@ class Evaluator:
         if not self.shift.active:
             absent |= {"performative_loss", "performative_risk", "decoupled_loss"}
         absent |= {"distance_to_ps", "distance_to_po"} - self.references.keys()
-        return COLUMNS.keys() - absent
+        return MEASURED.keys() - absent
 
     @torch.no_grad()
     def __call__(self, models: Tensor, deployed: Tensor | None = None) -> Measured:

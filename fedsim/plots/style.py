@@ -14,6 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import PercentFormatter
 
+from fedsim.evaluation.columns import MODELS
+
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")  # Okabe–Ito
 DASHES = ("-", "--", ":", "-.")
 TITLES = {
@@ -52,7 +54,12 @@ def title(metric: str) -> str:
     """A metric's name as people say it."""
     of = " of newcomers" if metric.startswith("newcomers ") else ""
     metric = metric.removeprefix("newcomers ")
-    return TITLES.get(metric, metric.replace("_", " ")) + of
+    if metric in TITLES:
+        return TITLES[metric] + of
+    for model, what in MODELS.items():
+        if (name := metric.removeprefix(f"{model}_")) in TITLES:
+            return f"{TITLES[name]}, {what.removeprefix('the ')}"
+    return metric.replace("_", " ") + of
 
 
 def drawn(metric: str) -> str:

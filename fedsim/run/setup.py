@@ -16,7 +16,7 @@ from fedsim.core import checks
 from fedsim.core.ranks import Ranks
 from fedsim.datasets import Dataset
 from fedsim.datasets.pooled import PooledData
-from fedsim.evaluation import Evaluation, Evaluator
+from fedsim.evaluation import EvaluatedModels, Evaluation, Evaluator
 from fedsim.local import SGD, LocalRule
 from fedsim.models.losses import Loss
 from fedsim.partition import Partition
@@ -125,6 +125,7 @@ class Setup:
         self.trainer = trainers(rule)
         samples = self.evaluation.client_samples
         self.evaluator = Evaluator(self.model, self.data, self.shift, samples)
+        self.models = EvaluatedModels(self.evaluation.models, self.strategy, self.federation)
         self.personal: PersonalEvaluator | None = None
         self.newcomers: Newcomers | None = None
         if personal.over != "none":

@@ -16,6 +16,7 @@ from torch import Tensor
 from fedsim.core.errors import PeerError
 from fedsim.core.report import Report
 from fedsim.evaluation import COLUMNS, Measured
+from fedsim.evaluation.columns import PLACE, WORK, also
 from fedsim.personal import PERSONAL_COLUMNS
 from fedsim.run.checkpoint import Checkpointer, Progress
 from fedsim.run.divergence import DivergenceGuard
@@ -107,17 +108,25 @@ class Tracker:
     def _columns(self) -> list[str]:
         """Columns of this run, in the order of COLUMNS."""
         measured = self.run.evaluator.columns
+        for model in self.run.evaluation.models[1:]:
+            measured |= set(also(model, self.run.evaluator.columns).values())
         own = self.run.personal.columns if self.run.personal else []
-        return [name for name in COLUMNS if name in measured] + own
+        return [name for name in COLUMNS if name in {*PLACE, *measured, *WORK}] + own
 
-    def _evaluated_model(self, state: State) -> Tensor:
-        run = self.run
-        return state.model if run.evaluation.of == "global" else run.strategy.client_mean(state, run.federation)
+    def _on_models(self, state: State, deployed: Tensor | None = None) -> Measured:
+        """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
+        run, kept = self.run, self.checkpoints.memory.evaluated
+        first, *others = run.evaluation.models
+        found = run.evaluator(run.models(first, state, kept), deployed)
+        for name in others:
+            metrics = run.evaluator(run.models(name, state, kept), deployed).metrics
+            found.metrics |= {also(name, metrics)[column]: values for column, values in metrics.items()}
+        return found
 
     def _evaluate(self, state: State, completed: int, report: Report | None = None) -> Measured:
-        """The server's model and, where asked for, the clients' own, after so many rounds; `report` is the last's."""
+        """The run's models and, where asked for, the clients' own, after so many rounds; `report` is the last's."""
         run = self.run
-        found = run.evaluator(self._evaluated_model(state), None if report is None else report.deployed)
+        found = self._on_models(state, None if report is None else report.deployed)
         if run.personal is not None:
             online = None if report is None else report.cohort
             metrics, found.histograms = run.personal(state, self.checkpoints.memory, completed, online)
@@ -134,6 +143,7 @@ class Tracker:
         """Round t is complete."""
         self.guard.see(t, state, report)
         run, progress, cohort = self.run, self.progress, report.cohort
+        run.models.receive(self.checkpoints.memory.evaluated, state, cohort)
         progress.rounds, progress.unevaluated = t + 1, progress.unevaluated + 1
         progress.seconds = self._before + time.monotonic() - self._start
         last = t + 1 == run.rounds
@@ -202,7 +212,7 @@ class Tracker:
         folder = None if self.folder is None else str(self.folder)
         extra = {} if run.newcomers is None else {"newcomers": run.newcomers(state)}
         result = Result(self.history, state, progress.seconds, sum(progress.samples), folder, extra)
-        last = self._last or run.evaluator(self._evaluated_model(state))
+        last = self._last or self._on_models(state)
         if self._files is not None:
             accuracy = None if last.client_accuracy is None else last.client_accuracy[self._going]
             known = clients.gather(run.federation, run.availability, run.rounds, bool(run.tables), accuracy)

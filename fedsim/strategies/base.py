@@ -59,7 +59,11 @@ class Strategy(ABC, Generic[S]):
         """The state after round t. Per-client memory may be updated in place."""
 
     def client_mean(self, state: S, federation: Federation) -> Tensor:
-        """[R, d] the mean of all clients' models; x^t where clients keep none."""
+        """[R, d] the mean of all clients' own models; x^t where they keep none.
+
+        A run that asks for the clients' mean of a strategy that does not override this takes the mean of what each
+        client received last (`fedsim.evaluation.EvaluatedModels`).
+        """
         return state.model
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.evaluation.columns import PLACE, WORK
 from fedsim.strategies import State
 
 Row = dict[str, Any]
@@ -45,8 +46,7 @@ class Result:
 
 def measured(history: list[Row]) -> list[str]:
     """The columns of a history that are results rather than bookkeeping."""
-    bookkeeping = {"round", "seed", "active_clients", "mean_active_clients", "samples", "seconds"}
-    return [name for name in history[0] if name not in bookkeeping]
+    return [name for name in history[0] if name not in PLACE | WORK]
 
 
 def mean_std(values: list[float]) -> tuple[float, float]:

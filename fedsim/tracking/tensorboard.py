@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsim.evaluation.columns import MEASURED, MODELS, also
 from fedsim.personal import PERSONAL_COLUMNS
 from fedsim.tracking.result import Row, mean_std
 
@@ -32,6 +33,12 @@ GROUPS = {
     "active_clients": "participation/active clients",
     "mean_active_clients": "participation/mean active clients",
 } | {name: name.replace("_", "/", 1).replace("_", " ") for name in PERSONAL_COLUMNS}
+GROUPS |= {
+    of: f"{GROUPS[name]}, {what.removeprefix('the ')}"
+    for model, what in MODELS.items()
+    for name, of in also(model, MEASURED).items()
+    if name in GROUPS
+}
 
 
 def _wait_for_a_later_name(folder: Path) -> None:

@@ -125,7 +125,10 @@ double = functools.partial(Execution, dtype="float64")
 
 
 CASES = {
-    "fedavg by data": lambda: {"strategy": FedAvg(0.8, "data")},
+    "fedavg by data": lambda: {
+        "strategy": FedAvg(0.8, "data"),
+        "evaluation": Evaluation(every=2, of=["global", "client_mean"]),
+    },
     "fedavg known": lambda: {
         "strategy": FedAvgKnown(),
         "execution": double(chunk=2),

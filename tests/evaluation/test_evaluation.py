@@ -11,11 +11,12 @@ from torch import nn
 from torch.nn.utils import vector_to_parameters
 
 from fedsim import Evaluation, Execution, Simulation
+from fedsim.core import ConfigError
 from fedsim.datasets import Dataset, GaussianMean, Quadratics
 from fedsim.local import SGD
 from fedsim.models import Linear, Mean
 from fedsim.shift import Location
-from fedsim.strategies import FedAvg, FedAWE, FedPBC
+from fedsim.strategies import MIFA, FedAvg, FedAWE, FedPBC
 
 SIZES = (1, 7, 12, 3, 5, 9, 2, 8, 4, 6, 11, 10, 1, 2, 3, 4, 5, 6, 7, 8)  # 20 clients: a tenth are two
 
@@ -158,28 +159,66 @@ def test_a_stream_is_evaluated_on_fresh_samples_of_its_law():
     assert found["distance_to_optimum"][0] == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize("strategy", [FedAvg(), FedPBC(), FedAWE()], ids=lambda s: type(s).__name__)
-def test_client_mean_evaluates_the_mean_of_all_clients_models(strategy, Scripted):
-    counts = np.array([[[1, 1, 0]], [[0, 1, 0]], [[1, 0, 0]]])
-    options = {
-        "clients": 3,
-        "availability": Scripted(counts, 0.5),
-        "strategy": strategy,
-        "local": SGD(lr=0.1, steps=2),
-        "rounds": 3,
-        "execution": Execution(dtype="float64"),
-    }
+def kept_by_clients(Scripted, strategy, models):
+    """Three clients, three rounds, two replicates; client 2 never computes in the first, client 1 not in the second."""
+    counts = np.array([[[1, 1, 0], [1, 0, 0]], [[0, 2, 0], [1, 0, 1]], [[1, 0, 0], [0, 0, 0]]])
     dataset = Quadratics(clients=3, points=[[0.0, 1.0], [2.0, 2.0], [4.0, 9.0]])
-    results = {
-        how: Simulation(dataset, Mean, evaluation=Evaluation(every=1, of=how), **options).run()
-        for how in ("global", "client_mean")
-    }
-    state = results["client_mean"].state
-    assert torch.equal(state.model, results["global"].state.model)
-    kept = getattr(state, "models", state.model)
-    for how, model in (("global", state.model[0]), ("client_mean", kept.mean(0))):
-        distance = (model - dataset.optimum).norm().item()
-        assert results[how].history[-1]["distance_to_optimum"] == pytest.approx(distance, abs=1e-12)
+    simulation = Simulation(
+        dataset,
+        Mean,
+        clients=3,
+        availability=Scripted(counts, 0.5),
+        strategy=strategy,
+        local=SGD(lr=0.1, steps=2),
+        rounds=3,
+        seeds=(0, 1),
+        evaluation=Evaluation(every=1, of=models),
+        execution=Execution(dtype="float64"),
+    )
+    return counts, dataset, simulation
+
+
+@pytest.mark.parametrize("strategy", [FedPBC(), FedAWE()], ids=lambda s: type(s).__name__)
+def test_client_mean_is_that_of_the_models_clients_keep(strategy, Scripted):
+    _, dataset, simulation = kept_by_clients(Scripted, strategy, "client_mean")
+    result = simulation.run()
+    for r, row in enumerate(result.history[-2:]):
+        mean = result.state.models.unflatten(0, (2, 3))[r].mean(0)
+        distance = (mean - dataset.optimum).norm().item()
+        assert row["distance_to_optimum"] == pytest.approx(distance, abs=1e-12)
+
+
+@pytest.mark.parametrize("strategy", [FedAvg(), MIFA()], ids=lambda s: type(s).__name__)
+def test_client_mean_is_else_that_of_the_models_they_received(strategy, Scripted, monkeypatch):
+    """Clients that compute without taking part (MIFA's first round asks everybody) receive nothing."""
+    counts, dataset, simulation = kept_by_clients(Scripted, strategy, ["client_mean", "global"])
+    seen = [simulation.initial_state().model.clone()]
+    aggregate = strategy.aggregate
+
+    def watched(state, report, t):
+        after = aggregate(state, report, t)
+        seen.append(after.model.clone())
+        return after
+
+    monkeypatch.setattr(strategy, "aggregate", watched)
+    history = simulation.run().history
+    has = [[seen[0][r]] * 3 for r in range(2)]
+    for t in range(4):
+        for r in range(2):
+            row = history[2 * t + r]
+            assert (row["round"], row["seed"]) == (t, r)
+            if t:
+                has[r] = [seen[t][r] if counts[t - 1][r][i] else has[r][i] for i in range(3)]
+            mean = torch.stack(has[r]).mean(0)
+            for name, model in (("", mean), ("global_", seen[t][r])):
+                distance = (model - dataset.optimum).norm().item()
+                assert row[f"{name}distance_to_optimum"] == pytest.approx(distance, abs=1e-12)
+
+
+def test_a_model_named_twice_or_none_at_all_is_refused():
+    for of in ([], ["global", "global"]):
+        with pytest.raises(ConfigError, match="must name global or client_mean, or each of them once"):
+            Evaluation(of=of)
 
 
 def test_a_large_population_is_thinned_evenly():

@@ -52,5 +52,5 @@ def simulation_of(rounds=6, availability=None, strategy=None, **options) -> Simu
         strategy=strategy or FedAWE(),
         local=SGD(lr=0.3, epochs=1, batch_size=4, schedule=PerStep(0.95)),
         rounds=rounds,
-        **{"seeds": (1, 4), "evaluation": Evaluation(every=1)} | options,
+        **{"seeds": (1, 4), "evaluation": Evaluation(every=1, of=["global", "client_mean"])} | options,
     )
