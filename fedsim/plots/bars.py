@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.plots.cells import Cell, at, labels
-from fedsim.plots.style import STYLE, colour, legend_below, panels, wrapped
+from fedsim.plots.style import FITTED, HATCHED, STYLE, colour, legend_below, panels, wrapped
 
 
 def bars(
@@ -19,7 +19,7 @@ def bars(
     unit: str = "",
     least: float | None = None,
 ) -> Figure:
-    """A bar per run, mean ± 1 standard deviation over replicates; a dot where the paper's number is.
+    """A bar per run, mean ± 1 standard deviation over replicates, hatched where fitted; a dot for the paper's number.
 
     Args:
         cells: measured runs.
@@ -39,11 +39,16 @@ def bars(
             axes.set_title(box or measure)
             axes.grid(visible=False, axis="x")
             for number, tint in enumerate(tints):
+                literal = not all(cell.fitted for cell in at(cells, colours, tint))
                 for place, name in enumerate(groups):
                     for cell in at(at(at(cells, panel, box), group, name), colours, tint):
                         values, x = cell.numbers[measure], place + (number - (len(tints) - 1) / 2) * width
                         spread = values.std(ddof=1) if len(values) > 1 else None
-                        axes.bar(x, values.mean(), width * 0.9, yerr=spread, color=colour(number), label=tint or "ours")
+                        axes.bar(
+                            x, values.mean(), width * 0.9, yerr=spread, color=colour(number),
+                            label=None if literal and cell.fitted else tint or "ours",
+                            **(HATCHED if cell.fitted else {}),
+                        )  # fmt: skip
                         if measure in cell.paper:
                             paper = cell.paper[measure]
                             axes.plot(
@@ -54,6 +59,8 @@ def bars(
             if least is not None:
                 highest = axes.dataLim.ymax
                 axes.set_ylim(least, highest + 0.1 * (highest - least))
+        if any(cell.fitted for cell in cells):
+            axes.bar(0, 0, color="grey", label=FITTED, **HATCHED)
         legend_below(drawing, grid)
     return drawing
 
@@ -73,11 +80,11 @@ def heatmap(
     """
     columns, rows, boxes = labels(cells, x), labels(cells, y), labels(cells, panel)
     table = np.full((len(boxes), len(rows), len(columns)), np.nan)
-    printed = np.full_like(table, np.nan)
+    printed, fitted = np.full_like(table, np.nan), np.zeros(table.shape, dtype=bool)
     for cell in cells:
         where = (boxes.index(cell.at[panel]) if panel else 0, rows.index(cell.at[y]), columns.index(cell.at[x]))
         table[where] = cell.numbers[measure].mean()
-        printed[where] = cell.paper.get(measure, np.nan)
+        printed[where], fitted[where] = cell.paper.get(measure, np.nan), cell.fitted
     low, high = np.nanmin(table), np.nanmax(table)
     with matplotlib.rc_context(STYLE):
         drawing, grid = panels(len(boxes), width=0.85 * len(columns) + 2, height=0.62 * len(rows) + 1.4)
@@ -88,6 +95,7 @@ def heatmap(
                 if np.isnan(value):
                     continue
                 text = f"{value:.{digits}f}" + ("" if np.isnan(paper) else f"\n({paper:.{digits}f})")
+                text += f"\n{FITTED}" * bool(fitted[number, row, column])
                 shade = "white" if value < (low + high) / 2 else "black"
                 axes.text(column, row, text, ha="center", va="center", color=shade, fontsize=8)
             axes.set_xticks(range(len(columns)), columns)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
@@ -9,7 +11,19 @@ from matplotlib.figure import Figure
 
 from fedsim.plots.cells import Cell, at, labels
 from fedsim.plots.runs import NEWCOMERS, Run
-from fedsim.plots.style import DASHES, LOGARITHMIC, STYLE, colour, drawn, legend_below, line, panels, percent
+from fedsim.plots.style import (
+    DASHES,
+    FITTED,
+    FITTED_DASHES,
+    LOGARITHMIC,
+    STYLE,
+    colour,
+    drawn,
+    legend_below,
+    line,
+    panels,
+    percent,
+)
 
 PREFERRED = (
     "test_accuracy",
@@ -25,12 +39,12 @@ BAND_FLOOR = 0.1  # on a logarithmic axis a band does not fall below this share 
 
 
 def draw_curve(
-    axes: Axes, rounds: np.ndarray, values: np.ndarray, metric: str, label: str, tint: str, dashes: str = "-"
+    axes: Axes, rounds: np.ndarray, values: np.ndarray, metric: str, label: str, tint: str, dashes: Any = "-"
 ) -> None:
     """Mean over replicates and ±1 standard deviation of [E, R] values at [E] rounds; NaN is no value."""
     values = np.ma.masked_invalid(values)
     mean = values.mean(1)
-    axes.plot(rounds, mean, dashes, color=tint, linewidth=1.6, label=label)
+    axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=1.6, label=label)
     if values.shape[1] > 1:
         spread = values.std(1, ddof=1)
         low, high = mean - spread, mean + spread
@@ -81,7 +95,7 @@ def curves(
     first: int = 0,
     iterations: bool = False,
 ) -> Figure:
-    """Panels of curves.
+    """Panels of curves; fitted ones dashed, and named so.
 
     Args:
         cells: trained runs.
@@ -113,8 +127,11 @@ def curves(
                 if ema is not None:
                     values = smooth(values, ema ** float(np.diff(rounds).mean()))
                 tint = colour(tints.index(cell.at[colours]) if colours else 0)
-                dash = DASHES[styles.index(cell.at[dashes]) % len(DASHES)] if dashes else "-"
+                dash: Any = DASHES[styles.index(cell.at[dashes]) % len(DASHES)] if dashes else "-"
                 names = [cell.at[axis] for axis in (colours, dashes) if axis]
+                if cell.fitted:
+                    dash = FITTED_DASHES if dashes else "--"
+                    names += [FITTED] * all(FITTED not in name for name in names)
                 shown = rounds >= first
                 along = rounds[shown] * (cell.run.settings["local_steps"] if iterations else 1)
                 draw_curve(axes, along, values[shown], name, ", ".join(names), tint, dash)

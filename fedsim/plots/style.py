@@ -18,6 +18,9 @@ from fedsim.evaluation.columns import MODELS
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")  # Okabe–Ito
 DASHES = ("-", "--", ":", "-.")
+FITTED = "fitted"  # in a legend: what uses constants that were fitted after seeing the paper's numbers
+HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0}  # its bars
+FITTED_DASHES = (0, (6, 1.5, 1, 1.5, 1, 1.5))  # its curves where dashes already say something; else the plain ones
 TITLES = {
     "test_accuracy": "test accuracy",
     "test_loss": "test loss",
