@@ -12,20 +12,24 @@ from fedsim.core import checks, rng
 
 @dataclass
 class CropFlip:
-    """Crop at a random offset after zero padding, then flip left–right with probability one half.
+    """Crop at a random offset after padding, then flip left–right with probability one half.
 
     Attributes:
-        padding: pixels of zero padding on every side; 0 turns cropping off.
+        padding: pixels of padding on every side; 0 turns cropping off.
         flip: whether to flip.
         per: 'image' draws for every image; 'batch' draws once per client and local step (what FedAWE's authors do).
+        border: what the padding holds: 'black' pads the images themselves with zeros; 'mean' pads them once they are
+            normalised, so that the border is the data set's mean colour (likewise theirs).
     """
 
     padding: int = 4
     flip: bool = False
     per: str = "image"
+    border: str = "black"
 
     def __post_init__(self) -> None:
         checks.choice("dataset.augment.per", self.per, ("image", "batch"))
+        checks.choice("dataset.augment.border", self.border, ("black", "mean"))
         checks.whole("dataset.augment.padding", self.padding, least=0)
 
     @property

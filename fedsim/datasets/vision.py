@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsim.core import checks
-from fedsim.core.errors import MissingDataError
+from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.datasets.augment import CropFlip
 from fedsim.datasets.base import Dataset
 from fedsim.datasets.files import Files, data_root
@@ -32,6 +33,7 @@ class Images(Dataset):
         download: fetch what is absent, where the source can be fetched.
         augment: random crop and flip of training images.
         pool: average blocks of pool × pool pixels into one: a smaller problem for a small machine.
+        std: what centred pixels are divided by, a number above 0 per channel; None takes the set's own, `std`.
     """
 
     source: str
@@ -40,7 +42,12 @@ class Images(Dataset):
     std: tuple[float, ...]
 
     def __init__(
-        self, root: str | None = None, download: bool = False, augment: CropFlip | None = None, pool: int = 1
+        self,
+        root: str | None = None,
+        download: bool = False,
+        augment: CropFlip | None = None,
+        pool: int = 1,
+        std: Sequence[float] | None = None,
     ) -> None:
         folder, pool = data_root(root), checks.whole("dataset.pool", pool)
         parts = [self._load(folder, train, download) for train in (True, False)]
@@ -59,9 +66,15 @@ class Images(Dataset):
             test_y,
             classes=10,
             mean=type(self).mean,
-            std=type(self).std,
+            std=type(self).std if std is None else self._scale(std),
             augment=augment,
         )
+
+    def _scale(self, std: Sequence[float]) -> tuple[float, ...]:
+        """A given std, checked."""
+        if not isinstance(std, Sequence) or isinstance(std, str) or len(std) != len(self.std):
+            raise ConfigError(f"dataset.std={std} must hold {len(self.std)} numbers, one per channel")
+        return tuple(checks.positive("dataset.std", value) for value in std)
 
     @property
     def remedy(self) -> str:
@@ -123,6 +136,9 @@ class CIFAR10(Images):
     Read from ROOT/cifar-10-batches-py as published: these are pickles, and torchvision opens them only where their MD5
     sums are the published ones. Or from ROOT/cifar10.npz holding `x_train` [50000, 32, 32, 3]
     uint8, `y_train` [50000], `x_test`, `y_test`.
+
+    `std` is that of all its pixels, channel by channel. Programs often have (.2023, .1994, .2010) instead, the mean
+    over images of each image's own (sample) standard deviation; FedAWE's authors' does.
     """
 
     source, label = "CIFAR10", "cifar10"

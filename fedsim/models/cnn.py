@@ -1,4 +1,8 @@
-"""The three convolutional networks of FedAWE's experiments (fedawe Table 6), Kaiming-initialised."""
+"""The three convolutional networks of FedAWE's experiments (fedawe Table 6), Kaiming-initialised.
+
+Every weight but the last layer's is He-normal, every bias zero. The last layer's weight is PyTorch's default, uniform
+on ±1/√fan_in, and so is its bias with last_bias='default' (their authors' program initialises all layers but the last).
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,16 @@ class _ConvNet(nn.Module):
 
     samplewise = True
 
-    def __init__(self, shape: tuple[int, ...], classes: int, hidden: tuple[int, ...], dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        hidden: tuple[int, ...],
+        dropout: float = 0.0,
+        last_bias: str = "zero",
+    ) -> None:
         super().__init__()
+        checks.choice("model.last_bias", last_bias, ("zero", "default"))
         checks.fraction("model.dropout", dropout)
         channels, height, width = shape
         layers = [*_features(channels), nn.Flatten()]
@@ -35,7 +47,7 @@ class _ConvNet(nn.Module):
         *inner, last = [m for m in self.layers if isinstance(m, nn.Conv2d | nn.Linear)]
         for module in inner:
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        for module in [*inner, last]:
+        for module in inner if last_bias == "default" else [*inner, last]:
             assert module.bias is not None
             nn.init.zeros_(module.bias)
 
@@ -46,19 +58,21 @@ class _ConvNet(nn.Module):
 class SVHNCNN(_ConvNet):
     """C-R-M-C-R-M-L(128)-R-L(10)."""
 
-    def __init__(self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> None:
-        super().__init__(shape, classes, (128,))
+    def __init__(self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, last_bias: str = "zero") -> None:
+        super().__init__(shape, classes, (128,), last_bias=last_bias)
 
 
 class CIFAR10CNN(_ConvNet):
     """C-R-M-C-R-M-L(256)-R-L(64)-R-L(10)."""
 
-    def __init__(self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10) -> None:
-        super().__init__(shape, classes, (256, 64))
+    def __init__(self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, last_bias: str = "zero") -> None:
+        super().__init__(shape, classes, (256, 64), last_bias=last_bias)
 
 
 class CINIC10CNN(_ConvNet):
     """C-R-M-C-R-M-D-L(512)-R-D-L(256)-R-D-L(10), dropout 0.2."""
 
-    def __init__(self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, dropout: float = 0.2) -> None:
-        super().__init__(shape, classes, (512, 256), dropout)
+    def __init__(
+        self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, dropout: float = 0.2, last_bias: str = "zero"
+    ) -> None:
+        super().__init__(shape, classes, (512, 256), dropout, last_bias)

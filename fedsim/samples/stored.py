@@ -120,9 +120,12 @@ class StoredFeed:
     def take(self, step: int, pick: slice, width: int, dtype: torch.dtype) -> Batch:
         dataset = self.data.dataset
         batch = self.data.gather(self.numbers[pick, step, :width], dtype)
-        if dataset.augment is not None and dataset.augment.active:
-            batch["x"] = dataset.augment(batch["x"], self.keys.of_step(rng.Purpose.AUGMENT, step, pick))
+        augment = dataset.augment if dataset.augment is not None and dataset.augment.active else None
+        if augment is not None and augment.border == "black":
+            batch["x"] = augment(batch["x"], self.keys.of_step(rng.Purpose.AUGMENT, step, pick))
         batch["x"] = dataset.prepare(batch["x"], dtype)
+        if augment is not None and augment.border == "mean":  # the mean colour is zero now
+            batch["x"] = augment(batch["x"], self.keys.of_step(rng.Purpose.AUGMENT, step, pick))
         return batch
 
 

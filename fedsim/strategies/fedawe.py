@@ -28,13 +28,17 @@ class FedAWE(KeepsClientModels[FedAWEState], ServerStep[FedAWEState]):
 
     Args:
         server_lr: η_g.
-        clip: largest Euclidean norm of the averaged echoed update η_g mean_{i∈A} (t − τ_i) G_i; None does not clip.
-            The paper speaks of gradient clipping; its authors' program clips this, with 0.5.
+        clip: largest Euclidean norm of the averaged echoed update; None does not clip, as in Algorithm 1. The paper
+            speaks of gradient clipping (App. J); its authors' program clips this mean, at 0.5.
+        clipped: which update is held to that norm: 'step' is η_g mean_{i∈A} (t − τ_i) G_i, what x^{t+1} differs by from
+            mean_{i∈A} x_i^t; 'mean' is that without η_g, which then multiplies what clipping left (the authors' order).
+            With η_g = 1 they are one.
     """
 
-    def __init__(self, server_lr: float = 1.0, clip: float | None = None) -> None:
+    def __init__(self, server_lr: float = 1.0, clip: float | None = None, clipped: str = "step") -> None:
         super().__init__(server_lr)
         self.clip = None if clip is None else checks.positive("strategy.clip", clip)
+        self.clipped = checks.choice("strategy.clipped", clipped, ("step", "mean"))
 
     def initial(self, model: Tensor, federation: Federation) -> FedAWEState:
         never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
@@ -45,8 +49,9 @@ class FedAWE(KeepsClientModels[FedAWEState], ServerStep[FedAWEState]):
         echo = (t - state.last_seen[cohort.rows])[:, None]
         update = self.server_lr * (echo * report.innovation)
         if self.clip is not None:
+            largest = self.clip * (self.server_lr if self.clipped == "mean" else 1.0)
             norm = cohort.mean(update).norm(dim=1, keepdim=True)
-            update = update * cohort.broadcast((self.clip / norm).clamp(max=1.0))
+            update = update * cohort.broadcast((largest / norm).clamp(max=1.0))
         model = cohort.unless_empty(cohort.mean(report.start - update), state.model)
         cohort.scatter(state.models, cohort.broadcast(model))
         state.last_seen[cohort.rows] = t

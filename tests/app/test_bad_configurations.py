@@ -105,6 +105,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["dataset._target_=no.such.Data"], "dataset._target_='no.such.Data' cannot be imported"),
     ([*MEAN, "dataset.means=[1,2]"], "dataset.means"),
     ([*MEAN, "dataset.std=-1"], "dataset.std=-1"),
+    (["strategy=fedawe", "strategy.clipped=all"], "strategy.clipped='all'"),
     ([*MEAN, "dataset.seed=abc"], "dataset.seed='abc' must be a whole number"),
     ([*MEAN, "shift=location", "shift.epsilon=1.5"], "shift.epsilon"),
     ([*MEAN, "local_epochs=1"], "local_epochs"),

@@ -119,6 +119,21 @@ def test_cifar_is_read_from_an_npz(tmp_path: Path) -> None:
     assert data.shape == (3, 32, 32)
 
 
+def test_cifars_scale_can_be_given(tmp_path: Path) -> None:
+    """(x/255 − mean) / std with the std that was asked for; by default that of all pixels."""
+    arrays = cifar_arrays()
+    np.savez(tmp_path / "cifar10.npz", **arrays)
+    scaled = arrays["x_test"].transpose(0, 3, 1, 2) / 255 - np.reshape((0.4914, 0.4822, 0.4465), (3, 1, 1))
+    for given, std in ((None, (0.2470, 0.2435, 0.2616)), ([0.2023, 0.1994, 0.2010], (0.2023, 0.1994, 0.2010))):
+        data = CIFAR10(root=str(tmp_path), std=given)
+        assert data.test_x is not None
+        found = data.prepare(data.test_x, torch.float64)
+        np.testing.assert_allclose(found, scaled / np.reshape(std, (3, 1, 1)), rtol=1e-9)
+    for wrong, message in (([0.2, 0.2], "3 numbers"), (0.2, "3 numbers"), ([0.2, 0.0, 0.2], "must be positive")):
+        with pytest.raises(ConfigError, match=message):
+            CIFAR10(root=str(tmp_path), std=wrong)
+
+
 def test_cifar_as_published_equals_the_npz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pickled batches store a plane of red, then green, then blue; both files give the same tensors."""
     arrays = cifar_arrays()

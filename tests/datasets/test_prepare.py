@@ -140,3 +140,5 @@ def test_impossible_augmentations_name_their_key() -> None:
         CropFlip(per="images")
     with pytest.raises(ConfigError, match=r"dataset\.augment\.padding=-1"):
         CropFlip(padding=-1)
+    with pytest.raises(ConfigError, match=r"dataset\.augment\.border='grey'"):
+        CropFlip(border="grey")

@@ -233,6 +233,23 @@ def test_networks_start_with_kaimings_variance() -> None:
         assert not layer.bias.any()
 
 
+@pytest.mark.parametrize("build", [SVHNCNN, CIFAR10CNN, CINIC10CNN])
+def test_only_the_last_bias_is_pytorchs_where_asked_for(build) -> None:
+    """Uniform on ±1/√fan_in, and nothing else changes: not even the other layers' draws."""
+    found = []
+    for last_bias in ("zero", "default"):
+        torch.manual_seed(0)
+        found.append([m for m in build(last_bias=last_bias).modules() if isinstance(m, (nn.Conv2d, nn.Linear))])
+    for zero, default in zip(*found, strict=True):
+        assert torch.equal(zero.weight, default.weight)
+        assert not zero.bias.any()
+        assert default.bias.any() == (default is found[1][-1])
+    last = found[1][-1]
+    assert 0.3 < last.bias.abs().max() * last.in_features**0.5 <= 1
+    with pytest.raises(ConfigError, match=r"model\.last_bias='none'"):
+        build(last_bias="none")
+
+
 def test_linear_starts_at_zero() -> None:
     assert not RowModel(MODELS["linear"]).initial([0]).any()
 

@@ -128,20 +128,22 @@ def test_a_convolutional_network_with_augmentation_is_plain_pytorch_too(per):
         assert report.samples.sum() == samples
 
 
-def test_augmentation_moves_whole_pixels_of_the_sample_itself():
-    """Every augmented image is the prepared original, shifted by at most the padding and perhaps mirrored."""
+@pytest.mark.parametrize("border", ["black", "mean"])
+def test_augmentation_moves_whole_pixels_of_the_sample_itself(border):
+    """Every augmented image is the prepared original, shifted by at most the padding and perhaps mirrored; what comes
+    in from outside is black, or the mean colour, which normalising makes zero."""
     dataset = images()
     simulation = simulation_of(dataset, TinyCNN, SGD(steps=1, batch_size=None))
     cohort = everyone(simulation)
     dataset.augment = None
     plain = [batches_of(simulation, cohort, 2, row)[0]["x"] for row in range(len(SIZES))]
-    dataset.augment = CropFlip(padding=2, flip=True)
+    dataset.augment = CropFlip(padding=2, flip=True, border=border)
     moved = [batches_of(simulation, cohort, 2, row)[0]["x"] for row in range(len(SIZES))]
     black = dataset.prepare(torch.zeros(1, 3, 1, 1, dtype=torch.uint8), torch.float64)
     changed = 0
     for originals, augmented in zip(plain, moved, strict=True):
         for original, image in zip(originals, augmented, strict=True):
-            padded = black[0].expand(3, 12, 12).clone()
+            padded = (black[0] if border == "black" else torch.zeros(3, 1, 1)).expand(3, 12, 12).clone().double()
             padded[:, 2:10, 2:10] = original
             windows = [padded[:, a : a + 8, b : b + 8] for a in range(5) for b in range(5)]
             assert any(torch.equal(image, w) or torch.equal(image, w.flip(2)) for w in windows)
