@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,16 +12,19 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.stream import Stream
 
+Centre = float | Sequence[float] | Sequence[Sequence[float]]
+
 
 class BinaryGaussians(Stream):
     """y is 0 or 1 with probability ½ each, x | y ~ N(c_y, σ² I), loss logistic; the constant feature is the bias.
 
-    profl Table 2: c_1 = −1, c_0 = 1, σ = 0.5; "different D_i": c_1 = [−1, −0.8], and γ = (≈ 0, ≈ 3) with
-    `shift=group_mean`.
+    profl Table 2: c_1 = −1, c_0 = 1, σ = 0.5, one feature; "different D_i": X_1 and X_2 have the centres
+    c_1 = (−1, −0.8), two features. γ = (≈ 0, ≈ 3) with `shift=group_mean`.
 
     Args:
         clients: m.
-        positive, negative: c_1 and c_0, the same in every dimension; a list is dealt out to the clients in turn.
+        positive, negative: c_1 and c_0: one number for every feature, or d numbers, one a feature; rows of d numbers
+            are dealt out to the clients in turn.
         dimension: d features.
         std: σ.
     """
@@ -28,27 +32,36 @@ class BinaryGaussians(Stream):
     def __init__(
         self,
         clients: int = 10,
-        positive: float | Sequence[float] = -1.0,
-        negative: float | Sequence[float] = 1.0,
+        positive: Centre = -1.0,
+        negative: Centre = 1.0,
         dimension: int = 1,
         std: float = 0.5,
     ) -> None:
         checks.whole("clients", clients)
         checks.whole("dataset.dimension", dimension)
         self.noise_std = checks.not_negative("dataset.std", std)
-        rows = [dealt("dataset.negative", negative, clients), dealt("dataset.positive", positive, clients)]
-        self.centres = torch.tensor(rows, dtype=torch.float64).T.contiguous()  # [m, 2]
+        rows = [
+            centres(f"dataset.{key}", c, clients, dimension)
+            for key, c in (("negative", negative), ("positive", positive))
+        ]
+        self.centres = torch.tensor(rows, dtype=torch.float64).transpose(0, 1).contiguous()  # [m, 2, d]
         super().__init__("binary_gaussians", clients, (dimension,), dimension, classes=2, loss="logistic")
 
     def compose(self, clients: Tensor, normals: Tensor, uniforms: Tensor) -> dict[str, Tensor]:
         y = (uniforms >= 0.5).to(torch.int64)
-        centre = self.centres[clients].to(normals.dtype).gather(1, y)
-        return {"x": centre[..., None] + self.noise_std * normals, "y": y}
+        centres = self.centres[clients].to(normals.dtype)  # [c, 2, d]
+        centre = centres.gather(1, y[..., None].expand(-1, -1, centres.shape[2]))
+        return {"x": centre + self.noise_std * normals, "y": y}
 
 
-def dealt(key: str, value: float | Sequence[float], clients: int) -> list[float]:
-    """A number for each client; a list is repeated as often as needed."""
-    values = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-    if not values:
-        raise ConfigError(f"{key}=[] is empty; give at least one number")
-    return [checks.real(key, values[i % len(values)]) for i in range(clients)]
+def centres(key: str, value: Centre, clients: int, dimension: int) -> list[list[float]]:
+    """[m][d] a class's centre for each client; rows are repeated as often as needed."""
+    listed: list[Any] = list(value) if isinstance(value, Sequence) else [value] * dimension
+    rows = listed if listed and all(isinstance(row, Sequence) for row in listed) else [listed]
+    for row in rows:
+        if isinstance(row, str) or not isinstance(row, Sequence) or len(row) != dimension:
+            raise ConfigError(
+                f"{key}={value!r} must be a number, dataset.dimension={dimension} numbers, one for each feature, or "
+                "rows of so many, one for each client in turn, such as [[-1],[-0.8]]"
+            )
+    return [[checks.real(key, number) for number in rows[i % len(rows)]] for i in range(clients)]

@@ -25,19 +25,23 @@ class GiveMeSomeCredit(Dataset):
 
     Args:
         root: see `data_root`.
+        balanced: whether classes are made nearly equal in size, as said; otherwise all complete rows stay, in the order
+            of the file: 7 % of them are positives.
     """
 
     files = Files(((FILE,),), "www.kaggle.com/competitions/GiveMeSomeCredit/data")
     rows, complete, positives, negatives = 150_000, 120_269, 8_357, 10_000
 
-    def __init__(self, root: str | None = None) -> None:
+    def __init__(self, root: str | None = None, balanced: bool = True) -> None:
         table = self._read(data_root(root) / FILE)
         table = table[np.isfinite(table).all(1)]
         labels, features = table[:, 1].astype(np.int64), table[:, 2:]
         self._count("complete rows", len(table), self.complete)
         self._count("positives", int(labels.sum()), self.positives)
         scaled = (features - features.mean(0)) / features.std(0)
-        kept = np.concatenate([np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)[: self.negatives]])
+        kept = np.arange(len(labels))
+        if balanced:
+            kept = np.concatenate([np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)[: self.negatives]])
         x, y = torch.as_tensor(scaled[kept].astype(np.float32)), torch.as_tensor(labels[kept])
         super().__init__("give_me_some_credit", x, y, classes=2, loss="logistic", strategic=(0, 5, 7))
 

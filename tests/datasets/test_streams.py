@@ -18,7 +18,7 @@ STREAMS = {
     "pricing_groups": PricingGroups(4, [[1.0, 2.0], [-1.0, 0.0], [3.0, 3.0]], spread=0.5, fractions=[0.2, 0.3, 0.5]),
     "house_prices": HousePrices(4, dimension=2, spread=0.5),
     "regression_groups": RegressionGroups(4, spread=0.5),
-    "binary_gaussians": BinaryGaussians(4, positive=[-1.0, -0.8], dimension=2),
+    "binary_gaussians": BinaryGaussians(4, positive=[[-1.0, -0.9], [-0.8, 0.5]], negative=[1.0, 1.2], dimension=2),
 }
 
 
@@ -99,14 +99,24 @@ def test_house_prices_follow_their_regression():
 
 
 def test_binary_gaussians_lie_around_their_classes_centres():
+    """One centre a feature; rows are dealt out to the clients in turn."""
     data, clients, n = STREAMS["binary_gaussians"], torch.arange(4), 20_000
     drawn = data.draw(clients, keys_of(clients), n, torch.float64)
-    for client, positive in enumerate([-1.0, -0.8, -1.0, -0.8]):  # dealt out in turn
-        for label, centre in ((0, 1.0), (1, positive)):
+    for client, positive in enumerate([[-1.0, -0.9], [-0.8, 0.5]] * 2):
+        for label, centre in ((0, [1.0, 1.2]), (1, positive)):
             x = drawn["x"][client][drawn["y"][client] == label]
             assert abs(len(x) / n - 0.5) < 5 * 0.5 / math.sqrt(n)
-            assert ((x.mean(0) - centre).abs() < 5 * 0.5 / math.sqrt(len(x))).all()
+            assert ((x.mean(0) - torch.tensor(centre)).abs() < 5 * 0.5 / math.sqrt(len(x))).all()
             assert ((x.std(0) - 0.5).abs() < 0.02).all()
+
+
+def test_one_row_of_centres_is_everybodys_and_one_number_every_features():
+    clients, keys = torch.arange(3), keys_of(torch.arange(3))
+    laws = [BinaryGaussians(3, positive=c, dimension=2, std=0.0) for c in (-0.8, [-0.8, -0.8], [[-0.8, -0.8]] * 3)]
+    drawn = [law.draw(clients, keys, 50, torch.float64)["x"] for law in laws]
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
+    assert set(drawn[0].flatten().tolist()) == {1.0, -0.8}
 
 
 @settings(max_examples=20, deadline=None)
@@ -129,6 +139,12 @@ def test_exact_samples_of_any_size_are_white(size, dimension):
         (lambda: HousePrices(3, coefficient=[1.0, 2.0]), "dataset.coefficient has 2 entries, but clients=3"),
         (lambda: HousePrices(3, noise=-1.0), "dataset.noise"),
         (lambda: BinaryGaussians(3, positive=[]), "dataset.positive"),
+        (
+            lambda: BinaryGaussians(3, positive=[-1.0, -0.8]),
+            r"dataset.positive=\[-1.0, -0.8\] must be .* \[\[-1\],\[-0.8\]\]",
+        ),
+        (lambda: BinaryGaussians(3, positive=[[1.0], [2.0, 3.0]]), "dataset.positive"),
+        (lambda: BinaryGaussians(3, negative=[1.0, [2.0]], dimension=2), "dataset.negative"),
         (lambda: RegressionGroups(0), "clients"),
     ],
 )
