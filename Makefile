@@ -41,8 +41,10 @@ format: install  ## let ruff mend what it can
 bench: install  ## samples per second of every executor beside a raw PyTorch loop
 	$(BIN)/python scripts/bench.py
 
-docs: install  ## write docs/configuration.md and the notebook's outputs again, and the site: open site/index.html
+docs: install  ## write again what pages say of configurations, results and runs, and the site: open site/index.html
 	$(BIN)/python scripts/config_reference.py
+	$(BIN)/python scripts/gallery.py
+	$(BIN)/python scripts/claims_page.py
 	$(BIN)/jupyter execute --inplace docs/first_run.ipynb
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 

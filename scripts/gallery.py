@@ -1,24 +1,46 @@
-"""Write experiments/README.md: every reproduced figure and table from the committed results, held or not at a glance.
+"""Write experiments/README.md: one table of numbers and verdicts over all papers, what one learns, and every result.
 
 python scripts/gallery.py
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import functools
+import math
 from typing import Any
 
-from fedsim.app.reproduce.recipe import load
+from papers import (
+    EXPERIMENTS,
+    HELD,
+    OPEN,
+    REFUTED,
+    Report,
+    anchor,
+    escaped,
+    lines_of,
+    reports,
+    sentence,
+    shown_by,
+    title,
+    verdict,
+)
 
-ROOT = Path(__file__).parents[1] / "experiments"
+import fedsim
+from fedsim.app.reproduce.recipe import Recipe, load
+
+PAGE = EXPERIMENTS / "README.md"
+ARGUMENTS = "docs/what_the_papers_claim.md"
 MOST_ROWS = 40  # more numbers than this stay in results.csv
-MARKS = {True: "✓ held", False: "✗ **not held**", None: "– not judged"}
+MARKS = {HELD: "✓ held", REFUTED: "✗ **refuted**", OPEN: "○ **open**"}
 
 
 def main() -> None:
-    """Collect the reports and write the page."""
-    reports = {path: json.loads(path.read_text()) for path in sorted(ROOT.glob("*/results/*/report.json"))}
+    """Write the page."""
+    PAGE.write_text(page(reports()), encoding="utf-8")
+
+
+def page(papers: dict[str, list[Report]]) -> str:
+    """All of it."""
     lines = [
         "# Reproduced figures and tables",
         "",
@@ -26,57 +48,120 @@ def main() -> None:
         "Its scale says how large the runs were: `paper` as published, `cpu` smaller, as the entry says. Beside these:",
         "[the main job](quickstart/README.md) and [MNIST under availability](mnist_availability/README.md).",
         "",
-        "P-FedAvg's Gaussian figures (1 to 4, 6, 7) and APFL's figure 6 were made by fedsim 0.1.0. What has been",
-        "mended since ([changes](../CHANGELOG.md)) gives other numbers there, and they have not been run again yet.",
+        "A claim is **held**, **refuted** (it fails, for a reason that a test or another recipe shows) or **open**;",
+        f"[what the papers claim](../{ARGUMENTS}) has the arguments. Printed → ours: of what a paper prints the",
+        "number that ours is nearest to, and the one it is farthest from, relative to the print; none that was fitted.",
         "",
-        "| recipe | scale | claims held |",
-        "|---|---|---|",
+        "| recipe | scale | printed → ours | held | refuted | open |",
+        "|---|---|---|--:|--:|--:|",
     ]
-    for report in reports.values():
-        verdicts = [row["held"] for row in report["rows"] if row["claim"]]
-        held = f"{sum(v is True for v in verdicts)} of {len(verdicts)}" if verdicts else "a picture"
-        lines.append(f"| [{report['recipe']}](#{anchor(report)}) | {report['scale']} | {held} |")
-    for path, report in reports.items():
-        lines += ["", *entry(path, report)]
-    (ROOT / "README.md").write_text("\n".join(lines) + "\n")
+    for paper, those in papers.items():
+        lines += [row(report) for report in those]
+        lines.append(total(f"**{title(paper)}**", those))
+    lines.append(total("**all papers**", [report for those in papers.values() for report in those]))
+    lessons = {paper: " ".join(lines_of(EXPERIMENTS / paper / "lessons.md")) for paper in papers}
+    lines += ["", "## What one learns", ""] if any(lessons.values()) else []
+    for paper, said in lessons.items():
+        lines += [f"- **{title(paper)}.** {said} [Its claims](../{ARGUMENTS}#{anchor(title(paper))})."] if said else []
+    for those in papers.values():
+        for report in those:
+            lines += ["", *entry(report)]
+    return "\n".join(lines) + "\n"
 
 
-def anchor(report: dict[str, Any]) -> str:
-    """The link to an entry's heading, as GitHub makes it."""
-    return "".join(c for c in heading(report).lower() if c.isalnum() or c in " -_").replace(" ", "-")
+def row(report: Report) -> str:
+    """A recipe's line of the table."""
+    content = report.content
+    told = "<br>".join(
+        f"{escaped(line['name'])}: {number(line['paper'])} → {number(line['ours'], line['std'])}"
+        for line in extremes(report)
+    )
+    counted = report.count().values() if report.claims else ("", "a picture", "")
+    cells = [f"[{content['recipe']}](#{anchor(report.heading)})", content["scale"], told, *counted]
+    return f"| {' | '.join(map(str, cells))} |"
 
 
-def heading(report: dict[str, Any]) -> str:
-    return f"{report['recipe']}, {report['scale']}"
+def extremes(report: Report) -> list[dict[str, Any]]:
+    """Of the first printed measure the number that ours is nearest to and the one it is farthest from."""
+    printed = [line for line in report.numbers if None not in (line["paper"], line["ours"]) and not line.get("fitted")]
+    first = next(iter(known(report.content["recipe"]).paper), "")
+    printed = [line for line in printed if line["name"].endswith(first)] or printed
+    by_gap = sorted(printed, key=lambda line: gap(line["paper"], line["ours"]))
+    return by_gap if len(by_gap) < 3 else [by_gap[0], by_gap[-1]]
 
 
-def entry(path: Path, report: dict[str, Any]) -> list[str]:
+@functools.cache
+def known(name: str) -> Recipe:
+    """Reading one takes longer than all else."""
+    return load(name)
+
+
+def gap(paper: float, ours: float) -> float:
+    """Relative to the print."""
+    return abs(ours - paper) / abs(paper) if paper else math.copysign(math.inf, abs(ours))
+
+
+def total(name: str, those: list[Report]) -> str:
+    """A line of sums."""
+    counts = [report.count() for report in those]
+    sums = [sum(count[word] for count in counts) for word in (HELD, REFUTED, OPEN)]
+    return f"| {name} | | | {' | '.join(f'**{n}**' for n in sums)} |"
+
+
+def entry(report: Report) -> list[str]:
     """One figure or table."""
-    folder = path.parent.relative_to(ROOT).as_posix()
-    lines = [f"## {heading(report)}", "", f"{report['source']}: {report['about']}."]
-    if report["reduced"]:
-        lines.append(f"Smaller than published: {report['reduced']}.")
-    remark = load(report["recipe"]).remark
+    content, folder = report.content, report.folder.relative_to(EXPERIMENTS).as_posix()
+    lines = [f"## {report.heading}", "", f"{content['source']}: {sentence(content['about'])}"]
+    if content["reduced"]:
+        lines.append(f"Smaller than published: {sentence(content['reduced'])}")
+    remark = known(report.content["recipe"]).remark
     lines += [remark.strip()] if remark else []
-    claims = [row for row in report["rows"] if row["claim"]]
-    lines += ["", *(f"- {MARKS[row['held']]}: {row['claim']}. {detail(row['detail'])}" for row in claims)]
-    lines += ["", *(f"- tuned for {place}: {label}" for place, label in report["tuned"].items())]
-    lines += [f"- not run: {place} ({why})" for place, why in report["skipped"].items()]
-    if (path.parent / "figure.png").exists():
-        lines += ["", f"![{report['about']}]({folder}/figure.png)"]
-    numbers = [row for row in report["rows"] if not row["claim"]]
+    lists = [
+        [judged(line, report.paper) for line in report.claims],
+        [f"- tuned for {place}: {label}" for place, label in content["tuned"].items()]
+        + [f"- not run: {place} ({why})" for place, why in content["skipped"].items()],
+    ]
+    for listed in lists:
+        lines += ["", *listed] if listed else []
+    if (report.folder / "figure.png").exists():
+        lines += ["", f"![{content['about']}]({folder}/figure.png)"]
+    numbers = report.numbers
     if 0 < len(numbers) <= MOST_ROWS:
         lines += ["", "| | paper | ours |", "|---|---|---|"]
-        lines += [f"| {row['name']} | {number(row['paper'])} | {number(row['ours'], row['std'])} |" for row in numbers]
+        lines += [
+            f"| {named(line)} | {number(line['paper'])} | {number(line['ours'], line['std'])} |" for line in numbers
+        ]
     elif numbers:
         lines += ["", f"All {len(numbers)} numbers: [results.csv]({folder}/results.csv)."]
-    seeds = ", ".join(map(str, report["seeds"]))
-    return [*lines, "", f"`{report['command']}`; seeds {seeds}; {report['machine']}."]
+    seeds = ", ".join(map(str, content["seeds"]))
+    return [*lines, "", f"`{content['command']}`; seeds {seeds}; {content['machine']}{older(content)}."]
 
 
-def detail(text: str) -> str:
-    """A claim's comparisons, safe in Markdown."""
-    return text.replace("<", "&lt;").replace("|", "\\|")
+def judged(line: dict[str, Any], paper: str) -> str:
+    """A claim, its verdict and what was compared; the reason where it has one."""
+    word = verdict(line)
+    said = f"- {MARKS[word]}: {escaped(line['claim'])}{mark(line)}. {sentence(escaped(line['detail']))}"
+    if not line.get("reason"):
+        return said
+    because = f"{sentence(escaped(line['reason']))} Shown by {shown_by(line, '../')}"
+    if word == HELD:
+        return f"{said} Its reason did not show in these runs: {because}."
+    return f"{said} {because}; [argument](../{ARGUMENTS}#{anchor(title(paper))})."
+
+
+def mark(line: dict[str, Any]) -> str:
+    """Behind what uses fitted constants."""
+    return " *(fitted)*" if line.get("fitted") else ""
+
+
+def named(line: dict[str, Any]) -> str:
+    return escaped(line["name"]) + mark(line)
+
+
+def older(content: dict[str, Any]) -> str:
+    """The version that made it, where it is not this one."""
+    made_by = content["versions"].get("fedsim-torch")
+    return f"; made by fedsim {made_by}" if made_by != fedsim.__version__ else ""
 
 
 def number(value: float | None, std: float | None = None) -> str:

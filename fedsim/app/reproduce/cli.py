@@ -46,8 +46,12 @@ def main(arguments: list[str] | None = None) -> None:
             parser.error("name a recipe, or --all PAPER; --list shows them")
         recipes = [load(name) for name in chosen]
         device = str(resolve_device(options.device))
-        for recipe in recipes:
-            reproduce(recipe, options.scale, device, options.out, options.jobs, tuple(options.override))
+        ended = {
+            recipe.name: reproduce(recipe, options.scale, device, options.out, options.jobs, tuple(options.override))
+            for recipe in recipes
+        }
+        if len(ended) > 1:
+            print(report.summary(ended))
     except ConfigError as error:
         sys.exit(f"fedsim-reproduce: {error}")
     except KeyboardInterrupt:

@@ -143,6 +143,20 @@ def count(lines: list[Row]) -> dict[str, int]:
     return {word: sum(row.verdict == word for row in lines if row.claim is not None) for word in VERDICTS}
 
 
+def summary(recipes: dict[str, list[Row]]) -> str:
+    """For a terminal, after several recipes: how many claims of each have which verdict, the sums, and what is open."""
+    counts = {name: count(lines) for name, lines in recipes.items()}
+    sums = {word: sum(counted[word] for counted in counts.values()) for word in VERDICTS}
+    width = max(len("all claims"), *map(len, counts))
+    out = [
+        f"{name:{width}}  " + ", ".join(f"{number:3} {word}" for word, number in counted.items())
+        for name, counted in {**counts, "all claims": sums}.items()
+    ]
+    for name, lines in recipes.items():
+        out += [f"{OPEN.upper()}  {name}: {row.claim}" for row in lines if row.verdict == OPEN]
+    return "\n".join(out)
+
+
 def save_rows(path: Path, lines: list[Row], about: dict[str, Any]) -> None:
     """results.csv: what made it in '#' lines, then a line per number and per claim."""
     with open(path, "w", newline="") as file:

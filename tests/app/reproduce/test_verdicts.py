@@ -177,3 +177,10 @@ def test_the_table_for_a_terminal_says_verdict_reason_and_what_is_fitted() -> No
     assert lines.count("          reason: it cannot be (shown by tests/papers/test_p.py::test_it)") == 1
     assert lines[-1].strip().startswith("its reason did not show in these runs: it cannot be")
     assert report.count(rows) == {"held": 2, "refuted": 1, "open": 1}
+    assert report.summary({"p/a": rows, "p/b": rows[:3], "p/c": []}).splitlines() == [
+        "p/a           2 held,   1 refuted,   1 open",
+        "p/b           1 held,   0 refuted,   0 open",
+        "p/c           0 held,   0 refuted,   0 open",
+        "all claims    3 held,   1 refuted,   1 open",
+        "OPEN  p/a: claim 2",
+    ]

@@ -1,0 +1,71 @@
+"""Write docs/what_the_papers_claim.md: every refuted claim in a sentence, and the arguments of docs/claims/ below.
+
+python scripts/claims_page.py
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+
+from papers import REFUTED, ROOT, TITLES, Report, anchor, escaped, lines_of, reports, sentence, shown_by, title, verdict
+
+PAGE = ROOT / "docs" / "what_the_papers_claim.md"
+ARGUMENTS = ROOT / "docs" / "claims"
+LINK = re.compile(r"\]\((?!\w+:|#)([^()\s]+)\)")
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(reports()), encoding="utf-8")
+
+
+def page(papers: dict[str, list[Report]]) -> str:
+    """All of it."""
+    lines = [
+        "# What the papers claim",
+        "",
+        "Written by `python scripts/claims_page.py` from the committed results and `docs/claims/`; do not edit.",
+        "",
+        "Each claim of a paper is a comparison in a recipe, and [held, refuted or open](reproducing.md#verdicts).",
+        "Below stands, paper by paper, why what is refuted does not hold, and what was chosen that nobody printed.",
+        "Every formula is a test; all numbers are in the [results](../experiments/README.md).",
+        "",
+        ", ".join(f"[{title(paper)}](#{anchor(title(paper))})" for paper in TITLES) + ".",
+    ]
+    for paper in TITLES:
+        lines += ["", f"## {title(paper)}"]
+        refuted = [line for report in papers.get(paper, []) for line in sentences(report)]
+        lines += ["", "Refuted:", "", *refuted] if refuted else []
+        lines += ["", *argued] if (argued := list(arguments(paper))) else []
+    return "\n".join(lines) + "\n"
+
+
+def sentences(report: Report) -> Iterator[str]:
+    """The refuted claims of a result, each with its reason and what shows it."""
+    name = report.content["recipe"].partition("/")[2]
+    where = f"[{name}](../experiments/README.md#{anchor(report.heading)})"
+    for row in report.claims:
+        if verdict(row) == REFUTED:
+            said = f"“{escaped(row['claim']).strip()}”: {sentence(escaped(row['reason']))}"
+            yield f"- {where}, {said} Shown by {shown_by(row, '../')}."
+
+
+def arguments(paper: str) -> Iterator[str]:
+    """A paper's file of docs/claims/ as a section of the page: headings below its own, links from here."""
+    code = False
+    for line in lines_of(ARGUMENTS / f"{paper}.md"):
+        code ^= line.startswith("```")
+        if code or not line.startswith("# "):
+            heading = not code and line.startswith("#")
+            yield line if code else f"{'#' * heading}{LINK.sub(from_here, line)}"
+
+
+def from_here(found: re.Match[str]) -> str:
+    """A link of a file in docs/claims/, from docs/."""
+    return f"]({posixpath.normpath(posixpath.join('claims', found[1]))})"
+
+
+if __name__ == "__main__":
+    main()
