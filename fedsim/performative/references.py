@@ -8,14 +8,14 @@ import math
 import torch
 from torch import Tensor
 
-from fedsim.core.errors import NoReferenceError
+from fedsim.core.errors import ConfigError, NoReferenceError
 from fedsim.models import RowModel
 from fedsim.performative.optimal import optimal_point
 from fedsim.performative.risk import Risk
 from fedsim.performative.roots import Box
 from fedsim.performative.stable import stable_point
 from fedsim.samples import ClientData
-from fedsim.shift import Shift
+from fedsim.shift import NoShift, Shift
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,25 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
         else:
             found.append(_points(Risk(model, shift, data, r), start, shift.box))
     return {name: torch.stack([f[name] for f in found]) for name in found[0] if all(name in f for f in found)}
+
+
+def unshifted(model: RowModel, data: ClientData, initial: Tensor) -> Tensor:
+    """[R, d] float64 minimisers of the risk on the clients' data as they are before any model is deployed.
+
+    Args:
+        model, data: of the run.
+        initial: [R, d] initial models, from which the minimisers are sought.
+
+    Raises:
+        ConfigError: where no minimiser is found, or it is not unique.
+    """
+    still = NoShift()
+    try:
+        return torch.stack(
+            [stable_point(Risk(model, still, data, r), start) for r, start in enumerate(initial.to(torch.float64))]
+        )
+    except NoReferenceError as error:
+        raise ConfigError(f"start=erm, but {error}") from error
 
 
 def _points(risk: Risk, start: Tensor, box: Box) -> dict[str, Tensor]:

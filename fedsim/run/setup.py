@@ -42,7 +42,7 @@ from fedsim.trainer import Execution, Trainers
 
 log = logging.getLogger(__name__)
 
-STARTS = ("random", "ps")
+STARTS = ("random", "ps", "erm")
 
 
 class Setup:
@@ -60,7 +60,8 @@ class Setup:
         rounds: T.
         seeds: one replicate each, simulated together.
         loss, ridge: per-sample loss (the data set's by default) and penalty.
-        start: 'random': the model's own initialisation; 'ps': the performatively stable point (p-fedavg Fig. 11).
+        start: 'random': the model's own initialisation; 'ps': the performatively stable point (p-fedavg Fig. 11);
+            'erm': the best model on data that have not answered yet (the program of p-fedavg's authors).
         on_nonfinite: 'stop', 'drop_client' or 'drop_replicate', see `fedsim.run.divergence`.
         personal: whose own models are scored too, and who joins when training is over.
         evaluation: when which model is evaluated.

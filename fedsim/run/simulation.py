@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.memory import Memory
+from fedsim.performative.references import unshifted
 from fedsim.run import determinism
 from fedsim.run.checkpoint import Checkpointer, Progress, read
 from fedsim.run.divergence import DivergenceGuard
@@ -40,6 +41,8 @@ class Simulation(Setup):
             if "distance_to_ps" not in self.references:
                 raise ConfigError("start=ps, but no performatively stable point is known; see shift.references")
             model = self.references["distance_to_ps"].to(model)
+        elif self.start == "erm":
+            model = unshifted(self.model, self.data, model).to(model)
         return self.strategy.initial(model, self.federation)
 
     @determinism.if_asked

@@ -9,7 +9,7 @@ import torch
 from fedsim import Simulation
 from fedsim.availability import UniformK
 from fedsim.core import ConfigError
-from fedsim.datasets import Digits, GaussianMean
+from fedsim.datasets import Dataset, Digits, GaussianMean
 from fedsim.local import SGD
 from fedsim.models import Linear, Mean
 from fedsim.shift import Location
@@ -62,3 +62,20 @@ def test_scheme_two_multiplies_models_by_the_weights_drawn() -> None:
     present = simulation.availability.counts(0)[0] > 0
     expected = 100 * simulation.federation.data_fractions[present].sum() * 25 / 20  # need not sum to one
     assert float(simulation.run().state.model) == pytest.approx(expected, rel=1e-4)
+
+
+def test_training_can_start_at_the_best_model_on_data_that_have_not_answered() -> None:
+    """Σ w_i m_i, which is 10, where the stable point is at 100; batches are moved from the first step on."""
+    simulation = gaussian("erm", rounds=1, seeds=[0, 1], local=SGD(lr=1e-9))
+    assert torch.allclose(simulation.initial_state().model, torch.full((2, 1), 10.0), atol=1e-5)
+    first = [row["distance_to_ps"] for row in simulation.run().history if row["round"] == 0]
+    assert first == pytest.approx([90.0, 90.0], abs=1e-4)
+    with pytest.raises(ConfigError, match=r"start=erm, but .*ridge"):
+        Simulation(flat(), Linear, clients=2, start="erm").run()
+
+
+def flat() -> Dataset:
+    """A feature that is always 0: any weight of it is as good."""
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    x[:, 1] = 0
+    return Dataset("flat", x, torch.arange(40) % 2, classes=2)
