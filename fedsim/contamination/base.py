@@ -52,10 +52,13 @@ class Huber(Contamination):
     Args:
         fraction: ϵ.
         clients: numbers of the contaminated ones, or None for all.
+        exact: of every n samples that a client draws ϵ n are replaced, rounded to a whole number, half up: chance
+            decides which, and not how many.
     """
 
-    def __init__(self, fraction: float = 0.1, clients: Sequence[int] | None = None) -> None:
+    def __init__(self, fraction: float = 0.1, clients: Sequence[int] | None = None, exact: bool = False) -> None:
         self.fraction, self.clients = checks.fraction("contamination.fraction", fraction), clients
+        self.exact = exact
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
         m = federation.clients
@@ -68,7 +71,8 @@ class Huber(Contamination):
 
     def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
         slots = torch.arange(batch["x"].shape[1], device=keys.device)
-        contaminated = rng.uniform(keys[:, None], slots, torch.float64) < self.fractions[batch["client"]][:, None]
+        drawn, fraction = rng.uniform(keys[:, None], slots, torch.float64), self.fractions[batch["client"]][:, None]
+        contaminated = lowest(drawn, fraction, batch.get("weight")) if self.exact else drawn < fraction
         found = batch | {"contaminated": contaminated}
         for name, corrupted in self.corrupt(batch, contaminated, rng.fold(keys, 1)).items():
             shape = (*contaminated.shape, *[1] * (corrupted.dim() - 2))
@@ -87,6 +91,14 @@ class Huber(Contamination):
         """Standard normals [c, B, …], keyed by client and step."""
         counters = torch.arange(like[0].numel(), device=like.device).reshape(like.shape[1:])
         return rng.normal(keys.reshape(-1, *[1] * (like.dim() - 1)), counters, like.dtype)
+
+
+def lowest(drawn: Tensor, fraction: Tensor, weight: Tensor | None) -> Tensor:
+    """[c, B] is a number among the lowest ϵ_i n of its row? drawn [c, B], fraction [c, 1]; n counts weights above 0."""
+    real = torch.ones_like(drawn, dtype=torch.bool) if weight is None else weight > 0
+    count = (fraction * real.sum(1, keepdim=True) + 0.5).floor()
+    place = torch.where(real, drawn, 2.0).argsort(1).argsort(1)
+    return real & (place < count)
 
 
 def real_entry(entry: str, dataset: Dataset) -> str:

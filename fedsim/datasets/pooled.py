@@ -2,7 +2,7 @@
 
 Sample j of every batch is member j mod m's: a stream draws it from that member's law, and `fedsim.shift.pooled` moves
 it with that member's sensitivity. Stored data are dealt out in the same way whoever would hold them, which is the
-mixture of an iid partition.
+mixture of an iid partition. Where one member's data are met at a time, a batch is that of a member drawn at random.
 """
 
 from __future__ import annotations
@@ -25,16 +25,22 @@ class PooledData(Dataset):
     Args:
         inner: whose data.
         members: m.
+        one_at_a_time: every batch drawn is one member's, named by its entry 'member' [c, B].
     """
 
-    def __init__(self, inner: Dataset, members: int) -> None:
+    def __init__(self, inner: Dataset, members: int, one_at_a_time: bool = False) -> None:
+        if one_at_a_time and not inner.stream:
+            raise ConfigError(
+                f"local.deals=one draws the samples of one client, but those of dataset={inner.name} have none before "
+                "they are dealt out; use a stream such as house_prices, or local.deals=everybody"
+            )
         if inner.stream and inner.natural_clients != members:
             raise ConfigError(f"clients={members}, but dataset={inner.name} was made for {inner.natural_clients}")
         if inner.weights is not None and np.ptp(inner.weights) > 1e-9:
             raise ConfigError("local=pg pools everybody alike, but the clients' weights differ; set weight_variance=0")
         fields = {f.name: getattr(inner, f.name) for f in dataclasses.fields(Dataset)}
         super().__init__(**fields | {"owners": None, "weights": None})
-        self.inner, self.members = inner, members
+        self.inner, self.members, self.one_at_a_time = inner, members, one_at_a_time
 
     @property
     def stream(self) -> bool:
@@ -45,6 +51,10 @@ class PooledData(Dataset):
         return 1 if self.stream else None
 
     def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        if self.one_at_a_time:
+            member = rng.integers(rng.fold(keys, self.members), torch.zeros_like(keys), self.members)
+            drawn = self.inner.draw(member, keys, size, dtype)
+            return drawn | {"member": member[:, None].expand(-1, size)}
         return {n: v[:, :size] for n, v in self._deal(self.inner.draw, keys, size, dtype).items()}
 
     def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:

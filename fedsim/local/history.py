@@ -20,12 +20,14 @@ class History:
 
     Args:
         length: H.
+        growing: estimate df/dθ as soon as the window holds as many models as they have parameters, from those that are
+            there, as Izzo et al.'s program does; otherwise only once it holds H (profl Alg. 1).
         rcond: singular values of Δθ below this share of the largest count as zero in its pseudo-inverse, so that df/dθ
             is estimated along the directions in which the client's models really moved, and is 0 along the others.
     """
 
-    def __init__(self, length: int = 10, rcond: float = 1e-4) -> None:
-        self.length = checks.whole("local.history", length)
+    def __init__(self, length: int = 10, rcond: float = 1e-4, growing: bool = False) -> None:
+        self.length, self.growing = checks.whole("local.history", length), growing
         self.rcond = checks.fraction("local.rcond", rcond)
 
     def memory(self, federation: Federation, dimension: int, size: int) -> Carry:
@@ -39,6 +41,22 @@ class History:
     def full(self, carry: Carry) -> Tensor:
         """[c] has the client H earlier models to compare with?"""
         return carry[STEPS] >= self.length
+
+    def least(self, dimension: int) -> int:
+        """How many earlier models a client needs for an estimate of df/dθ in d dimensions."""
+        return min(dimension, self.length) if self.growing else self.length
+
+    def ready(self, carry: Carry) -> Tensor:
+        """[c] can the client estimate df/dθ?"""
+        return carry[STEPS] >= self.least(carry[MODELS].shape[2])
+
+    def differences(self, carry: Carry, theta: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Δθ [c, H, d] and Δf [c, H, p]; rows of zeros, which no least squares notice, where nothing is stored yet."""
+        models, estimates = carry[MODELS] - theta[:, None], carry[ESTIMATES] - f[:, None]
+        if not self.growing:
+            return models, estimates
+        stored = torch.arange(self.length, device=theta.device) < carry[STEPS][:, None]
+        return models * stored[:, :, None], estimates * stored[:, :, None]
 
     def last(self, carry: Carry) -> Tensor:
         """[c, p] the estimate of the client's last step; zero before its first."""
@@ -55,17 +73,28 @@ class History:
         }
 
     def pull_back(self, carry: Carry, theta: Tensor, f: Tensor, direction: Tensor) -> Tensor:
-        """(df/dθ)ᵀ u [c, d] at θ [c, d], f [c, p], for u = `direction` [c, p]; zero in a client's first H steps.
+        """(df/dθ)ᵀ u [c, d] at θ [c, d], f [c, p], for u = `direction` [c, p]; zero where a client is not `ready`.
 
         df/dθ [p, d] itself, which may be large, is never formed: (Δf Δθ†)ᵀ u = (Δθᵀ)† (Δfᵀ u).
         """
-        models, estimates = carry[MODELS] - theta[:, None], carry[ESTIMATES] - f[:, None]
+        models, estimates = self.differences(carry, theta, f)
         change = estimates @ direction[:, :, None]
         along = (torch.linalg.pinv(models, rtol=self.rcond) @ change).squeeze(2)
-        return torch.where(self.full(carry)[:, None], along, 0.0)
+        return torch.where(self.ready(carry)[:, None], along, 0.0)
 
     def derivative(self, carry: Carry, theta: Tensor, f: Tensor) -> Tensor:
-        """df/dθ [c, p, d] at θ [c, d], f [c, p]; zero in a client's first H steps."""
-        models, estimates = carry[MODELS] - theta[:, None], carry[ESTIMATES] - f[:, None]
+        """df/dθ [c, p, d] at θ [c, d], f [c, p]; zero where a client is not `ready`."""
+        models, estimates = self.differences(carry, theta, f)
         slope = (torch.linalg.pinv(models, rtol=self.rcond) @ estimates).mT
-        return torch.where(self.full(carry)[:, None, None], slope, 0.0)
+        return torch.where(self.ready(carry)[:, None, None], slope, 0.0)
+
+    def recent(self, carry: Carry) -> tuple[Tensor, Tensor]:
+        """Models [c, H, d] and estimates [c, H, p] of each client's last H steps, the latest first."""
+        ago = torch.arange(1, self.length + 1, device=carry[STEPS].device)
+        slot = ((carry[STEPS][:, None] - ago) % self.length)[:, :, None]
+        return tuple(part.gather(1, slot.expand_as(part)) for part in (carry[MODELS], carry[ESTIMATES]))  # type: ignore[return-value]
+
+    def regression(self, models: Tensor, estimates: Tensor) -> Tensor:
+        """df/dθ [c, p, d] by eq. 6 at the first of the models [c, H, d] with its estimates [c, H, p]."""
+        moved, changed = (part[:, 1:] - part[:, :1] for part in (models, estimates))
+        return (torch.linalg.pinv(moved, rtol=self.rcond) @ changed).mT

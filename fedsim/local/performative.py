@@ -71,6 +71,7 @@ class PoFL(PFL):
     Args:
         history: H, deployed models from which df/dθ is estimated (see `History`).
         rcond: of the pseudo-inverse.
+        growing: begin as soon as the window determines df/dθ, not only once it is full (see `History`).
         estimator: which f answers (see `fedsim.local.laws`).
         variance: known σ² of the score; None estimates it.
         **options: of PFL.
@@ -84,12 +85,13 @@ class PoFL(PFL):
         self,
         history: int = 10,
         rcond: float = 1e-4,
+        growing: bool = False,
         estimator: str = "auto",
         variance: float | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.history = History(history, rcond)
+        self.history = History(history, rcond, growing)
         laws.check(estimator, variance)
         self.named, self.known = estimator, variance
 

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.local.base import Carry
-from fedsim.local.history import MODELS, STEPS
+from fedsim.local.history import ESTIMATES, MODELS, STEPS
 from fedsim.local.performative import Draw, PoFL
 from fedsim.local.robust_gradient import RobustGradient
 from fedsim.local.sample_size import SampleSize
 
+DEALS = ("everybody", "one")
 SLOPE, SHARED, SHARES = "derivative", "server_derivative", "server_knows"
 SIZE, USED, PAST_SLOPE, PAST_MODEL = "sample_size", "samples_used", "past_derivative", "past_model"
 
@@ -30,9 +32,11 @@ class ProFL(PoFL):
     Args:
         robust: apply Robust Gradient; without it all samples count.
         bins, sparse, settled: see `RobustGradient`.
-        server_derivative: the server averages the clients' df/dθ after every round, over those that took part
-            and have one, and everybody uses that average in the next rounds. It may reach a client before its own first
-            H steps are over. Memory: two [p, d] matrices per client.
+        server_derivative: the server estimates df/dθ after every round from those that took part and can, and everybody
+            uses that one in the next rounds. It may reach a client before its own first H steps are over. Memory: two
+            [p, d] matrices per client.
+        server_method: 'mean': the mean of the clients' df/dθ; 'regression': eq. 6 on the clients' mean f̂ and mean θ of
+            their last H steps, where the errors of f̂ average out before they are divided by Δθ. The paper does not say.
         adaptive_samples: a client uses only as many of the samples drawn as `SampleSize` asks for, `max_samples` in its
             first steps. Memory: two [p, d] matrices and a model per client.
         max_samples: cap; batches are drawn at this size. None takes `batch_size`.
@@ -47,6 +51,7 @@ class ProFL(PoFL):
         sparse: float = 0.0025,
         settled: float = 0.1,
         server_derivative: bool = False,
+        server_method: str = "mean",
         adaptive_samples: bool = False,
         max_samples: int | None = None,
         tolerance: float = 0.1,
@@ -61,6 +66,9 @@ class ProFL(PoFL):
         super().__init__(**options)
         self.robust, self.filter = robust, RobustGradient(bins, sparse, settled)
         self.server_derivative, self.adaptive = server_derivative, adaptive_samples
+        self.server_method = checks.choice("local.server_method", server_method, ("mean", "regression"))
+        if server_derivative and server_method == "regression" and self.history.length < 2:
+            raise ConfigError("local.server_method=regression needs local.history of at least 2: one difference")
         cap = self.work.batch_size
         if adaptive_samples and cap is None:
             raise ConfigError("local.max_samples=null and batch_size=null leave no cap; give one of them")
@@ -126,8 +134,15 @@ class ProFL(PoFL):
     def after_round(self, memory: dict[str, Tensor], cohort: Cohort) -> None:
         if not self.server_derivative:
             return
-        own = (cohort.gather(memory[STEPS]) > self.history.length).to(cohort.count.dtype)
-        mean, known = cohort.mean(cohort.gather(memory[SLOPE]), own), cohort.sum(own) > 0
+        carry = {name: cohort.gather(memory[name]) for name in (STEPS, MODELS, ESTIMATES, SLOPE)}
+        if self.server_method == "mean":
+            own = (carry[STEPS] > self.history.least(carry[MODELS].shape[2])).to(cohort.count.dtype)
+            mean = cohort.mean(carry[SLOPE], own)
+        else:
+            own = self.history.full(carry).to(cohort.count.dtype)
+            models, estimates = (cohort.mean(part, own) for part in self.history.recent(carry))
+            mean = self.history.regression(models, estimates)
+        known = cohort.sum(own) > 0
         shared = memory[SHARED].unflatten(0, (len(mean), -1))
         mean, here = mean.to(shared.device)[:, None], known.to(shared.device)[:, None, None, None]
         shared.copy_(torch.where(here, mean, shared))
@@ -142,6 +157,15 @@ class PG(PoFL):
 
     It is PoFL with one client that holds everybody's data (`fedsim.datasets.pooled`): a single f̂, σ² and df/dθ for the
     mixture. Partition and availability do not apply, and `batch_size` is that of the pooled batch.
+
+    Args:
+        deals: whose samples a step draws: 'everybody', in equal shares; 'one': all are those of one client, drawn at
+            random for every step. The latter needs a stream, where a sample has a client.
+        **options: of PoFL.
     """
 
     pooled = True
+
+    def __init__(self, deals: str = "everybody", **options: Any) -> None:
+        super().__init__(**options)
+        self.one_at_a_time = checks.choice("local.deals", deals, DEALS) == "one"

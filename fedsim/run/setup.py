@@ -104,7 +104,7 @@ class Setup:
         if rule.pooled:
             log.info("one client holds the data of all %d; partition and availability do not apply", clients)
             self.shift = PooledShift(self.shift, self.dataset, clients)
-            self.dataset = PooledData(self.dataset, clients)
+            self.dataset = PooledData(self.dataset, clients, rule.one_at_a_time)
             clients, partition, availability = 1, None, None
         self.tables = split(self.dataset, partition, clients, seeds)  # newcomers' shares among them
         personal.check(clients, not self.tables or self.tables[0].validation is not None)

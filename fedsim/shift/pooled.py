@@ -55,8 +55,8 @@ class PooledShift(Shift):
         self, move: Callable[..., dict[str, Tensor]], batch: dict[str, Tensor], theta: Tensor
     ) -> dict[str, Tensor]:
         """The samples one by one, as batches of their members."""
-        member = torch.arange(len(batch["x"]), device=theta.device) % self.members
-        samples = {name: value[:, None] for name, value in batch.items() if value.dim()}
+        member = batch.get("member", torch.arange(len(batch["x"]), device=theta.device) % self.members)
+        samples = {name: value[:, None] for name, value in batch.items() if value.dim() and name != "member"}
         whole = {name: value for name, value in batch.items() if not value.dim()}
         row = whole["row"] * self.members
 

@@ -98,6 +98,34 @@ def test_what_is_planted_is_marked_and_follows_its_law(kind, fraction):
         assert abs((noise * before).mean().item()) < 5 * 2 / math.sqrt(n)
 
 
+@pytest.mark.parametrize(("fraction", "count"), [(0.0, 0), (0.25, 125), (0.333, 167), (0.401, 201), (1.0, 500)])
+def test_an_exact_fraction_is_a_count_and_chance_decides_which(fraction, count):
+    """⌊500 ϵ + ½⌋ of every batch; a place is taken as often in one batch as in any other, to 5 σ over 12 batches."""
+    first, second = met(Point(fraction=fraction, exact=True))
+    masks = torch.cat([first["contaminated"], second["contaminated"]])
+    assert masks.sum(1).tolist() == [count] * 12
+    halves = masks[:, : B // 2].sum().item()
+    share = count / B
+    assert abs(halves - 6 * count) <= 5 * math.sqrt(3 * B * share * (1 - share)) * (share > 0)
+    assert len({tuple(row) for row in masks.tolist()}) == (12 if 0 < share < 1 else 1)
+
+
+def test_padding_is_not_counted_among_an_exact_fraction():
+    """Clients hold 3, 7 and 20 samples in batches of up to 20: ⌊0.3 n + ½⌋ = 1, 2 and 6."""
+    owners = torch.arange(3).repeat_interleave(torch.tensor([3, 7, 20]))
+    data = Dataset("ragged", torch.ones(30, 1), torch.zeros(30).long(), classes=2, owners=owners)
+    rule = Recording(steps=1, batch_size=None)
+    simulation = Simulation(data, Linear, clients=3, local=rule, contamination=LabelFlip(fraction=0.3, exact=True))
+    cohort = simulation.federation.cohort(np.ones((1, 3)), np.ones((1, 3)))
+    start = simulation.initial_state().model
+    simulation.trainer.run(cohort.broadcast(start), cohort, 0, start)
+    (batch,) = rule.seen
+    real = batch["weight"] > 0
+    counts = zip(real.sum(1).tolist(), (batch["contaminated"] & real).sum(1).tolist(), strict=True)
+    assert set(counts) == {(3, 1), (7, 2), (20, 6)}
+    assert not (batch["contaminated"] & ~real).any()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_rounds_clients_and_seeds_are_planted_afresh_and_the_same_again(kind):
     def masks(**options):

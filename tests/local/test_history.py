@@ -17,10 +17,13 @@ def fresh(history: History) -> dict[str, torch.Tensor]:
     return history.memory(federation, D, P)
 
 
+@pytest.mark.parametrize("growing", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_the_finite_difference_is_over_each_clients_own_last_models(length: int) -> None:
-    """Clients step at different times; df/dθ is numpy's pinv of the differences, and 0 in a client's first H steps."""
-    history, draw = History(length, rcond=1e-12), np.random.default_rng(length)
+def test_the_finite_difference_is_over_each_clients_own_last_models(length: int, growing: bool) -> None:
+    """Clients step at different times; df/dθ is numpy's pinv of the differences, and 0 in a client's first H steps, or
+    with a growing window in its first min(d, H), after which it is of what the window holds."""
+    history, draw = History(length, rcond=1e-12, growing=growing), np.random.default_rng(length)
+    needed = min(D, length) if growing else length
     carry, seen = fresh(history), [[] for _ in range(CLIENTS)]
     for _ in range(14):
         theta, f, u = (
@@ -32,7 +35,7 @@ def test_the_finite_difference_is_over_each_clients_own_last_models(length: int)
         slope = history.derivative(carry, torch.as_tensor(theta), torch.as_tensor(f)).numpy()
         for i, past in enumerate(seen):
             expected = np.zeros((P, D))
-            if len(past) >= length:
+            if len(past) >= needed:
                 models, estimates = (np.array(part).T for part in zip(*past[-length:], strict=True))
                 expected = (estimates - f[i][:, None]) @ np.linalg.pinv(models - theta[i][:, None])
             np.testing.assert_allclose(slope[i], expected, atol=1e-9)
@@ -63,6 +66,25 @@ def test_a_linear_answer_is_found_exactly_where_models_moved_and_ignored_elsewhe
     np.testing.assert_allclose(found[0], jacobian, atol=1e-10)
     np.testing.assert_allclose(found[1], jacobian @ np.outer(line, line), atol=1e-10)
     np.testing.assert_array_equal(found[2:], 0)
+
+
+def test_the_last_steps_come_latest_first_and_are_regressed_on_the_latest() -> None:
+    """The ring turned once and a half; models and estimates as a list would hold them, their slope as numpy's."""
+    history, draw = History(4, rcond=1e-12), np.random.default_rng(2)
+    carry, seen = fresh(history), []
+    for _ in range(6):
+        theta, f = draw.standard_normal((CLIENTS, D)), draw.standard_normal((CLIENTS, P))
+        carry = history.push(carry, torch.as_tensor(theta), torch.as_tensor(f))
+        seen.insert(0, (theta, f))
+    models, estimates = history.recent(carry)
+    for ago, (theta, f) in enumerate(seen[:4]):
+        np.testing.assert_array_equal(models[:, ago].numpy(), theta)
+        np.testing.assert_array_equal(estimates[:, ago].numpy(), f)
+    found = history.regression(models, estimates).numpy()
+    for i in range(CLIENTS):
+        away = np.stack([seen[k][0][i] - seen[0][0][i] for k in (1, 2, 3)])
+        change = np.stack([seen[k][1][i] - seen[0][1][i] for k in (1, 2, 3)])
+        np.testing.assert_allclose(found[i], change.T @ np.linalg.pinv(away.T), atol=1e-9)
 
 
 @pytest.mark.parametrize("options", [{"length": 0}, {"length": 1.5}, {"rcond": -0.1}, {"rcond": 2}])

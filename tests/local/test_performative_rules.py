@@ -48,8 +48,9 @@ def mean_estimation(rule, **options) -> Simulation:
 class Naive:
     """PoFL (and ProFL) on ½(θ − z)² of one replicate, client by client, with lists for memory."""
 
-    def __init__(self, length: int, robust=None, server: bool = False) -> None:
+    def __init__(self, length: int, robust=None, server: str = "", growing: bool = False) -> None:
         self.length, self.robust, self.server = length, robust, server
+        self.least = 1 if growing else length
         self.past: dict[int, list[tuple[float, float]]] = {}
         self.own: dict[int, float] = {}
         self.shared: float | None = None
@@ -60,7 +61,7 @@ class Naive:
             z = z[self.robust((theta - z)[:, None], 10, 0.0025, 0.1)]
         f, losses = z.mean(), 0.5 * (theta - z) ** 2
         slope = None
-        if len(past) >= self.length:
+        if len(past) >= self.least:
             models, estimates = np.array(past[-self.length :]).T
             away = models - theta
             slope = float((estimates - f) @ away / (away @ away)) if away.any() else 0.0  # held at the edge of Θ
@@ -72,6 +73,13 @@ class Naive:
         return float(np.clip(theta - LR * ((theta - z).mean() + second), *BOX))
 
     def end_round(self, clients: list[int]) -> None:
+        if self.server == "regression":
+            full = [np.array(self.past[i][-self.length :]) for i in clients if len(self.past[i]) >= self.length]
+            if full:
+                theta, f = np.mean(full, 0).T  # oldest first
+                away = theta[:-1] - theta[-1]
+                self.shared = float((f[:-1] - f[-1]) @ away / (away @ away)) if away.any() else 0.0
+            return
         known = [self.own[i] for i in clients if i in self.own]
         if known:
             self.shared = float(np.mean(known))
@@ -81,14 +89,16 @@ class Naive:
 @pytest.mark.parametrize(
     ("rule", "length"),
     [(functools.partial(PoFL), 3), (ProFL, 1), (functools.partial(ProFL, server_derivative=True), 3),
-     (functools.partial(ProFL, robust=False), 2)],
+     (functools.partial(ProFL, robust=False), 2), (functools.partial(PoFL, growing=True), 3),
+     (functools.partial(ProFL, server_derivative=True, growing=True), 3),
+     (functools.partial(ProFL, server_derivative=True, server_method="regression"), 3)],
 )  # fmt: skip
 def test_every_client_follows_the_algorithm_on_its_own_steps(rule, length, way, Scripted, play, robust) -> None:
     local = rule(lr=LR, steps=STEPS, batch_size=SAMPLES, history=length, box=list(BOX))
     simulation = mean_estimation(local, availability=Scripted(COUNTS), execution=WAYS[way])
-    server = getattr(local, "server_derivative", False)
+    server = local.server_method if getattr(local, "server_derivative", False) else ""
     filtered = robust if getattr(local, "robust", False) else None
-    naive = [Naive(length, filtered, server) for _ in range(2)]
+    naive = [Naive(length, filtered, server, local.history.growing) for _ in range(2)]
     trainer = simulation.trainer
     for played in play(simulation):
         cohort = played.report.cohort
@@ -265,6 +275,8 @@ def test_an_estimator_that_cannot_be_is_refused(options, shift, message) -> None
         ({"box": [1]}, "two numbers"),
         ({"box": [0, 1], "ball": 2.0}, "exclude each other"),
         ({"ball": 0.0}, r"local\.ball"),
+        ({"server_method": "median"}, r"local\.server_method"),
+        ({"server_derivative": True, "server_method": "regression", "history": 1}, "local.history of at least 2"),
         ({"max_samples": 10}, "adaptive_samples=true"),
         ({"adaptive_samples": True, "batch_size": None}, "no cap"),
         ({"adaptive_samples": True, "tolerance": 0.0}, r"local\.tolerance"),

@@ -15,7 +15,8 @@ import torch
 from fedsim import Execution, Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.contamination import Point
-from fedsim.datasets import GaussianMean, HousePrices, Pricing, PricingGroups
+from fedsim.core import ConfigError
+from fedsim.datasets import Dataset, GaussianMean, HousePrices, Pricing, PricingGroups
 from fedsim.datasets.pooled import PooledData
 from fedsim.local import PFL, PG, PoFL, ProFL
 from fedsim.models import Linear, Mean
@@ -130,6 +131,29 @@ def test_the_pooled_client_holds_everybodys_samples_moved_by_everybodys_sensitiv
     expected = [means[j % 3] - gammas[j % 3] * 0.5 for j in range(size)]
     torch.testing.assert_close(moved["x"][:, 0], torch.tensor(expected, dtype=torch.float64))
     assert set(moved) == {"x", "client", "row"}
+
+
+def test_a_step_may_meet_one_client_alone_everyone_equally_often() -> None:
+    """local.deals=one: all samples of a draw are one member's, by its law and its γ; members to 5 σ in 300 draws."""
+    means, gammas = [1.0, -3.0, 8.0], [1.0, 2.0, 4.0]
+    inner = GaussianMean(clients=3, means=means, std=0.0)
+    simulation = Simulation(inner, Mean, clients=3, local=PG(batch_size=4, deals="one"), shift=Demand(gammas, 0.0))
+    keys = torch.arange(300) * 7919
+    batch = simulation.dataset.draw(0 * keys, keys, 4, torch.float64)
+    theta, met = torch.tensor([0.5], dtype=torch.float64), []
+    for c in range(300):
+        one = {"x": batch["x"][c], "member": batch["member"][c], "client": keys[0], "row": keys[0]}
+        moved = simulation.shift(one, theta)["x"][:, 0]
+        assert (moved == moved[0]).all()
+        met.append(int(batch["member"][c, 0]))
+        assert moved[0].item() == means[met[-1]] - gammas[met[-1]] * 0.5
+    assert all(abs(met.count(i) - 100) < 5 * (300 * 2 / 9) ** 0.5 for i in range(3))
+
+
+def test_one_client_at_a_time_needs_samples_that_have_a_client() -> None:
+    data = Dataset("stored", torch.zeros(6, 1), torch.zeros(6), loss="squared")
+    with pytest.raises(ConfigError, match=r"local\.deals=one .* use a stream"):
+        Simulation(data, Linear, clients=3, local=PG(deals="one"))
 
 
 def test_pg_weighs_the_mixtures_answer_by_one_derivative(play) -> None:
