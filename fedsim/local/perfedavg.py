@@ -57,7 +57,7 @@ class PerFedAvg(SGD):
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         params = carry["params"]
-        inner, outer = halves(batch)
+        inner, outer = parts(batch, 2)
         slope, loss = objective.gradient(params, inner)
         moved = params - self.inner_lr * slope
         gradient, _ = objective.gradient(moved, outer)
@@ -68,14 +68,21 @@ class PerFedAvg(SGD):
         return carry | {"params": self.descend(carry, gradient, lr)}, loss
 
 
-def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """Every other sample, and the rest, of one client's batch; a single (real) sample is in both."""
-    if len(batch["x"]) == 1:
-        return batch, batch
-    first, second = ({k: v[start::2] if v.dim() else v for k, v in batch.items()} for start in (0, 1))
-    if "weight" in batch:
-        empty = second["weight"].sum() == 0
-        second |= {k: torch.where(empty, first[k][: len(v)], v) for k, v in second.items() if v.dim()}
-    if "key" in batch:
-        second["key"] = rng.fold(batch["key"], 1)  # masks of its own
-    return first, second
+def parts(batch: Batch, many: int) -> list[Batch]:
+    """One client's batch dealt out, sample j of it to part j mod `many`; a part that gets none is the first part.
+
+    Every part draws dropout masks of its own.
+    """
+    first, *others = ({k: v[start::many] if v.dim() else v for k, v in batch.items()} for start in range(many))
+    dealt = [first]
+    for number, part in enumerate(others, 1):
+        if not len(part["x"]):
+            dealt.append(first)
+            continue
+        if "weight" in part:
+            empty = part["weight"].sum() == 0
+            part |= {k: torch.where(empty, first[k][: len(v)], v) for k, v in part.items() if v.dim()}
+        if "key" in batch:
+            part |= {"key": rng.fold(batch["key"], number)}
+        dealt.append(part)
+    return dealt

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedsim.core import checks
 from fedsim.local.base import Carry, Objective
+from fedsim.local.perfedavg import parts
 from fedsim.local.sgd import SGD
 from fedsim.samples import Batch
 
@@ -15,13 +16,16 @@ from fedsim.samples import Batch
 class PFedMe(SGD):
     """θ ≈ argmin f(θ) + λ/2 ‖θ − w‖² by K gradient steps, then w ← w − η λ (w − θ) (Dinh et al. 2020, Alg. 1).
 
-    All K steps see the batch of the local step. θ is the personal model; it starts as the initial model. The paper's
-    server mixing x ← (1 − β) x + β mean w_i is strategy=fedavg strategy.server_lr=β. Memory: one model per client.
+    All K steps see the batch of the local step, or each a fresh one. θ is the personal model; it starts as the initial
+    model. The paper's server mixing x ← (1 − β) x + β mean w_i is strategy=fedavg strategy.server_lr=β. Memory: one
+    model per client.
 
     Args:
         penalty: λ.
         inner_steps: K.
         inner_lr: rate of the K steps, without a schedule; below 2 / (L + λ) for a loss of smoothness L.
+        fresh_batches: a local step draws K batches, one for each of the K steps, as the program of apfl's authors does.
+            From a client with fewer samples than that, the K steps get equal parts of all it has.
         warm_start: the K steps begin at the client's last θ, as in the authors' program; else at w.
         **options: of SGD; clip and the strategy's correction act on λ (w − θ), the gradient of the envelope.
     """
@@ -34,11 +38,15 @@ class PFedMe(SGD):
         inner_steps: int = 5,
         inner_lr: float = 0.005,
         warm_start: bool = False,
+        fresh_batches: bool = False,
+        batch_size: int | None = 32,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        size = None if batch_size is None else checks.whole("batch_size", batch_size)
+        drawn = checks.whole("local.inner_steps", inner_steps) if fresh_batches else 1
+        super().__init__(batch_size=None if size is None else drawn * size, **options)
         self.penalty = checks.positive("local.penalty", penalty)
-        self.inner_steps = checks.whole("local.inner_steps", inner_steps)
+        self.inner_steps, self.drawn = checks.whole("local.inner_steps", inner_steps), drawn
         self.inner_lr = checks.positive("local.inner_lr", inner_lr)
         self.warm_start = warm_start
 
@@ -49,8 +57,9 @@ class PFedMe(SGD):
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         w = carry["params"]
         theta, losses = carry["personal"] if self.warm_start else w, []
-        for _ in range(self.inner_steps):
-            gradient, loss = objective.gradient(theta, batch)
+        batches = parts(batch, self.drawn)
+        for k in range(self.inner_steps):
+            gradient, loss = objective.gradient(theta, batches[k % self.drawn])
             theta = theta - self.inner_lr * (gradient + self.penalty * (theta - w))
             losses.append(loss)
         return carry | {"params": self.descend(carry, self.penalty * (w - theta), lr), "personal": theta}, losses[0]

@@ -8,6 +8,8 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.partition.base import Partition, Samples
 
+FORMS = ("classes", "shards", "blocks")
+
 
 class ClassSplit(Partition):
     """Every client holds k classes.
@@ -16,7 +18,10 @@ class ClassSplit(Partition):
         classes_per_client: k.
         form: 'classes' deals exactly k distinct classes to every client and shares each class's samples evenly among
             its holders; 'shards' sorts by label, cuts m·k shards and deals k to each client (McMahan et al.'s way;
-            a client may then see fewer or more than k classes).
+            a client may then see fewer or more than k classes); 'blocks' cuts them too and gives client i the shards i,
+            m + i, 2m + i, …, as the program of apfl's authors does: of ten equal classes and k = 2, neighbours share
+            a pair of classes (c, c + 5). All shards are ⌊N / (m·k)⌋ samples there, the last few samples are left out,
+            and which of a class's samples a shard holds is drawn (the program takes them in the file's order).
         validation: of every partition.
     """
 
@@ -26,13 +31,17 @@ class ClassSplit(Partition):
     def __init__(self, classes_per_client: int = 2, form: str = "classes", validation: float = 0.0) -> None:
         super().__init__(validation)
         self.per_client = checks.whole("partition.classes_per_client", classes_per_client)
-        self.form = checks.choice("partition.form", form, ("classes", "shards"))
+        self.form = checks.choice("partition.form", form, FORMS)
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
         labels = samples.need_labels(self.name)
-        if self.form == "shards":
+        if self.form != "classes":
             shuffled = draw.permutation(samples.count)
             by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+            if self.form == "blocks":
+                size = samples.count // (clients * self.per_client)
+                blocks = by_label[: size * clients * self.per_client].reshape(self.per_client, clients, size)
+                return [blocks[:, client].reshape(-1) for client in range(clients)]
             shards = np.array_split(by_label, clients * self.per_client)
             deal = draw.permutation(len(shards)).reshape(clients, self.per_client)
             return [np.concatenate([shards[s] for s in hand]) for hand in deal]

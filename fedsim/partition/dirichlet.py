@@ -38,6 +38,9 @@ class Dirichlet(Partition):
         alpha: concentration, > 0.
         form: see above.
         min_size: fewest samples a client may hold; a split below it is redrawn.
+        min_of_class: 'proportional': a client whose ν_i would give it fewer than so many of N/m samples of a class gets
+            none of it, before classes are shared out (10 in the program of apfl's authors); a class that nobody wants
+            enough of is left out. 0 cuts nothing.
         attempts: redraws before giving up with an error.
         validation: of every partition.
     """
@@ -51,6 +54,7 @@ class Dirichlet(Partition):
         form: str = "equal",
         min_size: int = 1,
         attempts: int = 100,
+        min_of_class: int = 0,
         validation: float = 0.0,
     ) -> None:
         super().__init__(validation)
@@ -58,6 +62,12 @@ class Dirichlet(Partition):
         self.form = checks.choice("partition.form", form, FORMS)
         self.min_size = checks.whole("partition.min_size", min_size)
         self.attempts = checks.whole("partition.attempts", attempts)
+        self.min_of_class = checks.whole("partition.min_of_class", min_of_class, least=0)
+        if min_of_class and form != "proportional":
+            raise ConfigError(
+                f"partition.min_of_class={min_of_class} cuts shares of form=proportional only, and form={form}; set it "
+                "to 0"
+            )
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
         labels = samples.need_labels(self.name)
@@ -71,8 +81,7 @@ class Dirichlet(Partition):
             if self.form == "per_class":
                 shares = np.exp(log_dirichlet(self.alpha, len(pools), clients, draw))
             else:
-                mixes = log_dirichlet(self.alpha, clients, len(pools), draw).T
-                shares = np.exp(mixes - np.logaddexp.reduce(mixes, axis=1, keepdims=True))
+                shares = self._proportional(log_dirichlet(self.alpha, clients, len(pools), draw).T, total / clients)
             parts = self._share_out([draw.permutation(p) for p in pools], shares, clients)
             if min(len(p) for p in parts) >= self.min_size:
                 return parts
@@ -82,11 +91,21 @@ class Dirichlet(Partition):
             "or use partition.form=equal"
         )
 
+    def _proportional(self, mixes: np.ndarray, size: float) -> np.ndarray:
+        """[C, m] every client's share of each class, from log ν [C, m] and the mean number of samples of a client."""
+        if self.min_of_class:
+            mixes = np.where(mixes < np.log(self.min_of_class / size), -np.inf, mixes)
+        held = np.isfinite(mixes).any(1, keepdims=True)
+        whole = np.logaddexp.reduce(mixes, axis=1, keepdims=True)
+        return np.where(held, np.exp(mixes - np.where(held, whole, 0.0)), 0.0)
+
     @staticmethod
     def _share_out(pools: list[np.ndarray], shares: np.ndarray, clients: int) -> list[np.ndarray]:
         """Cut each class's pool at the cumulated shares."""
-        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        parts: list[list[np.ndarray]] = [[pools[0][:0]] for _ in range(clients)]
         for pool, share in zip(pools, shares, strict=True):
+            if not share.any():
+                continue
             cuts = np.round(np.cumsum(share)[:-1] * len(pool)).astype(np.int64)
             for client, piece in enumerate(np.split(pool, cuts)):
                 parts[client].append(piece)

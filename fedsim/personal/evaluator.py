@@ -87,11 +87,14 @@ class PersonalEvaluator:
         carry = dict(start) if isinstance(start, dict) else {"params": start}
         deployed, made = block.broadcast(state.model), dict[str, Predictor]()
         made["global"] = one_row(deployed)
-        end, remembered = self.own.localized(carry, block, t, state.model, memory)
-        made["localized"] = one_row(end)
+        held, at_end = (carry["params"], memory.gather(block)), self.options.at == "end" and "personal" in self.models
+        if at_end or self.own.plain is None:
+            ended = self.own.after(carry, block, t, state.model, memory)
+            made["localized"] = one_row(ended[0])
+            held = ended if at_end else held
+        if self.own.plain is not None:
+            made["localized"] = one_row(self.own.stepped(carry["params"], block, t, state.model, memory))
         if "personal" in self.models:
-            at_end = self.options.at == "end"
-            held = (end, remembered) if at_end else (carry["params"], memory.gather(block))
             made["personal"] = self.own.personal(held[0], block, t, state.model, held[1])
         return {
             f"{model}_{measure}": values

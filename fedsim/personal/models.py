@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
-from fedsim.local import LocalRule
+from fedsim.local import SGD, LocalRule
 from fedsim.personal.scores import Predictor
 from fedsim.strategies import Strategy
 from fedsim.strategies.base import KeepsClientModels
@@ -23,6 +23,14 @@ def one_row(rows: Tensor) -> Predictor:
     return [(torch.ones_like(rows[:, 0]), rows)]
 
 
+def plain(rule: LocalRule) -> SGD:
+    """SGD with the rule's work, rates, schedule, clip and weight decay."""
+    options = {name: getattr(rule, name) for name in ("weight_decay", "clip") if hasattr(rule, name)}
+    sgd = SGD(lr=rule.rates, schedule=rule.schedule, **options)
+    sgd.work = rule.work
+    return sgd
+
+
 class OwnModels:
     """Makes a cohort's models from what its clients hold.
 
@@ -30,13 +38,21 @@ class OwnModels:
         trainer: of the run.
         strategy: of the run.
         trainer_of: a trainer for another local rule.
+        localize: see `Personal`.
     """
 
-    def __init__(self, trainer: Trainer, strategy: Strategy[Any], trainer_of: Callable[[LocalRule], Trainer]) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        strategy: Strategy[Any],
+        trainer_of: Callable[[LocalRule], Trainer],
+        localize: str = "rule",
+    ) -> None:
         self.trainer, self.rule = trainer, trainer.rule
         self.ruled = type(self.rule).personal is not LocalRule.personal
         adaptation = self.rule.adaptation()
         self.adapt = None if adaptation is None else trainer_of(adaptation)
+        self.plain = trainer_of(plain(self.rule)) if localize == "sgd" else None
         self.kept = isinstance(strategy, KeepsClientModels)
 
     @property
@@ -53,10 +69,15 @@ class OwnModels:
             return one_row(self.adapt.run(rows, cohort, t, model).end)
         return one_row(rows)
 
-    def localized(
+    def after(
         self, start: dict[str, Tensor], cohort: Cohort, t: int, model: Tensor, memory: Memory
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Rows [n, d] of clients that take the local steps of round t from the carry `start`, and what they would
         remember of them."""
         lent = memory.borrowed()
         return self.trainer.run(start, cohort, t, model, lent).end, lent.ended
+
+    def stepped(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
+        """The rows [n, d] after the plain steps of round t; data answer as `memory` has it."""
+        assert self.plain is not None
+        return self.plain.run(rows, cohort, t, model, memory.borrowed()).end

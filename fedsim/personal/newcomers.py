@@ -26,8 +26,8 @@ class Newcomers:
     """The last clients, which were no members of the federation while it trained.
 
     They start from x^T with a fresh memory (a personal model starts as x^T) and a fresh learning-rate schedule, whose
-    rounds are their epochs, and train on their own. 'localized' is the model that their local steps arrive at,
-    'personal' that of the rule beside it.
+    rounds are their epochs, and train on their own. 'localized' is the model that their local steps arrive at (plain
+    ones with `personal.localize=sgd`), 'personal' that of the rule beside it.
 
     Args:
         options: how many, and for how many epochs.
@@ -52,7 +52,7 @@ class Newcomers:
         epoch = copy.copy(rule)
         epoch.work = scores.evaluator.data.one_epoch(rule.work)
         self.trainer = trainer_of(epoch)
-        self.own = OwnModels(self.trainer, strategy, trainer_of)
+        self.own = OwnModels(self.trainer, strategy, trainer_of, options.localize)
 
     @torch.no_grad()
     def __call__(self, state: State) -> list[Epoch]:
@@ -64,14 +64,17 @@ class Newcomers:
         memory = self.trainer.memory(model)
         handed = self.strategy.start(self._with_room(state), cohort)
         start = (dict(handed) if isinstance(handed, dict) else {}) | {"params": cohort.broadcast(model)}
-        rows, found = start["params"], []
+        rows, plain, found = start["params"], start["params"], []
         for epoch in range(self.options.newcomer_epochs + 1):
-            made: dict[str, Predictor] = {"global": one_row(start["params"]), "localized": one_row(rows)}
+            made: dict[str, Predictor] = {"global": one_row(start["params"]), "localized": one_row(plain)}
             if self.own.ruled or self.own.adapt is not None:
                 made["personal"] = self.own.personal(rows, cohort, epoch, model, memory.gather(cohort))
             found.append({"epoch": epoch} | self._measured(made, cohort, model))
             if epoch < self.options.newcomer_epochs:
+                if self.own.plain is not None:
+                    plain = self.own.stepped(plain, cohort, epoch, model, memory)
                 rows = self.trainer.run(start | {"params": rows}, cohort, epoch, model, memory).end
+                plain = rows if self.own.plain is None else plain
         return found
 
     def _with_room(self, state: State) -> State:

@@ -9,6 +9,7 @@ from fedsim.core.errors import ConfigError
 
 OVER = ("none", "all", "online")
 AT = ("start", "end")
+LOCALIZE = ("rule", "sgd")
 
 
 @dataclass
@@ -20,6 +21,9 @@ class Personal:
     at: when personal models are scored: at the 'start' of a round, mixed with or made of the server's model; or at the
         'end' of its local steps, with what these arrive at, like the localized ones and as little kept (apfl's program
         measures both before it averages).
+    localize: how a client makes its localized model: by the local 'rule' and all that the strategy hands to it, as in
+        training; or by as many plain steps of 'sgd' from the same row, on the same samples and at the same rates (apfl
+        §5, where SCAFFOLD's model too is fine-tuned by "local SGD": no control variate, no proximal term).
     newcomers: the last so many clients take no part in training; at its end they get x^T, train for `newcomer_epochs`
         epochs each on its own, and are scored after each (apfl Fig. 6). 0: there are none.
     newcomer_epochs: of their training; of a stream, rounds of local steps.
@@ -28,6 +32,7 @@ class Personal:
 
     over: str = "none"
     at: str = "start"
+    localize: str = "rule"
     newcomers: int = 0
     newcomer_epochs: int = 5
     train_samples: int = 20
@@ -35,6 +40,7 @@ class Personal:
     def __post_init__(self) -> None:
         checks.choice("personal.over", self.over, OVER)
         checks.choice("personal.at", self.at, AT)
+        checks.choice("personal.localize", self.localize, LOCALIZE)
         checks.whole("personal.newcomers", self.newcomers, least=0)
         checks.whole("personal.newcomer_epochs", self.newcomer_epochs)
         checks.whole("personal.train_samples", self.train_samples)

@@ -14,7 +14,7 @@ from fedsim.samples import ClientData, ClientSamples
 
 MODELS = {
     "global": "the server's model",
-    "localized": "what the client makes of its start row in the local steps of the next round, thrown away afterwards",
+    "localized": "what the client makes of its start row in the local (or plain) steps of the next round, thrown away",
     "personal": "the client's personal model: of its local rule, or else the model the strategy keeps for it",
 }
 MEASURES = {

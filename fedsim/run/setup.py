@@ -130,7 +130,7 @@ class Setup:
         self.personal: PersonalEvaluator | None = None
         self.newcomers: Newcomers | None = None
         if personal.over != "none":
-            own = OwnModels(self.trainer, self.strategy, trainers)
+            own = OwnModels(self.trainer, self.strategy, trainers, personal.localize)
             scores = scores_of(self.evaluator, personal, tables)
             self.personal = PersonalEvaluator(personal, self.federation, self.strategy, own, scores)
         if personal.newcomers:
