@@ -20,6 +20,9 @@ class Measure:
     Attributes:
         metric: a column of metrics.csv; or 'a or b', or 'newcomers a' (see `Run.curve`).
         last: mean over the evaluations of the last so many rounds; 0 takes the last evaluation alone.
+        window: instead of the last rounds these, [first, last]: what a paper says of the middle of training.
+        ahead_of: instead of a mean, the round until which the replicate is ahead of that of the same recipe's run at
+            these labels, axis → label: where its lead, summed over the evaluations, is largest; 0 if it never leads.
         spread: instead of the mean over those evaluations their standard deviation: how much a replicate oscillates.
         largest: instead of the end, the largest value of any evaluation.
         until: 'above' or 'below': instead of a mean, the first evaluated round at which the replicates' mean is on this
@@ -37,6 +40,8 @@ class Measure:
 
     metric: str
     last: int = 0
+    window: tuple[int, int] | None = None
+    ahead_of: dict[str, str] | None = None
     spread: bool = False
     largest: bool = False
     until: str | None = None
@@ -61,9 +66,11 @@ class Measure:
 
         Args:
             run: a finished run.
-            rivals: with `best_over`: the runs along that axis.
+            rivals: with `best_over`: the runs along that axis; with `ahead_of`: the one it is compared with.
         """
         rounds, values = run.curve(self.metric)
+        if self.ahead_of is not None:
+            return self._ahead(rounds, values, rivals or [])
         if self.until is not None:
             looked = rounds % self.every == 0
             mean, target = values[looked].mean(1), self._target(rivals or [run])
@@ -79,7 +86,19 @@ class Measure:
         if self.largest:
             return values.max(0) * self._factor
         window = rounds > rounds[-1] - self.last if self.last else rounds == rounds[-1]
+        if self.window is not None:
+            window = (rounds >= self.window[0]) & (rounds <= self.window[1])
+            if not window.any():
+                return np.full(values.shape[1], math.nan)
         return (values[window].std(0) if self.spread else values[window].mean(0)) * self._factor
+
+    def _ahead(self, rounds: np.ndarray, values: np.ndarray, rivals: list[Run]) -> np.ndarray:
+        if not rivals or rivals[0].replicates != values.shape[1]:
+            return np.full(values.shape[1], math.nan)
+        seen, theirs = rivals[0].curve(self.metric)
+        shared = np.isin(rounds, seen) & (rounds > 0)
+        lead = np.cumsum(values[shared] - theirs[np.isin(seen, rounds[shared])], axis=0)
+        return np.where(lead.max(0) > 0, rounds[shared][lead.argmax(0)], 0).astype(float)
 
     @property
     def _factor(self) -> float:

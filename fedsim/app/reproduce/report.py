@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.app.reproduce.claims import HELD, OPEN, VERDICTS, Verdict
+from fedsim.app.reproduce.measures import Measure
 from fedsim.app.reproduce.number import Number
 from fedsim.app.reproduce.recipe import Recipe
 from fedsim.core.files import write_json
@@ -45,11 +46,18 @@ def measure(recipe: Recipe, cells: list[Cell]) -> None:
         for cell in cells:
             if cell.run is None:
                 continue
-            rivals = [c.run for c in cells if each.best_over and c.run is not None and _rival(c, cell, each.best_over)]
+            rivals = [c.run for c in cells if c.run is not None and _is_rival(each, c, cell)]
             cell.numbers[name] = each(cell.run, rivals)
             printed = recipe.printed(name, cell.at)
             if printed is not None:
                 cell.paper[name] = printed
+
+
+def _is_rival(measure: Measure, one: Cell, other: Cell) -> bool:
+    """Does the measure compare the other with this one?"""
+    if measure.ahead_of is not None:
+        return one is not other and one.at == other.at | measure.ahead_of
+    return measure.best_over is not None and _rival(one, other, measure.best_over)
 
 
 def _rival(one: Cell, other: Cell, axis: str) -> bool:
