@@ -61,6 +61,11 @@ def split(data: Dataset, partition: Partition | None, clients: int, seeds: Seque
     if data.stream:
         if partition is not None and not isinstance(partition, Natural):
             raise ConfigError(f"dataset={data.name} draws its samples per client; use partition=natural")
+        if partition is not None and partition.shuffle:
+            raise ConfigError(
+                f"partition.shuffle=true has no meaning for dataset={data.name}, whose clients draw their "
+                "samples themselves; set it to false"
+            )
         if data.natural_clients != clients:
             raise ConfigError(f"clients={clients}, but dataset={data.name} was made for {data.natural_clients}")
         return []

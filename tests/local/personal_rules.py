@@ -31,6 +31,9 @@ RULES = {
     "perfedavg, second order": lambda **o: PerFedAvg(inner_lr=0.3, second_order=True, **LOCAL | o),
     "perfedavg, inner step kept": lambda **o: PerFedAvg(inner_lr=0.3, keep_inner=True, **LOCAL | o),
     "pfedme": lambda **o: PFedMe(penalty=2.0, inner_steps=3, inner_lr=0.1, **LOCAL | o),
+    "pfedme, fresh batches": lambda **o: PFedMe(
+        penalty=2.0, inner_steps=3, inner_lr=0.1, fresh_batches=True, **LOCAL | o
+    ),
     "pfedme, warm": lambda **o: PFedMe(penalty=2.0, inner_steps=3, inner_lr=0.1, warm_start=True, **LOCAL | o),
 }
 

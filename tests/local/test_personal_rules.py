@@ -82,10 +82,11 @@ def perfedavg_step(rule, state, x, y, lr, first):
 def pfedme_step(rule, state, x, y, lr, first):
     w = state["w"]
     theta = state["personal"] if rule.warm_start else w
-    for _ in range(rule.inner_steps):
+    for k in range(rule.inner_steps):
+        own = slice(k if k < len(x) else 0, None, 3) if rule.drawn == 3 else slice(None)
 
-        def near(theta):
-            return loss_of(output(theta, x), theta, y) + 0.5 * rule.penalty * (theta - w).square().sum()
+        def near(theta, own=own):
+            return loss_of(output(theta, x[own]), theta, y[own]) + 0.5 * rule.penalty * (theta - w).square().sum()
 
         theta = theta - rule.inner_lr * gradients(near, theta)[0]
     state["personal"], state["w"] = theta, w - lr * rule.penalty * (w - theta)
@@ -116,9 +117,9 @@ def test_a_rule_is_plain_autograd_client_by_client(way, name, Scripted, play):
                 batch = chunk.batch(step, 0, 1, torch.float64)
                 lr = 0.2 / (played.t * int(chunk.steps[0]) + step + 3.0)
                 x, y = batch["x"][0], batch["y"][0]
-                half = x[::2] if isinstance(rule, PerFedAvg) else x
+                drawn = 2 if isinstance(rule, PerFedAvg) else getattr(rule, "drawn", 1)
                 at = state["personal"] if getattr(rule, "warm_start", False) else state["w"]
-                losses.append(loss_of(output(at, half), at, y[::2] if half is not x else y).item())
+                losses.append(loss_of(output(at, x[::drawn]), at, y[::drawn]).item())
                 STEPS[type(rule)](rule, state, x, y, lr, step == 0)
             v[client], alphas[client] = state["personal"], state["alpha"]
             torch.testing.assert_close(played.report.end[position], state["w"], rtol=0, atol=1e-9)

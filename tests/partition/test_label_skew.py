@@ -14,6 +14,7 @@ from splits import SETTINGS, parts_of, problems, table_or_error
 from fedsim.core import ConfigError, rng
 from fedsim.partition import ClassSplit, Dirichlet, Partition
 from fedsim.partition.base import Samples
+from fedsim.partition.dirichlet import log_dirichlet
 
 
 def balanced(per_class: int, classes: int) -> Samples:
@@ -94,6 +95,36 @@ def test_shards_that_divide_the_classes_hold_one_class_each() -> None:
 
 
 @SETTINGS
+@given(problem=problems(), k=st.integers(1, 4))
+def test_blocks_are_slices_of_the_sorted_labels_dealt_in_turn(problem: tuple[Samples, int, int], k: int) -> None:
+    """As the authors' program walks through the sorted labels: k times over all clients, a slice for each."""
+    samples, clients, seed = problem
+    assert samples.labels is not None
+    table = table_or_error(ClassSplit(k, "blocks"), samples, clients, seed)
+    if isinstance(table, str):
+        assert samples.count < clients * k
+        return
+    held: list[list[int]] = [[] for _ in range(clients)]
+    at, size, by_label = 0, samples.count // (clients * k), np.sort(samples.labels)
+    for _ in range(k):
+        for client in range(clients):
+            held[client] += by_label[at : at + size].tolist()
+            at += size
+    assert [samples.labels[part].tolist() for part in parts_of(table)] == held
+
+
+def test_blocks_of_ten_equal_classes_pair_each_with_the_fifth_after_it() -> None:
+    """100 clients and k = 2: client i holds classes ⌊i/20⌋ and ⌊i/20⌋ + 5; other samples of them for other seeds."""
+    samples = balanced(200, 10)
+    assert samples.labels is not None
+    tables = [ClassSplit(2, "blocks").table(samples, 100, seed) for seed in (0, 1)]
+    assert [np.unique(samples.labels[p]).tolist() for p in parts_of(tables[0])] == [
+        [i // 20, i // 20 + 5] for i in range(100)
+    ]
+    assert (tables[0].order != tables[1].order).any()
+
+
+@SETTINGS
 @given(problem=problems(), alpha=st.sampled_from([1e-6, 0.01, 0.1, 1.0, 100.0]))
 def test_dirichlet_equal_is_equal(problem: tuple[Samples, int, int], alpha: float) -> None:
     """⌊N/m⌋ samples each, whatever the labels and however skewed the mixes: no class ever runs dry for good."""
@@ -115,6 +146,30 @@ def test_dirichlet_forms_that_share_out_classes_use_everything(
         return
     assert len(table.order) == samples.count
     assert table.sizes.min() >= least
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_small_shares_of_a_class_are_cut_before_it_is_shared_out(seed: int) -> None:
+    """The authors' program, client by client: ν_{i,c} N/m below the cut is 0, then each class goes to who is left."""
+    samples, clients, cut = balanced(60, 5), 12, 8
+    assert samples.labels is not None
+    partition = Dirichlet(0.2, "proportional", min_of_class=cut)
+    table = partition.table(samples, clients, seed)
+    mixes = np.exp(log_dirichlet(0.2, clients, 5, rng.generator(seed, rng.Purpose.PARTITION)))
+    held = np.stack([np.bincount(samples.labels[p], minlength=5) for p in parts_of(table)])
+    for c in range(5):
+        wanted = [mixes[i, c] if mixes[i, c] * samples.count / clients >= cut else 0.0 for i in range(clients)]
+        expected = [60 * w / sum(wanted) for w in wanted]
+        assert (held[:, c][np.array(wanted) == 0] == 0).all()
+        np.testing.assert_allclose(held[:, c], expected, atol=1)
+    assert (held > 0).sum() < (mixes * 60 >= 0.5).sum()  # uncut, more clients hold some of a class
+
+
+def test_a_class_that_nobody_wants_enough_of_is_left_out() -> None:
+    """Two clients, a hundred classes of two: of 100 samples nobody wants more than 60 of one class but by accident."""
+    samples = balanced(2, 100)
+    table = Dirichlet(0.02, "proportional", min_of_class=60).table(samples, 2, 0)
+    assert 0 < len(table.order) < samples.count
 
 
 @pytest.mark.parametrize("form", ["equal", "proportional", "per_class"])
@@ -195,6 +250,8 @@ def test_a_minimum_that_the_data_cannot_meet_is_refused_at_once(form: str) -> No
         (lambda: Dirichlet(form="equals"), "partition.form='equals'.*did you mean 'equal'"),
         (lambda: Dirichlet(min_size=0), "partition.min_size=0"),
         (lambda: Dirichlet(attempts=0), "partition.attempts=0"),
+        (lambda: Dirichlet(form="equal", min_of_class=10), "partition.min_of_class=10.*form=equal"),
+        (lambda: Dirichlet(form="proportional", min_of_class=-1), "partition.min_of_class=-1"),
         (lambda: ClassSplit(0), "partition.classes_per_client=0"),
         (lambda: ClassSplit(1.5), "partition.classes_per_client=1.5"),
         (lambda: ClassSplit(form="shard"), "partition.form='shard'.*did you mean 'shards'"),

@@ -11,8 +11,8 @@ from splits import EVERY, SETTINGS, problems, samples_of, table_or_error
 
 from fedsim import Execution, Simulation
 from fedsim.core import ConfigError
-from fedsim.datasets import Digits
-from fedsim.models import Linear
+from fedsim.datasets import Digits, GaussianMean
+from fedsim.models import Linear, Mean
 from fedsim.partition import IID, ClassSplit, Dirichlet, Equal, Natural, Partition
 from fedsim.partition.base import Samples
 
@@ -112,3 +112,28 @@ def test_an_empty_client_is_reported_under_the_name_and_keys_of_its_partition() 
     with pytest.raises(ConfigError, match="partition=natural leaves 1 of clients=3") as caught:
         Natural().table(Samples(2, owners=np.array([0, 2])), 3, 0)
     assert "alpha" not in str(caught.value)
+
+
+@pytest.mark.parametrize("clients", [6, 4])
+def test_shuffled_owners_are_drawn_by_replicate(clients: int) -> None:
+    """Every client holds all of one owner, no two the same one; over 200 seeds each owner is client 0 equally often."""
+    owners = np.repeat(np.arange(6), 1 + np.arange(6))
+    samples = Samples(len(owners), owners=owners)
+    first = np.zeros(6)
+    for seed in range(200):
+        parts = np.split(*(lambda t: (t.order, t.offsets[1:-1]))(Natural(shuffle=True).table(samples, clients, seed)))
+        who = [int(owners[part[0]]) for part in parts]
+        assert len(set(who)) == clients
+        assert [sorted(part) for part in parts] == [np.flatnonzero(owners == owner).tolist() for owner in who]
+        first[who[0]] += 1
+    assert (np.abs(first - 200 / 6) < 5 * np.sqrt(200 * 5 / 36)).all(), first
+
+
+def test_owners_beyond_the_clients_take_part_only_where_they_are_drawn() -> None:
+    samples = Samples(6, owners=np.arange(6))
+    with pytest.raises(ConfigError, match=r"clients=4, but the data set has 6 natural owners"):
+        Natural().table(samples, 4, 0)
+    with pytest.raises(ConfigError, match=r"clients=7, but the data set has 6 natural owners"):
+        Natural(shuffle=True).table(samples, 7, 0)
+    with pytest.raises(ConfigError, match=r"partition\.shuffle=true has no meaning for dataset=gaussian_mean"):
+        Simulation(GaussianMean(clients=3), Mean, clients=3, partition=Natural(shuffle=True))

@@ -108,9 +108,11 @@ def test_epochs_of_newcomers_against_the_recursion(rule, strategy, tmp_path):
                 assert epoch["personal_training_loss"][r] == pytest.approx(values[3])
 
 
-def test_newcomers_get_what_the_strategy_hands_to_the_rule():
-    """SCAFFOLD's c − c_i, with c_i = 0 for who never came: towards the client's mean minus c."""
-    simulation = simulation_of(strategy=Scaffold(), seeds=(3,))
+@pytest.mark.parametrize("localize", ["rule", "sgd"])
+def test_newcomers_get_what_the_strategy_hands_to_the_rule_unless_steps_are_plain(localize):
+    """SCAFFOLD's c − c_i, with c_i = 0 for who never came: towards the client's mean minus c; plain steps: its mean."""
+    personal = Personal(newcomers=2, newcomer_epochs=3, train_samples=99, localize=localize)
+    simulation = simulation_of(strategy=Scaffold(), seeds=(3,), personal=personal)
     result = simulation.run()
     table, z = simulation.tables[0], simulation.dataset.train_x
     losses = []
@@ -118,7 +120,7 @@ def test_newcomers_get_what_the_strategy_hands_to_the_rule():
         training, validation = (
             z[torch.as_tensor(np.split(t.order, t.offsets[1:-1])[i]).long()] for t in (table, table.validation)
         )
-        centre = training.mean(0) - result.state.mean[0]
+        centre = training.mean(0) - (localize == "rule") * result.state.mean[0]
         row = centre + 0.9 * (result.state.model[0] - centre)
         losses.append(0.5 * (row - validation).square().sum(1).mean().item())
     assert result.extra["newcomers"][1]["localized_validation_loss"][0] == pytest.approx(np.mean(losses))

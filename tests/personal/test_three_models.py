@@ -126,9 +126,11 @@ def test_accuracies_are_those_of_plain_modules():
         assert metrics[f"{column}_worst10"][0] == pytest.approx(np.mean(sorted(values)[:2]))
 
 
-def test_scaffolds_localized_model_follows_its_correction():
-    """x − η Σ (g − c_i + c): towards the client's mean minus (c − c_i), by (1 − η)^s."""
-    simulation = simulation_of(strategy=Scaffold(), evaluation=Evaluation(every=3))
+@pytest.mark.parametrize("localize", ["rule", "sgd"])
+def test_scaffolds_localized_model_follows_its_correction_unless_steps_are_plain(localize):
+    """x − η Σ (g − c_i + c): towards the client's mean minus (c − c_i), by (1 − η)^s; plain steps: towards its mean."""
+    personal = Personal(over="all", train_samples=99, localize=localize)
+    simulation = simulation_of(strategy=Scaffold(), evaluation=Evaluation(every=3), personal=personal)
     calls, controls = caught(simulation), []
     start = simulation.strategy.start
 
@@ -146,7 +148,22 @@ def test_scaffolds_localized_model_follows_its_correction():
         training, validation = map(list, shares(simulation, r))
         losses = []
         for i in range(M):
-            centre = training[i].mean(0) - (mean[r] - memory[r * M + i])
+            centre = training[i].mean(0) - (localize == "rule") * (mean[r] - memory[r * M + i])
             if HELD[i]:
                 losses.append(half_squared(centre + 0.9**3 * (model[r] - centre), validation[i]))
         assert metrics["localized_validation_loss"][r] == pytest.approx(np.mean(losses))
+
+
+@pytest.mark.parametrize("case", ["apfl", "pfedme"])
+def test_plain_steps_leave_the_personal_models_alone(case):
+    """At the end of a round personal models are of the rule's own steps, however the localized ones are made."""
+    runs = {}
+    for localize in ("rule", "sgd"):
+        personal = Personal(over="all", at="end", train_samples=99, localize=localize)
+        runs[localize] = simulation_of(local=RULES[case][0](), personal=personal).run().history
+    for by_rule, plain in zip(runs["rule"], runs["sgd"], strict=True):
+        assert {n: v for n, v in by_rule.items() if n.startswith("personal") or n == "train_loss"} == {
+            n: v for n, v in plain.items() if n.startswith("personal") or n == "train_loss"
+        }
+        same = plain["localized_training_loss"] == pytest.approx(by_rule["localized_training_loss"])
+        assert same == (case == "apfl")  # whose steps of the federation's model are plain, as pFedMe's are not
