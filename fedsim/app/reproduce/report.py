@@ -46,14 +46,14 @@ def measure(recipe: Recipe, cells: list[Cell]) -> None:
         for cell in cells:
             if cell.run is None:
                 continue
-            rivals = [c.run for c in cells if c.run is not None and _is_rival(each, c, cell)]
+            rivals = [c.run for c in cells if c.run is not None and is_rival(each, c, cell)]
             cell.numbers[name] = each(cell.run, rivals)
             printed = recipe.printed(name, cell.at)
             if printed is not None:
                 cell.paper[name] = printed
 
 
-def _is_rival(measure: Measure, one: Cell, other: Cell) -> bool:
+def is_rival(measure: Measure, one: Cell, other: Cell) -> bool:
     """Does the measure compare the other with this one?"""
     if measure.ahead_of is not None:
         return one is not other and one.at == other.at | measure.ahead_of

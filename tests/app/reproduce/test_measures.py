@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from fedsim.app.reproduce.measures import Measure
+from fedsim.app.reproduce.report import is_rival
+from fedsim.plots.cells import Cell
 from fedsim.plots.curves import smooth
 from fedsim.plots.runs import Run
 
@@ -97,3 +99,28 @@ def test_newcomers_count_epochs() -> None:
     assert epochs.tolist() == [0, 1, 2, 3]
     assert np.allclose(Measure("newcomers accuracy or own", percent=True)(late), [30, 60])
     assert values.shape == (4, 2)
+
+
+def test_a_window_of_rounds_in_the_middle() -> None:
+    assert np.allclose(Measure("accuracy", window=(10, 29), percent=True)(run()), [40, 40])
+    assert np.isnan(Measure("accuracy", window=(11, 19))(run())).all()
+
+
+def test_until_when_a_run_is_ahead_is_where_its_summed_lead_is_largest() -> None:
+    """A single round behind does not end a lead that goes on; who never leads was ahead until round 0."""
+    leads = {3: [9.0, 0.3, -0.1, 0.2, -0.4], 4: [9.0, -0.1, -0.2, 0.2, -0.5]}  # what is before training does not count
+    ahead = run()
+    ahead.rows = [row | {"accuracy": row["accuracy"] + leads[row["seed"]][row["round"] // 10]} for row in ahead.rows]
+    measure = Measure("accuracy", ahead_of={"algorithm": "FedAvg"})
+    assert measure(ahead, [run()]).tolist() == [30.0, 0.0]
+    rarely = run()
+    rarely.rows = [row for row in rarely.rows if row["round"] % 20 == 0]  # rounds that both were judged at
+    assert measure(ahead, [rarely]).tolist() == [0.0, 0.0]
+    assert np.isnan(measure(ahead)).all()
+
+
+def test_a_run_is_compared_with_that_at_the_named_labels() -> None:
+    cells = [Cell({"data": d, "algorithm": a}, run()) for d in "xy" for a in ("APFL", "FedAvg")]
+    measure = Measure("accuracy", ahead_of={"algorithm": "FedAvg"})
+    rivals = [[other.at for other in cells if is_rival(measure, other, cell)] for cell in cells]
+    assert rivals == [[{"data": "x", "algorithm": "FedAvg"}], [], [{"data": "y", "algorithm": "FedAvg"}], []]
