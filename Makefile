@@ -45,6 +45,7 @@ docs: install  ## write again what pages say of configurations, results and runs
 	$(BIN)/python scripts/config_reference.py
 	$(BIN)/python scripts/gallery.py
 	$(BIN)/python scripts/claims_page.py
+	$(BIN)/python scripts/printed_output.py
 	$(BIN)/jupyter execute --inplace docs/first_run.ipynb
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
