@@ -26,6 +26,7 @@ class Dataset:
         loss: default per-sample loss, a name in `fedsim.models.losses.LOSSES`.
         mean, std: per-channel normalisation of images, in units of the [0, 1] range.
         owners: [N] client that owns each training sample, for data with a natural partition.
+        test_owners: [N_test] client that each test sample was held out of, for data with a natural partition, or None.
         optimum: [d] minimiser of the plain mean of the natural clients' objectives, where it is known in closed form. A
             run measures the distance to that of its own weights, partition and ridge (`fedsim.evaluation.optimum`).
         weights: [m] w_i of a stream's clients (host); None gives all the same.
@@ -46,6 +47,7 @@ class Dataset:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     owners: Tensor | None = None
+    test_owners: Tensor | None = None
     optimum: Tensor | None = None
     augment: CropFlip | None = None
     weights: np.ndarray | None = None

@@ -53,7 +53,10 @@ class EMNIST(Dataset):
             _joined(train[n] for n in names),
             _joined(test[n] for n in names if n in test),
         )
-        owners = np.repeat(np.arange(len(names)), [len(train[n][1]) for n in names])
+        owners, test_owners = (
+            torch.as_tensor(np.repeat(np.arange(len(names)), [len(part[n][1]) if n in part else 0 for n in names]))
+            for part in (train, test)
+        )
         super().__init__(
             "emnist",
             train_x,
@@ -61,7 +64,8 @@ class EMNIST(Dataset):
             test_x if len(test_x) else None,
             test_y if len(test_x) else None,
             classes=10,
-            owners=torch.as_tensor(owners),
+            owners=owners,
+            test_owners=test_owners if len(test_x) else None,
         )
 
     @classmethod

@@ -23,8 +23,10 @@ class Synthetic(Dataset):
         alpha, beta: heterogeneity of models and inputs.
         features, classes: dimensions.
         samples: samples of every client; None draws them lognormal(4, 2) + 50 as Li et al. do.
-        max_samples: cap on a lognormal draw (its tail reaches tens of thousands).
-        test_fraction: share of each client's samples held out into the common test set.
+        max_samples: cap on a lognormal draw, whose tail reaches tens of thousands; None for none, as in Li et al.'s
+            program (the cap cuts a draw, it does not change what comes after it).
+        test_fraction: share of each client's samples held out into the common test set, ⌊test_fraction · n_i⌋ of them;
+            Li et al. hold out a tenth.
         seed: of the draw; the same data serve every replicate.
     """
 
@@ -36,7 +38,7 @@ class Synthetic(Dataset):
         features: int = 60,
         classes: int = 10,
         samples: int | None = None,
-        max_samples: int = 5000,
+        max_samples: int | None = 5000,
         test_fraction: float = 0.2,
         seed: int = 0,
     ) -> None:
@@ -44,14 +46,16 @@ class Synthetic(Dataset):
             checks.whole(key, number)
         checks.not_negative("dataset.alpha", alpha)
         checks.not_negative("dataset.beta", beta)
-        checks.whole("dataset.max_samples", max_samples)
+        if max_samples is not None:
+            checks.whole("dataset.max_samples", max_samples)
         if samples is not None:
             checks.whole("dataset.samples", samples)
         if checks.fraction("dataset.test_fraction", test_fraction) == 1:
             raise ConfigError("dataset.test_fraction=1 leaves nothing to train on; give less")
         draw = rng.generator(seed, rng.Purpose.DATA)
         if samples is None:
-            sizes = np.minimum(draw.lognormal(4.0, 2.0, clients).astype(np.int64) + 50, max_samples)
+            sizes = draw.lognormal(4.0, 2.0, clients).astype(np.int64) + 50
+            sizes = sizes if max_samples is None else np.minimum(sizes, max_samples)
         else:
             sizes = np.full(clients, samples, dtype=np.int64)
         scale = np.arange(1, features + 1) ** -0.6  # √(j^−1.2)
@@ -77,4 +81,7 @@ class Synthetic(Dataset):
             test_y if len(test_x) else None,
             classes=classes,
             owners=torch.as_tensor(np.repeat(np.arange(clients), [len(y) for _, y in train])),
+            test_owners=torch.as_tensor(np.repeat(np.arange(clients), [len(y) for _, y in test]))
+            if len(test_x)
+            else None,
         )

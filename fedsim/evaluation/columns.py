@@ -2,7 +2,8 @@
 
 Means over clients weigh them as the strategy's objective does: alike, or by their data where it is weighting=data; so
 do the optimum and the reference points. A client's samples weigh alike, but for the importance weights of a shift. Test
-metrics weigh samples alike. Columns of clients' own models (`fedsim.personal`) weigh clients alike in any case.
+metrics weigh samples alike, but for test_accuracy_by_client, which weighs their natural owners alike. Columns of
+clients' own models (`fedsim.personal`) weigh clients alike in any case.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ PLACE = {"round": "completed rounds; 0 is the initial model", "seed": "seed of t
 MEASURED = {
     "test_loss": "mean loss of the evaluated model on the test set",
     "test_accuracy": "fraction of the test set classified correctly",
+    "test_accuracy_by_client": "mean of the accuracies on what was held out of each client",
     "train_loss": "mean over clients of the mean loss on (a subsample of) the client's own, shifted, data",
     "train_accuracy": "mean over clients of the accuracy on (a subsample of) the client's own data",
     "client_accuracy_worst10": "mean of the lowest tenth of the clients' accuracies",

@@ -76,6 +76,8 @@ class Evaluator:
             absent |= {"test_loss", "test_accuracy"}
         if not self.labelled:
             absent |= {"test_accuracy", "train_accuracy", "client_accuracy_worst10"}
+        if not self.labelled or self.dataset.test_owners is None:
+            absent |= {"test_accuracy_by_client"}
         if self.optimum is None:
             absent |= {"distance_to_optimum"}
         if not self.shift.active:
@@ -117,20 +119,32 @@ class Evaluator:
         return vmap(self.model.evaluate, in_dims=(0, None if shared else 0))(models, x)
 
     def _on_test(self, models: Tensor) -> dict[str, Tensor]:
-        """Mean loss, and accuracy where there are labels, on the whole test set."""
+        """Mean loss on the whole test set; accuracy where there are labels, also by whom samples were held out of."""
         data, dtype = self.dataset, self.model.dtype
         assert data.test_x is not None
-        total = torch.zeros(2, len(models), dtype=dtype, device=models.device)
+        owners = data.test_owners if self.labelled else None
+        count = 0 if owners is None else data.natural_clients or 0
+        total = torch.zeros(2 + count, len(models), dtype=dtype, device=models.device)
         for start in range(0, len(data.test_x), TEST_BATCH)[self.ranks.share]:
-            batch = {"x": data.prepare(data.test_x[start : start + TEST_BATCH], dtype)}
+            pick = slice(start, start + TEST_BATCH)
+            batch = {"x": data.prepare(data.test_x[pick], dtype)}
             if data.test_y is not None:
-                batch["y"] = data.test_y[start : start + TEST_BATCH]
+                batch["y"] = data.test_y[pick]
             outputs = self.predict(models, batch["x"], shared=True)
             total[0] += torch.stack([self.model.loss(out, batch).sum() for out in outputs])
             if self.labelled:
-                total[1] += (predicted(outputs) == batch["y"]).sum(1)
-        total = self.ranks.sum(total) / len(data.test_x)
-        return {"test_loss": total[0]} | ({"test_accuracy": total[1]} if self.labelled else {})
+                correct = (predicted(outputs) == batch["y"]).to(dtype)
+                total[1] += correct.sum(1)
+                if owners is not None:
+                    total[2:].index_add_(0, owners[pick], correct.T)
+        total = self.ranks.sum(total)
+        found = {"test_loss": total[0] / len(data.test_x)}
+        if self.labelled:
+            found["test_accuracy"] = total[1] / len(data.test_x)
+        if owners is not None:
+            held = torch.bincount(owners, minlength=count)
+            found["test_accuracy_by_client"] = (total[2:][held > 0] / held[held > 0, None]).mean(0)
+        return found
 
     def _on_clients(self, models: Tensor, deployed: Tensor) -> tuple[Tensor, Tensor | None]:
         """Mean loss [R, m'] and accuracy [R, m'] of every client on its own samples, as they answer to `deployed`."""

@@ -23,6 +23,7 @@ HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0}
 FITTED_DASHES = (0, (6, 1.5, 1, 1.5, 1, 1.5))  # its curves where dashes already say something; else the plain ones
 TITLES = {
     "test_accuracy": "test accuracy",
+    "test_accuracy_by_client": "test accuracy, mean over clients",
     "test_loss": "test loss",
     "train_loss": "training loss, mean over clients",
     "train_accuracy": "training accuracy, mean over clients",

@@ -16,7 +16,9 @@ class FedPBC(KeepsClientModels[ClientModels]):
     """Federated postponed broadcast: clients that are linked average their models, the others go on with their own.
 
     Every client starts from its own x_i^t; x^{t+1} = mean_{i∈A} x_i^{(t,s)} reaches only i∈A. The round is an
-    implicit gossip with a doubly stochastic mixing matrix. Memory: one model per client.
+    implicit gossip with a doubly stochastic mixing matrix, which keeps the mean of all clients' models: that mean
+    (`evaluate=client_mean`) has no bias (fedpbc Thm. 1). x^t hears the linked clients alone, and stays off by O(ηs)
+    where some are linked more often than others. Memory: one model per client.
 
     Args:
         compute: 'all': every client computes in every round, also without a link (the paper's algorithm);

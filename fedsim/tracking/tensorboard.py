@@ -23,6 +23,7 @@ GROUPS = {
     "test_loss": "loss/test",
     "train_loss": "loss/train",
     "test_accuracy": "accuracy/test",
+    "test_accuracy_by_client": "accuracy/test, mean over clients",
     "train_accuracy": "accuracy/train",
     "client_accuracy_worst10": "accuracy/worst tenth of clients",
     "performative_risk": "loss/performative risk",

@@ -51,6 +51,7 @@ def test_every_writer_is_a_client_with_its_own_images(written):
         assert dataset.train_y[own].tolist() == images[writer, "train"][1].tolist()
     expected = np.concatenate([images["f0000_14", "test"][1], images["f0003_42", "test"][1]])
     assert dataset.test_y.tolist() == expected.tolist()
+    assert dataset.test_owners.tolist() == [0] * 3 + [2] * 2
 
 
 def test_writers_are_drawn_by_the_seed_and_bring_their_own_test_images(written):

@@ -117,6 +117,17 @@ def test_synthetic_sizes_are_lognormal_with_a_floor_and_a_cap() -> None:
     assert abs(below - 0.5) < 5 * 0.5 / np.sqrt(400)
 
 
+def test_without_a_cap_the_sizes_are_li_et_als_lognormal_draws() -> None:
+    """A cap cuts sizes and changes none that is below it; ⌊n/10⌋ of each client's samples are held out, by client."""
+    draw = rng.generator(3, rng.Purpose.DATA).lognormal(4.0, 2.0, 60).astype(np.int64) + 50
+    assert draw.max() > 1000
+    for cap, sizes in ((None, draw), (1000, np.minimum(draw, 1000))):
+        data = Synthetic(60, features=2, max_samples=cap, test_fraction=0.1, seed=3)
+        assert data.test_owners is not None
+        assert np.bincount(data.test_owners).tolist() == (sizes // 10).tolist()
+        assert np.bincount(owners_of(data)).tolist() == (sizes - sizes // 10).tolist()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gaussian_mean_streams_have_the_clients_moments(dtype: torch.dtype) -> None:
     """Mean m_i within 5 σ/√n and variance σ², for every client, in the order that was asked."""

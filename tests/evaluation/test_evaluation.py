@@ -80,6 +80,26 @@ def test_classification_metrics_are_those_of_plain_loops(model):
         np.testing.assert_allclose(np.sort(found.client_accuracy[r]), accuracies, atol=1e-12)
 
 
+def test_test_accuracy_by_client_weighs_alike_whoever_test_samples_were_held_out_of():
+    """The mean of the owners' own accuracies; a client without test samples does not count, and nor does its size."""
+    dataset = images()
+    draw = np.random.default_rng(5)
+    owners = draw.choice(len(SIZES) - 3, len(dataset.test_x), p=np.arange(1, 18) / np.arange(1, 18).sum())
+    dataset.test_owners = torch.as_tensor(owners)
+    simulation = Simulation(dataset, Linear, clients=len(SIZES), execution=Execution(dtype="float64"))
+    assert "test_accuracy_by_client" in simulation.evaluator.columns
+    models = torch.randn(1, simulation.model.dimension, generator=torch.Generator().manual_seed(0)).double()
+    module = Linear((2, 6, 6), 3).double()
+    vector_to_parameters(models[0], module.parameters())
+    with torch.no_grad():
+        hits = (module(dataset.test_x.double() / 255).argmax(1) == dataset.test_y).numpy()
+    found = simulation.evaluator(models).metrics
+    by_client = np.mean([hits[owners == i].mean() for i in range(17)])
+    assert found["test_accuracy_by_client"][0] == pytest.approx(by_client, abs=1e-12)
+    assert found["test_accuracy"][0] == pytest.approx(hits.mean(), abs=1e-12)
+    assert abs(by_client - hits.mean()) > 1e-3
+
+
 def test_regression_has_a_test_loss_and_no_accuracy(regression_of, Regression):
     dataset = regression_of((5, 2))
     dataset.test_x, dataset.test_y = dataset.train_x[:4].clone(), dataset.train_y[:4].clone()

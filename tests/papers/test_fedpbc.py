@@ -1,0 +1,226 @@
+"""What FedPBC's claims rest on: where x_PS, the mean of all clients and FedAvg end, and what jitter does to a link."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from exact_gossip import Exact, exact, exact_of_two_groups, noise_of_fedavg
+
+from fedsim import Execution, Simulation
+from fedsim.app.reproduce.recipe import load
+from fedsim.availability import Bernoulli, Groups, Jitter, Stationary
+from fedsim.core import Federation
+from fedsim.datasets import Quadratics
+from fedsim.local import SGD
+from fedsim.models import Mean
+from fedsim.strategies import FedAvg, FedPBC, Strategy
+
+P, U = np.array([0.3, 0.3, 0.8]), np.array([[0.0], [1.0], [2.5]])
+ETA, STEPS = 0.3, 2
+C = 1 - (1 - ETA) ** STEPS
+SEEN = range(8, 18)  # rounds over which models are averaged
+
+PAIRS = {
+    "p0 = p1 = 0.1": (0.1, 0.1),
+    "p0 = p1 = 0.5": (0.5, 0.5),
+    "p0 = 0.1, p1 = 0.5": (0.1, 0.5),
+    "p0 = 0.1, p1 = 0.9": (0.1, 0.9),
+}
+UNEQUAL = ("p0 = 0.1, p1 = 0.5", "p0 = 0.1, p1 = 0.9")
+RATE, LOCAL = 0.0003, 30
+
+
+def three_clients(strategy: Strategy, replicates: int) -> Simulation:
+    return Simulation(
+        Quadratics(clients=3, points=U[:, 0].tolist()),
+        Mean,
+        clients=3,
+        availability=Bernoulli(Groups(p=P.tolist())),
+        strategy=strategy,
+        local=SGD(lr=ETA, steps=STEPS, batch_size=None),
+        seeds=range(replicates),
+        execution=Execution(dtype="float64"),
+    )
+
+
+def averages(strategy: Strategy, play) -> dict[str, tuple[float, float]]:
+    """(mean, standard error over independent replicates) of x_PS and of the clients' mean, averaged over SEEN."""
+    simulation = three_clients(strategy, 200)
+    seen: dict[str, list[np.ndarray]] = {"server": [], "clients": []}
+    for played in play(simulation, SEEN.stop):
+        if played.t in SEEN:
+            seen["server"].append(played.after.model[:, 0].numpy())
+            seen["clients"].append(simulation.strategy.client_mean(played.after, simulation.federation)[:, 0].numpy())
+    found = {name: np.mean(values, axis=0) for name, values in seen.items()}
+    return {name: (a.mean(), a.std(ddof=1) / len(a) ** 0.5) for name, a in found.items()}
+
+
+def test_three_clients_exactly():
+    """The numbers of the page on claims: x_PS 1.646, the mean of all clients 7/6, which is the optimum."""
+    found = exact(U, P, C)
+    assert found.server()[0] == pytest.approx(1.646, abs=5e-4)
+    assert found.clients().mean() == pytest.approx(7 / 6, abs=1e-12)
+    assert found.optimum[0] == pytest.approx(7 / 6, abs=1e-12)
+    assert found.fedavg()[0] == pytest.approx(1.795, abs=5e-4)
+    *_, (last, server) = found.rounds(200)
+    np.testing.assert_allclose(last, found.clients(), atol=1e-12)
+    np.testing.assert_allclose(server, found.server(), atol=1e-12)
+
+
+@pytest.mark.parametrize("compute", ["all", "active"])
+def test_fedpbcs_server_ends_where_the_formula_says(compute, play):
+    """E x_PS = Σ_A P(A | A ≠ ∅) mean_A((1−c)z + cu), z = (I − (1−c)EW)⁻¹ c EW u; which is not the optimum."""
+    found, seen = exact(U, P, C), averages(FedPBC(compute=compute), play)
+    expected = [pair for t, pair in enumerate(found.rounds(SEEN.stop, compute)) if t in SEEN]
+    server, error = seen["server"]
+    assert error < 0.025
+    assert abs(server - np.mean([x for _, x in expected])) < 5 * error
+    assert abs(found.server(compute) - found.optimum)[0] > 15 * error
+    clients, error = seen["clients"]
+    assert abs(clients - np.mean([z.mean() for z, _ in expected])) < 5 * error + 1e-12
+    assert (abs(found.clients(compute).mean() - found.optimum[0]) < 1e-12) == (compute == "all")
+
+
+def test_fedavg_ends_where_proposition_1_says(play):
+    """lim = Σ_i p_i u_i [1 + Σ_{j≥2} (−1)^{j+1}/j Σ_{S ∌ i, |S| = j−1} Π_{z∈S} p_z] / (1 − Π(1 − p_i)), written out."""
+    (p, q, r), total = P, 0.0
+    for own, u, (a, b) in ((p, U[0, 0], (q, r)), (q, U[1, 0], (p, r)), (r, U[2, 0], (p, q))):
+        total += own * u * (1 - (a + b) / 2 + a * b / 3)
+    limit = total / (1 - (1 - p) * (1 - q) * (1 - r))
+    assert exact(U, P, C).fedavg()[0] == pytest.approx(limit, abs=1e-12)
+    kept = [(1 - C) ** (t + 1) for t in SEEN]  # of the zero it began with, but for rounds in which nobody was linked
+    server, error = averages(FedAvg(), play)["server"]
+    assert error < 0.025
+    assert abs(server - limit) < 5 * error + limit * np.mean(kept)
+
+
+def test_the_mean_of_all_clients_is_gradient_descent_whoever_is_linked(play):
+    """W is doubly stochastic in every round, not only in expectation: x̄^t = (1 − (1−c)^t) x* without any noise."""
+    simulation = three_clients(FedPBC(), 20)
+    for played in play(simulation, 25):
+        mean = simulation.strategy.client_mean(played.after, simulation.federation)
+        expected = (1 - (1 - C) ** (played.t + 1)) * U.mean()
+        np.testing.assert_allclose(mean, np.full_like(mean, expected), atol=1e-12)
+
+
+def test_x_ps_goes_from_the_optimum_to_fedavgs_limit_as_the_steps_grow():
+    """Its distance to the optimum is 0 for c → 0, in proportion to c, grows with c, and is FedAvg's at c = 1, where
+    nothing of what clients had heard from one another is left; FedAvg's does not depend on c."""
+    distance = {c: np.linalg.norm(at(c).server() - at(c).optimum) for c in (1e-6, 1e-5, 0.01, 0.1, 0.5, 1.0)}
+    assert list(distance.values()) == sorted(distance.values())
+    assert distance[1e-5] / distance[1e-6] == pytest.approx(10, rel=1e-3)
+    assert distance[1.0] == pytest.approx(np.linalg.norm(at(1.0).fedavg() - at(1.0).optimum), abs=1e-12)
+    np.testing.assert_allclose(at(0.5).fedavg(), at(0.01).fedavg(), atol=1e-12)
+
+
+def at(c: float) -> Exact:
+    """30 clients as in Fig. 3, linked with 0.05 and 0.9, with quadratic losses."""
+    u = np.arange(30.0)[:, None]
+    return exact_of_two_groups(u, (15, 15), (0.05, 0.9), c)
+
+
+def test_groups_are_counted_as_sets_are():
+    u = np.random.default_rng(0).normal(size=(6, 2))
+    sets, groups = exact(u, np.repeat([0.3, 0.8], (4, 2)), 0.2), exact_of_two_groups(u, (4, 2), (0.3, 0.8), 0.2)
+    np.testing.assert_allclose(groups.pairs, sets.pairs, atol=1e-14)
+    np.testing.assert_allclose(groups.average, sets.average, atol=1e-14)
+    for compute in ("all", "active"):
+        np.testing.assert_allclose(groups.server(compute), sets.server(compute), atol=1e-14)
+
+
+def of_the_paper(links: str) -> Exact:
+    """Fig. 2's clients."""
+    u = Quadratics(100).train_x.numpy()
+    return exact_of_two_groups(u, (50, 50), PAIRS[links], 1 - (1 - RATE) ** LOCAL)
+
+
+def away(model: np.ndarray, found: Exact) -> float:
+    return float(np.linalg.norm(model - found.optimum))
+
+
+def test_thirty_steps_at_the_papers_rate_are_one_at_the_recipes(play):
+    """With all data in every batch ½‖x − u‖² makes s steps at η one at 1 − (1−η)^s, under any strategy."""
+    for name in ("fig2a", "fig2b"):
+        base = load(f"fedpbc/{name}").base
+        assert "local_steps=1" in base
+        assert f"lr={1 - (1 - RATE) ** LOCAL!r}" in base
+    ends = []
+    for lr, steps in ((RATE, LOCAL), (1 - (1 - RATE) ** LOCAL, 1)):
+        simulation = Simulation(
+            Quadratics(clients=6, dimension=3),
+            Mean,
+            clients=6,
+            availability=Bernoulli(Groups(0.1, 0.9)),
+            strategy=FedPBC(),
+            local=SGD(lr=lr, steps=steps, batch_size=None),
+            execution=Execution(dtype="float64"),
+        )
+        *_, last = play(simulation, 12)
+        ends.append(last.after.models)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-14)
+    assert ends[0].abs().max() > 1e-3
+
+
+def test_the_thresholds_of_fig_2a_are_the_formulas():
+    """By Jensen E‖x − x*‖ lies between ‖E x − x*‖ and √(‖E x − x*‖² + tr Var x)."""
+    claims, c = load("fedpbc/fig2a").claims, 1 - (1 - RATE) ** LOCAL
+    told = {claim.where["links"][0]: claim for claim in claims if claim.claim.startswith("x_PS converges")}
+    assert set(told) == set(UNEQUAL)
+    for links, claim in told.items():
+        bias = away(of_the_paper(links).server(), of_the_paper(links))
+        assert claim.than == pytest.approx(bias, rel=1e-4)
+    fedavg = {claim.where["links"][0]: claim for claim in claims if "Proposition 1" in claim.claim}
+    assert set(fedavg) == set(UNEQUAL)
+    for links, claim in fedavg.items():
+        found = of_the_paper(links)
+        least = away(found.fedavg(), found)
+        most = float(np.hypot(least, noise_of_fedavg(found.u, (50, 50), PAIRS[links], c)))
+        assert [claim.than - claim.within, claim.than + claim.within] == pytest.approx([least, most], abs=1e-6)
+    equal = {claim.where["links"][0]: claim for claim in claims if claim.claim.startswith("when p0 = p1")}
+    assert set(equal) == set(PAIRS) - set(UNEQUAL)
+    for links, claim in equal.items():
+        found = of_the_paper(links)
+        assert away(found.fedavg(), found) < 1e-12
+        assert away(found.server(), found) < 1e-12
+        assert claim.than == pytest.approx(noise_of_fedavg(found.u, (50, 50), PAIRS[links], c), rel=1e-4)
+    start = np.linalg.norm(of_the_paper(UNEQUAL[0]).optimum)
+    assert int(np.ceil(np.log(0.001 / start) / np.log(1 - c))) == 696
+
+
+@pytest.mark.parametrize("links", UNEQUAL)
+def test_the_thresholds_of_fig_2b_are_the_formulas(links):
+    """Where only the linked compute, both models are still on their way after 4000 rounds: the exact means of rounds
+    3510 to 4000, and the least distance among them."""
+    found, least = of_the_paper(links), {"server": np.inf, "clients": np.inf}
+    for t, (clients, server) in enumerate(found.rounds(4000, "active"), 1):
+        if t > 3500:
+            least["server"] = min(least["server"], away(server, found))
+            least["clients"] = min(least["clients"], away(clients.mean(0), found))
+    claims = [claim for claim in load("fedpbc/fig2b").claims if claim.where.get("links") == [links]]
+    thresholds = {"clients" if "mean" in (claim.measure or "") else "server": claim.than for claim in claims}
+    assert thresholds == pytest.approx(least, rel=1e-4)
+    assert least["clients"] > 0.99 * away(found.fedavg(), found)
+
+
+@pytest.mark.parametrize("links", PAIRS)
+def test_theorem_1_asks_for_smaller_rates_than_the_paper_takes(links):
+    """It needs η ≤ 1/(ρ s³) and η ≤ (1−√ρ)/(6√(2ρ) L s²), ρ the second eigenvalue of E W² = E W: W is a projection."""
+    rho = float(np.linalg.eigvalsh(of_the_paper(links).mixing)[-2])
+    assert 4 / (rho * LOCAL**3) < RATE
+    assert 5 * (1 - rho**0.5) / (6 * (2 * rho) ** 0.5 * LOCAL**2) < RATE
+
+
+def test_a_link_with_jitter_is_a_link_without():
+    """P(on) = E[p + X] = p and rounds and clients stay independent: Fig. 3b's law of the links is Fig. 3a's."""
+    federation = Federation((0, 1), 1000, np.zeros(2000, dtype=np.int64))
+    for trajectory in (Stationary(), Jitter(0.02)):
+        process = Bernoulli(Groups(0.05, 0.9), trajectory)
+        process.bind(federation)
+        links = np.stack([process.counts(t) for t in range(200)]).reshape(200, 2, 2, 500)  # [T, R, group, clients]
+        for group, p in enumerate((0.05, 0.9)):
+            on = links[:, :, group].astype(float)
+            assert abs(on.mean() - p) < 5 * (p * (1 - p) / on.size) ** 0.5
+            for pair in ((on[1:], on[:-1]), (on[..., 1:], on[..., :-1])):
+                together = np.mean((pair[0] - p) * (pair[1] - p)) / (p * (1 - p))
+                assert abs(together) < 5 / pair[0].size ** 0.5
