@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedsim.evaluation.columns import MODELS
 from fedsim.plots.cells import Cell, at, labels
 from fedsim.plots.runs import NEWCOMERS, Run
 from fedsim.plots.style import (
@@ -94,6 +95,8 @@ def curves(
     ema: float | None = None,
     first: int = 0,
     iterations: bool = False,
+    also: str | None = None,
+    least: float | None = None,
 ) -> Figure:
     """Panels of curves; fitted ones dashed, and named so.
 
@@ -105,6 +108,8 @@ def curves(
         ema: decay per round of an exponential moving average; None shows the raw values.
         first: round from which on curves are shown.
         iterations: count local steps instead of rounds.
+        also: beside every curve, dotted, that of another model, where the run evaluates it too: client_mean.
+        least: where the vertical axes begin.
     """
     metrics = [metric] if isinstance(metric, str) else metric
     boxes = [(name, label) for name in metrics for label in labels(cells, panel)]
@@ -123,20 +128,33 @@ def curves(
                 axes.set_ylabel(drawn(name))
             for cell in at(cells, panel, label):
                 assert cell.run is not None
-                rounds, values = cell.run.curve(name)
-                if ema is not None:
-                    values = smooth(values, ema ** float(np.diff(rounds).mean()))
                 tint = colour(tints.index(cell.at[colours]) if colours else 0)
                 dash: Any = DASHES[styles.index(cell.at[dashes]) % len(DASHES)] if dashes else "-"
                 names = [cell.at[axis] for axis in (colours, dashes) if axis]
                 if cell.fitted:
                     dash = FITTED_DASHES if dashes else "--"
                     names += [FITTED] * all(FITTED not in name for name in names)
-                shown = rounds >= first
-                along = rounds[shown] * (cell.run.settings["local_steps"] if iterations else 1)
-                draw_curve(axes, along, values[shown], name, ", ".join(names), tint, dash)
+                drawn_here = [(name, names, dash)]
+                if also and cell.run.has(other := f"{also}_{name}"):
+                    drawn_here.append((other, [*names, MODELS[also].removeprefix("the ")], ":"))
+                for quantity, words, style in drawn_here:
+                    rounds, values = cell.run.curve(quantity)
+                    if ema is not None:
+                        values = smooth(values, ema ** float(np.diff(rounds).mean()))
+                    shown = rounds >= first
+                    along = rounds[shown] * (cell.run.settings["local_steps"] if iterations else 1)
+                    draw_curve(axes, along, values[shown], quantity, ", ".join(words), tint, style)
+            if least is not None:
+                axes.set_ylim(bottom=least)
         legend_below(drawing, grid)
     return drawing
+
+
+def metrics_of(options: dict[str, Any]) -> list[str]:
+    """What a picture of this kind with these options shows, of the runs that have it."""
+    given = options["metric"]
+    metrics = [given] if isinstance(given, str) else list(given)
+    return metrics + [f"{options['also']}_{name}" for name in metrics if options.get("also")]
 
 
 def _prepare(axes: Axes, metric: str, heading: str, logarithmic: bool) -> None:

@@ -64,6 +64,10 @@ class Run:
         values = [[row[metric] for row in self.rows if row["round"] == t] for t in rounds]
         return np.array(rounds), np.array(values)
 
+    def has(self, metric: str) -> bool:
+        """Did the run measure it?"""
+        return _first(metric, self.rows[0]) in self.rows[0]
+
     def final(self, metric: str) -> tuple[float, float]:
         """Mean and standard deviation over replicates after the last round."""
         return mean_std(list(self.curve(metric)[1][-1]))

@@ -17,6 +17,7 @@ from fedsim.app.reproduce.runner import Job, Outcome, carry_out_all, jobs_at_onc
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.plots.cells import Cell
+from fedsim.plots.curves import metrics_of
 from fedsim.plots.kinds import draw
 from fedsim.plots.runs import load as load_run
 from fedsim.run.stopping import Stopped
@@ -138,8 +139,7 @@ def reproduce(
         for ending in ("png", "pdf"):
             drawing.savefig(folder / f"figure.{ending}")
         if recipe.figure["kind"] == "curves":
-            shown = recipe.figure["metric"]
-            report.save_curves(folder / "curves.csv", cells, [shown] if isinstance(shown, str) else shown, about)
+            report.save_curves(folder / "curves.csv", cells, metrics_of(recipe.figure), about)
     print(report.table(lines))
     for place, why in {**skipped, **{k: f"tuned to {v}" for k, v in tuned.items()}}.items():
         print(f"{place}: {why}")

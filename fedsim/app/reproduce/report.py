@@ -181,8 +181,9 @@ def save_curves(path: Path, cells: list[Cell], metrics: list[str], about: dict[s
         writer = csv.writer(file)
         writer.writerow([*(cells[0].at if cells else []), "metric", "round", "mean", "std"])
         for cell in cells:
-            for name in metrics if cell.run is not None else []:
-                assert cell.run is not None
+            for name in metrics:
+                if cell.run is None or not cell.run.has(name):
+                    continue
                 seen, values = cell.run.curve(name)
                 for e in range(0, len(seen), -(-len(seen) // most)):
                     number = Number(cell.at, values[e])
