@@ -43,13 +43,16 @@ def page(papers: dict[str, list[Report]]) -> str:
 
 
 def sentences(report: Report) -> Iterator[str]:
-    """The refuted claims of a result, each with its reason and what shows it."""
+    """The refuted claims of a result with their reasons and what shows these; one reason may stand for several."""
     name = report.content["recipe"].partition("/")[2]
     where = f"[{name}](../experiments/README.md#{anchor(report.heading)})"
+    claims: dict[str, list[str]] = {}
     for row in report.claims:
         if verdict(row) == REFUTED:
-            said = f"“{escaped(row['claim']).strip()}”: {sentence(escaped(row['reason']))}"
-            yield f"- {where}, {said} Shown by {shown_by(row, '../')}."
+            because = f"{sentence(escaped(row['reason']))} Shown by {shown_by(row, '../')}."
+            claims.setdefault(because, []).append(f"“{escaped(row['claim']).strip()}”")
+    for because, those in claims.items():
+        yield f"- {where}, {', '.join(those)}: {because}"
 
 
 def arguments(paper: str) -> Iterator[str]:

@@ -165,8 +165,11 @@ def older(content: dict[str, Any]) -> str:
 
 
 def number(value: float | None, std: float | None = None) -> str:
+    """With the digits that a reader compares; large ones in full."""
     if value is None:
         return ""
+    if abs(value) >= 10_000:
+        return f"{value:,.0f}" + (f" ± {std:,.0f}" if std else "")
     return f"{value:.4g}" + (f" ± {std:.2g}" if std else "")
 
 

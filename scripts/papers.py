@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +54,15 @@ def verdict(row: dict[str, Any]) -> str:
 
 def reports(root: Path = EXPERIMENTS) -> dict[str, list[Report]]:
     """Paper → its committed results, those with titles first."""
-    found = [Report(path.parent, json.loads(path.read_text())) for path in sorted(root.glob("*/results/*/report.json"))]
+    found = [Report(path.parent, json.loads(path.read_text())) for path in root.glob("*/results/*/report.json")]
+    found.sort(key=lambda report: in_order(report.folder.name))
     papers = [*TITLES, *sorted({report.paper for report in found} - set(TITLES))]
     return {p: those for p in papers if (those := [report for report in found if report.paper == p])}
+
+
+def in_order(name: str) -> list[tuple[str, int]]:
+    """A key by which fig2 stands before fig10."""
+    return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
 def title(paper: str) -> str:

@@ -88,8 +88,8 @@ def test_verdicts_reasons_and_lessons(scripts, folder: Path, monkeypatch: pytest
     assert f"- ✓ held: c *(fitted)*. 1 of 1. Its reason did not show in these runs: {by}." in page
     assert "- **P-FedAvg.** One. Two. Three. [Its claims](../docs/what_the_papers_claim.md#p-fedavg)." in page
     arguments = scripts["claims_page"].page(scripts["papers"].reports(folder))
-    line = f"- [fig1](../experiments/README.md#p_fedavgfig1-paper), “c”: {by}."
-    assert arguments.count(line) == 2
+    line = f"- [fig1](../experiments/README.md#p_fedavgfig1-paper), “c”, “c”: {by}."
+    assert arguments.count(line) == 1
     assert arguments.index("\n## P-FedAvg\n") < arguments.index(line) < arguments.index("\n## ProFL\n")
 
 
@@ -99,6 +99,14 @@ def test_the_nearest_and_the_farthest_printed_number(scripts, folder: Path, monk
     page = entry(scripts, folder, monkeypatch)
     assert "| paper | b: 1 → 1.05<br>c: 100 → 80 |  | a picture |  |" in page
     assert "| e *(fitted)* | 1 | 9 |" in page
+
+
+def test_figures_are_in_the_order_of_their_numbers(scripts, folder: Path) -> None:
+    for name in ("fig10-cpu", "fig2a-paper", "fig2-paper", "table1-paper"):
+        (folder / "p_fedavg" / "results" / name).mkdir()
+        (folder / "p_fedavg" / "results" / name / "report.json").write_text('{"rows": []}')
+    found = [report.folder.name for report in scripts["papers"].reports(folder)["p_fedavg"]]
+    assert found == ["fig1-paper", "fig2-paper", "fig2a-paper", "fig10-cpu", "table1-paper"]
 
 
 def test_who_made_it_is_said_of_another_version(scripts, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

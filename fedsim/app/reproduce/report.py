@@ -118,8 +118,8 @@ def _row(v: Verdict) -> Row:
 
 
 def finite(value: float) -> float | None:
-    """JSON knows no nan."""
-    return round(value, 6) if math.isfinite(value) else None
+    """Seven digits; JSON knows no nan."""
+    return float(f"{value:.7g}") if math.isfinite(value) else None
 
 
 def table(lines: list[Row]) -> str:
