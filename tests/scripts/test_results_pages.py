@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import fedsim
+from fedsim.evaluation.columns import COLUMNS
 
 ROOT = Path(__file__).parents[2]
 MODULES = ("papers", "gallery", "claims_page")
@@ -125,3 +127,14 @@ def test_arguments_become_sections_whose_links_lead_on(
     assert list(scripts["claims_page"].arguments("profl")) == [
         "", "### Fig", "", "[a](../tests/t.py) [b](first_run.md) [c](#fig) [d](https://e.f)", "", "```", "# x", "```",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "claims").glob("*.md")), ids=lambda page: page.stem)
+def test_every_test_that_an_argument_names_exists(page: Path) -> None:
+    """`test_it`, or `tests/FILE.py::test_it` of that file; a column of metrics.csv may begin with test_ too."""
+    files = {file: set(re.findall(r"^ *def (test_\w+)", file.read_text(), re.M)) for file in ROOT.glob("tests/**/*.py")}
+    known = set().union(*files.values()) | set(COLUMNS)
+    for path, name in re.findall(r"`(?:(tests/[\w/]+\.py)::)?(test_\w+)`", page.read_text(encoding="utf-8")):
+        assert name in (files.get(ROOT / path, set()) if path else known), f"{page.name}: {path} {name}"
+    for path in re.findall(r"`(tests/[\w/]+\.py)(?:::\w+)?`", page.read_text(encoding="utf-8")):
+        assert (ROOT / path).is_file(), f"{page.name}: {path}"
