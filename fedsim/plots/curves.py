@@ -144,10 +144,18 @@ def curves(
                     shown = rounds >= first
                     along = rounds[shown] * (cell.run.settings["local_steps"] if iterations else 1)
                     draw_curve(axes, along, values[shown], quantity, ", ".join(words), tint, style)
-            if least is not None:
-                axes.set_ylim(bottom=least)
+        if least is not None:
+            _begin_at(least, grid, [name for name, _ in boxes])
         legend_below(drawing, grid)
     return drawing
+
+
+def _begin_at(least: float, grid: list[Axes], names: list[str]) -> None:
+    """The vertical axes begin there, and end above what panels of the same name show."""
+    for axes, name in zip(grid, names, strict=True):
+        highest = max(other.dataLim.ymax for other, its in zip(grid, names, strict=True) if its == name)
+        logarithmic = axes.get_yscale() == "log"
+        axes.set_ylim(least, 1.3 * highest if logarithmic else highest + 0.05 * (highest - least))
 
 
 def metrics_of(options: dict[str, Any]) -> list[str]:
