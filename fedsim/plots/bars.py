@@ -12,7 +12,7 @@ from fedsim.plots.style import FITTED, HATCHED, STYLE, colour, legend_below, pan
 
 def bars(
     cells: list[Cell],
-    measure: str,
+    measure: str | list[str],
     group: str | None = None,
     colours: str | None = None,
     panel: str | None = None,
@@ -23,7 +23,7 @@ def bars(
 
     Args:
         cells: measured runs.
-        measure: whose numbers.
+        measure: whose numbers; a list makes panels of each.
         group, colours, panel: the axes whose labels make groups of bars, colours and panels; without groups, colours'
             labels stand below the bars.
         unit: on the vertical axis.
@@ -31,26 +31,28 @@ def bars(
     """
     if group is None:
         group, colours = colours, None
-    groups, tints, boxes = labels(cells, group), labels(cells, colours), labels(cells, panel)
+    groups, tints = labels(cells, group), labels(cells, colours)
+    names = [measure] if isinstance(measure, str) else measure
+    boxes = [(box, name) for box in labels(cells, panel) for name in names]
     width = 0.8 / len(tints)
     with matplotlib.rc_context(STYLE):
         drawing, grid = panels(len(boxes), width=max(4.4, 0.26 * len(groups) * max(len(tints), 5)), columns=1)
-        for axes, box in zip(grid, boxes, strict=True):
-            axes.set_title(box or measure)
+        for axes, (box, shown) in zip(grid, boxes, strict=True):
+            axes.set_title(", ".join([box, shown] if box and len(names) > 1 else [box or shown]))
             axes.grid(visible=False, axis="x")
             for number, tint in enumerate(tints):
                 literal = not all(cell.fitted for cell in at(cells, colours, tint))
                 for place, name in enumerate(groups):
                     for cell in at(at(at(cells, panel, box), group, name), colours, tint):
-                        values, x = cell.numbers[measure], place + (number - (len(tints) - 1) / 2) * width
+                        values, x = cell.numbers[shown], place + (number - (len(tints) - 1) / 2) * width
                         spread = values.std(ddof=1) if len(values) > 1 else None
                         axes.bar(
                             x, values.mean(), width * 0.9, yerr=spread, color=colour(number),
                             label=None if literal and cell.fitted else tint or "ours",
                             **(HATCHED if cell.fitted else {}),
                         )  # fmt: skip
-                        if measure in cell.paper:
-                            paper = cell.paper[measure]
+                        if shown in cell.paper:
+                            paper = cell.paper[shown]
                             axes.plot(
                                 x, paper, "o", color="black", markeredgecolor="white", markersize=5, label="paper"
                             )
