@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import sys
 from pathlib import Path
@@ -104,6 +105,8 @@ def reproduce(
         jobs: runs at once, or 'auto'.
         overrides: Hydra overrides on top of the recipe's.
     """
+    if not recipe.scales[scale].printed:
+        recipe = dataclasses.replace(recipe, paper={})
     paper, _, name = recipe.name.partition("/")
     folder = out / paper / RESULTS / f"{name}-{scale}"
     try:

@@ -50,11 +50,13 @@ class Scale:
         reduced: what is smaller than in the paper; empty where nothing is.
         overrides: after the recipe's own.
         axes: replace the recipe's axes of the same name.
+        printed: whether the paper's numbers are shown; false where data or model are others than the paper's.
     """
 
     reduced: str = ""
     overrides: list[str] = field(default_factory=list)
     axes: dict[str, Any] = field(default_factory=dict)
+    printed: bool = True
 
 
 @dataclass

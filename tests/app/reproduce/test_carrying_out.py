@@ -73,6 +73,8 @@ def test_finished_runs_are_not_run_again_and_scales_do_not_meet(
     assert again == first
     assert ran == []
     assert "4 runs, 4 of them finished already" in capsys.readouterr().out
+    recipe.scales["smoke"].printed = False  # another problem than the paper's
+    assert [line.paper for line in cli.reproduce(recipe, "smoke", "cpu", folder / "out", jobs="1")] == [None] * 3
     cli.reproduce(recipe, "cpu", "cpu", folder / "out", jobs="1")
     assert len(ran) == 4
 
