@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from yaml import YAMLError
 
 import fedsim
+from fedsim.app.reproduce import measures
 from fedsim.app.reproduce.claims import Claim, places
 from fedsim.app.reproduce.measures import Measure
 from fedsim.app.reproduce.tuning import Tune
@@ -169,7 +170,7 @@ def load(name: str, folder: Path | None = None) -> Recipe:
 def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     content["axes"] = {axis: _choices(choices) for axis, choices in content.get("axes", {}).items()}
     content["scales"] = {key: Scale(**(value or {})) for key, value in content["scales"].items()}
-    content["measures"] = {key: Measure(**value) for key, value in content.get("measures", {}).items()}
+    content["measures"] = {key: measures.read(**value) for key, value in content.get("measures", {}).items()}
     content["tune"] = Tune(**content["tune"]) if content.get("tune") else None
     content["paper"] = _by_name(content.get("paper", {}))
     content["claims"] = [Claim.read(value) for value in content.get("claims", [])]

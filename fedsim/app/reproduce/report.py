@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.app.reproduce.claims import HELD, OPEN, VERDICTS, Verdict
-from fedsim.app.reproduce.measures import Measure
+from fedsim.app.reproduce.measures import Ahead, Measure
 from fedsim.app.reproduce.number import Number
 from fedsim.app.reproduce.recipe import Recipe
 from fedsim.core.files import write_json
@@ -54,26 +54,18 @@ def measure(recipe: Recipe, cells: list[Cell]) -> None:
 
 
 def is_rival(measure: Measure, one: Cell, other: Cell) -> bool:
-    """Does the measure compare the other with this one?"""
-    if measure.ahead_of is not None:
-        return one is not other and one.at == other.at | measure.ahead_of
-    return measure.best_over is not None and _rival(one, other, measure.best_over)
-
-
-def _rival(one: Cell, other: Cell, axis: str) -> bool:
-    """Do they differ on this axis at most? Fitted constants are nobody's rival but their own."""
-    return one.fitted == other.fitted and all(one.at[name] == other.at[name] for name in one.at if name != axis)
+    """Does the measure compare the other with this one? The best of a fitted one is sought among fitted ones."""
+    return measure.compares(one.at, other.at) and (one.fitted == other.fitted or isinstance(measure, Ahead))
 
 
 def judge(recipe: Recipe, cells: list[Cell], scale: str) -> list[Verdict]:
     """The verdict on every claim that is meant for this scale."""
 
     def numbers(name: str) -> list[Number]:
-        never = math.inf if recipe.measures[name].until is not None else math.nan
         found = []
         for cell in cells:
             if name in cell.numbers:
-                values = np.nan_to_num(cell.numbers[name], nan=never)
+                values = np.nan_to_num(cell.numbers[name], nan=recipe.measures[name].absent)
                 found.append(Number(cell.at, values, cell.paper.get(name), cell.fitted, _seeds(cell, len(values))))
         return found
 
