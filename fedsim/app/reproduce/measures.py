@@ -35,6 +35,7 @@ class Measure(ABC):
         percent: multiply by 100.
         times: or by this factor: 2 for a paper that does not halve its squared loss.
         unit: behind the number, in tables and on axes.
+        iterations: count local steps wherever the measure counts rounds.
         absent: what a claim takes in the place of a number that there is not.
     """
 
@@ -42,6 +43,7 @@ class Measure(ABC):
     percent: bool = False
     times: float = 1.0
     unit: str = ""
+    iterations: bool = False
     absent: ClassVar[float] = math.nan
 
     @abstractmethod
@@ -56,6 +58,11 @@ class Measure(ABC):
     def compares(self, one: dict[str, str], other: dict[str, str]) -> bool:
         """Is the run at the labels `one` needed to judge that at `other`? Labels are axis → label."""
         return False
+
+    def curve(self, run: Run) -> tuple[np.ndarray, np.ndarray]:
+        """Rounds [E], or local steps, and the metric's values [E, R]."""
+        rounds, values = run.curve(self.metric)
+        return (rounds * run.settings["local_steps"] if self.iterations else rounds), values
 
     @property
     def factor(self) -> float:
@@ -79,7 +86,7 @@ class Value(Measure):
     largest: bool = False
 
     def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
-        rounds, values = run.curve(self.metric)
+        rounds, values = self.curve(run)
         if self.largest:
             return values.max(0) * self.factor
         looked = rounds > rounds[-1] - self.last if self.last else rounds == rounds[-1]
@@ -100,7 +107,6 @@ class Until(Measure):
         target: a number; or
         share, best_over, last: … this share of the best run along an axis, rounded down to tenths (fedawe Table 8).
         every: only evaluations at multiples of so many rounds count.
-        iterations: count local steps instead of rounds.
     """
 
     until: str
@@ -110,7 +116,6 @@ class Until(Measure):
     best_over: str | None = None
     last: int = 0
     every: int = 1
-    iterations: bool = False
     absent: ClassVar[float] = math.inf
 
     def __post_init__(self) -> None:
@@ -119,14 +124,13 @@ class Until(Measure):
             raise ValueError(f"until={self.until} needs either target or best_over")
 
     def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
-        rounds, values = run.curve(self.metric)
+        rounds, values = self.curve(run)
         looked = rounds % self.every == 0
         mean, target = values[looked].mean(1), self._target(rivals or [run])
         there = mean >= target - TOLERANCE if self.until == "above" else mean <= target + TOLERANCE
         if self.stays:
             there = np.logical_and.accumulate(there[::-1])[::-1]
-        found = float(rounds[looked][there][0]) if there.any() else math.nan
-        return np.array([found * (run.settings["local_steps"] if self.iterations else 1)])
+        return np.array([float(rounds[looked][there][0]) if there.any() else math.nan])
 
     def compares(self, one: dict[str, str], other: dict[str, str]) -> bool:
         return self.best_over is not None and all(one[axis] == other[axis] for axis in one if axis != self.best_over)
