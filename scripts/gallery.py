@@ -114,8 +114,10 @@ def entry(report: Report) -> list[str]:
     lines = [f"## {report.heading}", "", f"{content['source']}: {sentence(content['about'])}"]
     if content["reduced"]:
         lines.append(f"Smaller than published: {sentence(content['reduced'])}")
-    remark = known(report.content["recipe"]).remark
-    lines += [remark.strip()] if remark else []
+    if outdated(report):
+        lines.append("*The recipe's claims have changed since, and it has not been run again yet.*")
+    elif remark := known(content["recipe"]).remark:
+        lines.append(remark.strip())
     lists = [
         [judged(line, report.paper) for line in report.claims],
         [f"- tuned for {place}: {label}" for place, label in content["tuned"].items()]
@@ -135,6 +137,14 @@ def entry(report: Report) -> list[str]:
         lines += ["", f"All {len(numbers)} numbers: [results.csv]({folder}/results.csv)."]
     seeds = ", ".join(map(str, content["seeds"]))
     return [*lines, "", f"`{content['command']}`; seeds {seeds}; {content['machine']}{older(content)}."]
+
+
+def outdated(report: Report) -> bool:
+    """Has its recipe other claims by now?"""
+    recipe = known(report.content["recipe"])
+    return [line["claim"] for line in report.claims] != [
+        claim.claim for claim in recipe.claims if report.content["scale"] in claim.scales
+    ]
 
 
 def judged(line: dict[str, Any], paper: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import fedsim
+from fedsim.app.reproduce.recipe import load
 from fedsim.evaluation.columns import COLUMNS
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +110,13 @@ def test_figures_are_in_the_order_of_their_numbers(scripts, folder: Path) -> Non
         (folder / "p_fedavg" / "results" / name / "report.json").write_text('{"rows": []}')
     found = [report.folder.name for report in scripts["papers"].reports(folder)["p_fedavg"]]
     assert found == ["fig1-paper", "fig2-paper", "fig2a-paper", "fig10-cpu", "table1-paper"]
+
+
+def test_results_of_before_the_recipes_claims_say_so(scripts, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "The recipe's claims have changed since" in entry(scripts, folder, monkeypatch)
+    write(folder, [claim(True, claim=each.claim) for each in load("p_fedavg/fig1").claims])
+    page = entry(scripts, folder, monkeypatch)
+    assert "The recipe's claims have changed since" not in page
 
 
 def test_who_made_it_is_said_of_another_version(scripts, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
