@@ -14,7 +14,7 @@ import torch
 
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import UniformK
-from fedsim.datasets import Dataset
+from fedsim.datasets import Dataset, Synthetic
 from fedsim.local import APFL, SGD, PerFedAvg, PFedMe
 from fedsim.models import Mean
 from fedsim.partition import Natural
@@ -146,3 +146,32 @@ def test_at_the_printed_rates_pfedme_goes_as_far_as_sgd_at_a_fiftieth_of_fedavgs
     options = {"penalty": 15.0, "inner_steps": 5, "inner_lr": 0.01, "lr": 0.01, "steps": 4, "batch_size": None}
     assert left(PFedMe(**options)) == pytest.approx((1 - 0.15 / 16 * (1 - 0.84**5)) ** 12)
     assert (1 - 0.15 / 16) ** 12 < left(PFedMe(warm_start=True, **options)) < left(PFedMe(**options))
+
+
+def test_a_newcomers_mixture_is_fine_tuned_more_slowly():
+    """Of x − û is left after s steps: fine-tuned (1 − η)^s = r^s, mixed (α a^s + r^s) / (1 + α), which is more."""
+    alpha, dataset = 0.5, points(4, 6, 2.0)
+    asked = Personal(newcomers=2, newcomer_epochs=5, train_samples=99)
+    simulation = simulation_of(dataset, 4, steps(APFL, alpha=alpha), rounds=2, personal=asked)
+    result = simulation.run()
+    z, x = simulation.dataset.train_x.numpy(), result.state.model[0].numpy()
+    training = [z[p] for p in np.split(simulation.tables[0].order, simulation.tables[0].offsets[1:-1])][2:]
+    for epoch in result.extra["newcomers"]:
+        s = epoch["epoch"]  # an epoch is one full batch
+        r, a = (1 - ETA) ** s, (1 - ETA * alpha**2) ** s
+        for model, share in (("localized", r), ("personal", (alpha * a + r) / (1 + alpha))):
+            rows = [own.mean(0) + share * (x - own.mean(0)) for own in training]
+            losses = [0.5 * np.square(own - row).sum(1).mean() for own, row in zip(training, rows, strict=True)]
+            assert epoch[f"{model}_training_loss"][0] == pytest.approx(np.mean(losses))
+        assert s == 0 or epoch["personal_training_loss"][0] > epoch["localized_training_loss"][0]
+
+
+def test_more_diverse_synthetic_clients_hold_more_of_one_label():
+    """The share of a client's most frequent label, synthetic(0.5, 0.5) against (0, 0), 1,600 clients each: by 3 σ."""
+    shares = {}
+    for spread in (0.0, 0.5):
+        drawn = [Synthetic(400, spread, spread, samples=50, test_fraction=0.0, seed=seed) for seed in range(4)]
+        labels = [data.train_y.numpy().reshape(400, 50) for data in drawn]
+        shares[spread] = np.array([np.bincount(row).max() / 50 for each in labels for row in each])
+    even, diverse = shares.values()
+    assert diverse.mean() - even.mean() > 3 * np.sqrt((diverse.var() + even.var()) / len(even))
