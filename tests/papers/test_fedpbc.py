@@ -11,7 +11,7 @@ from fedsim import Execution, Simulation
 from fedsim.app.reproduce.recipe import load
 from fedsim.availability import Bernoulli, Groups, Jitter, Stationary
 from fedsim.core import Federation
-from fedsim.datasets import Quadratics
+from fedsim.datasets import Quadratics, Synthetic
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.strategies import FedAvg, FedPBC, Strategy
@@ -112,12 +112,36 @@ def test_x_ps_goes_from_the_optimum_to_fedavgs_limit_as_the_steps_grow():
     assert distance[1e-5] / distance[1e-6] == pytest.approx(10, rel=1e-3)
     assert distance[1.0] == pytest.approx(np.linalg.norm(at(1.0).fedavg() - at(1.0).optimum), abs=1e-12)
     np.testing.assert_allclose(at(0.5).fedavg(), at(0.01).fedavg(), atol=1e-12)
+    shares = [np.linalg.norm(at(c).server() - at(c).optimum) / distance[1.0] for c in map(in_25_steps, RATES)]
+    assert shares == pytest.approx([0.22, 0.60, 0.76, 0.97], abs=0.005)
+
+
+RATES = (0.001, 0.005, 0.01, 0.05)
+
+
+def in_25_steps(rate: float) -> float:
+    """c of Fig. 3's local work, on losses of curvature one."""
+    return 1 - (1 - rate) ** 25
 
 
 def at(c: float) -> Exact:
     """30 clients as in Fig. 3, linked with 0.05 and 0.9, with quadratic losses."""
     u = np.arange(30.0)[:, None]
     return exact_of_two_groups(u, (15, 15), (0.05, 0.9), c)
+
+
+def test_pooled_samples_may_weigh_clients_as_fedavg_does():
+    """In draws 1 and 3 of Fig. 3 the weight of the often linked clients among all samples is nearer to that in FedAvg's
+    limit, Σ P(A) 1{i ∈ A}/|A|, than to the half that they have in the objective; in draw 2 it is not."""
+    fedavg = at(0.01).average[15:].sum()
+    assert fedavg == pytest.approx(0.95, abs=0.005)
+    shares = []
+    for seed in range(3):
+        test_owners = Synthetic(30, max_samples=None, test_fraction=0.1, seed=seed).test_owners
+        assert test_owners is not None
+        shares.append(float((test_owners >= 15).float().mean()))
+    assert [abs(share - fedavg) < abs(share - 0.5) for share in shares] == [True, False, True]
+    assert shares == pytest.approx([0.80, 0.41, 0.85], abs=0.01)
 
 
 def test_groups_are_counted_as_sets_are():
