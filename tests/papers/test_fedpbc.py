@@ -144,6 +144,16 @@ def test_pooled_samples_may_weigh_clients_as_fedavg_does():
     assert shares == pytest.approx([0.80, 0.41, 0.85], abs=0.01)
 
 
+def test_few_held_out_samples_decide_the_accuracy_by_client():
+    """Half of the clients hold out 11 samples or fewer: one of these is 0.3 points or more of the mean over clients."""
+    for seed in range(3):
+        test_owners = Synthetic(30, max_samples=None, test_fraction=0.1, seed=seed).test_owners
+        assert test_owners is not None
+        half = np.sort(np.bincount(test_owners, minlength=30))[:15]
+        assert half.max() <= 11
+        assert (100 / 30 / half).min() >= 0.3
+
+
 def test_groups_are_counted_as_sets_are():
     u = np.random.default_rng(0).normal(size=(6, 2))
     sets, groups = exact(u, np.repeat([0.3, 0.8], (4, 2)), 0.2), exact_of_two_groups(u, (4, 2), (0.3, 0.8), 0.2)
