@@ -13,6 +13,7 @@ from papers import REFUTED, ROOT, TITLES, Report, anchor, escaped, lines_of, rep
 
 PAGE = ROOT / "docs" / "what_the_papers_claim.md"
 ARGUMENTS = ROOT / "docs" / "claims"
+SECTION = 2  # level of a paper's heading
 LINK = re.compile(r"\]\((?!\w+:|#)([^()\s]+)\)")
 
 
@@ -38,7 +39,7 @@ def page(papers: dict[str, list[Report]]) -> str:
         lines += ["", f"## {title(paper)}"]
         refuted = [line for report in papers.get(paper, []) for line in sentences(report)]
         lines += ["", "Refuted:", "", *refuted] if refuted else []
-        lines += ["", *argued] if (argued := list(arguments(paper))) else []
+        lines += ["", *argued] if (argued := arguments(paper)) else []
     return "\n".join(lines) + "\n"
 
 
@@ -55,14 +56,15 @@ def sentences(report: Report) -> Iterator[str]:
         yield f"- {where}, {', '.join(those)}: {because}"
 
 
-def arguments(paper: str) -> Iterator[str]:
-    """A paper's file of docs/claims/ as a section of the page: headings below its own, links from here."""
-    code = False
-    for line in lines_of(ARGUMENTS / f"{paper}.md"):
-        code ^= line.startswith("```")
-        if code or not line.startswith("# "):
-            heading = not code and line.startswith("#")
-            yield line if code else f"{'#' * heading}{LINK.sub(from_here, line)}"
+def arguments(paper: str) -> list[str]:
+    """A paper's file of docs/claims/ as a section: its headings below the section's own, its links from here."""
+    fences = re.split(r"(^```.*?^```$)", "\n".join(lines_of(ARGUMENTS / f"{paper}.md")), flags=re.M | re.S)
+    prose = [re.sub(r"\A# .*\n", "", part) for part in fences[::2]]
+    highest = min((len(signs) for part in prose for signs in re.findall(r"^(#+) ", part, re.M)), default=SECTION + 1)
+    for number, part in enumerate(prose):
+        below = re.sub(r"^#+(?= )", lambda found: "#" * (len(found[0]) - highest + SECTION + 1), part, flags=re.M)
+        fences[2 * number] = LINK.sub(from_here, below)
+    return "".join(fences).strip().splitlines()
 
 
 def from_here(found: re.Match[str]) -> str:

@@ -125,16 +125,20 @@ def test_who_made_it_is_said_of_another_version(scripts, folder: Path, monkeypat
     assert "a machine; made by fedsim 0.0.1." in entry(scripts, folder, monkeypatch)
 
 
+@pytest.mark.parametrize("level", [2, 3])
 def test_arguments_become_sections_whose_links_lead_on(
-    scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scripts, level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    links = "[a](../../tests/t.py) [b](../first_run.md) [c](#fig) [d](https://e.f)"
+    signs = "#" * level
     (tmp_path / "profl.md").write_text(
-        "# ProFL\n\n## Fig\n\n[a](../../tests/t.py) [b](../first_run.md) [c](#fig) [d](https://e.f)\n\n```\n# x\n```\n"
+        f"# ProFL\n\n{signs} Fig\n\n{links}\n\n```\n# x [a](../a)\n```\n\n{signs}# Part\n"
     )
     monkeypatch.setattr(scripts["claims_page"], "ARGUMENTS", tmp_path)
-    assert list(scripts["claims_page"].arguments("profl")) == [
-        "", "### Fig", "", "[a](../tests/t.py) [b](first_run.md) [c](#fig) [d](https://e.f)", "", "```", "# x", "```",
-    ]  # fmt: skip
+    led = "[a](../tests/t.py) [b](first_run.md) [c](#fig) [d](https://e.f)"
+    expected = ["### Fig", "", led, "", "```", "# x [a](../a)", "```", "", "#### Part"]
+    assert scripts["claims_page"].arguments("profl") == expected
+    assert scripts["claims_page"].arguments("fedpbc") == []
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs" / "claims").glob("*.md")), ids=lambda page: page.stem)
