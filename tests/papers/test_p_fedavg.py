@@ -232,3 +232,14 @@ def test_a_constant_rate_rests_elsewhere() -> None:
         execution=Execution(dtype="float64"),
     )
     assert float(simulation.run().state.model) == pytest.approx(rest, rel=1e-7)  # rates are single precision
+
+
+@pytest.mark.parametrize("drawn", [1, 2, 3])
+def test_drawing_clients_multiplies_the_noise_of_batches_whatever_the_batch(drawn) -> None:
+    """Independent noise of clients that are alike, of variance s² in each, is s²/N in the mean of all, 1 + (N − 1)/K
+    times that in the mean over a multiset of K, and N/K times over a set of K. s², which falls with the batch, cancels.
+    """
+    p = np.full(4, 0.25)
+    for scheme, factor in (("I", 1 + 3 / drawn), ("II", 4 / drawn)):
+        counts, chances = draws(scheme, drawn, p, rounds=1)
+        assert chances @ ((counts[0] / drawn) ** 2).sum(1) == pytest.approx(factor / 4)
