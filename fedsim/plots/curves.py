@@ -115,7 +115,8 @@ def curves(
     boxes = [(name, label) for name in metrics for label in labels(cells, panel)]
     tints, styles = labels(cells, colours), labels(cells, dashes)
     with matplotlib.rc_context(STYLE):
-        drawing, grid = panels(len(boxes), columns=len(boxes) // len(metrics) if panel and len(metrics) > 1 else None)
+        across = len(boxes) // len(metrics)
+        drawing, grid = panels(len(boxes), columns=across if across > 1 and len(metrics) > 1 else None)
         for axes, (name, label) in zip(grid, boxes, strict=True):
             logarithmic = log if isinstance(log, bool) else name in log
             _prepare(axes, name, label or drawn(name), logarithmic)
