@@ -1,4 +1,4 @@
-"""The gallery of results and the page of arguments: what they say of a report, old or new."""
+"""The gallery of results and the page of arguments: what they say of a report, old or new, and is it current?"""
 
 from __future__ import annotations
 
@@ -150,3 +150,10 @@ def test_every_test_that_an_argument_names_exists(page: Path) -> None:
         assert name in (files.get(ROOT / path, set()) if path else known), f"{page.name}: {path} {name}"
     for path in re.findall(r"`(tests/[\w/]+\.py)(?:::\w+)?`", page.read_text(encoding="utf-8")):
         assert (ROOT / path).is_file(), f"{page.name}: {path}"
+
+
+@pytest.mark.parametrize("name", ["gallery", "claims_page"])
+def test_the_committed_page_is_current(name: str, scripts) -> None:
+    module = scripts[name]
+    page = module.page(scripts["papers"].reports())
+    assert module.PAGE.read_text(encoding="utf-8") == page, f"out of date: python scripts/{name}.py writes it again"
