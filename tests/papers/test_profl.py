@@ -62,7 +62,7 @@ def test_the_least_loss_of_house_prices_grows_by_the_variance_of_the_sensitiviti
             HousePrices(10), functools.partial(Linear, bias=False), clients=10, shift=Response(gammas, 0.0),
             ridge=ridge, execution=DOUBLE,
         )  # fmt: skip
-        risk = Risk(simulation.model, simulation.shift, simulation.data)
+        risk = Risk(simulation.model, simulation.shift, simulation.data, samples=50)  # moments are exact
         at[alpha] = optimal_point(risk, [torch.zeros(1, dtype=torch.float64)])
         least[alpha] = 2 * risk.performative(at[alpha]).item()
         up = [1 + g for g in gammas]
@@ -122,6 +122,20 @@ def test_the_bound_on_the_sample_size_grows_without_limit_at_rest() -> None:
             asked.append(size(history, *arguments, least=3).item())
         assert asked == sorted(asked)
         assert asked[-1] * 1e-12 == pytest.approx(limit, rel=1e-4)
+
+
+def test_the_filter_finds_no_gap_once_foreign_samples_are_nearly_half() -> None:
+    """Fig. 1a: clean scores are (ϵ/(1 − ϵ))² of the foreign ones. At ϵ = 0.4 there are sparse bins between, at 0.44
+    none, and all are kept; of draws of 500, each foreign with probability 0.4, a fifth have 42 % or more."""
+    draw = np.random.default_rng(0)
+    for share, found in ((0.2, True), (0.4, True), (0.44, False), (0.48, False)):
+        foreign = int(500 * share)
+        gradients = draw.standard_normal((40, 500, 5))
+        gradients[:, :foreign] += 25.0
+        kept = RobustGradient()(torch.as_tensor(gradients), torch.ones(40, 500, dtype=torch.bool))
+        assert bool(kept[:, :foreign].any()) != found
+        assert kept[:, foreign:].double().mean() > 0.98
+    assert 0.15 < (draw.binomial(500, 0.4, 100_000) >= 210).mean() < 0.25
 
 
 @pytest.mark.parametrize(("lr", "bounded"), [(0.001, False), (0.01, True), (0.03, True)])
