@@ -104,6 +104,16 @@ def test_apfl_is_ahead_of_fine_tuning_until_the_federations_model_is_good():
     assert abs(until - expected) <= 5, (until, expected)
 
 
+def test_an_adaptive_alpha_rises_above_three_quarters():
+    """Where a round begins the mixture lies between û_i and x, so that ⟨v − w, ∇f(v̄)⟩ < 0: α moves up, once x is near
+    its resting point."""
+    rule, alphas = steps(APFL, alpha=0.5, adaptive=True), []
+    rule.after_round = lambda memory, cohort: alphas.append(memory["alpha"].clone())
+    simulation_of(points(6, 8, 2.0), 6, rule, rounds=15, start=0.0).run()
+    assert (alphas[0] == 0.5).all(), "v is w in the first round"
+    assert (alphas[-1] > 0.75).all(), alphas[-1]
+
+
 @pytest.mark.slow
 def test_how_many_clients_are_online_hardly_enters_fine_tuned_models():
     """E x is the same for every K, its variance V_K = (1 − q)/(1 + q) · S²/K · (N − K)/(N − 1) around the optimum; a
