@@ -37,12 +37,15 @@ class Memory:
 
     def scatter(self, cohort: Cohort, carry: dict[str, Tensor]) -> None:
         """Take the cohort's rows back out of the carry, in place."""
-        for name, value in self.clients.items():
-            rows = carry.pop(name)
-            if self.kept:
-                cohort.scatter(value, rows)
-            else:
-                self.ended[name] = rows
+        for name in self.clients.keys() & carry.keys():
+            self.scatter_of(cohort, name, carry.pop(name))
+
+    def scatter_of(self, cohort: Cohort, name: str, rows: Tensor) -> None:
+        """The cohort's rows [n, …] of one entry."""
+        if self.kept:
+            cohort.scatter(self.clients[name], rows)
+        else:
+            self.ended[name] = rows
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything, by the names a checkpoint uses; a state's fields have no dots."""

@@ -25,6 +25,7 @@ class Report:
     samples: [n] training samples each row processed (host).
     deployed: [R, d] what the server deployed in this round (θ̃ where the shift has inertia and answers to the server).
     finite: [n] bool: is all of the row finite, with what rule and shift remember of the client? None: not looked at.
+    whole: [n, d] where each row arrived, columns that no strategy sees included (`fedsim.core.columns`).
     """
 
     cohort: Cohort
@@ -36,11 +37,17 @@ class Report:
     samples: np.ndarray
     deployed: Tensor | None = None
     finite: Tensor | None = None
+    whole: Tensor | None = None
 
     @property
     def end(self) -> Tensor:
         """[n, d] where each row arrived."""
         return self.carry["params"]
+
+    @property
+    def arrived(self) -> Tensor:
+        """[n, d] where each row arrived, all of it."""
+        return self.end if self.whole is None else self.whole
 
     @cached_property
     def innovation(self) -> Tensor:

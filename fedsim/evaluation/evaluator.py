@@ -39,6 +39,7 @@ class Evaluator:
 
     Args:
         model, data, shift: of the run.
+        loop: look at one model after the other, also where they could be vmapped.
         client_samples: samples of its own data on which a client is evaluated; the same in every evaluation. Those of a
             stream have the moments of its law (`Stream.exact`).
         max_clients: clients evaluated on their own data; a larger population is thinned evenly.
@@ -51,12 +52,14 @@ class Evaluator:
         shift: Shift,
         client_samples: int = 20,
         max_clients: int = 1000,
+        loop: bool = False,
     ) -> None:
         federation = data.federation
         self.model, self.data, self.federation, self.shift = model, data, federation, shift
         self.dataset = data.dataset
         self.references: dict[str, Tensor] = {}
-        self.loop = model.convolutional and model.device.type == "cpu"
+        alone = model.convolutional and model.device.type == "cpu"
+        self.loop = loop or alone or model.traits.evaluation_unvmapped is not None
         self.labelled = self.dataset.classes is not None and model.loss not in UNLABELLED
         m, device = federation.clients, federation.device
         everyone = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
@@ -112,11 +115,19 @@ class Evaluator:
         metrics = dict(zip(found, host[: len(found)], strict=True))
         return Measured(metrics, host[len(found) :].T if correct is not None else None)
 
-    def predict(self, models: Tensor, x: Tensor, shared: bool) -> Tensor:
-        """[R, d] and x [B, …] (shared) or [R, B, …] → outputs [R, B, …]."""
+    def predict(self, models: Tensor, x: Tensor, shared: bool, weight: Tensor | None = None) -> Tensor:
+        """[R, d] and x [B, …] (shared) or [R, B, …] → outputs [R, B, …]; `weight` [R, B] is 0 for padding, which a
+        model whose outputs depend on a whole batch must not see."""
+        if weight is not None and self.model.traits.evaluation_mixes:
+            return torch.stack([self._unpadded(*each) for each in zip(models, x, weight > 0, strict=True)])
         if self.loop:
             return torch.stack([self.model.evaluate(row, x if shared else x[r]) for r, row in enumerate(models)])
         return vmap(self.model.evaluate, in_dims=(0, None if shared else 0))(models, x)
+
+    def _unpadded(self, row: Tensor, x: Tensor, there: Tensor) -> Tensor:
+        """Outputs for one client's x [B, …], zero where nothing is there [B]."""
+        own = self.model.evaluate(row, x[there])
+        return own.new_zeros(len(x), *own.shape[1:]).index_put((there,), own)
 
     def _on_test(self, models: Tensor) -> dict[str, Tensor]:
         """Mean loss on the whole test set; accuracy where there are labels, also by whom samples were held out of."""
@@ -157,7 +168,12 @@ class Evaluator:
                 batch = self._shifted(batch, deployed)
             weight = batch["weight"]
             flat = {name: value.flatten(1, 2) for name, value in batch.items() if value.dim() > 2}
-            outputs = self.predict(models, flat["x"], shared=False)
+            if self.model.traits.evaluation_mixes:
+                own = models[:, None].expand(-1, weight.shape[1], -1).flatten(0, 1)
+                apart = self.predict(own, batch["x"].flatten(0, 1), shared=False, weight=weight.flatten(0, 1))
+                outputs = apart.flatten(0, 1).unflatten(0, (len(models), -1))
+            else:
+                outputs = self.predict(models, flat["x"], shared=False)
             per_sample = torch.stack(
                 [self.model.loss(out, {k: v[r] for k, v in flat.items()}) for r, out in enumerate(outputs)]
             )

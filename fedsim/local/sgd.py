@@ -45,7 +45,9 @@ class SGD(LocalRule):
         if "correction" in carry:
             gradient = gradient + carry["correction"]
         if "proximal" in carry:
-            gradient = gradient + carry["proximal"][..., None] * (params - carry["anchor"])
+            mu = carry["proximal"]  # one number for the row, or one for each column
+            mu = mu if mu.dim() == params.dim() else mu[..., None]
+            gradient = gradient + mu * (params - carry["anchor"])
         if self.weight_decay:
             gradient = gradient + self.weight_decay * params
         return torch.addcmul(params, lr, gradient, value=-1)

@@ -1,8 +1,8 @@
 """Dropout whose mask is a function of (client, round, step, layer, position), so it is right for every executor.
 
-`nn.Dropout` draws from a global stream: under vmap or in a chunk a client's mask would depend on its neighbours.
-`torch.nn.functional.dropout` called inside a forward cannot be seen from outside: use `nn.Dropout` layers, and a layer
-of its own for each place (one layer used twice repeats its mask).
+`nn.Dropout` draws from a global stream: under vmap or in a chunk a client's mask would depend on its neighbours. Layers
+of this kind can serve several clients at once (`fedsim.trainer.stepping`); use one for each place, since one that is
+used twice repeats its mask. Any other call for random numbers is answered by `fedsim.models.randomness`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 
 _CHANNELWISE = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_REFUSED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
 
 class KeyedDropout(nn.Module):
@@ -50,11 +49,7 @@ def key_dropouts(module: nn.Module) -> list[str]:
     """
     names: list[str] = []
     for name, child in list(module.named_modules(remove_duplicate=False)):
-        if isinstance(child, _REFUSED):
-            raise ConfigError(
-                f"model: layer {name!r} ({type(child).__name__}) draws from a global stream; use nn.Dropout"
-            )
-        if isinstance(child, (nn.MultiheadAttention, nn.RNNBase)) and child.dropout > 0:
+        if isinstance(child, nn.RNNBase) and child.dropout > 0:
             raise ConfigError(
                 f"model: layer {name!r} ({type(child).__name__}) applies dropout={child.dropout} inside, which cannot "
                 "be keyed by client; set it to 0 and put nn.Dropout beside it"

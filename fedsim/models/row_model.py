@@ -1,20 +1,32 @@
-"""A module as a function of one row: flatten and unflatten parameters, initialise replicates, predict, take losses."""
+"""A module as a function of one row: its columns, initial rows of replicates, predictions, losses.
+
+A row holds everything of a client's model that changes: first its trained parameters, then its statistics, which are
+the buffers that a forward pass in training moves (a batch normalisation's running mean, a counter). A gradient is zero
+in the columns of statistics; who takes a step carries them out of the forward pass (`fedsim.trainer.statistics`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, vmap
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map
 
 from fedsim.core import rng
+from fedsim.core.columns import Columns
 from fedsim.core.errors import ConfigError
 from fedsim.models.dropout import key_dropouts
 from fedsim.models.losses import LOSSES, Loss, weighted_mean
 from fedsim.models.precision import checked
+from fedsim.models.probe import Findings, probe, why_not
+from fedsim.models.randomness import KeyedRandomness
 
 
 class RowModel:
@@ -27,10 +39,15 @@ class RowModel:
         ridge: λ of the penalty λ/2 ‖θ‖² added to every loss.
         device, dtype: of the rows.
         precision: of training, see `fedsim.models.precision`.
+        inputs: [B, …] some inputs, by which lazy layers learn their shapes.
 
     Attributes:
-        dimension: d, the number of trainable parameters.
+        shapes: of the trained parameters, by name.
+        statistics: shapes of the statistics, by name; known after `check`.
+        trained: how many trained parameters there are.
+        dimension: d, columns of a row: those, and the statistics.
         dropout_keys: names of the buffers that carry a client's dropout key.
+        traits: what a forward pass does, see `fedsim.models.probe`.
     """
 
     def __init__(
@@ -41,6 +58,7 @@ class RowModel:
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
         precision: str = "full",
+        inputs: Tensor | None = None,
     ) -> None:
         if not callable(loss) and (not isinstance(loss, str) or loss not in LOSSES):
             raise ConfigError(f"model.loss={loss!r} is unknown; choose one of {', '.join(LOSSES)}")
@@ -49,13 +67,17 @@ class RowModel:
         self.device, self.dtype = device or torch.device("cpu"), dtype
         self.precision = checked(precision, self.device, dtype)
         self._build = (lambda: copy.deepcopy(build)) if isinstance(build, nn.Module) else build
+        self._inputs = inputs
         template = self._template()
         self.dropout_keys = key_dropouts(template)
         self.training_module = template.train()
         self.evaluation_module = copy.deepcopy(template).eval()
         self.shapes = {name: p.shape for name, p in template.named_parameters() if p.requires_grad}
-        self.dimension = sum(s.numel() for s in self.shapes.values())
-        if not self.dimension:
+        self.statistics: dict[str, torch.Size] = {}
+        self.trained = self.dimension = sum(s.numel() for s in self.shapes.values())
+        self.traits = Findings()
+        self.columns = self._columns()
+        if not self.trained:
             raise ConfigError("model: the module has no trainable parameters")
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in template.modules())
 
@@ -63,18 +85,27 @@ class RowModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # frozen parameters and random buffers come from the template
             try:
-                template = self._build()
+                template = self._made()
             except TypeError as error:
                 raise ConfigError(f"model cannot be built: {error}") from error
         if not isinstance(template, nn.Module):
             raise ConfigError(f"model: expected a torch.nn.Module, got {type(template).__name__}")
-        for name, module in template.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) or getattr(module, "track_running_stats", False):
-                raise ConfigError(
-                    f"model: layer {name!r} ({type(module).__name__}) mixes the samples of a batch, so that results "
-                    "would depend on how clients are batched; use nn.GroupNorm instead"
-                )
         return template.to(self.device, self.dtype)
+
+    def _made(self) -> nn.Module:
+        """A module of the user's, its lazy layers' parameters drawn."""
+        module = self._build()
+        lazy = isinstance(module, nn.Module) and any(map(is_lazy, [*module.parameters(), *module.buffers()]))
+        if lazy and self._inputs is not None:
+            with torch.no_grad():
+                floating = self._inputs.is_floating_point()
+                module.eval()(self._inputs.to("cpu", torch.get_default_dtype() if floating else None))
+        return module
+
+    @property
+    def keyed(self) -> bool:
+        """Do batches carry a 'key' for random numbers in the forward pass?"""
+        return bool(self.dropout_keys) or self.traits.random
 
     def initial(self, seeds: Sequence[int]) -> Tensor:
         """[R, d] one freshly initialised row per replicate."""
@@ -82,31 +113,67 @@ class RowModel:
         for seed in seeds:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(rng.generator(seed, rng.Purpose.MODEL).integers(2**63)))
-                module = self._build()
+                module = self._made()
             parts = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
-            rows.append(torch.cat(parts).to(self.device, self.dtype))
+            parts += [module.get_buffer(name).reshape(-1).to(self.dtype) for name in self.statistics]
+            rows.append(torch.cat([part.to(self.device, self.dtype) for part in parts]))
         return torch.stack(rows)
 
     def in_double(self) -> RowModel:
         """The same model in double precision."""
         if self.dtype == torch.float64:
             return self
-        return RowModel(self._build, self.loss, self.ridge, self.device, torch.float64)
+        double = RowModel(self._build, self.loss, self.ridge, self.device, torch.float64, inputs=self._inputs)
+        double._know(self.traits)
+        return double
+
+    def _know(self, traits: Findings) -> None:
+        """Take the probe's findings: statistics become columns."""
+        self.traits = traits
+        self.statistics = {name: self.training_module.get_buffer(name).shape for name in traits.statistics}
+        self.dimension = self.trained + sum(s.numel() for s in self.statistics.values())
+        self.columns = self._columns()
+
+    def _columns(self) -> Columns:
+        """Everything travels; statistics are averaged."""
+        every = torch.arange(self.dimension, device=self.device)
+        return Columns(every[: self.trained], every[:0], every[self.trained :])
 
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
-        """[d] → the named parameters, as views."""
-        parameters, start = {}, 0
-        for name, shape in self.shapes.items():
-            stop = start + math.prod(shape)
-            parameters[name] = row[start:stop].view(shape)
-            start = stop
-        return parameters
+        """[d] → the named trained parameters, as views."""
+        return _named(row, self.shapes)
 
-    def predict(self, parameters: dict[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
-        """Training-mode output [B, …] of one client, stateless; dropout is keyed by batch['key']."""
+    def statistics_of(self, row: Tensor) -> dict[str, Tensor]:
+        """[d] → the named statistics, copies of the buffers' types."""
+        named = _named(row[self.trained :], self.statistics) if self.statistics else {}
+        kinds = {name: self.training_module.get_buffer(name).dtype for name in named}
+        return {
+            name: value.clone() if kinds[name].is_floating_point else value.round().to(kinds[name])
+            for name, value in named.items()
+        }
+
+    def as_columns(self, statistics: Mapping[str, Tensor]) -> Tensor:
+        """The named statistics → their columns of a row, [d − trained]."""
+        return torch.cat([statistics[name].reshape(-1).to(self.dtype) for name in self.statistics])
+
+    def predict(
+        self, parameters: dict[str, Tensor], batch: Mapping[str, Tensor], statistics: dict[str, Tensor] | None = None
+    ) -> Tensor:
+        """Training-mode output [B, …] of one client, stateless.
+
+        Random numbers are keyed by batch['key']. `statistics` of the client's row are replaced by the moved ones.
+        """
         buffers = {name: batch["key"] for name in self.dropout_keys}  # noqa: C420 (there may be neither)
-        with self.mixed():
-            return functional_call(self.training_module, parameters | buffers, (batch["x"],)).to(self.dtype)
+        parts = parameters | buffers | (statistics or {})
+        with self.mixed(), self.drawing(batch):
+            output = functional_call(self.training_module, parts, (batch["x"],)).to(self.dtype)
+        for name in statistics or {}:
+            statistics[name] = parts[name]  # type: ignore[index]
+        return output
+
+    def drawing(self, batch: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """The context of a forward pass in training that answers its calls for random numbers."""
+        return KeyedRandomness(batch["key"]) if self.traits.random else contextlib.nullcontext()
 
     def mixed(self) -> torch.autocast:
         """The context of a forward pass in training; nothing is cached in it, since parameters change."""
@@ -114,7 +181,7 @@ class RowModel:
 
     def evaluate(self, row: Tensor, x: Tensor) -> Tensor:
         """Evaluation-mode output [B, …] of the row [d]."""
-        return functional_call(self.evaluation_module, self.unflatten(row), (x,))
+        return functional_call(self.evaluation_module, self.unflatten(row) | self.statistics_of(row), (x,))
 
     def objective(self, output: Tensor, batch: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> Tensor:
         """The scalar a client descends: mean (or weighted mean) loss plus ridge."""
@@ -157,3 +224,45 @@ class RowModel:
             ) from error
         if losses.shape != (len(x),):
             raise ConfigError(f"model.loss returns shape {list(losses.shape)}; it must give one number per sample, [B]")
+        self._know(probe(self.training_module, x))
+        self._try_vmap(batch)
+
+    def _try_vmap(self, batch: Mapping[str, Tensor]) -> None:
+        """Whether two rows at once give what one gives alone, in training and in evaluation."""
+        row = self.initial([0])[0]
+        keyed = dict(batch) | {"key": torch.zeros((), dtype=torch.int64, device=self.device)}
+
+        def loss(parameters: dict[str, Tensor], row: Tensor, batch: dict[str, Tensor]) -> Tensor:
+            output = self.predict(parameters, batch, self.statistics_of(row))
+            return self.objective(output, batch, list(parameters.values()))
+
+        def functionally(row: Tensor, batch: dict[str, Tensor]) -> Tensor:
+            return torch.cat([g.reshape(-1) for g in grad(loss)(self.unflatten(row), row, batch).values()])
+
+        def plainly() -> Tensor:
+            leaves = {name: value.detach().clone().requires_grad_() for name, value in self.unflatten(row).items()}
+            with torch.enable_grad():
+                value = loss(leaves, row, keyed)
+            found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+            return torch.cat([g.reshape(-1) for g in found])
+
+        def second_of_two(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+            return vmap(function)(*tree_map(lambda value: torch.stack([value, value]), arguments))[1]
+
+        kept = self.training_module, self.evaluation_module
+        self.training_module, self.evaluation_module = map(copy.deepcopy, kept)  # a pass may leave its tensors there
+        self.traits.unvmapped = why_not(lambda: second_of_two(functionally, row, keyed), plainly)
+        self.traits.evaluation_unvmapped = why_not(
+            lambda: second_of_two(self.evaluate, row, batch["x"]), lambda: self.evaluate(row, batch["x"])
+        )
+        self.training_module, self.evaluation_module = kept
+
+
+def _named(row: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """The first entries of a row by name, as views."""
+    found, start = {}, 0
+    for name, shape in shapes.items():
+        stop = start + math.prod(shape)
+        found[name] = row[start:stop].view(shape)
+        start = stop
+    return found

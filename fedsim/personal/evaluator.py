@@ -85,9 +85,11 @@ class PersonalEvaluator:
         """'model measure' → [n] of some clients."""
         start = self.strategy.start(state, block)
         carry = dict(start) if isinstance(start, dict) else {"params": start}
-        deployed, made = block.broadcast(state.model), dict[str, Predictor]()
+        columns, made = self.own.trainer.model.columns, dict[str, Predictor]()
+        deployed = columns.whole(block.broadcast(state.model), block, memory)
         made["global"] = one_row(deployed)
-        held, at_end = (carry["params"], memory.gather(block)), self.options.at == "end" and "personal" in self.models
+        before = columns.whole(carry["params"], block, memory)
+        held, at_end = (before, memory.gather(block)), self.options.at == "end" and "personal" in self.models
         if at_end or self.own.plain is None:
             ended = self.own.after(carry, block, t, state.model, memory)
             made["localized"] = one_row(ended[0])
@@ -95,7 +97,7 @@ class PersonalEvaluator:
         if self.own.plain is not None:
             made["localized"] = one_row(self.own.stepped(carry["params"], block, t, state.model, memory))
         if "personal" in self.models:
-            made["personal"] = self.own.personal(held[0], block, t, state.model, held[1])
+            made["personal"] = self.own.personal(held[0], block, t, state.model, held[1], memory)
         return {
             f"{model}_{measure}": values
             for model, predictor in made.items()

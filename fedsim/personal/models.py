@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedsim.core.columns import AVERAGED, OWN
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.local import SGD, LocalRule
@@ -60,13 +61,23 @@ class OwnModels:
         """Have clients a model of their own?"""
         return self.ruled or self.adapt is not None or self.kept
 
-    def personal(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, remembered: dict[str, Tensor]) -> Predictor:
-        """Of clients that hold rows [n, d] in round t, under the server's model [R, d], and remember name → [n, …]."""
+    def personal(
+        self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, remembered: dict[str, Tensor], memory: Memory
+    ) -> Predictor:
+        """Of clients that hold rows [n, d] in round t, under the server's model [R, d_s], and remember name → [n, …].
+
+        `memory` is that of the run, where clients keep their own columns.
+        """
         if self.ruled:
             made: Predictor = vmap(self.rule.personal)({"params": rows} | remembered)  # type: ignore[assignment]
             return made
         if self.adapt is not None:
-            return one_row(self.adapt.run(rows, cohort, t, model).end)
+            lent = self.adapt.memory(model)
+            for mine, theirs in ((lent.clients, memory.clients), (lent.server, memory.server)):
+                mine |= {name: value for name, value in theirs.items() if name in (OWN, AVERAGED)}
+            lent.kept = False
+            seen = rows[:, self.adapt.model.columns.shared]
+            return one_row(self.adapt.run(seen, cohort, t, model, lent).arrived)
         return one_row(rows)
 
     def after(
@@ -75,9 +86,9 @@ class OwnModels:
         """Rows [n, d] of clients that take the local steps of round t from the carry `start`, and what they would
         remember of them."""
         lent = memory.borrowed()
-        return self.trainer.run(start, cohort, t, model, lent).end, lent.ended
+        return self.trainer.run(start, cohort, t, model, lent).arrived, lent.ended
 
     def stepped(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
-        """The rows [n, d] after the plain steps of round t; data answer as `memory` has it."""
+        """Rows [n, d] after the plain steps of round t from what travels, [n, d_s]; data answer as `memory` has it."""
         assert self.plain is not None
-        return self.plain.run(rows, cohort, t, model, memory.borrowed()).end
+        return self.plain.run(rows, cohort, t, model, memory.borrowed()).arrived

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedsim.core.columns import AVERAGED
 from fedsim.core.federation import Cohort, Federation
+from fedsim.core.memory import Memory
 from fedsim.local import LocalRule
 from fedsim.personal.models import OwnModels, one_row
 from fedsim.personal.options import Personal
@@ -55,26 +57,32 @@ class Newcomers:
         self.own = OwnModels(self.trainer, strategy, trainer_of, options.localize)
 
     @torch.no_grad()
-    def __call__(self, state: State) -> list[Epoch]:
-        """After 0, 1, … epochs: 'epoch', and per model and measure the mean over newcomers of every replicate [R]."""
+    def __call__(self, state: State, trained: Memory) -> list[Epoch]:
+        """After 0, 1, … epochs: 'epoch', and per model and measure the mean over newcomers of every replicate [R].
+
+        `trained` is the members' memory, whose averaged columns newcomers get with the model.
+        """
         federation, model = self.scores.evaluator.federation, state.model
         who = np.zeros((federation.replicates, federation.clients))
         who[:, federation.clients - self.options.newcomers :] = 1
         cohort = federation.cohort(who, np.ones_like(who))
-        memory = self.trainer.memory(model)
+        memory, columns = self.trainer.memory(model), self.trainer.model.columns
+        memory.server |= {name: value for name, value in trained.server.items() if name == AVERAGED}
         handed = self.strategy.start(self._with_room(state), cohort)
         start = (dict(handed) if isinstance(handed, dict) else {}) | {"params": cohort.broadcast(model)}
-        rows, plain, found = start["params"], start["params"], []
+        first = whole = plain = columns.whole(start["params"], cohort, memory)
+        found = []
         for epoch in range(self.options.newcomer_epochs + 1):
-            made: dict[str, Predictor] = {"global": one_row(start["params"]), "localized": one_row(plain)}
+            made: dict[str, Predictor] = {"global": one_row(first), "localized": one_row(plain)}
             if self.own.ruled or self.own.adapt is not None:
-                made["personal"] = self.own.personal(rows, cohort, epoch, model, memory.gather(cohort))
-            found.append({"epoch": epoch} | self._measured(made, cohort, model))
+                made["personal"] = self.own.personal(whole, cohort, epoch, model, memory.gather(cohort), memory)
+            found.append({"epoch": epoch} | self._measured(made, cohort, first))
             if epoch < self.options.newcomer_epochs:
                 if self.own.plain is not None:
-                    plain = self.own.stepped(plain, cohort, epoch, model, memory)
-                rows = self.trainer.run(start | {"params": rows}, cohort, epoch, model, memory).end
-                plain = rows if self.own.plain is None else plain
+                    plain = self.own.stepped(columns.seen(plain), cohort, epoch, model, memory)
+                seen = start | {"params": columns.seen(whole)}
+                whole = self.trainer.run(seen, cohort, epoch, model, memory).arrived
+                plain = whole if self.own.plain is None else plain
         return found
 
     def _with_room(self, state: State) -> State:
@@ -90,11 +98,11 @@ class Newcomers:
         }
         return dataclasses.replace(state, **longer)
 
-    def _measured(self, made: dict[str, Predictor], cohort: Cohort, model: torch.Tensor) -> Epoch:
-        """Means per replicate, plain numbers for summary.json."""
+    def _measured(self, made: dict[str, Predictor], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
+        """Means per replicate, plain numbers for summary.json; `deployed` [n, d] moves the data where it does so."""
         found: Epoch = {}
         for name in (name for name in MODELS if name in made):
-            scores = self.scores(made[name], cohort, cohort.broadcast(model))
+            scores = self.scores(made[name], cohort, deployed)
             for measure in self.scores.names:
                 values, _, bounds = cohort.united(scores[measure].cpu().numpy())
                 each = [values[a:b] for a, b in itertools.pairwise(bounds)]

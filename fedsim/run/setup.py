@@ -126,7 +126,7 @@ class Setup:
         self.trainer = trainers(rule)
         samples = self.evaluation.client_samples
         self.evaluator = Evaluator(self.model, self.data, self.shift, samples)
-        self.models = EvaluatedModels(self.evaluation.models, self.strategy, self.federation)
+        self.models = EvaluatedModels(self.evaluation.models, self.strategy, self.federation, self.model.columns)
         self.personal: PersonalEvaluator | None = None
         self.newcomers: Newcomers | None = None
         if personal.over != "none":

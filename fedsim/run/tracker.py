@@ -115,7 +115,7 @@ class Tracker:
 
     def _on_models(self, state: State, deployed: Tensor | None = None) -> Measured:
         """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
-        run, kept = self.run, self.checkpoints.memory.evaluated
+        run, kept = self.run, self.checkpoints.memory
         first, *others = run.evaluation.models
         found = run.evaluator(run.models(first, state, kept), deployed)
         for name in others:
@@ -143,7 +143,7 @@ class Tracker:
         """Round t is complete."""
         self.guard.see(t, state, report)
         run, progress, cohort = self.run, self.progress, report.cohort
-        run.models.receive(self.checkpoints.memory.evaluated, state, cohort)
+        run.models.receive(self.checkpoints.memory, state, cohort)
         progress.rounds, progress.unevaluated = t + 1, progress.unevaluated + 1
         progress.seconds = self._before + time.monotonic() - self._start
         last = t + 1 == run.rounds
@@ -210,7 +210,7 @@ class Tracker:
         """Write what is written once, and return everything."""
         progress, run = self.progress, self.run
         folder = None if self.folder is None else str(self.folder)
-        extra = {} if run.newcomers is None else {"newcomers": run.newcomers(state)}
+        extra = {} if run.newcomers is None else {"newcomers": run.newcomers(state, self.checkpoints.memory)}
         result = Result(self.history, state, progress.seconds, sum(progress.samples), folder, extra)
         last = self._last or self._on_models(state)
         if self._files is not None:

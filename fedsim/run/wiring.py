@@ -119,8 +119,9 @@ def row_model(
     dataset, federation = data.dataset, data.federation
     loss = dataset.loss if loss is None else loss
     builder = _builder(model, dataset, loss)
-    built = RowModel(builder, loss, ridge, federation.device, federation.dtype, precision)
-    built.check(*data.pair(federation.dtype), dataset.classes, dataset.name)
+    x, y = data.pair(federation.dtype)
+    built = RowModel(builder, loss, ridge, federation.device, federation.dtype, precision, x)
+    built.check(x, y, dataset.classes, dataset.name)
     return built
 
 

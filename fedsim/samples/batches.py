@@ -40,6 +40,16 @@ class Batches:
         everyone = self.data.workload(self.work, np.arange(len(self.federation.sizes)))
         return int(everyone.steps.max()), int(everyone.per_pass.max())
 
+    @functools.cached_property
+    def smallest(self) -> tuple[int, int]:
+        """Samples of the smallest batch that anybody will meet, and a virtual client that meets it."""
+        load = self.data.workload(self.work, np.arange(len(self.federation.sizes)))
+        sizes = load.size
+        if load.short_last:
+            left = load.held % np.maximum(load.size, 1)
+            sizes = np.where((left > 0) & (load.steps >= load.per_pass), np.minimum(left, sizes), sizes)
+        return int(sizes.min()), int(sizes.argmin())
+
     def under(self, work: LocalWork) -> Batches:
         """The same samples under other work."""
         return Batches(self.data, work, self.contamination, self.keyed)

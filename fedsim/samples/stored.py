@@ -107,8 +107,9 @@ class Stored(ClientData):
         return (sums / sizes.clamp(min=1)[:, None]).unflatten(0, (self.federation.replicates, -1))
 
     def pair(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        data, twice = self.dataset, torch.zeros(2, dtype=torch.int64, device=self.federation.device)
-        return data.prepare(data.train_x[twice], dtype), None if data.train_y is None else data.train_y[twice]
+        data = self.dataset
+        two = torch.tensor([0, len(data.train_x) - 1], device=self.federation.device)  # the same one, where it is alone
+        return data.prepare(data.train_x[two], dtype), None if data.train_y is None else data.train_y[two]
 
 
 class StoredFeed:

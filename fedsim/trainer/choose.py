@@ -83,8 +83,18 @@ def choose(
         raise ConfigError(f"trainer.compile={compile} is for trainer.executor=vmap, not {executor}")
     steps, together = descents(rule, shift, model), stacks(model)
     reason = "as configured"
+    alone = model.traits.unvmapped
+    if executor == "vmap" and alone is not None:
+        raise ConfigError(
+            f"trainer.executor=vmap cannot run {type(model.training_module).__name__} ({alone}); use "
+            "trainer.executor=auto, or loop"
+        )
     if executor == "auto":
         executor, reason = _best(bool(steps), together, cpu and model.convolutional)
+        if executor == "vmap" and alone is not None:
+            executor, reason = (
+                ("fused", "plain descents") if steps else ("loop", "what the model does cannot be vmapped")
+            )
     elif executor == "fused" and not steps:
         raise ConfigError(
             "trainer.executor=fused takes plain descents only: local=sgd, or local=apfl with local.alpha_every=round "

@@ -21,7 +21,7 @@ from fedsim.models.losses import weighted_mean
 from fedsim.samples import Batch, Chunk
 from fedsim.shift import Shift
 from fedsim.trainer.loop_executor import first
-from fedsim.trainer.objective import PlainObjective
+from fedsim.trainer.objective import Noted, PlainObjective, moved_columns, put_buffers
 from fedsim.trainer.stepping import InPlace, along, stackable, with_stepping_layers
 from fedsim.trainer.workers import share
 
@@ -31,6 +31,8 @@ def descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[Descent, .
     if shift.active or model.precision == "bf16":
         return ()
     steps = rule.descents()
+    if model.statistics and len(steps) > 1:
+        return ()
     mixed = any(step.beside and not step.outputs for step in steps)  # a ridge is then that of the mixture
     return () if model.ridge and mixed else steps
 
@@ -42,7 +44,8 @@ def models_in_use(steps: tuple[Descent, ...]) -> int:
 
 def stacks(model: RowModel) -> bool:
     """Can several rows of the model go through one forward pass?"""
-    return model.loss in LOSSES.values() and stackable(model.training_module, not channels_last(model))
+    apart = not (model.statistics or model.traits.mixes or model.traits.random)
+    return apart and model.loss in LOSSES.values() and stackable(model.training_module, not channels_last(model))
 
 
 def channels_last(model: RowModel) -> bool:
@@ -89,6 +92,7 @@ class ModelStack:
         if channels_last(model):
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.loaded = Loaded()
+        self.statistics = torch.empty(0)  # where those of the row are to be written
 
     def load(self, carry: Carry, beside: dict[str, Tensor] | None, out: Tensor) -> None:
         """Take over rows of the carry [c, …], which `store` will have written to `out` [c, d]; `beside` are parameters
@@ -106,12 +110,17 @@ class ModelStack:
             layer.load(held, points, drift)
         self.plain_rows.load([held[name] for name in plain], [drift[name] for name in plain if drift])
         self.loaded = Loaded(held, points, written, beside or {}, proximal)
+        if self.model.statistics:
+            put_buffers(self.module, self.model.statistics_of(carry[self.descent.name][0]))
+            self.statistics = out[0, self.model.trained :]
 
     def store(self) -> None:
         """Write what does not lie there."""
         for name, rows in self.loaded.out.items():
             if self.loaded.held[name] is not rows:
                 rows.copy_(self.loaded.held[name])
+        if self.model.statistics:
+            self.statistics.copy_(moved_columns(self.model, self.module, self.statistics))
 
     def _terms(self, carry: Carry) -> tuple[Tensor | None, dict[str, Tensor]]:
         """What a strategy adds to its own model's gradient: μ [c] of a proximal term, and the rest, which does not
@@ -125,7 +134,7 @@ class ModelStack:
 
     def _named(self, rows: Tensor) -> dict[str, Tensor]:
         """[c, d] → parameters [c, …], views."""
-        parts = rows.split([math.prod(shape) for shape in self.model.shapes.values()], dim=1)
+        parts = rows[:, : self.model.trained].split([math.prod(s) for s in self.model.shapes.values()], dim=1)
         shapes = self.model.shapes.items()
         return {name: part.unflatten(1, shape) for (name, shape), part in zip(shapes, parts, strict=True)}
 
@@ -165,7 +174,7 @@ class ClientStack:
     def __init__(self, rule: LocalRule, model: RowModel, steps: tuple[Descent, ...]) -> None:
         self.rule, self.model, self.steps = rule, model, steps
         self.stacks = {step.name: ModelStack(model, step) for step in steps}
-        self.objective = PlainObjective(model) if rule.begins else None
+        self.objective = Noted(PlainObjective(model), None) if rule.begins else None
         self.channels_last = channels_last(model)
         self.mixing: dict[str, Tensor] = {}
 
@@ -175,7 +184,7 @@ class ClientStack:
         parts = []
         for row, rate in enumerate(rates):
             own, samples = ({name: value[row] for name, value in part.items()} for part in (carry, batch))
-            parts.append(self.rule.begin(own, samples, rate, self.objective))
+            parts.append(self.objective.begin(self.rule, own, samples, rate))
         return {name: torch.stack([part[name] for part in parts]) for name in carry}
 
     def load(self, carry: Carry, out: Carry) -> None:
@@ -202,7 +211,8 @@ class ClientStack:
             flat["x"] = flat["x"].contiguous(memory_format=torch.channels_last)
         penalty = self.stacks[self.steps[-1].name].penalty(count) if self.model.ridge else 0.0
         with torch.enable_grad():
-            outputs = {name: stack.module(flat["x"]) for name, stack in self.stacks.items()}
+            with self.model.drawing(flat):
+                outputs = {name: stack.module(flat["x"]) for name, stack in self.stacks.items()}
             for step in self.steps:
                 output = outputs[step.name]
                 if step.outputs and step.beside:

@@ -11,11 +11,11 @@ import queue
 import torch
 from torch import Tensor
 
-from fedsim.local.base import Carry, LocalRule, Objective
+from fedsim.local.base import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.samples import Chunk
 from fedsim.shift import Shift
-from fedsim.trainer.objective import PlainObjective, by_rows, of_chunk
+from fedsim.trainer.objective import Noted, PlainObjective, by_rows
 from fedsim.trainer.workers import share
 
 
@@ -37,10 +37,9 @@ class LoopExecutor:
     ) -> None:
         self.rule, self.shift, self.dtype, self.workers = rule, shift, model.dtype, workers
         self.contaminated = contaminated
-        self._objectives: queue.SimpleQueue[Objective] = queue.SimpleQueue()
+        self._objectives: queue.SimpleQueue[Noted] = queue.SimpleQueue()
         for _ in range(workers):
-            own = PlainObjective(model)
-            self._objectives.put(of_chunk(own, by_rows) if rule.batched else own)
+            self._objectives.put(Noted(PlainObjective(model), by_rows if rule.batched else None))
 
     def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
         """As `VmapExecutor.run`."""
@@ -72,15 +71,15 @@ class LoopExecutor:
         share(run_row, range(len(chunk.steps)), self.workers)
         return out, losses
 
-    def _step(self, carry: Carry, batch: Carry, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+    def _step(self, carry: Carry, batch: Carry, lr: Tensor, objective: Noted) -> tuple[Carry, Tensor]:
         """One step of one client; a batched rule meets it as a chunk of one."""
         if not self.rule.batched:
-            return self.rule.step(carry, batch, lr, objective)
-        carry, loss = self.rule.step(chunk_of(carry), chunk_of(batch), lr[None], objective)
+            return objective.step(self.rule, carry, batch, lr)
+        carry, loss = objective.step(self.rule, chunk_of(carry), chunk_of(batch), lr[None])
         return first(carry), loss[0]
 
-    def _begin(self, carry: Carry, batch: Carry, lr: Tensor, objective: Objective) -> Carry:
+    def _begin(self, carry: Carry, batch: Carry, lr: Tensor, objective: Noted) -> Carry:
         """Before the first step, likewise."""
         if not self.rule.batched:
-            return self.rule.begin(carry, batch, lr, objective)
-        return first(self.rule.begin(chunk_of(carry), chunk_of(batch), lr[None], objective))
+            return objective.begin(self.rule, carry, batch, lr)
+        return first(objective.begin(self.rule, chunk_of(carry), chunk_of(batch), lr[None]))

@@ -1,42 +1,54 @@
 """A client's loss and its gradients, as local rules ask for them (`fedsim.local.Objective`).
 
 Two classes differentiate one client's loss: `FunctionalObjective` by torch.func, safe under vmap, `PlainObjective` by
-ordinary autograd through an own module, safe in a thread. `of_chunk` makes either one the objective of a rule that
-steps whole chunks. `per_sample` leaves a batch's weights to the caller; its losses and gradients include the ridge, so
-that their mean over the samples is what `gradient` gives.
+ordinary autograd through an own module, safe in a thread. Their methods end with what the forward passes left in the
+columns of statistics, [d − trained] for every point; `Noted` takes note of that and is what a rule meets, for one
+client or, where its methods are lifted, for a whole chunk. `per_sample` leaves a batch's weights to the caller; its
+losses and gradients include the ridge, so that their mean over the samples is what `gradient` gives.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, grad_and_value, vmap
 
 from fedsim.core.errors import ConfigError
-from fedsim.local.base import Objective
+from fedsim.local.base import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.samples import Batch
 
 METHODS = ("gradient", "per_sample", "hessian_product", "mixed_outputs")
 
 
-def refuse_dropout(model: RowModel) -> None:
+def refuse_whole_batches(model: RowModel) -> None:
     """Raise where single samples have no gradient of their own: a dropout mask belongs to a whole batch."""
+    rule = "but this local rule takes gradients sample by sample"
     if model.dropout_keys:
         raise ConfigError(
             f"model: dropout layer {model.dropout_keys[0].removesuffix('.key')!r} draws its mask for a whole batch, "
-            "but this local rule takes gradients sample by sample; use a model without dropout, or local=sgd"
+            f"{rule}; use a model without dropout, or local=sgd"
         )
+    traits = model.traits
+    if traits.random or traits.mixes or traits.statistics:
+        what = (
+            "draws random numbers for"
+            if traits.random
+            else "normalises over"
+            if traits.mixes
+            else "keeps statistics of"
+        )
+        raise ConfigError(f"model: its forward pass {what} a whole batch, {rule}; use another model, or local=sgd")
 
 
-def as_row(gradients: Iterable[Tensor]) -> Tensor:
-    """[d] gradients by parameters, in their order."""
-    return torch.cat([g.reshape(-1) for g in gradients])
+def as_row(gradients: Iterable[Tensor], statistics: int = 0) -> Tensor:
+    """[d] gradients by parameters, in their order; zero in so many columns of statistics."""
+    parts = [g.reshape(-1) for g in gradients]
+    return torch.cat([*parts, parts[0].new_zeros(statistics)] if statistics else parts)
 
 
 def samples_of(batch: Batch) -> Batch:
@@ -49,44 +61,53 @@ class FunctionalObjective:
 
     def __init__(self, model: RowModel) -> None:
         self.model = model
+        self.columns = model.dimension - model.trained
 
-    def _loss(self, parameters: dict[str, Tensor], batch: Batch) -> Tensor:
-        return self.model.objective(self.model.predict(parameters, batch), batch, list(parameters.values()))
+    def _predict(self, parameters: dict[str, Tensor], params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Output with these parameters and the statistics of the row [d], and the columns these become."""
+        statistics = self.model.statistics_of(params)
+        output = self.model.predict(parameters, batch, statistics)
+        return output, self.model.as_columns(statistics) if statistics else params[self.model.trained :]
 
-    def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        gradients, value = grad_and_value(self._loss)(self.model.unflatten(params), batch)
-        return as_row(gradients.values()), value
+    def _loss(self, parameters: dict[str, Tensor], params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        output, moved = self._predict(parameters, params, batch)
+        return self.model.objective(output, batch, list(parameters.values())), moved
 
-    def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        refuse_dropout(self.model)
+    def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        by = grad_and_value(self._loss, has_aux=True)
+        gradients, (value, moved) = by(self.model.unflatten(params), params, batch)
+        return as_row(gradients.values(), self.columns), value, moved
+
+    def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        refuse_whole_batches(self.model)
 
         def of_one(parameters: dict[str, Tensor], sample: Batch) -> Tensor:
-            return self._loss(parameters, {name: value[None] for name, value in sample.items()})
+            return self._loss(parameters, params, {name: value[None] for name, value in sample.items()})[0]
 
         each = vmap(grad_and_value(of_one), in_dims=(None, 0))
         gradients, values = each(self.model.unflatten(params), samples_of(batch))
-        return values, torch.cat([g.flatten(1) for g in gradients.values()], dim=1)
+        return values, torch.cat([g.flatten(1) for g in gradients.values()], dim=1), params[:0]
 
-    def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
+    def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         along = self.model.unflatten(vector)
 
-        def slope(parameters: dict[str, Tensor]) -> Tensor:
-            gradients = grad(self._loss)(parameters, batch)
-            return torch.stack([(g * along[name]).sum() for name, g in gradients.items()]).sum()
+        def slope(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            gradients, moved = grad(self._loss, has_aux=True)(parameters, params, batch)
+            return torch.stack([(g * along[name]).sum() for name, g in gradients.items()]).sum(), moved
 
-        return as_row(grad(slope)(self.model.unflatten(params)).values())
+        product, moved = grad(slope, has_aux=True)(self.model.unflatten(params))
+        return as_row(product.values(), self.columns), moved
 
-    def mixed_outputs(
-        self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        other = self.model.predict(self.model.unflatten(params), batch)
+    def mixed_outputs(self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        other, left = self._predict(self.model.unflatten(params), params, batch)
 
-        def loss(parameters: dict[str, Tensor], alpha: Tensor) -> Tensor:
-            output = torch.lerp(other, self.model.predict(parameters, batch), alpha)
-            return self.model.objective(output, batch, list(parameters.values()))
+        def loss(parameters: dict[str, Tensor], alpha: Tensor) -> tuple[Tensor, Tensor]:
+            own, moved = self._predict(parameters, personal, batch)
+            return self.model.objective(torch.lerp(other, own, alpha), batch, list(parameters.values())), moved
 
-        (gradients, slope), value = grad_and_value(loss, argnums=(0, 1))(self.model.unflatten(personal), alpha)
-        return as_row(gradients.values()), slope, value
+        by = grad_and_value(loss, argnums=(0, 1), has_aux=True)
+        (gradients, slope), (value, moved) = by(self.model.unflatten(personal), alpha)
+        return as_row(gradients.values(), self.columns), slope, value, moved, left
 
 
 class PlainObjective:
@@ -94,58 +115,75 @@ class PlainObjective:
 
     def __init__(self, model: RowModel) -> None:
         self.model = model
+        self.columns = model.dimension - model.trained
         self.module = copy.deepcopy(model.training_module)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in model.dropout_keys]
 
-    def _output(self, params: Tensor, batch: Batch) -> Tensor:
-        """Of the module as it is with these parameters, from now on."""
+    def _output(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Of the module as it is with these parameters, from now on; and what its statistics become."""
         for dropout in self.dropouts:
             dropout.key = batch["key"]
         for parameter, value in zip(self.parameters, self.model.unflatten(params).values(), strict=True):
             parameter.data = value
-        with self.model.mixed():
-            return self.module(batch["x"]).to(self.model.dtype)
+        put_buffers(self.module, self.model.statistics_of(params))
+        with self.model.mixed(), self.model.drawing(batch):
+            output = self.module(batch["x"]).to(self.model.dtype)
+        return output, moved_columns(self.model, self.module, params)
 
     def _gradients(self, value: Tensor, *more: Tensor, again: bool = False) -> tuple[Tensor, ...]:
         """Of the value by all parameters as a row, and by whatever else is given; `again`: it will be differentiated
         once more."""
         found = torch.autograd.grad(value, [*self.parameters, *more], create_graph=again, materialize_grads=True)
         count = len(self.parameters)
-        return as_row(found[:count]), *found[count:]
+        return as_row(found[:count], self.columns), *found[count:]
 
-    def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            value = self.model.objective(self._output(params, batch), batch, self.parameters)
+            output, moved = self._output(params, batch)
+            value = self.model.objective(output, batch, self.parameters)
             (gradient,) = self._gradients(value)
-        return gradient, value.detach()
+        return gradient, value.detach(), moved
 
-    def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        refuse_dropout(self.model)
+    def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        refuse_whole_batches(self.model)
         each = by_rows(self.gradient)
         samples = {name: value[:, None] for name, value in samples_of(batch).items()}  # batches of one
-        gradients, values = each(params.expand(len(batch["x"]), -1), samples)
-        return values, gradients
+        gradients, values, _ = each(params.expand(len(batch["x"]), -1), samples)
+        return values, gradients, params[:0]
 
-    def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
+    def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            value = self.model.objective(self._output(params, batch), batch, self.parameters)
+            output, moved = self._output(params, batch)
+            value = self.model.objective(output, batch, self.parameters)
             (gradient,) = self._gradients(value, again=True)
             slope = (gradient * vector).sum()
         if not slope.requires_grad:  # a loss that is linear in the parameters
-            return torch.zeros_like(params)
-        return self._gradients(slope)[0]
+            return torch.zeros_like(params), moved
+        return self._gradients(slope)[0], moved
 
-    def mixed_outputs(
-        self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        other = self._output(params, batch).detach()
+    def mixed_outputs(self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        other, left = self._output(params, batch)
         with torch.enable_grad():
             alpha = alpha.detach().requires_grad_()
-            output = torch.lerp(other, self._output(personal, batch), alpha)
-            value = self.model.objective(output, batch, self.parameters)
+            own, moved = self._output(personal, batch)
+            value = self.model.objective(torch.lerp(other.detach(), own, alpha), batch, self.parameters)
             gradient, slope = self._gradients(value, alpha)
-        return gradient, slope, value.detach()
+        return gradient, slope, value.detach(), moved, left
+
+
+def put_buffers(module: nn.Module, buffers: dict[str, Tensor]) -> None:
+    """Make these tensors the module's own."""
+    for name, value in buffers.items():
+        parent, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(parent), leaf, value)
+
+
+def moved_columns(model: RowModel, module: nn.Module, row: Tensor) -> Tensor:
+    """The columns of statistics as the module holds them; none, of a row [d] without."""
+    if not model.statistics:
+        return row[model.trained :]
+    return model.as_columns({name: module.get_buffer(name) for name in model.statistics})
 
 
 def by_rows(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,13 +194,77 @@ def by_rows(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def together(*arguments: Tensor | Batch) -> Any:
         found = [function(*(of_row(a, row) for a in arguments)) for row in range(len(arguments[0]))]
-        if isinstance(found[0], Tensor):
-            return torch.stack(found)
         return tuple(torch.stack(part) for part in zip(*found, strict=True))
 
     return together
 
 
-def of_chunk(own: Objective, lift: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Objective:
-    """The objective of a rule that steps whole chunks: params [c, d], batch [c, B, …]; `lift` is vmap, or `by_rows`."""
-    return cast(Objective, SimpleNamespace(**{name: lift(getattr(own, name)) for name in METHODS}))
+class Noted:
+    """The objective that a rule meets: it keeps what each forward pass left in the columns of statistics.
+
+    Args:
+        own: `FunctionalObjective` or `PlainObjective`.
+        lift: makes a client's function one of a chunk, params [c, d] and batch [c, B, …]: vmap, or `by_rows`; None for
+            a rule that steps one client.
+    """
+
+    def __init__(
+        self, own: FunctionalObjective | PlainObjective, lift: Callable[[Callable[..., Any]], Callable[..., Any]] | None
+    ) -> None:
+        self._own = {name: getattr(own, name) if lift is None else lift(getattr(own, name)) for name in METHODS}
+        self.model = own.model
+        self.left: list[tuple[Tensor, Tensor]] = []
+
+    def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        gradient, value, moved = self._own["gradient"](params, batch)
+        self._note((params, moved))
+        return gradient, value
+
+    def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        values, gradients, _ = self._own["per_sample"](params, batch)
+        return values, gradients
+
+    def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
+        product, moved = self._own["hessian_product"](params, vector, batch)
+        self._note((params, moved))
+        return product
+
+    def mixed_outputs(
+        self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        gradient, slope, value, moved, left = self._own["mixed_outputs"](personal, params, alpha, batch)
+        self._note((params, left), (personal, moved))
+        return gradient, slope, value
+
+    def _note(self, *passes: tuple[Tensor, Tensor]) -> None:
+        if self.model.statistics:
+            self.left += passes
+
+    def step(self, rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> tuple[Carry, Tensor]:
+        """The rule's step; its models' statistics are carried along."""
+        if not self.model.statistics:
+            return rule.step(carry, batch, lr, self)
+        self.left = []
+        after, loss = rule.step(carry, batch, lr, self)
+        return self._carried(rule, carry, after), loss
+
+    def begin(self, rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> Carry:
+        """What the rule does before its first step, likewise."""
+        if not self.model.statistics:
+            return rule.begin(carry, batch, lr, self)
+        self.left = []
+        return self._carried(rule, carry, rule.begin(carry, batch, lr, self))
+
+    def _carried(self, rule: LocalRule, before: Carry, after: Carry) -> Carry:
+        """The carry with the statistics that the last forward pass of each of its models left.
+
+        A pass belongs to the model it was taken at; one that was taken elsewhere (at a mixture, at an adapted point)
+        to the models that have none of their own.
+        """
+        models = {name: before[name] for name in ("params", *rule.own_models)}
+        elsewhere = [moved for point, moved in self.left if not any(point is model for model in models.values())]
+        for name, model in models.items():
+            own = [moved for point, moved in self.left if point is model] or elsewhere
+            statistics = own[-1] if own else model[..., self.model.trained :]
+            after = after | {name: torch.cat([after[name][..., : self.model.trained], statistics], -1)}
+        return after

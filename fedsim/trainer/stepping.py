@@ -172,7 +172,9 @@ def stackable(module: nn.Module, convolutions: bool) -> bool:
 
 def stepping(module: nn.Module, convolutions: bool) -> type[SteppingLinear] | None:
     """What can take the place of this layer: a plain linear one, or a plain convolution, all of it trained."""
-    if not all(p.requires_grad for p in module.parameters()):
+    own = {name for name, _ in module.named_parameters()}
+    hooked = module._forward_hooks or module._forward_pre_hooks  # such as those of nn.utils.spectral_norm
+    if not own <= {"weight", "bias"} or hooked or not all(p.requires_grad for p in module.parameters()):
         return None
     if type(module) is nn.Linear:
         return SteppingLinear

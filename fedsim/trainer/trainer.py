@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.columns import OWN
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
@@ -27,7 +28,7 @@ from fedsim.trainer.execution import Execution
 from fedsim.trainer.fused_executor import FusedExecutor, descents
 from fedsim.trainer.loop_executor import LoopExecutor
 from fedsim.trainer.memory_limit import out_of_memory, too_large_for_one
-from fedsim.trainer.objective import refuse_dropout
+from fedsim.trainer.objective import refuse_whole_batches
 from fedsim.trainer.vmap_executor import VmapExecutor
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ class Trainer:
         self.rule, self.model, self.shift, self.batches = rule, model, shift, batches
         replicates = batches.federation.replicates
         if rule.per_sample:
-            refuse_dropout(model)
+            refuse_whole_batches(model)
+        self._check_batches()
         if len(rule.rates) not in (1, replicates):
             raise ConfigError(f"lr has {len(rule.rates)} entries, but there are {replicates} seeds; give one per seed")
         rates = rule.rates * (replicates if len(rule.rates) == 1 else 1)
@@ -69,6 +71,18 @@ class Trainer:
         self._told = self._halved = False
         if model.device.type == "cpu":
             keep_freed_memory()
+
+    def _check_batches(self) -> None:
+        """Refuse batches that are too small for the model."""
+        if self.model.traits.least == 1:
+            return
+        size, who = self.batches.smallest
+        if 0 < size < self.model.traits.least:
+            raise ConfigError(
+                f"model: {type(self.model.training_module).__name__} cannot train on a batch of one sample, which "
+                f"normalises to nothing, but client {who % self.batches.federation.clients} has one; give "
+                "local.drop_last=true, fewer clients or another partition, or use nn.GroupNorm"
+            )
 
     def _executor(self) -> FusedExecutor | LoopExecutor | VmapExecutor:
         """The one that was chosen."""
@@ -82,7 +96,7 @@ class Trainer:
     def memory(self, model: Tensor) -> Memory:
         """What rule and shift remember before round 0, from the initial models [R, d]."""
         rule, shift, federation = self.rule, self.shift, self.batches.federation
-        of_rule, of_shift = rule.memory(federation, model.shape[1]), shift.memory(federation, model)
+        of_rule, of_shift = rule.memory(federation, self.model.dimension), shift.memory(federation, model)
         for name in sorted({*of_rule, *rule.own_models} & of_shift.keys()):
             raise ConfigError(
                 f"local={type(rule).__name__} and shift={type(shift).__name__} both remember {name!r}; rename one"
@@ -94,9 +108,15 @@ class Trainer:
                     f"client memory {name!r} has {len(value)} rows; it needs one for each of the "
                     f"{federation.rows} virtual clients"
                 )
+        memory, columns = Memory(clients), self.model.columns
+        if columns.divided:
+            initial = self.model.initial(federation.seeds)
+            columns.memory(initial, memory, federation)
+            model = columns.joined(model, initial[:, columns.own], initial[:, columns.averaged])
         for name in rule.own_models:
             clients[name] = federation.broadcast(model)
-        return Memory(clients, shift.server_memory(federation, model))
+        memory.server |= shift.server_memory(federation, model)
+        return memory
 
     @torch.no_grad()
     def run(
@@ -120,9 +140,10 @@ class Trainer:
                 others are as if they had not computed. None, here or as its answer: all are.
         """
         memory = self.memory(deployed) if memory is None else memory
-        carry = dict(start) if isinstance(start, dict) else {"params": start}
-        start = carry["params"]
-        carry |= memory.gather(cohort)
+        handed = dict(start) if isinstance(start, dict) else {"params": start}
+        start, columns = handed["params"], self.model.columns
+        carry = (columns.widened(handed, cohort, memory) if columns.divided else handed) | memory.gather(cohort)
+        carry.pop(OWN, None)  # it is part of the row
         if self.rule.knows_round:
             carry["round"] = torch.full((len(cohort),), t, dtype=torch.int64, device=start.device)
         if not self._told:
@@ -130,6 +151,8 @@ class Trainer:
             self._told = True
         plan = self.batches.plan(cohort, t)
         rates = self._rates(cohort, plan, t)
+        if self.shift.active:
+            deployed = columns.of_server(deployed, memory, cohort.federation)
         answered = self.shift.deployed(memory.server, deployed) if self.shift.active else None
         with tensor_cores(self.model.precision):
             end, loss, samples = self._local_steps(cohort, plan, carry, rates, answered)
@@ -140,15 +163,20 @@ class Trainer:
         if kept is not None:
             pick = torch.as_tensor(kept, device=loss.device)
             cohort, samples = cohort.subset(kept), samples[kept]
+            handed = {name: value[pick] for name, value in handed.items()}
             start, loss, rates, steps, finite = (value[pick] for value in (start, loss, rates, steps, finite))
             end = {name: value[pick] for name, value in end.items()}
         memory.scatter(cohort, end)
+        rows = end["params"]
+        if columns.divided:
+            columns.keep(rows, cohort, memory)
+            end = columns.narrowed(end, handed)
         if memory.kept:
             self.rule.after_round(memory.clients, cohort)
         end.pop("round", None)
         lr = self.rates * self.rule.schedule.factor(t, 0, *self.batches.longest)
         sent = deployed if answered is None else answered
-        return Report(cohort, start, end, loss / steps, lr, rates, samples, sent, finite)
+        return Report(cohort, start, end, loss / steps, lr, rates, samples, sent, finite, rows)
 
     def _local_steps(
         self, cohort: Cohort, plan: Plan, carry: Carry, rates: Tensor, answered: Tensor | None

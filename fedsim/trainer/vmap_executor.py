@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -12,8 +15,9 @@ from fedsim.local.base import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.samples import Chunk
 from fedsim.shift import Shift
-from fedsim.trainer.objective import FunctionalObjective, of_chunk
+from fedsim.trainer.objective import FunctionalObjective, Noted
 
+OF_CLIENTS = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
 Step = Callable[[Carry, Carry, Tensor], tuple[Carry, Tensor]]
 
 
@@ -33,14 +37,11 @@ class VmapExecutor:
     def __init__(self, rule: LocalRule, model: RowModel, shift: Shift, compile: str = "never") -> None:
         self.rule, self.dtype, self.shift = rule, model.dtype, shift
         self._move = vmap(shift)
-        if rule.batched:
-            together = of_chunk(FunctionalObjective(model), vmap)
-            self._step = lambda carry, batch, lr: rule.step(carry, batch, lr, together)
-            self._begin = lambda carry, batch, lr: rule.begin(carry, batch, lr, together)
-        else:
-            own = FunctionalObjective(model)
-            self._step = vmap(lambda carry, batch, lr: rule.step(carry, batch, lr, own))
-            self._begin = vmap(lambda carry, batch, lr: rule.begin(carry, batch, lr, own))
+        objective = Noted(FunctionalObjective(model), vmap if rule.batched else None)
+        whole: Callable[..., Any] = (lambda step: step) if rule.batched else vmap
+        self._step = whole(functools.partial(objective.step, rule))
+        self._begin = whole(functools.partial(objective.begin, rule))
+        self._apart = model.traits.mixes
         if compile != "never":
             step = torch.compile(self._step, mode=compile)
             self._step = own_results(step) if compile == "reduce-overhead" else step
@@ -73,11 +74,34 @@ class VmapExecutor:
                 if self.rule.knows_deployed:
                     batch = batch | {"deployed": theta}
             batch = chunk.contaminate(batch, step, 0, alive)
-            if step == 0 and self.rule.begins:
-                carry = self._begin(carry, batch, rates[0])
-            carry, loss = self._step(carry, batch, rates[step, :alive])
+            sizes = chunk.sizes[:alive, step]
+            if self._apart and np.ptp(sizes):
+                carry, loss = self._by_size(sizes, step, carry, batch, rates[step, :alive])
+            else:
+                carry, loss = self._steps(step, carry, batch, rates[step, :alive])
             losses[:alive] += loss
         if finished:
             parts = [carry, *reversed(finished)]
             carry = {name: torch.cat([part[name] for part in parts]) for name in carry}
         return carry, losses
+
+    def _steps(self, step: int, carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
+        """One step of all rows at hand, after what the rule does before the first."""
+        if step == 0 and self.rule.begins:
+            carry = self._begin(carry, batch, lr)
+        return self._step(carry, batch, lr)
+
+    def _by_size(self, sizes: np.ndarray, step: int, carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
+        """The same where samples see their neighbours: rows with batches of equal size together, none padded."""
+        out = {name: torch.empty_like(value) for name, value in carry.items()}
+        losses = torch.empty_like(lr)
+        for size in np.unique(sizes):
+            rows = torch.as_tensor(np.flatnonzero(sizes == size), device=lr.device)
+            own = {name: value[rows] for name, value in batch.items()}
+            own = {name: value if name in OF_CLIENTS else value[:, :size] for name, value in own.items()}
+            if not self.shift.active:
+                del own["weight"]  # it told apart samples and padding
+            part, losses[rows] = self._steps(step, {n: value[rows] for n, value in carry.items()}, own, lr[rows])
+            for name, value in part.items():
+                out[name][rows] = value
+        return out, losses

@@ -150,9 +150,9 @@ def test_the_hessian_product_is_the_slope_of_the_gradient(way):
     if way.startswith("loop"):
         objective = executor._objectives.get()
     else:
-        from fedsim.trainer.objective import FunctionalObjective
+        from fedsim.trainer.objective import FunctionalObjective, Noted
 
-        objective = FunctionalObjective(simulation.model)
+        objective = Noted(FunctionalObjective(simulation.model), None)
     with torch.no_grad():
         product = objective.hessian_product(row, vector, batch)
         ahead, behind = (objective.gradient(row + h * vector, batch)[0] for h in (1e-5, -1e-5))

@@ -264,20 +264,8 @@ def test_mean_predicts_its_parameters(shape: list[int], start: float, n: int) ->
     assert torch.equal(model.evaluate(theta, torch.randn(n, *shape)), theta.reshape(shape).expand(n, *shape))
 
 
-@pytest.mark.parametrize("norm", [nn.BatchNorm2d(4), nn.InstanceNorm2d(4, affine=True, track_running_stats=True)])
-def test_running_statistics_are_refused_with_advice(norm: nn.Module) -> None:
-    with pytest.raises(ConfigError, match=r"layer '0\.1' \(\w+Norm2d\).*nn\.GroupNorm"):
-        RowModel(nn.Sequential(nn.Sequential(nn.Conv2d(2, 4, 3), norm)))
-
-
-def test_batch_norm_without_running_statistics_is_refused_too() -> None:
-    """It mixes the samples of a batch: padding and the evaluation's chunks would change its output."""
-    with pytest.raises(ConfigError, match=r"BatchNorm1d.*nn\.GroupNorm"):
-        RowModel(lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(128, track_running_stats=False)))
-
-
 def test_group_norm_lets_every_sample_stand_alone() -> None:
-    """What makes it the advice: neither padding nor the evaluation's chunks can change a sample's output."""
+    """Neither padding nor the evaluation's chunks can change a sample's output."""
     model = RowModel(randomised(MODELS["group_norm"]))
     row, x = model.initial([0])[0], inputs(6)
     torch.testing.assert_close(model.evaluate(row, x)[:2], model.evaluate(row, x[:2]))

@@ -1,0 +1,94 @@
+"""Which columns of a client's row travel, and how: what a strategy sees of a row, and what is kept beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.memory import Memory
+
+OWN, AVERAGED = "own columns", "averaged columns"  # names in a memory
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A row [d] in three parts. Strategies meet the shared columns alone, and aggregate them as their papers say.
+
+    Attributes:
+        shared: [d_s] numbers of the trained columns that travel.
+        own: [d_o] of those that stay with the client, trained or not.
+        averaged: [d_a] of statistics that travel: they are no parameters that a server could step along, so whoever
+            takes part gets their mean and its new one is that of those who took part, as federations do it everywhere.
+    """
+
+    shared: Tensor
+    own: Tensor
+    averaged: Tensor
+
+    @property
+    def divided(self) -> bool:
+        """Is there more to a row than what strategies see?"""
+        return bool(len(self.own) or len(self.averaged))
+
+    def joined(self, shared: Tensor, own: Tensor, averaged: Tensor) -> Tensor:
+        """[…, d_s], […, d_o], […, d_a] → rows […, d]."""
+        order = torch.cat([self.shared, self.own, self.averaged]).argsort()
+        return torch.cat([shared, own, averaged], dim=-1)[..., order]
+
+    def memory(self, initial: Tensor, memory: Memory, federation: Federation) -> None:
+        """Add to a memory what is kept of initial rows [R, d] beside the shared columns."""
+        if len(self.own):
+            memory.clients[OWN] = federation.broadcast(initial[:, self.own])
+        if len(self.averaged):
+            memory.server[AVERAGED] = initial[:, self.averaged]
+
+    def whole(self, shared: Tensor, cohort: Cohort, memory: Memory) -> Tensor:
+        """[n, d_s] of a cohort's clients → their rows [n, d]."""
+        if not self.divided:
+            return shared
+        none = shared[:, :0]
+        own = cohort.gather(memory.clients[OWN]) if len(self.own) else none
+        averaged = cohort.broadcast(memory.server[AVERAGED]) if len(self.averaged) else none
+        return self.joined(shared, own, averaged)
+
+    def of_server(self, shared: Tensor, memory: Memory, federation: Federation) -> Tensor:
+        """[R, d_s] → [R, d]: with the mean over all clients of what stays with them, so that there is a model to be
+        evaluated; nobody has it."""
+        if not self.divided:
+            return shared
+        none = shared[:, :0]
+        own = federation.mean_over_clients(memory.clients[OWN]) if len(self.own) else none
+        averaged = memory.server[AVERAGED] if len(self.averaged) else none
+        return self.joined(shared, own, averaged)
+
+    def widened(self, carry: dict[str, Tensor], cohort: Cohort, memory: Memory) -> dict[str, Tensor]:
+        """A strategy's carry, whose 'params' and directions [n, d_s] become rows [n, d]; it adds nothing to the
+        gradients of columns that it does not see."""
+        rows = self.whole(carry["params"], cohort, memory)
+        wide = carry | {"params": rows}
+        for name in ("correction", "anchor"):
+            if name in carry:
+                wide[name] = torch.zeros_like(rows).index_copy(1, self.shared, carry[name])
+        if "proximal" in carry and len(self.own):
+            mask = torch.zeros_like(rows[:1]).index_fill(1, self.shared, 1.0)
+            wide["proximal"] = carry["proximal"][:, None] * mask
+        return wide
+
+    def narrowed(self, end: dict[str, Tensor], handed: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What a strategy sees of a carry after the local steps: entries it had `handed` in their own shapes."""
+        seen = dict(end)
+        for name in handed:
+            if end[name].shape != handed[name].shape:
+                seen[name] = handed[name] if name == "proximal" else end[name][:, self.shared]
+        return seen
+
+    def keep(self, rows: Tensor, cohort: Cohort, memory: Memory) -> None:
+        """Take what does not travel, and the mean of what is averaged, out of the rows [n, d] of a round."""
+        if len(self.own):
+            memory.scatter_of(cohort, OWN, rows[:, self.own])
+        if len(self.averaged) and memory.kept:
+            mean = cohort.mean(rows[:, self.averaged], cohort.weights(cohort.federation.weighting))
+            memory.server[AVERAGED] = cohort.unless_empty(mean, memory.server[AVERAGED])

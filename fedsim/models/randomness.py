@@ -1,0 +1,252 @@
+"""Random calls inside a forward pass, answered as a function of (client, round, step, call, position).
+
+`F.dropout`, `torch.rand`, `bernoulli_` and their like draw from a global stream: a client's numbers would depend on who
+was computed before it. While a model trains, this mode answers them from the counter-based hash of `fedsim.core.rng`
+instead, keyed by the client's step; the order of the calls within one forward pass tells them apart. What it has no
+answer for (`torch.multinomial`, say) it refuses by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fedsim.core import rng
+from fedsim.core.errors import ConfigError
+
+FIRST = 1 << 20  # calls are numbered from here; below are the dropout layers of `fedsim.models.dropout`
+ALPHA = -1.7580993408473766  # −λα of SELU: what alpha dropout puts in the place of a number
+
+
+class KeyedRandomness(TorchFunctionMode):
+    """Answers the random calls of one client's forward pass.
+
+    Args:
+        key: [] int64, of the client's step.
+    """
+
+    def __init__(self, key: Tensor) -> None:
+        super().__init__()
+        self.key, self.calls = key, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in REFUSED:
+            raise ConfigError(
+                f"model: {func.__name__} in a forward pass draws from a global stream, so that a client's numbers "
+                "would depend on the others'; draw by torch.rand, torch.randn, torch.bernoulli or dropout instead"
+            )
+        answer = ANSWERS.get(func)
+        return func(*args, **kwargs) if answer is None else answer(self, func, *args, **kwargs)
+
+    def uniform(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+        """The next call's uniform numbers on [0, 1)."""
+        return self._drawn(rng.uniform, shape, dtype)
+
+    def normal(self, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+        """The next call's standard normal numbers."""
+        return self._drawn(rng.normal, shape, dtype)
+
+    def _drawn(self, law: Callable[..., Tensor], shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+        key, shape = rng.fold(self.key, FIRST + self.calls), tuple(shape)
+        self.calls += 1
+        wanted = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+        counters = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device)
+        return law(key[..., None], counters, wanted).reshape(shape).to(dtype)
+
+    def dropped(self, x: Tensor, p: float, shape: Iterable[int] | None = None) -> Tensor:
+        """x with entries, or whatever `shape` broadcasts to, zeroed with probability p, the rest scaled to keep the
+        mean."""
+        if p >= 1:
+            return x * 0
+        kept = self.uniform(x.shape if shape is None else shape, x.dtype) >= p
+        return x * kept.to(x.dtype) / (1 - p)
+
+
+def _numbers(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """torch.rand, randn, rand_like, randn_like: of the shape and type that the call itself would have."""
+    like = _empty(mode, func, *args, **kwargs)
+    return (mode.normal if "randn" in func.__name__ else mode.uniform)(like.shape, like.dtype)
+
+
+def _empty(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """A tensor of the call's shape and type that belongs to this client alone, so that it can be written to."""
+    kwargs.pop("generator", None)
+    if args and isinstance(args[0], Tensor) and func.__name__.endswith("_like"):
+        shaped = torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="meta")
+    else:
+        shaped = torch.empty(*args, **{**kwargs, "device": "meta"})
+    zero = torch.zeros(shaped.shape, dtype=shaped.dtype, device=mode.key.device)
+    return zero | (mode.key != mode.key) if shaped.dtype == torch.bool else zero + (mode.key * 0).to(shaped.dtype)
+
+
+def _bernoulli(mode: KeyedRandomness, func: Any, x: Tensor, p: Any = None, **_: Any) -> Tensor:
+    return (mode.uniform(x.shape, torch.float32) < (x if p is None else p)).to(x.dtype)
+
+
+def _bernoulli_(mode: KeyedRandomness, func: Any, x: Tensor, p: Any = 0.5, **_: Any) -> Tensor:
+    return x.copy_((mode.uniform(x.shape, torch.float32) < p).to(x.dtype))
+
+
+def _uniform_(mode: KeyedRandomness, func: Any, x: Tensor, low: float = 0.0, high: float = 1.0, **named: Any) -> Tensor:
+    low, high = named.get("from", low), named.get("to", high)
+    return x.copy_(mode.uniform(x.shape, x.dtype) * (high - low) + low)
+
+
+def _normal_(mode: KeyedRandomness, func: Any, x: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
+    return x.copy_(mode.normal(x.shape, x.dtype) * std + mean)
+
+
+def _normal(mode: KeyedRandomness, func: Any, mean: Any, std: Any = 1.0, size: Any = None, **_: Any) -> Tensor:
+    tensors = [value for value in (mean, std) if isinstance(value, Tensor)]
+    shape = torch.broadcast_shapes(*(v.shape for v in tensors)) if tensors else size
+    return mode.normal(shape, tensors[0].dtype if tensors else torch.get_default_dtype()) * std + mean
+
+
+def _exponential_(mode: KeyedRandomness, func: Any, x: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
+    return x.copy_(-torch.log1p(-mode.uniform(x.shape, x.dtype)) / lambd)
+
+
+def _randint(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    numbers = [a for a in args if isinstance(a, int)]
+    high = kwargs.pop("high", None) or numbers[-1]
+    low = kwargs.pop("low", None) or (numbers[0] if len(numbers) > 1 else 0)
+    shape = next((a for a in args if not isinstance(a, int)), None) or kwargs["size"]
+    drawn = (mode.uniform(shape, torch.float64) * (high - low)).floor() + low
+    return drawn.to(kwargs.get("dtype") or torch.int64)
+
+
+def _randperm(mode: KeyedRandomness, func: Any, n: int, **_: Any) -> Tensor:
+    return mode.uniform((n,), torch.float64).argsort()
+
+
+def _dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """F.dropout, F.dropout1d … 3d, torch.dropout: of entries, or of whole channels."""
+    given = inspect.signature(F.dropout).bind(x, *args, **_train(kwargs)).arguments
+    p, training = given.get("p", 0.5), given.get("training", True)
+    if not training or p == 0:
+        return x
+    wide = func.__name__[-2:] in ("1d", "2d", "3d") or func.__name__.startswith("feature")
+    if wide:
+        batched = x.dim() - (int(func.__name__[-2]) if func.__name__[-1] == "d" else x.dim() - 2) > 1
+        leading = 2 if batched else 1
+        return _kept(x, mode.dropped(x, p, x.shape[:leading] + (1,) * (x.dim() - leading)), given)
+    return _kept(x, mode.dropped(x, p), given)
+
+
+def _train(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of torch.dropout as those of F.dropout."""
+    return {"training" if name == "train" else name: value for name, value in kwargs.items()}
+
+
+def _kept(x: Tensor, answer: Tensor, given: dict[str, Any]) -> Tensor:
+    """In the place of x, where the call says so."""
+    return x.copy_(answer) if given.get("inplace") else answer
+
+
+def _alpha_dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """F.alpha_dropout and F.feature_alpha_dropout (Klambauer et al., 2017, §3): mean and variance are kept."""
+    given = inspect.signature(F.alpha_dropout).bind(x, *args, **kwargs).arguments
+    p = given.get("p", 0.5)
+    if not given.get("training", False) or p == 0:
+        return x
+    shape = x.shape[:2] + (1,) * (x.dim() - 2) if "feature" in func.__name__ else x.shape
+    kept = (mode.uniform(shape, x.dtype) >= p).to(x.dtype)
+    scale = ((1 - p) * (1 + p * ALPHA**2)) ** -0.5 if p < 1 else 0.0
+    return _kept(x, scale * (x * kept + ALPHA * (1 - kept) - ALPHA * p), given)
+
+
+def _rrelu(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    given = inspect.signature(F.rrelu).bind(x, *args, **kwargs).arguments
+    low, high = given.get("lower", 1 / 8), given.get("upper", 1 / 3)
+    slope = mode.uniform(x.shape, x.dtype) * (high - low) + low if given.get("training") else (low + high) / 2
+    return _kept(x, torch.where(x >= 0, x, x * slope), given)
+
+
+def _gumbel_softmax(
+    mode: KeyedRandomness, func: Any, logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10,
+    dim: int = -1,
+) -> Tensor:  # fmt: skip
+    tiny = torch.finfo(logits.dtype).tiny
+    noise = -(-(mode.uniform(logits.shape, logits.dtype) + tiny).log()).log()
+    soft = ((logits + noise) / tau).softmax(dim)
+    if not hard:
+        return soft
+    return torch.zeros_like(soft).scatter(dim, soft.argmax(dim, keepdim=True), 1.0) - soft.detach() + soft
+
+
+def _attention(
+    mode: KeyedRandomness, func: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, **more: Any,
+) -> Tensor:  # fmt: skip
+    """F.scaled_dot_product_attention, written out where it drops attention weights."""
+    if dropout_p == 0:
+        return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
+    if more.get("enable_gqa"):
+        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None:
+        hidden = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -math.inf) if hidden else scores + attn_mask
+    return mode.dropped(scores.softmax(-1), dropout_p) @ value
+
+
+def _multihead(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    """F.multi_head_attention_forward: its weights, made without dropout, are dropped and applied anew."""
+    given = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs)
+    given.apply_defaults()
+    asked = given.arguments
+    p, needed, average = asked["dropout_p"], asked["need_weights"], asked["average_attn_weights"]
+    if p == 0 or not asked["training"]:
+        return func(*args, **kwargs)
+    if asked["bias_k"] is not None or asked["add_zero_attn"]:
+        raise ConfigError(
+            "model: nn.MultiheadAttention with dropout and with add_bias_kv or add_zero_attn cannot be keyed by "
+            "client; set its dropout to 0"
+        )
+    asked |= {"dropout_p": 0.0, "need_weights": True, "average_attn_weights": False}
+    _, weights = func(*given.args, **given.kwargs)
+    width, heads, value = asked["embed_dim_to_check"], asked["num_heads"], asked["value"]
+    weight = asked["v_proj_weight"] if asked["use_separate_proj_weight"] else asked["in_proj_weight"][-width:]
+    bias = None if asked["in_proj_bias"] is None else asked["in_proj_bias"][-width:]
+    values = F.linear(value, weight, bias).unflatten(-1, (heads, -1))  # [S, (N,) H, e]
+    dropped = mode.dropped(weights, p)
+    held = values.movedim(0, -2)  # [(N,) H, S, e]
+    out = (dropped @ held).movedim(-2, 0).flatten(-2)
+    out = F.linear(out, asked["out_proj_weight"], asked["out_proj_bias"])
+    return out, (dropped.mean(-3) if average else dropped) if needed else None
+
+
+Answer = Callable[..., Any]
+ANSWERS: dict[Any, Answer] = {
+    **dict.fromkeys((torch.rand, torch.randn, torch.rand_like, torch.randn_like), _numbers),
+    **dict.fromkeys((torch.empty, torch.empty_like), _empty),
+    **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), _bernoulli),
+    **dict.fromkeys((F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, torch.dropout, torch.feature_dropout), _dropout),
+    **dict.fromkeys((F.alpha_dropout, F.feature_alpha_dropout), _alpha_dropout),
+    Tensor.bernoulli_: _bernoulli_,
+    Tensor.uniform_: _uniform_,
+    Tensor.normal_: _normal_,
+    Tensor.exponential_: _exponential_,
+    torch.normal: _normal,
+    torch.randint: _randint,
+    torch.randperm: _randperm,
+    F.rrelu: _rrelu,
+    F.gumbel_softmax: _gumbel_softmax,
+    F.scaled_dot_product_attention: _attention,
+    F.multi_head_attention_forward: _multihead,
+}
+REFUSED = {
+    torch.multinomial, Tensor.multinomial, torch.poisson, torch.binomial, Tensor.random_, Tensor.geometric_,
+    Tensor.log_normal_, Tensor.cauchy_, torch.randint_like, F.fractional_max_pool2d, F.fractional_max_pool3d,
+    torch.alpha_dropout, torch.feature_alpha_dropout, torch.rrelu,
+}  # fmt: skip
