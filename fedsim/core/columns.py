@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,13 @@ from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 
 OWN, AVERAGED = "own columns", "averaged columns"  # names in a memory
+
+
+def one_piece(numbers: Tensor) -> Tensor | slice:
+    """A slice in the place of whole numbers that follow one another: it copies nothing."""
+    if len(numbers) and bool((numbers.diff() == 1).all()):
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -35,8 +43,22 @@ class Columns:
 
     def joined(self, shared: Tensor, own: Tensor, averaged: Tensor) -> Tensor:
         """[…, d_s], […, d_o], […, d_a] → rows […, d]."""
-        order = torch.cat([self.shared, self.own, self.averaged]).argsort()
-        return torch.cat([shared, own, averaged], dim=-1)[..., order]
+        rows = torch.cat([shared, own, averaged], dim=-1)
+        return rows if self._order is None else rows[..., self._order]
+
+    @functools.cached_property
+    def _order(self) -> Tensor | None:
+        """Where each column is among the three parts; None where they follow one another."""
+        parts = torch.cat([self.shared, self.own, self.averaged])
+        return None if bool((parts.diff() == 1).all()) else parts.argsort()
+
+    @functools.cached_property
+    def _shared(self) -> Tensor | slice:
+        return one_piece(self.shared)
+
+    def seen(self, rows: Tensor) -> Tensor:
+        """[…, d] → […, d_s], what strategies see."""
+        return rows[..., self._shared]
 
     def memory(self, initial: Tensor, memory: Memory, federation: Federation) -> None:
         """Add to a memory what is kept of initial rows [R, d] beside the shared columns."""
@@ -82,7 +104,7 @@ class Columns:
         seen = dict(end)
         for name in handed:
             if end[name].shape != handed[name].shape:
-                seen[name] = handed[name] if name == "proximal" else end[name][:, self.shared]
+                seen[name] = handed[name] if name == "proximal" else self.seen(end[name])
         return seen
 
     def keep(self, rows: Tensor, cohort: Cohort, memory: Memory) -> None:

@@ -2,11 +2,12 @@
 
 from fedsim.local.apfl import APFL
 from fedsim.local.base import Carry, Descent, LocalRule, Objective
+from fedsim.local.optimisers import Adam, Momentum
 from fedsim.local.perfedavg import PerFedAvg
 from fedsim.local.performative import PFL, PoFL
 from fedsim.local.pfedme import PFedMe
 from fedsim.local.profl import PG, ProFL
-from fedsim.local.schedules import Constant, Inverse, InverseSqrt, PerStep, Schedule
+from fedsim.local.schedules import Constant, Cosine, Inverse, InverseSqrt, PerStep, Schedule
 from fedsim.local.sgd import SGD
 
 __all__ = [
@@ -14,12 +15,15 @@ __all__ = [
     "PFL",
     "PG",
     "SGD",
+    "Adam",
     "Carry",
     "Constant",
+    "Cosine",
     "Descent",
     "Inverse",
     "InverseSqrt",
     "LocalRule",
+    "Momentum",
     "Objective",
     "PFedMe",
     "PerFedAvg",

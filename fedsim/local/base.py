@@ -111,6 +111,10 @@ class LocalRule(ABC):
         """
         return {}
 
+    def round_state(self, params: Tensor) -> Carry:
+        """What a client remembers within a round only: name → [n, …], as before the first step from params [n, d]."""
+        return {}
+
     def after_round(self, memory: dict[str, Tensor], cohort: Cohort) -> None:
         """What the server makes of the clients' memory after a round with this cohort, in place: sums over those who
         took part (`Cohort.sum`, `Cohort.mean`), handed back to every client of the replicate."""

@@ -9,9 +9,11 @@ schedule that counts steps.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 from fedsim.core import checks
+from fedsim.core.errors import ConfigError
 
 
 class Schedule(ABC):
@@ -60,6 +62,24 @@ class PerStep(Schedule):
 
     def factor(self, t: int, k: int, steps: int, per_pass: int = 1) -> float:
         return self.decay ** elapsed(self.unit, t, k, steps, per_pass)
+
+
+class Cosine(Schedule):
+    """From η down to η·floor along half a cosine over `rounds` rounds, constant within a round and after them; the
+    first `warmup` rounds rise to η in equal steps (Loshchilov and Hutter, ICLR 2017, eq. 5, without restarts)."""
+
+    def __init__(self, rounds: int = 100, warmup: int = 0, floor: float = 0.0) -> None:
+        self.rounds = checks.whole("local.schedule.rounds", rounds)
+        self.warmup = checks.whole("local.schedule.warmup", warmup, least=0)
+        self.floor = checks.fraction("local.schedule.floor", floor)
+        if self.warmup >= self.rounds:
+            raise ConfigError(f"local.schedule.warmup={warmup} must be below local.schedule.rounds={rounds}")
+
+    def factor(self, t: int, k: int, steps: int, per_pass: int = 1) -> float:
+        if t < self.warmup:
+            return (t + 1) / (self.warmup + 1)
+        done = min(1.0, (t - self.warmup) / (self.rounds - self.warmup))
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2
 
 
 class Inverse(Schedule):

@@ -39,6 +39,10 @@ class SGD(LocalRule):
 
     def descend(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Tensor:
         """The new parameters from the gradient of the mean loss: [d] with lr [], or a chunk's [c, d] with lr [c, 1]."""
+        return torch.addcmul(carry["params"], lr, self.direction(carry, gradient), value=-1)
+
+    def direction(self, carry: Carry, gradient: Tensor) -> Tensor:
+        """What is stepped along: the gradient of the mean loss, clipped, and whatever else there is."""
         params = carry["params"]
         if self.clip is not None:
             gradient = gradient * (self.clip / (gradient.norm(dim=-1, keepdim=True) + 1e-12)).clamp(max=1.0)
@@ -50,4 +54,4 @@ class SGD(LocalRule):
             gradient = gradient + mu * (params - carry["anchor"])
         if self.weight_decay:
             gradient = gradient + self.weight_decay * params
-        return torch.addcmul(params, lr, gradient, value=-1)
+        return gradient

@@ -27,6 +27,7 @@ from fedsim.models.losses import LOSSES, Loss, weighted_mean
 from fedsim.models.precision import checked
 from fedsim.models.probe import Findings, probe, why_not
 from fedsim.models.randomness import KeyedRandomness
+from fedsim.models.selectors import Selector
 
 
 class RowModel:
@@ -134,10 +135,21 @@ class RowModel:
         self.dimension = self.trained + sum(s.numel() for s in self.statistics.values())
         self.columns = self._columns()
 
-    def _columns(self) -> Columns:
-        """Everything travels; statistics are averaged."""
-        every = torch.arange(self.dimension, device=self.device)
-        return Columns(every[: self.trained], every[:0], every[self.trained :])
+    def _columns(self, home: set[str] | None = None) -> Columns:
+        """Everything travels but what bears these names; statistics that travel are averaged."""
+        shapes = self.shapes | self.statistics
+        sizes = torch.tensor([shape.numel() for shape in shapes.values()])
+        stays = torch.tensor([name in (home or ()) for name in shapes]).repeat_interleave(sizes)
+        every, trained = torch.arange(self.dimension), torch.arange(self.dimension) < self.trained
+        parts = every[~stays & trained], every[stays], every[~stays & ~trained]
+        return Columns(*(part.to(self.device) for part in parts))
+
+    def divide(self, selector: Selector) -> None:
+        """Let a selector say what stays with the client; after `check`."""
+        home = selector.home(self.training_module, [*self.shapes, *self.statistics])
+        self.columns = self._columns(home)
+        if not len(self.columns.shared):
+            raise ConfigError("columns: nothing of the model travels; use strategy=local_only")
 
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
         """[d] → the named trained parameters, as views."""

@@ -82,6 +82,8 @@ def _points(risk: Risk, start: Tensor, box: Box) -> dict[str, Tensor]:
 
 def _too_dear(model: RowModel, data: ClientData) -> str:
     """Why `auto` does not solve, or nothing."""
+    if model.columns.divided:
+        return "the model has columns that strategies do not see"
     if model.dimension > PARAMETERS:
         return f"the model has {model.dimension} parameters, more than {PARAMETERS}"
     numbers = data.federation.clients * data.width(None) * math.prod(data.dataset.shape)

@@ -86,7 +86,7 @@ class PersonalEvaluator:
         start = self.strategy.start(state, block)
         carry = dict(start) if isinstance(start, dict) else {"params": start}
         columns, made = self.own.trainer.model.columns, dict[str, Predictor]()
-        deployed = columns.whole(block.broadcast(state.model), block, memory)
+        deployed = block.broadcast(columns.of_server(state.model, memory, self.federation))
         made["global"] = one_row(deployed)
         before = columns.whole(carry["params"], block, memory)
         held, at_end = (before, memory.gather(block)), self.options.at == "end" and "personal" in self.models

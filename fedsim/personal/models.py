@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsim.core.columns import AVERAGED, OWN
+from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.local import SGD, LocalRule
@@ -53,8 +54,11 @@ class OwnModels:
         self.ruled = type(self.rule).personal is not LocalRule.personal
         adaptation = self.rule.adaptation()
         self.adapt = None if adaptation is None else trainer_of(adaptation)
+        own = len(trainer.model.columns.own) > 0
+        if own and localize == "sgd":
+            raise ConfigError("personal.localize=sgd does not know columns that stay with the client; use localize=rule")
         self.plain = trainer_of(plain(self.rule)) if localize == "sgd" else None
-        self.kept = isinstance(strategy, KeepsClientModels)
+        self.kept = isinstance(strategy, KeepsClientModels) or own
 
     @property
     def has_personal(self) -> bool:
@@ -76,7 +80,7 @@ class OwnModels:
             for mine, theirs in ((lent.clients, memory.clients), (lent.server, memory.server)):
                 mine |= {name: value for name, value in theirs.items() if name in (OWN, AVERAGED)}
             lent.kept = False
-            seen = rows[:, self.adapt.model.columns.shared]
+            seen = self.adapt.model.columns.seen(rows)
             return one_row(self.adapt.run(seen, cohort, t, model, lent).arrived)
         return one_row(rows)
 

@@ -19,6 +19,7 @@ from fedsim.datasets.pooled import PooledData
 from fedsim.evaluation import EvaluatedModels, Evaluation, Evaluator
 from fedsim.local import SGD, LocalRule
 from fedsim.models.losses import Loss
+from fedsim.models.selectors import Selector
 from fedsim.partition import Partition
 from fedsim.performative.references import references
 from fedsim.personal import Newcomers, Personal, PersonalEvaluator
@@ -63,6 +64,7 @@ class Setup:
         start: 'random': the model's own initialisation; 'ps': the performatively stable point (p-fedavg Fig. 11);
             'erm': the best model on data that have not answered yet (the program of p-fedavg's authors).
         on_nonfinite: 'stop', 'drop_client' or 'drop_replicate', see `fedsim.run.divergence`.
+        columns: which parts of the model stay with the client; everything travels unless given.
         personal: whose own models are scored too, and who joins when training is over.
         evaluation: when which model is evaluated.
         execution: where and how all is computed.
@@ -86,6 +88,7 @@ class Setup:
         ridge: float = 0.0,
         start: str = "random",
         on_nonfinite: str = "stop",
+        columns: Selector | None = None,
         personal: Personal | None = None,
         evaluation: Evaluation | None = None,
         execution: Execution | None = None,
@@ -114,6 +117,8 @@ class Setup:
         self.data = client_data(seeds, members, self.dataset, tables, *how)
         self.federation = self.data.federation
         self.model = row_model(model, self.data, loss, ridge, self.execution.precision)
+        if columns is not None:
+            self.model.divide(columns)
         self.availability = bound(availability, self.federation, rounds)
         self.strategy.check(self.availability)
         whole = (

@@ -36,7 +36,7 @@ class Simulation(Setup):
 
     def initial_state(self) -> State:
         """The strategy's state before round 0."""
-        model = self.model.initial(self.federation.seeds)[:, self.model.columns.shared]
+        model = self.model.columns.seen(self.model.initial(self.federation.seeds))
         if self.start == "ps":
             if "distance_to_ps" not in self.references:
                 raise ConfigError("start=ps, but no performatively stable point is known; see shift.references")

@@ -68,9 +68,23 @@ class Trainer:
         sample = int(np.prod(batches.dataset.shape)) + (model.dimension if rule.per_sample else 0)
         self.choice = choose(execution or Execution(), model, rule, shift, largest, sample)
         self.executor = self._executor()
+        self._general: LoopExecutor | VmapExecutor | None = None
         self._told = self._halved = False
         if model.device.type == "cpu":
             keep_freed_memory()
+
+    def _runs(self, carry: Carry) -> FusedExecutor | LoopExecutor | VmapExecutor:
+        """The executor of such rows: a proximal term of some columns only is more than the fused one can."""
+        parted = "proximal" in carry and carry["proximal"].dim() == 2
+        if not parted or not isinstance(self.executor, FusedExecutor):
+            return self.executor
+        if self._general is None:
+            alone = self.model.traits.unvmapped is not None
+            self._general = LoopExecutor(self.rule, self.model, self.shift) if alone else self._vmapped()
+        return self._general
+
+    def _vmapped(self) -> VmapExecutor:
+        return VmapExecutor(self.rule, self.model, self.shift, self.choice.compile)
 
     def _check_batches(self) -> None:
         """Refuse batches that are too small for the model."""
@@ -90,7 +104,7 @@ class Trainer:
         if self.choice.executor == "loop":
             return LoopExecutor(rule, self.model, self.shift, workers, self.batches.contamination.active)
         if self.choice.executor == "vmap":
-            return VmapExecutor(rule, self.model, self.shift, self.choice.compile)
+            return self._vmapped()
         return FusedExecutor(rule, self.model, descents(rule, self.shift, self.model), self.choice.stack, workers)
 
     def memory(self, model: Tensor) -> Memory:
@@ -144,6 +158,8 @@ class Trainer:
         start, columns = handed["params"], self.model.columns
         carry = (columns.widened(handed, cohort, memory) if columns.divided else handed) | memory.gather(cohort)
         carry.pop(OWN, None)  # it is part of the row
+        of_round = self.rule.round_state(carry["params"])
+        carry |= of_round
         if self.rule.knows_round:
             carry["round"] = torch.full((len(cohort),), t, dtype=torch.int64, device=start.device)
         if not self._told:
@@ -173,7 +189,8 @@ class Trainer:
             end = columns.narrowed(end, handed)
         if memory.kept:
             self.rule.after_round(memory.clients, cohort)
-        end.pop("round", None)
+        for name in ("round", *of_round):
+            end.pop(name, None)
         lr = self.rates * self.rule.schedule.factor(t, 0, *self.batches.longest)
         sent = deployed if answered is None else answered
         return Report(cohort, start, end, loss / steps, lr, rates, samples, sent, finite, rows)
@@ -200,7 +217,7 @@ class Trainer:
             part = {name: value[pick] for name, value in carry.items()}
             try:
                 chunk = plan.chunk(rows)
-                part, total = self.executor.run(chunk, part, rates[:, pick], theta)
+                part, total = self._runs(part).run(chunk, part, rates[:, pick], theta)
             except RuntimeError as error:
                 if not out_of_memory(error):
                     raise

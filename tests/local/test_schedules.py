@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.core import ConfigError
-from fedsim.local.schedules import Constant, Inverse, InverseSqrt, PerStep, Schedule
+from fedsim.local.schedules import Constant, Cosine, Inverse, InverseSqrt, PerStep, Schedule
 
 SETTINGS = settings(max_examples=40, deadline=None)
 rounds, inner, steps = st.integers(0, 5000), st.integers(0, 99), st.integers(1, 100)
 
 SCHEDULES: dict[str, Callable[[], Schedule]] = {
     "constant": Constant,
+    "cosine": Cosine,
     "inverse_sqrt": InverseSqrt,
     "per_step": PerStep,
     "inverse": Inverse,
@@ -102,3 +103,14 @@ def test_schedules_by_step_count_iterations_over_rounds(schedule: Schedule, t: i
 def test_impossible_settings_name_their_key(build: Callable[[], Schedule], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         build()
+
+
+@pytest.mark.parametrize(("t", "factor"), [(0, 1 / 3), (1, 2 / 3), (2, 1.0), (6, 0.1 + 0.9 / 2), (10, 0.1), (50, 0.1)])
+def test_cosine_warms_up_falls_along_half_a_cosine_and_stays(t: int, factor: float) -> None:
+    schedule = Cosine(rounds=10, warmup=2, floor=0.1)
+    assert schedule.factor(t, 0, 5) == schedule.factor(t, 4, 5) == pytest.approx(factor)
+
+
+def test_a_warm_up_that_never_ends_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"local\.schedule\.warmup=5 must be below local\.schedule\.rounds=5"):
+        Cosine(rounds=5, warmup=5)

@@ -10,18 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from by_hand import RATE, by_hand, samples, simulation_of
 from torch import Tensor, nn
 
-from fedsim import ConfigError, Evaluation, Execution, Simulation
-from fedsim.datasets import Dataset
+from fedsim import ConfigError, Evaluation, Execution
 from fedsim.local import SGD
-from fedsim.partition import Natural
-from fedsim.strategies import FedAvg
 from fedsim.tracking import Tracking
-
-SIZES = (7, 5, 9)
-ROUNDS = 2
-RATE = 0.1
 
 
 class Running(nn.Module):
@@ -146,71 +140,6 @@ STATISTICS = {
     "batch norm", "batch norm, cumulative", "batch norm of images", "batch norm of volumes", "instance norm",
     "spectral norm", "spectral norm by hooks", "own statistics",
 }  # fmt: skip
-
-
-def samples() -> Dataset:
-    draw = np.random.default_rng(0)
-    x = torch.as_tensor(draw.standard_normal((sum(SIZES), 4)))
-    y = torch.as_tensor(draw.integers(0, 3, sum(SIZES)))
-    owners = torch.as_tensor(np.repeat(np.arange(len(SIZES)), SIZES))
-    return Dataset("toy", x, y, x[:6], y[:6], classes=3, owners=owners)
-
-
-def simulation_of(build: Callable[[], nn.Module], rounds: int = ROUNDS, **given: Any) -> Simulation:
-    options: dict[str, Any] = {
-        "clients": len(SIZES),
-        "partition": Natural(),
-        "strategy": FedAvg(),
-        "local": SGD(lr=RATE, epochs=2, batch_size=3),
-        "seeds": (0, 1),
-        "evaluation": Evaluation(every=ROUNDS),
-        "execution": Execution(dtype="float64"),
-    }
-    return Simulation(samples(), build, rounds=rounds, **options | given)
-
-
-def module_of(simulation: Simulation, build: Callable[[], nn.Module], row: Tensor) -> nn.Module:
-    """A module of the user's own with what the row [d] holds."""
-    module = build()
-    with torch.no_grad():
-        module(samples().train_x[:2].float())  # lazy layers get their shapes
-    module = module.double()
-    named = dict(module.named_parameters())
-    columns = {name: named[name].data for name in simulation.model.shapes}
-    columns |= {name: module.get_buffer(name) for name in simulation.model.statistics}
-    start = 0
-    for value in columns.values():
-        value.copy_(row[start : start + value.numel()].view(value.shape))
-        start += value.numel()
-    for name, value in simulation.model.training_module.named_parameters():  # frozen ones are the template's
-        if name not in simulation.model.shapes:
-            named[name].data.copy_(value)
-    return module
-
-
-def by_hand(simulation: Simulation, build: Callable[[], nn.Module]) -> list[nn.Module]:
-    """FedAvg of every replicate on the batches of the simulation: train copies, average state dictionaries."""
-    federation, clients = simulation.federation, len(SIZES)
-    servers = [module_of(simulation, build, row) for row in simulation.model.initial(federation.seeds)]
-    everyone = np.ones((len(servers), clients))
-    for t in range(ROUNDS):
-        plan = simulation.trainer.batches.plan(federation.cohort(everyone, everyone), t)
-        for r, server in enumerate(servers):
-            states = []
-            for i in range(clients):
-                client = copy.deepcopy(server).train()
-                optimizer = torch.optim.SGD([p for p in client.parameters() if p.requires_grad], lr=RATE)
-                chunk = plan.chunk(np.array([r * clients + i]))
-                for step in range(int(chunk.steps[0])):
-                    batch = chunk.batch(step, 0, 1, torch.float64)
-                    optimizer.zero_grad()
-                    F.cross_entropy(client(batch["x"][0]), batch["y"][0]).backward()
-                    optimizer.step()
-                states.append(client.state_dict())
-            mean = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
-            whole = {n: v if server.state_dict()[n].is_floating_point() else v.round().long() for n, v in mean.items()}
-            server.load_state_dict(whole)
-    return servers
 
 
 WAYS = {

@@ -1,0 +1,118 @@
+"""Local optimisers with a state: momentum, Adam, AdamW. It begins anew every round, or stays with the client."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.local.base import Carry, Objective
+from fedsim.local.sgd import SGD
+from fedsim.samples import Batch
+
+KEPT = ("round", "client")
+
+
+class Optimiser(SGD):
+    """A rule that steps along something else than the gradient, made of it and of what it remembers.
+
+    A proximal term (FedProx) is part of the gradient. SCAFFOLD's correction is not honoured: its control variates are
+    mean gradients only where a step is a plain one.
+
+    Args:
+        state: 'round': it begins at zero every round; 'client': it stays with the client while it is away.
+        **options: of SGD.
+    """
+
+    extras = frozenset({"proximal", "anchor"})
+    rows: tuple[str, ...] = ()  # names of what it remembers, [d] each
+    numbers: tuple[str, ...] = ()  # and [] each
+
+    def __init__(self, state: str = "round", **options: Any) -> None:
+        super().__init__(**options)
+        self.state = checks.choice("local.state", state, KEPT)
+
+    def memory(self, federation: Federation, dimension: int) -> Carry:
+        if self.state == "round":
+            return {}
+        return {name: federation.zeros(dimension) for name in self.rows} | {n: federation.zeros() for n in self.numbers}
+
+    def round_state(self, params: Tensor) -> Carry:
+        if self.state == "client":
+            return {}
+        of_rows = {name: torch.zeros_like(params) for name in self.rows}
+        return of_rows | {name: params.new_zeros(len(params)) for name in self.numbers}
+
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        gradient, loss = objective.gradient(carry["params"], batch)
+        return carry | self.stepped(carry, self.direction(carry, gradient), lr), loss
+
+    @abstractmethod
+    def stepped(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
+        """The new 'params', and what is remembered."""
+
+
+class Momentum(Optimiser):
+    """v ← μ v + g; x ← x − η v, or x − η (g + μ v) with `nesterov`. g includes weight decay, as in torch.optim.SGD.
+
+    Args:
+        momentum: μ.
+        nesterov: look ahead.
+        **options: of `Optimiser`.
+    """
+
+    rows = ("velocity",)
+
+    def __init__(self, momentum: float = 0.9, nesterov: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.momentum = checks.fraction("local.momentum", momentum)
+        if self.momentum == 1:
+            raise ConfigError(f"local.momentum={momentum} never forgets; it must be below 1")
+        self.nesterov = nesterov
+
+    def stepped(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
+        velocity = self.momentum * carry["velocity"] + gradient
+        along = gradient + self.momentum * velocity if self.nesterov else velocity
+        return {"params": carry["params"] - lr * along, "velocity": velocity}
+
+
+class Adam(Optimiser):
+    """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; x ← x − η m̂ / (√v̂ + ε), where m̂ = m / (1 − β₁ⁿ) and v̂
+    likewise (Kingma and Ba, ICLR 2015, Alg. 1).
+
+    Args:
+        beta1, beta2, eps: β₁, β₂, ε.
+        decoupled: weight decay λ as x ← (1 − ηλ) x beside the step (AdamW; Loshchilov and Hutter, ICLR 2019, Alg. 2);
+            else it is part of g.
+        **options: of `Optimiser`; lr 0.001 is usual.
+    """
+
+    rows = ("first_moment", "second_moment")
+    numbers = ("updates",)
+
+    def __init__(
+        self, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, decoupled: bool = False, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.beta1, self.beta2 = checks.fraction("local.beta1", beta1), checks.fraction("local.beta2", beta2)
+        if 1 in (self.beta1, self.beta2):
+            raise ConfigError(f"local.beta1={beta1} and local.beta2={beta2} must be below 1")
+        self.eps = checks.positive("local.eps", eps)
+        self.decay, self.decoupled = self.weight_decay, decoupled
+        if decoupled:
+            self.weight_decay = 0.0
+
+    def stepped(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
+        params, updates = carry["params"], carry["updates"] + 1
+        first = self.beta1 * carry["first_moment"] + (1 - self.beta1) * gradient
+        second = self.beta2 * carry["second_moment"] + (1 - self.beta2) * gradient.square()
+        if self.decoupled:
+            params = params * (1 - lr * self.decay)
+        scale = (second / (1 - self.beta2**updates)).sqrt() + self.eps
+        params = params - lr * (first / (1 - self.beta1**updates)) / scale
+        return {"params": params, "first_moment": first, "second_moment": second, "updates": updates}

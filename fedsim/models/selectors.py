@@ -1,0 +1,92 @@
+"""Which parts of a model stay with the client: what does not travel is neither sent nor averaged."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+
+from torch import nn
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+
+
+class Selector(ABC):
+    """Chooses among the names of a row's tensors: trained parameters, and statistics."""
+
+    @abstractmethod
+    def home(self, module: nn.Module, names: list[str]) -> set[str]:
+        """The names of those that stay with the client."""
+
+
+class Everything(Selector):
+    """All of a model travels."""
+
+    def home(self, module: nn.Module, names: list[str]) -> set[str]:
+        return set()
+
+
+class ByName(Selector):
+    """Regular expressions over names such as '0.weight' or 'head.bias', each found anywhere in a name.
+
+    Args:
+        travels: what matches one of these travels, the rest stays; give this or `stays`.
+        stays: what matches one of these stays.
+    """
+
+    def __init__(self, travels: list[str] | None = None, stays: list[str] | None = None) -> None:
+        if (travels is None) == (stays is None):
+            raise ConfigError("columns.travels and columns.stays: give one of the two, a list of regular expressions")
+        self.key, patterns = ("travels", travels) if stays is None else ("stays", stays)
+        self.patterns = {}
+        for pattern in patterns or []:
+            try:
+                self.patterns[pattern] = re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(f"columns.{self.key}: {pattern!r} is no regular expression ({error})") from error
+
+    def home(self, module: nn.Module, names: list[str]) -> set[str]:
+        for pattern, compiled in self.patterns.items():
+            if not any(map(compiled.search, names)):
+                raise ConfigError(f"columns.{self.key}: {pattern!r} matches none of the model's {', '.join(names)}")
+        found = {name for name in names if any(p.search(name) for p in self.patterns.values())}
+        return found if self.key == "stays" else set(names) - found
+
+
+class Normalisation(Selector):
+    """Layers of batch normalisation stay, parameters and statistics (FedBN: Li et al., ICLR 2021, Alg. 1)."""
+
+    def home(self, module: nn.Module, names: list[str]) -> set[str]:
+        kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+        layers = {name for name, layer in module.named_modules() if isinstance(layer, kinds)}
+        found = {name for name in names if name.rpartition(".")[0] in layers}
+        if not found:
+            raise ConfigError(
+                "columns=fedbn keeps layers of batch normalisation with the client, but "
+                f"{type(module).__name__} has none"
+            )
+        return found
+
+
+class Head(Selector):
+    """The last layers stay, the others travel (FedPer: Arivazhagan et al., 2019, §3), or the other way round with
+    `travels` (LG-FedAvg: Liang et al., 2020, §2.1).
+
+    Args:
+        layers: how many, counted among those with parameters, in the order in which the module names them.
+        travels: it is the head that travels.
+    """
+
+    def __init__(self, layers: int = 1, travels: bool = False) -> None:
+        self.layers, self.travels = checks.whole("columns.layers", layers), travels
+
+    def home(self, module: nn.Module, names: list[str]) -> set[str]:
+        order = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+        if self.layers >= len(order):
+            raise ConfigError(
+                f"columns.layers={self.layers}, but {type(module).__name__} has {len(order)} layers with parameters; "
+                "some must travel and some must stay"
+            )
+        last = set(order[-self.layers :])
+        head = {name for name in names if name.rpartition(".")[0] in last}
+        return set(names) - head if self.travels else head

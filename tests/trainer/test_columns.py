@@ -1,0 +1,144 @@
+"""What stays with the client is neither sent nor averaged: FedBN, FedPer and LG-FedAvg against programs by hand."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from by_hand import RATE, ROUNDS, SIZES, module_of, samples, simulation_of
+from torch import nn
+
+from fedsim import ConfigError, Evaluation, Execution
+from fedsim.availability import Bernoulli, Uniform
+from fedsim.core.columns import Columns
+from fedsim.local import SGD
+from fedsim.models.selectors import ByName, Everything, Head, Normalisation, Selector
+from fedsim.strategies import MIFA, FedAvg, FedAWE, FedOpt, FedPBC, FedProx, Scaffold
+from fedsim.tracking import Tracking
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+
+
+SELECTORS: dict[str, tuple[Selector, set[str]]] = {
+    "everything": (Everything(), set()),
+    "fedbn": (Normalisation(), {"1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}),
+    "fedper": (Head(), {"3.weight", "3.bias"}),
+    "lg-fedavg": (
+        Head(travels=True),
+        {"0.weight", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"},
+    ),
+    "by name": (ByName(stays=["bias"]), {"1.bias", "3.bias"}),
+    "statistics": (ByName(stays=["running", "num"]), {"1.running_mean", "1.running_var", "1.num_batches_tracked"}),
+}  # fmt: skip
+
+
+def by_hand(simulation: Any, home: set[str], mu: float = 0.0) -> tuple[dict[str, torch.Tensor], list[nn.Module]]:
+    """One replicate: clients keep what stays, and the rest is averaged; a proximal term holds what travels."""
+    row = simulation.model.initial(simulation.federation.seeds)[0]
+    clients = [module_of(simulation, build, row) for _ in SIZES]
+    server = {name: v.clone() for name, v in clients[0].state_dict().items() if name not in home}
+    for t in range(ROUNDS):
+        plan = simulation.trainer.batches.plan(
+            simulation.federation.cohort(np.ones((1, len(SIZES))), np.ones((1, len(SIZES)))), t
+        )
+        for i, client in enumerate(clients):
+            client.load_state_dict(client.state_dict() | server)
+            client.train()
+            anchor = copy.deepcopy(client.state_dict())
+            optimizer = torch.optim.SGD(client.parameters(), lr=RATE)
+            chunk = plan.chunk(np.array([i]))
+            for step in range(int(chunk.steps[0])):
+                batch = chunk.batch(step, 0, 1, torch.float64)
+                optimizer.zero_grad()
+                term = sum((p - anchor[n]).square().sum() for n, p in client.named_parameters() if n not in home)
+                (F.cross_entropy(client(batch["x"][0]), batch["y"][0]) + mu / 2 * term).backward()
+                optimizer.step()
+        states = [client.state_dict() for client in clients]
+        for name, value in server.items():
+            mean = torch.stack([state[name].double() for state in states]).mean(0)
+            server[name] = mean if value.is_floating_point() else mean.round().long()
+    return server, clients
+
+
+@pytest.mark.parametrize("executor", ["auto", "vmap", "loop"])
+@pytest.mark.parametrize("name", SELECTORS)
+@pytest.mark.parametrize("mu", [0.0, 0.7])
+def test_what_stays_stays_and_what_travels_is_averaged(name: str, executor: str, mu: float) -> None:
+    selector, home = SELECTORS[name]
+    simulation = simulation_of(
+        build,
+        seeds=(0,),
+        columns=selector,
+        strategy=FedProx(mu),
+        execution=Execution(dtype="float64", executor=executor),
+    )
+    result = simulation.run()
+    server, clients = by_hand(simulation, home, mu)
+    trained = [n for n, _ in build().named_parameters()]
+    shared = torch.cat([server[n].reshape(-1) for n in trained if n not in home])
+    torch.testing.assert_close(result.state.model[0], shared, rtol=0, atol=1e-10)
+    # the evaluated model has the mean over the clients of what stayed
+    model, data = build().double(), samples()
+    mean = {n: torch.stack([c.state_dict()[n].double() for c in clients]).mean(0) for n in home}
+    model.load_state_dict({n: server[n] if n in server else mean[n] for n in model.state_dict()})
+    with torch.no_grad():
+        loss = F.cross_entropy(model.eval()(data.test_x), data.test_y).item()
+    assert result.history[-1]["test_loss"] == pytest.approx(loss, abs=1e-10)
+
+
+@pytest.mark.parametrize("strategy", [FedAWE(), FedPBC(), MIFA(), Scaffold(), FedOpt()], ids=lambda s: type(s).__name__)
+def test_strategies_meet_the_columns_that_travel_alone(strategy: Any, tmp_path: Any) -> None:
+    """Whatever they make of parameters, variances stay positive: nobody extrapolates statistics. And runs resume."""
+    given: dict[str, Any] = {
+        "strategy": strategy,
+        "columns": Head(),
+        "availability": Bernoulli(Uniform(0.5)),
+        "evaluation": Evaluation(every=1),
+    }
+    whole = simulation_of(build, rounds=8, **given).run()
+    assert whole.state.model.shape == (2, 4 * 6 + 6 + 6)
+    assert all(np.isfinite(row["test_loss"]) for row in whole.history)
+    quiet = Tracking(progress="none", tensorboard=False)
+    simulation_of(build, rounds=5, **given).run(tmp_path, tracking=quiet)
+    resumed = simulation_of(build, rounds=8, **given).run(tmp_path, resume=True, tracking=quiet)
+    assert torch.equal(resumed.state.model, whole.state.model)
+    assert [row["test_loss"] for row in resumed.history] == [row["test_loss"] for row in whole.history]
+
+
+def test_rows_are_put_together_as_they_were_taken_apart() -> None:
+    columns = Columns(torch.tensor([0, 3, 4]), torch.tensor([1]), torch.tensor([2, 5]))
+    rows = torch.arange(12.0).reshape(2, 6)
+    assert torch.equal(columns.joined(columns.seen(rows), rows[:, columns.own], rows[:, columns.averaged]), rows)
+
+
+@pytest.mark.parametrize(
+    ("selector", "sentence"),
+    [
+        (lambda: ByName(), "give one of the two"),
+        (lambda: ByName(["a"], ["b"]), "give one of the two"),
+        (lambda: ByName(stays=["("]), r"'\(' is no regular expression"),
+        (lambda: ByName(stays=["convolution"]), r"'convolution' matches none of the model's 0\.weight, 1\.weight"),
+        (lambda: ByName(stays=["."]), "nothing of the model travels"),
+        (lambda: Head(3), r"columns\.layers=3, but Sequential has 3 layers with parameters"),
+    ],
+)
+def test_a_selector_that_selects_nothing_is_refused(selector: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        simulation_of(build, columns=selector())
+
+
+def test_fedbn_needs_batch_normalisation() -> None:
+    with pytest.raises(ConfigError, match=r"columns=fedbn keeps layers of batch normalisation.*Linear has none"):
+        simulation_of(lambda: nn.Linear(4, 3), columns=Normalisation())
+
+
+def test_fedavg_is_the_default() -> None:
+    given = {"strategy": FedAvg(), "local": SGD(lr=RATE, steps=2, batch_size=3)}
+    one, other = (simulation_of(build, **given, **more).run().state.model for more in ({}, {"columns": Everything()}))
+    assert torch.equal(one, other)
