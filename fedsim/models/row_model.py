@@ -77,9 +77,9 @@ class RowModel:
         self.statistics: dict[str, torch.Size] = {}
         self.trained = self.dimension = sum(s.numel() for s in self.shapes.values())
         self.traits = Findings()
-        self.columns = self._columns()
         if not self.trained:
             raise ConfigError("model: the module has no trainable parameters")
+        self.columns = self._columns()
         self.convolutional = any(isinstance(m, nn.modules.conv._ConvNd) for m in template.modules())
 
     def _template(self) -> nn.Module:
@@ -261,13 +261,13 @@ class RowModel:
         def second_of_two(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
             return vmap(function)(*tree_map(lambda value: torch.stack([value, value]), arguments))[1]
 
-        kept = self.training_module, self.evaluation_module
+        kept, precision, self.precision = (self.training_module, self.evaluation_module), self.precision, "full"
         self.training_module, self.evaluation_module = map(copy.deepcopy, kept)  # a pass may leave its tensors there
         self.traits.unvmapped = why_not(lambda: second_of_two(functionally, row, keyed), plainly)
         self.traits.evaluation_unvmapped = why_not(
             lambda: second_of_two(self.evaluate, row, batch["x"]), lambda: self.evaluate(row, batch["x"])
         )
-        self.training_module, self.evaluation_module = kept
+        (self.training_module, self.evaluation_module), self.precision = kept, precision
 
 
 def _named(row: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:

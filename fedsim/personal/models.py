@@ -56,7 +56,9 @@ class OwnModels:
         self.adapt = None if adaptation is None else trainer_of(adaptation)
         own = len(trainer.model.columns.own) > 0
         if own and localize == "sgd":
-            raise ConfigError("personal.localize=sgd does not know columns that stay with the client; use localize=rule")
+            raise ConfigError(
+                "personal.localize=sgd does not know columns that stay with the client; use localize=rule"
+            )
         self.plain = trainer_of(plain(self.rule)) if localize == "sgd" else None
         self.kept = isinstance(strategy, KeepsClientModels) or own
 
