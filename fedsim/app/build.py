@@ -58,7 +58,7 @@ def build(cfg: DictConfig, ranks: Ranks | None = None) -> tuple[Simulation, Trac
     evaluation = {OF_EVALUATION[key]: settings[key] for key in OF_EVALUATION}
     evaluation["client_samples"] = tracking.pop("client_samples", 20)
     model = dict(settings["model"])
-    loss, ridge = model.pop("loss", None), model.pop("ridge", 0.0)
+    loss, ridge, output = model.pop("loss", None), model.pop("ridge", 0.0), model.pop("output", None)
     own = {key: settings[key] for key in TOP_LEVEL}
     execution = settings["trainer"] | {name: settings[key] for key, name in OF_EXECUTION.items()}
     names = _names(cfg)
@@ -69,7 +69,8 @@ def build(cfg: DictConfig, ranks: Ranks | None = None) -> tuple[Simulation, Trac
         parts = {name: _instantiate(name, settings[name], names) for name in PARTS}
         simulation = Simulation(
             model=_model_builder(model, names),
-            loss=loss,
+            loss=_loss(loss),
+            output=output,
             ridge=checks.not_negative("model.ridge", ridge),
             evaluation=Evaluation(**evaluation),
             execution=Execution(**execution),
@@ -78,6 +79,16 @@ def build(cfg: DictConfig, ranks: Ranks | None = None) -> tuple[Simulation, Trac
             **own,
         )
     return simulation, _instantiate("tracking", tracking, names), identity(cfg)
+
+
+def _loss(name: Any) -> Any:
+    """A loss by its name, or somebody's own by its dotted path."""
+    if not isinstance(name, str) or "." not in name:
+        return name
+    try:
+        return get_object(name)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"model.loss={name!r} cannot be imported ({error})") from error
 
 
 @contextlib.contextmanager

@@ -19,8 +19,10 @@ class Dataset:
 
     Attributes:
         name: what reports call it.
-        train_x: [N, …] raw inputs (uint8 images stay uint8). Empty for a stream.
-        train_y: [N] int64 labels or [N, …] float targets; None where the loss needs only x.
+        train_x: [N, …] raw inputs. Bytes are pixels, and stay bytes while they are stored; other whole numbers are
+            tokens, which models meet as int64. Empty for a stream.
+        train_y: [N] int64 labels, [N, …] int64 labels of positions (−100 where there is none), or [N, …] float targets;
+            None where the loss needs only x.
         test_x, test_y: the held-out samples, or None.
         classes: number of labels, None for regression and mean estimation.
         loss: default per-sample loss, a name in `fedsim.models.losses.LOSSES`.
@@ -60,6 +62,17 @@ class Dataset:
         return False
 
     @property
+    def tokens(self) -> bool:
+        """Are inputs whole numbers that stand for something else?"""
+        return self.train_x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """[N] the class of every training sample, or None where it has not just one."""
+        single = self.classes is not None and self.train_y is not None and self.train_y.dim() == 1
+        return self.train_y if single else None
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return tuple(self.train_x.shape[1:])
@@ -93,9 +106,10 @@ class Dataset:
         raise NotImplementedError(f"{self.name} stores its samples; only a stream draws them")
 
     def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Raw inputs [..., *shape] to what the model sees: floating point, scaled to [0, 1], normalised."""
+        """Raw inputs [..., *shape] to what the model sees: tokens as int64; others in floating point, pixels scaled to
+        [0, 1] and normalised."""
         if x.dtype != torch.uint8:
-            return x.to(dtype)
+            return x.to(torch.int64 if self.tokens else dtype)
         x = x.to(dtype)
         if self.mean is None or self.std is None:
             return x.mul_(1 / 255)

@@ -1,8 +1,8 @@
 """How good the current models are: on the test set, and on every client's own data."""
 
 from fedsim.evaluation.columns import COLUMNS
-from fedsim.evaluation.evaluator import Evaluator, Measured, predicted
+from fedsim.evaluation.evaluator import Evaluator, Measured
 from fedsim.evaluation.models import EvaluatedModels
 from fedsim.evaluation.options import Evaluation
 
-__all__ = ["COLUMNS", "EvaluatedModels", "Evaluation", "Evaluator", "Measured", "predicted"]
+__all__ = ["COLUMNS", "EvaluatedModels", "Evaluation", "Evaluator", "Measured"]

@@ -12,7 +12,7 @@ from torch.func import vmap
 from fedsim.evaluation.columns import MEASURED
 from fedsim.evaluation.optimum import optimum
 from fedsim.models import RowModel
-from fedsim.models.losses import UNLABELLED, weighted_mean
+from fedsim.models.losses import UNLABELLED, correctly, weighted_mean
 from fedsim.samples import ClientData, ClientSamples
 from fedsim.shift import Shift
 
@@ -144,7 +144,8 @@ class Evaluator:
             outputs = self.predict(models, batch["x"], shared=True)
             total[0] += torch.stack([self.model.loss(out, batch).sum() for out in outputs])
             if self.labelled:
-                correct = (predicted(outputs) == batch["y"]).to(dtype)
+                labels = batch["y"].expand(len(models), *batch["y"].shape)
+                correct = correctly(outputs, labels, 2)
                 total[1] += correct.sum(1)
                 if owners is not None:
                     total[2:].index_add_(0, owners[pick], correct.T)
@@ -179,7 +180,7 @@ class Evaluator:
             )
             losses.append(weighted_mean(per_sample.reshape(weight.shape), weight))
             if self.labelled:
-                correct.append(weighted_mean((predicted(outputs) == flat["y"]).reshape(weight.shape), weight))
+                correct.append(weighted_mean(correctly(outputs, flat["y"], 2).reshape(weight.shape), weight))
         return self._everybody(torch.cat(losses, 1)), self._everybody(torch.cat(correct, 1)) if correct else None
 
     def _everybody(self, found: Tensor) -> Tensor:
@@ -201,8 +202,3 @@ class Evaluator:
         """Every client's samples, after the models were deployed."""
         per_client = vmap(self.shift.smooth, in_dims=(0, None))
         return vmap(per_client, in_dims=(0, 0))(batch, models)
-
-
-def predicted(outputs: Tensor) -> Tensor:
-    """The class of the largest output [..., C]; of a single, logistic one [..., 1], its sign."""
-    return (outputs[..., 0] > 0).to(torch.int64) if outputs.shape[-1] == 1 else outputs.argmax(-1)

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+IGNORED = -100  # a position without a label, as torch has it
 Loss = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
 
 def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """−log softmax(output)_y, in nats.
+    """−log softmax(output)_y, in nats; of labels of positions [B, …] the mean over the positions that have one.
 
-    Written out for [B, C]: under vmap `F.cross_entropy` goes through a decomposition that takes twice as long.
+    Written out: under vmap `F.cross_entropy` goes through a decomposition that takes twice as long.
     """
-    if output.dim() != 2:
-        return F.cross_entropy(output, batch["y"], reduction="none")
-    return output.logsumexp(1) - output.gather(1, batch["y"][:, None])[:, 0]
+    labels = batch["y"]
+    if output.shape[:-1] != labels.shape:
+        raise ValueError(f"outputs of shape {list(output.shape[1:])} for labels of shape {list(labels.shape[1:])}")
+    if labels.dim() == 1:
+        return output.logsumexp(1) - output.gather(1, labels[:, None])[:, 0]
+    there = labels != IGNORED
+    losses = output.logsumexp(-1) - output.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    return (losses * there).flatten(1).sum(1) / there.flatten(1).sum(1).clamp(min=1)
+
+
+def multi_label(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """The mean over k labels of log(1 + exp(∓output)), for y [B, k] of ones and zeros, in nats."""
+    targets = batch["y"].to(output.dtype)
+    if output.shape != targets.shape:
+        raise ValueError(f"outputs of shape {list(output.shape[1:])} for labels of shape {list(targets.shape[1:])}")
+    return F.binary_cross_entropy_with_logits(output, targets, reduction="none").flatten(1).mean(1)
 
 
 def logistic(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -47,6 +62,22 @@ def negative_revenue(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return -inner_product(output, batch)
 
 
+def correctly(output: Tensor, labels: Tensor, leading: int) -> Tensor:
+    """The share of each sample's labels that its output predicts, over the leading axes: 0 or 1 where there is one.
+
+    Of outputs […, C] the class of the largest, of a single, logistic one […, 1] its sign. Positions without a label do
+    not count. Of outputs […, k] for floating-point labels […, k] each one's sign.
+    """
+    if labels.is_floating_point():
+        return ((output > 0) == (labels > 0.5)).to(output.dtype).flatten(leading).mean(-1)
+    found = (output[..., 0] > 0).to(torch.int64) if output.shape[-1] == 1 else output.argmax(-1)
+    hits = (found == labels).to(output.dtype)
+    if labels.dim() == leading:
+        return hits
+    there = (labels != IGNORED).to(output.dtype)
+    return (hits * there).flatten(leading).sum(-1) / there.flatten(leading).sum(-1).clamp(min=1)
+
+
 def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
     """The mean over a batch's samples, [..., B] → [...]; weighted where there are weights [..., B], 0 for padding."""
     return values.mean(-1) if weight is None else (values * weight).sum(-1) / weight.sum(-1)
@@ -60,6 +91,15 @@ def _half_squared(output: Tensor, target: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {
-    f.__name__: f for f in (cross_entropy, logistic, squared, half_squared_distance, inner_product, negative_revenue)
+    f.__name__: f
+    for f in (
+        cross_entropy,
+        logistic,
+        multi_label,
+        squared,
+        half_squared_distance,
+        inner_product,
+        negative_revenue,
+    )
 }
 UNLABELLED = (half_squared_distance, inner_product, negative_revenue)  # under these no output is a score of a class

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsim.core.errors import ConfigError
+from fedsim.models.calling import Calling
 from fedsim.models.randomness import KeyedRandomness
 
 KEY = 0x5EED
@@ -49,42 +50,43 @@ class Findings:
     evaluation_unvmapped: str | None = None
 
 
-def probe(module: nn.Module, x: Any) -> Findings:
+def probe(module: nn.Module, x: Any, call: Calling | None = None) -> Findings:
     """Look at the module in training and in evaluation.
 
     Args:
         module: as it begins; it is not changed.
         x: two inputs.
+        call: how it is called.
 
     Raises:
         ConfigError: names the layer and what to do.
     """
-    found = Findings()
+    found, call = Findings(), call or Calling()
     with torch.no_grad(), _streams_restored():
         training = copy.deepcopy(module).train()
-        first, calls = _watched(training, x)
+        first, calls = _watched(call, training, x)
         found.random = calls > 0
         before = {name: value.clone() for name, value in training.named_buffers()}
         again = copy.deepcopy(module).train()
         _reseed(1)
-        if not _same(first, _output(again, x)):
-            _refuse_unkeyed(module, x)
+        if not _same(first, _output(call, again, x)):
+            _refuse_unkeyed(call, module, x)
         second = {name: value.clone() for name, value in again.named_buffers()}
         elsewhere = _with_other_parameters(module)  # where what has converged at the first ones moves on
-        _output(elsewhere, x)
+        _output(call, elsewhere, x)
         later = dict(elsewhere.named_buffers())
         found.statistics = [
             n for n, b in module.named_buffers() if not (torch.equal(b, before[n]) and torch.equal(b, later[n]))
         ]
         for name in found.statistics:
             if not torch.equal(before[name], second[name]):
-                _refuse_unkeyed(module, x)
-        _refuse_hidden_state(module, x, set(found.statistics))
-        found.least = _least(module, x)
-        found.mixes = found.least > 1 or _mixed(copy.deepcopy(module).train(), first, x)
+                _refuse_unkeyed(call, module, x)
+        _refuse_hidden_state(call, module, x, set(found.statistics))
+        found.least = _least(call, module, x)
+        found.mixes = found.least > 1 or _mixed(call, copy.deepcopy(module).train(), first, x)
         evaluation = copy.deepcopy(module).eval()
-        told, _ = _watched(evaluation, x, "evaluation")
-        found.evaluation_mixes = _mixed(evaluation, told, x)
+        told, _ = _watched(call, evaluation, x, "evaluation")
+        found.evaluation_mixes = _mixed(call, evaluation, told, x)
     return found
 
 
@@ -109,10 +111,10 @@ def why_not(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | No
     return None if _same(right, got, ALIKE) else "it gives other numbers"
 
 
-def _output(module: nn.Module, x: Any) -> Tensor:
+def _output(call: Calling, module: nn.Module, x: Any) -> Tensor:
     """The module's output, random calls keyed where it trains."""
     with KeyedRandomness(_key(x)) if module.training else contextlib.nullcontext():
-        return module(x)
+        return call(module, x)
 
 
 def _key(x: Any) -> Tensor:
@@ -120,13 +122,13 @@ def _key(x: Any) -> Tensor:
     return torch.tensor(KEY, device=tree_leaves(x)[0].device)
 
 
-def _watched(module: nn.Module, x: Any, mode: str = "training") -> tuple[Tensor, int]:
+def _watched(call: Calling, module: nn.Module, x: Any, mode: str = "training") -> tuple[Tensor, int]:
     """The output of a pass that must leave inputs and random streams as they are; random calls it made."""
     given = tree_map(lambda value: value.clone(), x)
     streams = _streams()
     with KeyedRandomness(_key(x)) as keyed:
         buffers = {name: value.clone() for name, value in module.named_buffers()}
-        output = module(x)
+        output = call(module, x)
     changed = [name for name, value in module.named_buffers() if not torch.equal(value, buffers[name])]
     who = type(module).__name__
     if mode == "evaluation" and changed:
@@ -141,11 +143,11 @@ def _watched(module: nn.Module, x: Any, mode: str = "training") -> tuple[Tensor,
             f"model: the forward pass of {who} writes into its input, which is the stored data set's; work on a copy"
         )
     if not _equal_streams(streams, _streams()):
-        _refuse_unkeyed(module, x)
+        _refuse_unkeyed(call, module, x)
     return output, keyed.calls
 
 
-def _refuse_unkeyed(module: nn.Module, x: Any) -> None:
+def _refuse_unkeyed(call: Calling, module: nn.Module, x: Any) -> None:
     """Name the innermost layer that gives another output from the same input and key under another seed."""
     seen: list[dict[str, Any]] = [{}, {}]
     order: list[str] = []
@@ -155,7 +157,7 @@ def _refuse_unkeyed(module: nn.Module, x: Any) -> None:
             layer.register_forward_hook(_keeping(record, name, order))
         _reseed(number)
         with contextlib.suppress(ConfigError):
-            _output(copied, x)
+            _output(call, copied, x)
     named = dict(module.named_modules())
     guilty = next((n for n in order if n in seen[1] and not _same(seen[0].get(n), seen[1][n])), "")
     raise ConfigError(
@@ -179,22 +181,22 @@ def _keeping(record: dict[str, Any], name: str, order: list[str]) -> Callable[..
     return hook
 
 
-def _refuse_hidden_state(module: nn.Module, x: Any, statistics: set[str]) -> None:
+def _refuse_hidden_state(call: Calling, module: nn.Module, x: Any, statistics: set[str]) -> None:
     """State that is kept in plain attributes: what a pass changes there must make no difference to the next one."""
     used = copy.deepcopy(module).train()
     before = _attributes(used)
-    _output(used, x)
+    _output(call, used, x)
     moved = [place for place, value in _attributes(used).items() if not _same(before.get(place), value)]
     if not moved:
         return
     fresh = copy.deepcopy(module).train()
-    expected = _output(fresh, x)
+    expected = _output(call, fresh, x)
     stained = copy.deepcopy(module).train()
     layers = dict(stained.named_modules())
     touched = dict(used.named_modules())
     for name, attribute in moved:
         setattr(layers[name], attribute, getattr(touched[name], attribute))
-    same = _same(_output(stained, x), expected)
+    same = _same(_output(call, stained, x), expected)
     states = zip(stained.named_buffers(), fresh.named_buffers(), strict=False)
     if not same or any(not torch.equal(a, b) for (_, a), (_, b) in states):
         name, attribute = moved[0]
@@ -215,18 +217,18 @@ def _attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
     }
 
 
-def _least(module: nn.Module, x: Any) -> int:
+def _least(call: Calling, module: nn.Module, x: Any) -> int:
     """Samples of the smallest batch that it trains on: some normalisations refuse a single one."""
     try:
-        _output(copy.deepcopy(module).train(), tree_map(lambda value: value[:1], x))
+        _output(call, copy.deepcopy(module).train(), tree_map(lambda value: value[:1], x))
     except (ValueError, RuntimeError, IndexError):
         return 2
     return 1
 
 
-def _mixed(module: nn.Module, output: Tensor, x: Any) -> bool:
+def _mixed(call: Calling, module: nn.Module, output: Tensor, x: Any) -> bool:
     """Does the first sample's output change with the second?"""
-    return not _same(output[:1], _output(module, tree_map(_another_second, x))[:1])
+    return not _same(output[:1], _output(call, module, tree_map(_another_second, x))[:1])
 
 
 def _another_second(x: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 from fedsim.core import rng
 from fedsim.core.columns import Columns
 from fedsim.core.errors import ConfigError
+from fedsim.models.calling import Calling
 from fedsim.models.dropout import key_dropouts
 from fedsim.models.losses import LOSSES, Loss, weighted_mean
 from fedsim.models.precision import checked
@@ -41,6 +42,7 @@ class RowModel:
         device, dtype: of the rows.
         precision: of training, see `fedsim.models.precision`.
         inputs: [B, …] some inputs, by which lazy layers learn their shapes.
+        output: which of the things that the module returns, see `fedsim.models.calling`.
 
     Attributes:
         shapes: of the trained parameters, by name.
@@ -60,6 +62,7 @@ class RowModel:
         dtype: torch.dtype = torch.float32,
         precision: str = "full",
         inputs: Tensor | None = None,
+        output: str | int | None = None,
     ) -> None:
         if not callable(loss) and (not isinstance(loss, str) or loss not in LOSSES):
             raise ConfigError(f"model.loss={loss!r} is unknown; choose one of {', '.join(LOSSES)}")
@@ -68,7 +71,7 @@ class RowModel:
         self.device, self.dtype = device or torch.device("cpu"), dtype
         self.precision = checked(precision, self.device, dtype)
         self._build = (lambda: copy.deepcopy(build)) if isinstance(build, nn.Module) else build
-        self._inputs = inputs
+        self._inputs, self.call = inputs, Calling(output)
         template = self._template()
         self.dropout_keys = key_dropouts(template)
         self.training_module = template.train()
@@ -125,6 +128,7 @@ class RowModel:
         if self.dtype == torch.float64:
             return self
         double = RowModel(self._build, self.loss, self.ridge, self.device, torch.float64, inputs=self._inputs)
+        double.call = self.call
         double._know(self.traits)
         return double
 
@@ -178,7 +182,7 @@ class RowModel:
         buffers = {name: batch["key"] for name in self.dropout_keys}  # noqa: C420 (there may be neither)
         parts = parameters | buffers | (statistics or {})
         with self.mixed(), self.drawing(batch):
-            output = functional_call(self.training_module, parts, (batch["x"],)).to(self.dtype)
+            output = self.call.result(functional_call(self.training_module, parts, (batch["x"],))).to(self.dtype)
         for name in statistics or {}:
             statistics[name] = parts[name]  # type: ignore[index]
         return output
@@ -193,7 +197,8 @@ class RowModel:
 
     def evaluate(self, row: Tensor, x: Tensor) -> Tensor:
         """Evaluation-mode output [B, …] of the row [d]."""
-        return functional_call(self.evaluation_module, self.unflatten(row) | self.statistics_of(row), (x,))
+        parts = self.unflatten(row) | self.statistics_of(row)
+        return self.call.result(functional_call(self.evaluation_module, parts, (x,)))
 
     def objective(self, output: Tensor, batch: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> Tensor:
         """The scalar a client descends: mean (or weighted mean) loss plus ridge."""
@@ -220,11 +225,16 @@ class RowModel:
             raise ConfigError(
                 f"model does not fit dataset={dataset}, whose inputs have shape {list(x.shape[1:])}: {reason}"
             ) from error
-        if classes is not None and self.loss is LOSSES["cross_entropy"] and tuple(output.shape) != (len(x), classes):
-            raise ConfigError(
-                f"model returns shape {list(output.shape)} for {len(x)} inputs, but dataset={dataset} has {classes} "
-                f"classes: expected [{len(x)}, {classes}]"
-            )
+        if classes is not None and y is not None and self.loss is LOSSES["cross_entropy"]:
+            expected = (*y.shape, classes)
+            if output.shape != expected and output.dim() > 2 and output.movedim(1, -1).shape == expected:
+                self.call.classes_second = True
+                output = self.evaluate(row, x)
+            if tuple(output.shape) != expected:
+                raise ConfigError(
+                    f"model returns shape {list(output.shape)} for {len(x)} inputs, but dataset={dataset} has "
+                    f"{classes} classes: expected {list(expected)}"
+                )
         try:
             losses = self.loss(output, batch)
         except KeyError as error:
@@ -236,7 +246,7 @@ class RowModel:
             ) from error
         if losses.shape != (len(x),):
             raise ConfigError(f"model.loss returns shape {list(losses.shape)}; it must give one number per sample, [B]")
-        self._know(probe(self.training_module, x))
+        self._know(probe(self.training_module, x, self.call))
         self._try_vmap(batch)
 
     def _try_vmap(self, batch: Mapping[str, Tensor]) -> None:

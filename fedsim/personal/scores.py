@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsim.core.federation import Cohort
-from fedsim.evaluation import Evaluator, predicted
-from fedsim.models.losses import weighted_mean
+from fedsim.evaluation import Evaluator
+from fedsim.models.losses import correctly, weighted_mean
 from fedsim.samples import ClientData, ClientSamples
 
 MODELS = {
@@ -86,7 +86,7 @@ class ClientScores:
             per_sample = self.evaluator.model.loss(output.flatten(0, 1), flat).reshape(weight.shape)
             losses.append(weighted_mean(torch.where(weight > 0, per_sample, 0), weight))
             if self.evaluator.labelled:
-                correct.append(weighted_mean(predicted(output) == batch["y"], weight))
+                correct.append(weighted_mean(correctly(output, batch["y"], 2), weight))
         return torch.cat(losses), torch.cat(correct) if correct else None
 
     def _moved(self, batch: dict[str, Tensor], part: Predictor, deployed: Tensor) -> dict[str, Tensor]:

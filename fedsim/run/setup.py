@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedsim.availability import Availability
 from fedsim.contamination import Contamination, NoContamination
 from fedsim.core import checks
+from fedsim.core.errors import ConfigError
 from fedsim.core.ranks import Ranks
 from fedsim.datasets import Dataset
 from fedsim.datasets.pooled import PooledData
@@ -61,6 +62,7 @@ class Setup:
         rounds: T.
         seeds: one replicate each, simulated together.
         loss, ridge: per-sample loss (the data set's by default) and penalty.
+        output: which of the things that the module returns, where it is not a tensor: a name, or a number.
         start: 'random': the model's own initialisation; 'ps': the performatively stable point (p-fedavg Fig. 11);
             'erm': the best model on data that have not answered yet (the program of p-fedavg's authors).
         on_nonfinite: 'stop', 'drop_client' or 'drop_replicate', see `fedsim.run.divergence`.
@@ -86,6 +88,7 @@ class Setup:
         seeds: Sequence[int] = (0,),
         loss: str | Loss | None = None,
         ridge: float = 0.0,
+        output: str | int | None = None,
         start: str = "random",
         on_nonfinite: str = "stop",
         columns: Selector | None = None,
@@ -116,7 +119,11 @@ class Setup:
         how = (self.device, dtype, ranks, self.execution.memory, self.strategy.weighting)
         self.data = client_data(seeds, members, self.dataset, tables, *how)
         self.federation = self.data.federation
-        self.model = row_model(model, self.data, loss, ridge, self.execution.precision)
+        self.model = row_model(model, self.data, loss, ridge, self.execution.precision, output)
+        if self.shift.active and self.dataset.tokens:
+            raise ConfigError(
+                f"shift={type(self.shift).__name__} moves numbers, but dataset={self.dataset.name} has tokens"
+            )
         if columns is not None:
             self.model.divide(columns)
         self.availability = bound(availability, self.federation, rounds)

@@ -69,7 +69,7 @@ def split(data: Dataset, partition: Partition | None, clients: int, seeds: Seque
         if data.natural_clients != clients:
             raise ConfigError(f"clients={clients}, but dataset={data.name} was made for {data.natural_clients}")
         return []
-    labels = data.train_y.cpu().numpy() if data.classes is not None and data.train_y is not None else None
+    labels = None if data.labels is None else data.labels.cpu().numpy()
     owners = data.owners.cpu().numpy() if data.owners is not None else None
     partition = partition or (IID() if owners is None else Natural())
     samples = Samples(len(data.train_x), labels, owners)
@@ -100,8 +100,8 @@ def client_data(
         federation = Federation(seeds, clients, nothing, None, device, dtype, shares, ranks, place, weighting, members)
         return Drawn(dataset, federation)
     fractions = None
-    if dataset.classes is not None and dataset.train_y is not None:
-        labels = dataset.train_y.cpu().numpy()
+    if dataset.classes is not None and dataset.labels is not None:
+        labels = dataset.labels.cpu().numpy()
         fractions = np.stack([table.class_fractions(labels, dataset.classes) for table in tables])
     sizes = np.concatenate([table.sizes for table in tables])
     federation = Federation(seeds, clients, sizes, fractions, device, dtype, None, ranks, place, weighting, members)
@@ -114,13 +114,14 @@ def row_model(
     loss: str | Loss | None,
     ridge: float,
     precision: str,
+    output: str | int | None = None,
 ) -> RowModel:
     """The model, tried on two samples; the loss is the data set's unless given."""
     dataset, federation = data.dataset, data.federation
     loss = dataset.loss if loss is None else loss
     builder = _builder(model, dataset, loss)
     x, y = data.pair(federation.dtype)
-    built = RowModel(builder, loss, ridge, federation.device, federation.dtype, precision, x)
+    built = RowModel(builder, loss, ridge, federation.device, federation.dtype, precision, x, output)
     built.check(x, y, dataset.classes, dataset.name)
     return built
 
