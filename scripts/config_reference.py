@@ -31,6 +31,7 @@ ORDER = (
     "model",
     "local",
     "strategy",
+    "columns",
     "personal",
     "trainer",
     "tracking",

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedsim.core.errors import MissingDataError, OutputError
 from fedsim.core.files import replacing
+from fedsim.core.torchvision_import import torchvision
 from fedsim.datasets.files import Files
-from fedsim.datasets.torchvision_import import torchvision_datasets
 from fedsim.datasets.vision import Images, said
 
 PACKED = "fedsim-{split}.npz"  # the decoded images beside the folders: 90,000 files are read once
@@ -48,7 +48,7 @@ class CINIC10(Images):
                     f"dataset=cinic10: {packed} is damaged ({said(error)}); delete it, and the images are read again"
                 ) from error
         try:
-            found = torchvision_datasets().ImageFolder(str(folder / self.source / split), allow_empty=False)
+            found = torchvision().datasets.ImageFolder(str(folder / self.source / split), allow_empty=False)
             with ThreadPoolExecutor() as pool:
                 images = list(pool.map(_pixels, [path for path, _ in found.samples]))
         except (OSError, UnidentifiedImageError, ValueError) as error:

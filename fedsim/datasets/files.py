@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsim.datasets.torchvision_import import torchvision_datasets
+from fedsim.core.torchvision_import import torchvision
 
 
 def data_root(root: str | None) -> Path:
@@ -59,4 +59,4 @@ class Files:
     def fetch(self, root: Path) -> None:
         """Download the archive and unpack it where it belongs; the archive itself is not kept."""
         folder = str(root / self.folder)
-        torchvision_datasets().utils.download_and_extract_archive(self.url, folder, remove_finished=True)
+        torchvision().datasets.utils.download_and_extract_archive(self.url, folder, remove_finished=True)

@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
+from fedsim.core.torchvision_import import torchvision
 from fedsim.datasets.augment import CropFlip
 from fedsim.datasets.base import Dataset
 from fedsim.datasets.files import Files, data_root
-from fedsim.datasets.torchvision_import import torchvision_datasets
 
 
 def idx_files(folder: str) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class Images(Dataset):
 
     def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
         """uint8 images [N, C, H, W] and labels [N] of one half."""
-        reader = getattr(torchvision_datasets(), self.source)
+        reader = getattr(torchvision().datasets, self.source)
         try:
             found = reader(str(folder), train=train, download=download)
         except Exception as error:  # whatever a reader stumbles on in a damaged file
@@ -177,7 +177,7 @@ class SVHN(Images):
     def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
         split = "train" if train else "test"
         try:
-            found = torchvision_datasets().SVHN(str(folder), split=split, download=download)
+            found = torchvision().datasets.SVHN(str(folder), split=split, download=download)
         except Exception as error:
             raise MissingDataError(
                 f"dataset=svhn: no usable {split}_32x32.mat under {folder.resolve()} (dataset.root, or the variable "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+from torch import nn
 
 from fedsim.app.config import config_folder, register_resolvers
 
@@ -14,3 +15,10 @@ def configuration(*overrides: str) -> DictConfig:
     register_resolvers()
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         return compose("config", list(overrides))
+
+
+class Normalised(nn.Sequential):
+    """A model with batch normalisation, for any images."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.LazyLinear(8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes))

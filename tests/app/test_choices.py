@@ -39,12 +39,19 @@ ONE_GROUP_AT_A_TIME = [
     if group not in ("experiment", "sweep", "dataset", "dataset/augment", "model", "shift")
     and choice not in ("natural", "trace", "custom")
 ]
+BESIDE = {
+    "strategy=p_fedavg": ["availability=full"],
+    "columns=fedbn": ["model=custom", "model._target_=small_runs.Normalised"],
+    "columns=fedper": ["model=mlp"],
+    "columns=lg_fedavg": ["model=mlp"],
+    "columns=by_name": ["columns.stays=[bias]"],
+}
 
 
 @pytest.mark.parametrize("override", ONE_GROUP_AT_A_TIME)
 def test_every_choice_composes_and_runs(override: str) -> None:
-    everybody = ["availability=full"] if override == "strategy=p_fedavg" else []
-    simulation, tracking, _ = build(configuration(*QUICK, "tracking.progress=none", override, *everybody))
+    beside = BESIDE.get(override, [])
+    simulation, tracking, _ = build(configuration(*QUICK, "tracking.progress=none", override, *beside))
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 
 

@@ -11,8 +11,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedsim.core import MissingDataError
+from fedsim.core.torchvision_import import torchvision
 from fedsim.datasets import CINIC10, SVHN
-from fedsim.datasets.torchvision_import import torchvision_datasets
 from fedsim.datasets.vision import pooled
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -48,7 +48,7 @@ def write_cinic10(folder: Path) -> dict[str, np.ndarray]:
 
 def test_svhn_is_read_from_its_mat_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = write_svhn(tmp_path)
-    monkeypatch.setattr(torchvision_datasets().SVHN, "_check_integrity", lambda self: True)  # checksums of the real
+    monkeypatch.setattr(torchvision().datasets.SVHN, "_check_integrity", lambda self: True)  # checksums of the real
     data = SVHN(str(tmp_path))
     for split, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         pixels, labels = written[split]

@@ -1,8 +1,8 @@
 """Import torchvision where its compiled operators do not load.
 
 A CPU-only PyTorch can meet a torchvision wheel built against the CUDA one; `import torchvision` then fails with
-`operator torchvision::nms does not exist`. Data sets and transforms need none of these operators, so declaring the two
-missing schemas before the import is enough. Where torchvision imports by itself nothing is declared.
+`operator torchvision::nms does not exist`. Data sets, transforms and classifiers need none of these operators, so
+declaring the two missing schemas before the import is enough. Where torchvision imports by itself nothing is declared.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _SCHEMAS = {
 _declared: list[torch.library.Library] = []  # a Library undoes its definitions when it is collected
 
 
-def torchvision_datasets() -> ModuleType:
-    """The module `torchvision.datasets`, on any matching pair of torch and torchvision."""
+def torchvision() -> ModuleType:
+    """The package, on any matching pair of torch and torchvision."""
     try:
-        import torchvision.datasets as datasets
+        import torchvision as package
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
@@ -32,5 +32,5 @@ def torchvision_datasets() -> ModuleType:
         for operator, schema in _SCHEMAS.items():
             library.define(operator + schema)
         _declared.append(library)
-        import torchvision.datasets as datasets
-    return datasets
+        import torchvision as package
+    return package

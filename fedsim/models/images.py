@@ -1,0 +1,144 @@
+"""Models of images: LEAF's network for handwriting, a small vision transformer, and whatever torchvision has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.torchvision_import import torchvision
+
+NORMS = ("batch", "group", "none")
+GROUPS = 2  # of a group normalisation (Hsieh et al., ICML 2020, §5)
+
+
+class LeafCNN(nn.Module):
+    """LEAF's network for FEMNIST (Caldas et al., 2018): two 5×5 convolutions with pooling, a layer of 2048.
+
+    Args:
+        hidden: width of that layer.
+    """
+
+    samplewise = True
+
+    def __init__(self, shape: tuple[int, ...] = (1, 28, 28), classes: int = 62, hidden: int = 2048) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 32, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * (height // 4) * (width // 4), checks.whole("model.hidden", hidden)),
+            nn.ReLU(),
+            nn.Linear(hidden, classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class ViT(nn.Module):
+    """A small vision transformer (Dosovitskiy et al., ICLR 2021): patches, a class token, blocks of attention.
+
+    Args:
+        patch: side of a patch, which must divide the image's.
+        width, heads, layers: of the blocks; a feed-forward layer is four times as wide.
+        dropout: in attention and after every sublayer.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        patch: int = 4,
+        width: int = 64,
+        heads: int = 4,
+        layers: int = 2,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        channels, height, breadth = shape
+        if height % checks.whole("model.patch", patch) or breadth % patch:
+            raise ConfigError(f"model.patch={patch} must divide the images' sides, {height} and {breadth}")
+        if checks.whole("model.width", width) % checks.whole("model.heads", heads):
+            raise ConfigError(f"model.width={width} must be a multiple of model.heads={heads}")
+        self.patches = nn.Conv2d(channels, width, patch, stride=patch)
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.position = nn.Parameter(0.02 * torch.randn(1, 1 + height // patch * (breadth // patch), width))
+        self.blocks = nn.Sequential(*(
+            nn.TransformerEncoderLayer(
+                width, heads, 4 * width, checks.fraction("model.dropout", dropout), "gelu", batch_first=True,
+                norm_first=True,
+            )
+            for _ in range(checks.whole("model.layers", layers))
+        ))  # fmt: skip
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = self.patches(x).flatten(2).mT
+        x = torch.cat([self.first.expand(len(x), -1, -1), patches], 1) + self.position
+        return self.head(self.norm(self.blocks(x)[:, 0]))
+
+
+def from_torchvision(
+    name: str,
+    classes: int,
+    shape: tuple[int, ...] = (3, 224, 224),
+    norm: str = "batch",
+    small_images: bool = False,
+    weights: str | None = None,
+    **options: Any,
+) -> nn.Module:
+    """A classifier of torchvision's by its name.
+
+    Args:
+        name: such as 'resnet18', 'mobilenet_v3_small', 'efficientnet_b0'.
+        classes: outputs.
+        shape: of an image.
+        norm: 'batch' as it is; 'group': batch normalisations become group normalisations of two groups; 'none': they
+            are left out.
+        small_images: a residual network's first convolution is 3×3 with stride 1, without the pooling after it, as
+            CIFAR's usually are (He et al., CVPR 2016, §4.2).
+        weights: of torchvision, such as 'DEFAULT'; the last layer is drawn anew.
+        **options: of the model.
+    """
+    models = torchvision().models
+    known = models.list_models(module=models)
+    checks.choice("model.name", name, known)
+    checks.choice("model.norm", norm, NORMS)
+    given = {"num_classes": classes} if weights is None else {"weights": weights}
+    module: nn.Module = models.get_model(name, **given, **options)
+    if weights is not None:
+        _with_classes(module, classes)
+    if small_images:
+        first = getattr(module, "conv1", None)
+        if not isinstance(first, nn.Conv2d) or not hasattr(module, "maxpool"):
+            raise ConfigError(f"model.small_images=true is for residual networks, not {name}")
+        module.conv1 = nn.Conv2d(shape[0], first.out_channels, 3, padding=1, bias=False)
+        module.maxpool = nn.Identity()
+        nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
+    return module if norm == "batch" else _renormalised(module, norm)
+
+
+def _with_classes(module: nn.Module, classes: int) -> None:
+    """Another last linear layer, in place."""
+    name, last = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)][-1]
+    parent, _, leaf = name.rpartition(".")
+    setattr(module.get_submodule(parent), leaf, nn.Linear(last.in_features, classes))
+
+
+def _renormalised(module: nn.Module, norm: str) -> nn.Module:
+    """With something else in the place of every batch normalisation."""
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, nn.BatchNorm2d):
+            parent, _, leaf = name.rpartition(".")
+            other = nn.GroupNorm(GROUPS, layer.num_features) if norm == "group" else nn.Identity()
+            setattr(module.get_submodule(parent), leaf, other)
+    return module

@@ -1,0 +1,87 @@
+"""Language models over tokens [B, L]: LEAF's recurrent one, and a small transformer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+
+
+class CharLSTM(nn.Module):
+    """LEAF's next-character model (Caldas et al., 2018): an embedding, LSTM layers, a linear layer.
+
+    [B, L] → [B, classes], the character after the last, or with `every` [B, L, classes], after each.
+
+    Args:
+        classes: size of the alphabet.
+        embedding, hidden, layers: 8, 256 and 2 in LEAF.
+        every: predict at every position.
+    """
+
+    def __init__(
+        self, classes: int, embedding: int = 8, hidden: int = 256, layers: int = 2, every: bool = False
+    ) -> None:
+        super().__init__()
+        for key, value in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
+            checks.whole(f"model.{key}", value)
+        self.every = every
+        self.embedding = nn.Embedding(classes, embedding)
+        self.recurrence = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found, _ = self.recurrence(self.embedding(tokens))
+        return self.head(found if self.every else found[:, -1])
+
+
+class Transformer(nn.Module):
+    """A decoder-only language model: learned positions, blocks of causal attention, normalisation first.
+
+    [B, L] → [B, L, classes], or with every=false [B, classes], the token after the last.
+
+    Args:
+        shape: (L,), the longest sequence.
+        classes: size of the vocabulary.
+        width, heads, layers: of the blocks; a feed-forward layer is four times as wide.
+        dropout: in attention and after every sublayer.
+        every: predict at every position.
+    """
+
+    causal: Tensor
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        width: int = 64,
+        heads: int = 4,
+        layers: int = 2,
+        dropout: float = 0.0,
+        every: bool = True,
+    ) -> None:
+        super().__init__()
+        for key, value in (("width", width), ("heads", heads), ("layers", layers)):
+            checks.whole(f"model.{key}", value)
+        if width % heads:
+            raise ConfigError(f"model.width={width} must be a multiple of model.heads={heads}")
+        self.every = every
+        self.token, self.position = nn.Embedding(classes, width), nn.Embedding(shape[0], width)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, heads, 4 * width, checks.fraction("model.dropout", dropout), "gelu", batch_first=True,
+                norm_first=True,
+            )
+            for _ in range(layers)
+        )  # fmt: skip
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        hidden = torch.full((shape[0], shape[0]), float("-inf")).triu(1)
+        self.register_buffer("causal", hidden, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        x = self.token(tokens) + self.position.weight[:length]
+        for block in self.blocks:
+            x = block(x, src_mask=self.causal[:length, :length])
+        return self.head(self.norm(x if self.every else x[:, -1]))
