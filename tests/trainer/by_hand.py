@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.datasets import Dataset
 from fedsim.local import SGD
+from fedsim.models.randomness import KeyedRandomness
 from fedsim.partition import Natural
 from fedsim.strategies import FedAvg
 
@@ -92,7 +94,9 @@ def by_hand(
                 for step in range(int(chunk.steps[0])):
                     batch = chunk.batch(step, 0, 1, torch.float64)
                     optimizer.zero_grad()
-                    F.cross_entropy(client(batch["x"][0]), batch["y"][0]).backward()
+                    with KeyedRandomness(batch["key"][0]) if "key" in batch else contextlib.nullcontext():
+                        output = client(batch["x"][0])
+                    F.cross_entropy(output, batch["y"][0]).backward()
                     optimizer.step()
                 states.append(copy.deepcopy(client.state_dict()))
             mean = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}

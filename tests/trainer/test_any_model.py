@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedsim import ConfigError, Evaluation, Execution
 from fedsim.local import SGD
+from fedsim.models import ViT
 from fedsim.tracking import Tracking
 
 
@@ -69,6 +70,39 @@ class Attending(nn.Module):
         return self.head(self.block(torch.stack([x, -x], 1)).mean(1))
 
 
+class Randomly(nn.Module):
+    """Random numbers of several kinds in one forward pass, in training only."""
+
+    def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.head, self.draw = nn.Linear(4, 6), nn.Linear(6, 3), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).tanh()
+        return self.head(self.draw(x) if self.training else x)
+
+
+class Residual(nn.Module):
+    """A residual block with batch normalisation, and squeeze-and-excitation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(1, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 1, 1))
+        self.scale = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(1, 1, 1), nn.Sigmoid())
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unflatten(1, (1, 2, 2))
+        x = x + self.block(x)
+        return self.head((x * self.scale(x)).flatten(1))
+
+
+def stochastic_depth(x: Tensor) -> Tensor:
+    """As torchvision.ops.stochastic_depth, mode 'row'."""
+    kept = torch.empty([len(x), 1], dtype=x.dtype).bernoulli_(0.7)
+    return x * kept.div_(0.7)
+
+
 def image(*layers: nn.Module) -> Callable[[], nn.Module]:
     return lambda: copy.deepcopy(nn.Sequential(nn.Unflatten(1, (1, 2, 2)), *layers, nn.Flatten(), nn.LazyLinear(3)))
 
@@ -107,6 +141,16 @@ ZOO: dict[str, Callable[[], nn.Module]] = {
     "lazy": lambda: nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.LazyLinear(3)),
     "prelu": block(nn.PReLU()),
     "embedding": lambda: Signs(),
+    "vision transformer": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)), ViT((1, 2, 2), 3, patch=1, width=4, heads=2, layers=1)
+    ),
+    "residual": Residual,
+    "functional dropout": lambda: Randomly(lambda x: F.dropout(x, 0.4)),
+    "stochastic depth": lambda: Randomly(stochastic_depth),
+    "gaussian noise": lambda: Randomly(lambda x: x + 0.1 * torch.randn_like(x) * torch.rand(6, dtype=x.dtype)),
+    "noisy choice": lambda: Randomly(lambda x: x + F.gumbel_softmax(x, hard=True)),
+    "alpha dropout": block(nn.SELU(), nn.AlphaDropout(0.2)),
+    "random slopes": block(nn.RReLU()),
     "partly frozen": lambda: frozen(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))),
     "bilinear": lambda: Bilinear(),
 }
@@ -138,7 +182,7 @@ def frozen(module: nn.Sequential) -> nn.Module:
 UNVMAPPED = {"batch norm, cumulative", "spectral norm", "spectral norm by hooks", "a branch by data"}
 STATISTICS = {
     "batch norm", "batch norm, cumulative", "batch norm of images", "batch norm of volumes", "instance norm",
-    "spectral norm", "spectral norm by hooks", "own statistics",
+    "spectral norm", "spectral norm by hooks", "own statistics", "residual",
 }  # fmt: skip
 
 
@@ -185,6 +229,19 @@ def test_resumed_alone_or_in_company_it_is_the_same(name: str, tmp_path: Any) ->
     alone = simulation_of(ZOO[name], seeds=(1,)).run()
     torch.testing.assert_close(alone.state.model[0], whole.state.model[1], rtol=0, atol=1e-12)
     assert alone.history[-1]["test_loss"] == pytest.approx(whole.history[-1]["test_loss"], abs=1e-12)
+
+
+def test_a_refused_model_leaves_nothing_behind(tmp_path: Any) -> None:
+    class Counting(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x) / self.calls
+
+    with pytest.raises(ConfigError, match="Counting keeps 'calls' from one forward pass to the next"):
+        simulation_of(lambda: Counting(4, 3)).run(tmp_path / "run")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_batch_of_one_is_refused_where_it_cannot_be_normalised() -> None:
