@@ -24,6 +24,7 @@ class Dataset:
         train_y: [N] int64 labels, [N, …] int64 labels of positions (−100 where there is none), or [N, …] float targets;
             None where the loss needs only x.
         test_x, test_y: the held-out samples, or None.
+        more, test_more: further inputs by name, [N, …] each, such as a mask; models get them as keywords.
         classes: number of labels, None for regression and mean estimation.
         loss: default per-sample loss, a name in `fedsim.models.losses.LOSSES`.
         mean, std: per-channel normalisation of images, in units of the [0, 1] range.
@@ -53,6 +54,8 @@ class Dataset:
     optimum: Tensor | None = None
     augment: CropFlip | None = None
     weights: np.ndarray | None = None
+    more: dict[str, Tensor] = field(default_factory=dict)
+    test_more: dict[str, Tensor] = field(default_factory=dict)
     strategic: tuple[int, ...] | None = None
     _cache: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
@@ -87,7 +90,13 @@ class Dataset:
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 setattr(self, name, value.to(device))
+        self.more, self.test_more = ({k: v.to(device) for k, v in of.items()} for of in (self.more, self.test_more))
         return self
+
+    def further(self, of: dict[str, Tensor], numbers: Tensor | slice, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Further inputs of some samples, [...] numbers → [..., *shape]; floating-point ones as `dtype`."""
+        found = {name: value[numbers] for name, value in of.items()}
+        return {name: value.to(dtype) if value.is_floating_point() else value for name, value in found.items()}
 
     def client_means(self) -> Tensor | None:
         """[m, d] float64 E[x] of every client of a stream, or None where it is not known."""

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils._pytree import tree_map
 
 from fedsim.evaluation.columns import MEASURED
 from fedsim.evaluation.optimum import optimum
 from fedsim.models import RowModel
+from fedsim.models.calling import Inputs
 from fedsim.models.losses import UNLABELLED, correctly, weighted_mean
 from fedsim.samples import ClientData, ClientSamples
 from fedsim.shift import Shift
@@ -115,19 +117,23 @@ class Evaluator:
         metrics = dict(zip(found, host[: len(found)], strict=True))
         return Measured(metrics, host[len(found) :].T if correct is not None else None)
 
-    def predict(self, models: Tensor, x: Tensor, shared: bool, weight: Tensor | None = None) -> Tensor:
-        """[R, d] and x [B, …] (shared) or [R, B, …] → outputs [R, B, …]; `weight` [R, B] is 0 for padding, which a
+    def predict(self, models: Tensor, x: Inputs, shared: bool, weight: Tensor | None = None) -> Tensor:
+        """[R, d] and inputs [B, …] (shared) or [R, B, …] → outputs [R, B, …]; `weight` [R, B] is 0 for padding, which a
         model whose outputs depend on a whole batch must not see."""
+
+        def of_row(r: int) -> Inputs:
+            return x if shared else tree_map(lambda value: value[r], x)
+
         if weight is not None and self.model.traits.evaluation_mixes:
-            return torch.stack([self._unpadded(*each) for each in zip(models, x, weight > 0, strict=True)])
+            return torch.stack([self._unpadded(row, of_row(r), weight[r] > 0) for r, row in enumerate(models)])
         if self.loop:
-            return torch.stack([self.model.evaluate(row, x if shared else x[r]) for r, row in enumerate(models)])
+            return torch.stack([self.model.evaluate(row, of_row(r)) for r, row in enumerate(models)])
         return vmap(self.model.evaluate, in_dims=(0, None if shared else 0))(models, x)
 
-    def _unpadded(self, row: Tensor, x: Tensor, there: Tensor) -> Tensor:
-        """Outputs for one client's x [B, …], zero where nothing is there [B]."""
-        own = self.model.evaluate(row, x[there])
-        return own.new_zeros(len(x), *own.shape[1:]).index_put((there,), own)
+    def _unpadded(self, row: Tensor, x: Inputs, there: Tensor) -> Tensor:
+        """Outputs for one client's inputs [B, …], zero where nothing is there [B]."""
+        own = self.model.evaluate(row, tree_map(lambda value: value[there], x))
+        return own.new_zeros(len(there), *own.shape[1:]).index_put((there,), own)
 
     def _on_test(self, models: Tensor) -> dict[str, Tensor]:
         """Mean loss on the whole test set; accuracy where there are labels, also by whom samples were held out of."""
@@ -138,10 +144,10 @@ class Evaluator:
         total = torch.zeros(2 + count, len(models), dtype=dtype, device=models.device)
         for start in range(0, len(data.test_x), TEST_BATCH)[self.ranks.share]:
             pick = slice(start, start + TEST_BATCH)
-            batch = {"x": data.prepare(data.test_x[pick], dtype)}
+            batch = {"x": data.prepare(data.test_x[pick], dtype)} | data.further(data.test_more, pick, dtype)
             if data.test_y is not None:
                 batch["y"] = data.test_y[pick]
-            outputs = self.predict(models, batch["x"], shared=True)
+            outputs = self.predict(models, self.model.call.inputs(batch), shared=True)
             total[0] += torch.stack([self.model.loss(out, batch).sum() for out in outputs])
             if self.labelled:
                 labels = batch["y"].expand(len(models), *batch["y"].shape)
@@ -171,10 +177,11 @@ class Evaluator:
             flat = {name: value.flatten(1, 2) for name, value in batch.items() if value.dim() > 2}
             if self.model.traits.evaluation_mixes:
                 own = models[:, None].expand(-1, weight.shape[1], -1).flatten(0, 1)
-                apart = self.predict(own, batch["x"].flatten(0, 1), shared=False, weight=weight.flatten(0, 1))
+                inputs = tree_map(lambda value: value.flatten(0, 1), self.model.call.inputs(batch))
+                apart = self.predict(own, inputs, shared=False, weight=weight.flatten(0, 1))
                 outputs = apart.flatten(0, 1).unflatten(0, (len(models), -1))
             else:
-                outputs = self.predict(models, flat["x"], shared=False)
+                outputs = self.predict(models, self.model.call.inputs(flat), shared=False)
             per_sample = torch.stack(
                 [self.model.loss(out, {k: v[r] for k, v in flat.items()}) for r, out in enumerate(outputs)]
             )

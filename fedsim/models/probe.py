@@ -233,8 +233,9 @@ def _mixed(call: Calling, module: nn.Module, output: Tensor, x: Any) -> bool:
 
 def _another_second(x: Tensor) -> Tensor:
     """[2, …] with another second input, of the same kind."""
-    second = 2 * x[1:] + 1 if x.is_floating_point() else x[1:].roll(1) * 0 + x.min()
-    return torch.cat([x[:1], second])
+    if x.dtype == torch.bool:  # a mask that hides everything is none
+        return torch.cat([x[:1], x[:1]])
+    return torch.cat([x[:1], 2 * x[1:] + 1 if x.is_floating_point() else x[1:] * 0 + x.min()])
 
 
 def _same(one: Any, other: Any, tolerance: float = 1e-6) -> bool:

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from fedsim.core import rng
 from fedsim.core.columns import Columns
 from fedsim.core.errors import ConfigError
-from fedsim.models.calling import Calling
+from fedsim.models.calling import Calling, Inputs
 from fedsim.models.dropout import key_dropouts
 from fedsim.models.losses import LOSSES, Loss, weighted_mean
 from fedsim.models.precision import checked
@@ -41,7 +41,8 @@ class RowModel:
         ridge: λ of the penalty λ/2 ‖θ‖² added to every loss.
         device, dtype: of the rows.
         precision: of training, see `fedsim.models.precision`.
-        inputs: [B, …] some inputs, by which lazy layers learn their shapes.
+        pair: a batch of some samples, by which lazy layers learn their shapes: 'x', and 'y' where there are targets;
+            what else it holds are further inputs, which the module gets as keywords.
         output: which of the things that the module returns, see `fedsim.models.calling`.
 
     Attributes:
@@ -61,7 +62,7 @@ class RowModel:
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
         precision: str = "full",
-        inputs: Tensor | None = None,
+        pair: Mapping[str, Tensor] | None = None,
         output: str | int | None = None,
     ) -> None:
         if not callable(loss) and (not isinstance(loss, str) or loss not in LOSSES):
@@ -71,7 +72,7 @@ class RowModel:
         self.device, self.dtype = device or torch.device("cpu"), dtype
         self.precision = checked(precision, self.device, dtype)
         self._build = (lambda: copy.deepcopy(build)) if isinstance(build, nn.Module) else build
-        self._inputs, self.call = inputs, Calling(output)
+        self._pair, self.call = pair, Calling(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
         template = self._template()
         self.dropout_keys = key_dropouts(template)
         self.training_module = template.train()
@@ -100,10 +101,13 @@ class RowModel:
         """A module of the user's, its lazy layers' parameters drawn."""
         module = self._build()
         lazy = isinstance(module, nn.Module) and any(map(is_lazy, [*module.parameters(), *module.buffers()]))
-        if lazy and self._inputs is not None:
+        if lazy and self._pair is not None:
+            kind = torch.get_default_dtype()
+            inputs = tree_map(
+                lambda v: v.to("cpu", kind if v.is_floating_point() else None), self.call.inputs(self._pair)
+            )
             with torch.no_grad():
-                floating = self._inputs.is_floating_point()
-                module.eval()(self._inputs.to("cpu", torch.get_default_dtype() if floating else None))
+                self.call(module.eval(), inputs)
         return module
 
     @property
@@ -127,7 +131,7 @@ class RowModel:
         """The same model in double precision."""
         if self.dtype == torch.float64:
             return self
-        double = RowModel(self._build, self.loss, self.ridge, self.device, torch.float64, inputs=self._inputs)
+        double = RowModel(self._build, self.loss, self.ridge, self.device, torch.float64, pair=self._pair)
         double.call = self.call
         double._know(self.traits)
         return double
@@ -182,7 +186,7 @@ class RowModel:
         buffers = {name: batch["key"] for name in self.dropout_keys}  # noqa: C420 (there may be neither)
         parts = parameters | buffers | (statistics or {})
         with self.mixed(), self.drawing(batch):
-            output = self.call.result(functional_call(self.training_module, parts, (batch["x"],))).to(self.dtype)
+            output = self.call.functional(self.training_module, parts, self.call.inputs(batch)).to(self.dtype)
         for name in statistics or {}:
             statistics[name] = parts[name]  # type: ignore[index]
         return output
@@ -195,10 +199,9 @@ class RowModel:
         """The context of a forward pass in training; nothing is cached in it, since parameters change."""
         return torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False)
 
-    def evaluate(self, row: Tensor, x: Tensor) -> Tensor:
-        """Evaluation-mode output [B, …] of the row [d]."""
-        parts = self.unflatten(row) | self.statistics_of(row)
-        return self.call.result(functional_call(self.evaluation_module, parts, (x,)))
+    def evaluate(self, row: Tensor, x: Inputs) -> Tensor:
+        """Evaluation-mode output [B, …] of the row [d] for inputs, see `Calling.inputs`."""
+        return self.call.functional(self.evaluation_module, self.unflatten(row) | self.statistics_of(row), x)
 
     def objective(self, output: Tensor, batch: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> Tensor:
         """The scalar a client descends: mean (or weighted mean) loss plus ridge."""
@@ -207,20 +210,18 @@ class RowModel:
             value = value + 0.5 * self.ridge * sum(p.square().sum() for p in parameters)
         return value
 
-    def check(self, x: Tensor, y: Tensor | None, classes: int | None, dataset: str) -> None:
+    def check(self, batch: Mapping[str, Tensor], classes: int | None, dataset: str) -> None:
         """Run two samples through model and loss, so that a mismatch ends the run before its first round.
 
         Args:
-            x: [2, *shape] prepared inputs.
-            y: [2] labels, or None.
+            batch: 'x' [2, *shape] prepared inputs, 'y' [2, …] where there are targets, and further inputs.
             classes: how many outputs cross-entropy needs.
             dataset: its name, for the message.
         """
-        row = self.initial([0])[0]
-        batch = {"x": x} if y is None else {"x": x, "y": y}
+        row, x, y, inputs = self.initial([0])[0], batch["x"], batch.get("y"), self.call.inputs(batch)
         try:
-            output = self.evaluate(row, x)
-        except (RuntimeError, ValueError, IndexError) as error:
+            output = self.evaluate(row, inputs)
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
                 f"model does not fit dataset={dataset}, whose inputs have shape {list(x.shape[1:])}: {reason}"
@@ -229,7 +230,7 @@ class RowModel:
             expected = (*y.shape, classes)
             if output.shape != expected and output.dim() > 2 and output.movedim(1, -1).shape == expected:
                 self.call.classes_second = True
-                output = self.evaluate(row, x)
+                output = self.evaluate(row, inputs)
             if tuple(output.shape) != expected:
                 raise ConfigError(
                     f"model returns shape {list(output.shape)} for {len(x)} inputs, but dataset={dataset} has "
@@ -246,7 +247,7 @@ class RowModel:
             ) from error
         if losses.shape != (len(x),):
             raise ConfigError(f"model.loss returns shape {list(losses.shape)}; it must give one number per sample, [B]")
-        self._know(probe(self.training_module, x, self.call))
+        self._know(probe(self.training_module, inputs, self.call))
         self._try_vmap(batch)
 
     def _try_vmap(self, batch: Mapping[str, Tensor]) -> None:
@@ -274,8 +275,9 @@ class RowModel:
         kept, precision, self.precision = (self.training_module, self.evaluation_module), self.precision, "full"
         self.training_module, self.evaluation_module = map(copy.deepcopy, kept)  # a pass may leave its tensors there
         self.traits.unvmapped = why_not(lambda: second_of_two(functionally, row, keyed), plainly)
+        inputs = self.call.inputs(batch)
         self.traits.evaluation_unvmapped = why_not(
-            lambda: second_of_two(self.evaluate, row, batch["x"]), lambda: self.evaluate(row, batch["x"])
+            lambda: second_of_two(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)
         )
         (self.training_module, self.evaluation_module), self.precision = kept, precision
 

@@ -9,6 +9,7 @@ from torch.func import vmap
 
 from fedsim.core.federation import Cohort
 from fedsim.evaluation import Evaluator
+from fedsim.models.calling import Inputs
 from fedsim.models.losses import correctly, weighted_mean
 from fedsim.samples import ClientData, ClientSamples
 
@@ -80,7 +81,7 @@ class ClientScores:
             pick = slice(first, first + step)
             part = [(share[pick], rows[pick]) for share, rows in predictor]
             batch = self._moved(samples.batch(cohort.virtual[pick]), part, deployed[pick])
-            output = self._output(part, batch["x"], batch["weight"])
+            output = self._output(part, self.evaluator.model.call.inputs(batch), batch["weight"])
             flat = {name: value.flatten(0, 1) for name, value in batch.items() if value.dim() > 1}
             weight = batch["weight"]
             per_sample = self.evaluator.model.loss(output.flatten(0, 1), flat).reshape(weight.shape)
@@ -97,8 +98,8 @@ class ClientScores:
         mixed = torch.stack([share[:, None] * rows for share, rows in part]).sum(0)
         return vmap(shift.smooth)(batch, mixed if shift.deploy == "step" else deployed)
 
-    def _output(self, part: Predictor, x: Tensor, weight: Tensor) -> Tensor:
-        """[n, q, …] the predictors' outputs for x [n, q, …]; `weight` [n, q] is 0 for padding."""
+    def _output(self, part: Predictor, x: Inputs, weight: Tensor) -> Tensor:
+        """[n, q, …] the predictors' outputs for inputs [n, q, …]; `weight` [n, q] is 0 for padding."""
         outputs = [self.evaluator.predict(rows, x, shared=False, weight=weight) for _, rows in part]
         shares = [share.reshape(-1, *[1] * (o.dim() - 1)) for o, (share, _) in zip(outputs, part, strict=True)]
         output = sum(o * share for o, share in zip(outputs, shares, strict=True))

@@ -118,12 +118,29 @@ def row_model(
 ) -> RowModel:
     """The model, tried on two samples; the loss is the data set's unless given."""
     dataset, federation = data.dataset, data.federation
+    _check_more(dataset)
     loss = dataset.loss if loss is None else loss
     builder = _builder(model, dataset, loss)
-    x, y = data.pair(federation.dtype)
-    built = RowModel(builder, loss, ridge, federation.device, federation.dtype, precision, x, output)
-    built.check(x, y, dataset.classes, dataset.name)
+    pair = data.pair(federation.dtype)
+    built = RowModel(builder, loss, ridge, federation.device, federation.dtype, precision, pair, output)
+    built.check(pair, dataset.classes, dataset.name)
     return built
+
+
+def _check_more(dataset: Dataset) -> None:
+    """Further inputs belong to every sample, of training and test alike, and have names of their own."""
+    taken = sorted({"x", "y", "weight", "client", "row", "key", "deployed", "round"} & dataset.more.keys())
+    if taken:
+        raise ConfigError(f"dataset={dataset.name}: a further input is called {taken[0]!r}, which is taken; rename it")
+    if dataset.test_x is not None and dataset.more.keys() != dataset.test_more.keys():
+        raise ConfigError(
+            f"dataset={dataset.name}: training samples have the further inputs {sorted(dataset.more)}, test samples "
+            f"{sorted(dataset.test_more)}; give both the same"
+        )
+    parts = ((dataset.more, dataset.train_x), (dataset.test_more, dataset.test_x))
+    for name, value, x in ((name, value, x) for of, x in parts if x is not None for name, value in of.items()):
+        if len(value) != len(x):
+            raise ConfigError(f"dataset={dataset.name}: {name} has {len(value)} entries for {len(x)} samples")
 
 
 def _builder(

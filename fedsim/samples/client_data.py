@@ -122,5 +122,6 @@ class ClientData(ABC):
         """[R, m, d] float64 the mean of every client's (flattened) x; None where it is unknown."""
 
     @abstractmethod
-    def pair(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """x [2, …] as the model sees it, and y [2, …] or None: two samples to try things out with."""
+    def pair(self, dtype: torch.dtype) -> Batch:
+        """'x' [2, …] as the model sees it, 'y' [2, …] where there are targets, and further inputs: two samples to try
+        things out with."""

@@ -58,10 +58,10 @@ class Drawn(ClientData):
         known = known[: self.federation.clients]
         return known.expand(self.federation.replicates, *known.shape)
 
-    def pair(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    def pair(self, dtype: torch.dtype) -> Batch:
         nobody = torch.zeros(1, dtype=torch.int64, device=self.federation.device)
         drawn = self.dataset.draw(nobody, nobody, 2, dtype)
-        return drawn["x"][0], drawn["y"][0] if "y" in drawn else None
+        return {name: drawn[name][0] for name in ("x", "y") if name in drawn}
 
 
 class DrawnFeed:

@@ -90,7 +90,7 @@ class Stored(ClientData):
             batch["y"] = data.train_y.index_select(0, flat).reshape(*samples.shape, *data.train_y.shape[1:])
             if data.train_y.is_floating_point():
                 batch["y"] = batch["y"].to(dtype)
-        return batch
+        return batch | data.further(data.more, samples.to(torch.int64), dtype) if data.more else batch
 
     def shared_by(self, members: Federation, dataset: Dataset) -> Stored:
         shared = copy.copy(self)
@@ -106,10 +106,11 @@ class Stored(ClientData):
         sums = x.new_zeros(len(sizes), x.shape[1]).index_add_(0, owner, x)
         return (sums / sizes.clamp(min=1)[:, None]).unflatten(0, (self.federation.replicates, -1))
 
-    def pair(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    def pair(self, dtype: torch.dtype) -> Batch:
         data = self.dataset
         two = torch.tensor([0, len(data.train_x) - 1], device=self.federation.device)  # the same one, where it is alone
-        return data.prepare(data.train_x[two], dtype), None if data.train_y is None else data.train_y[two]
+        batch = self.gather(two, dtype)
+        return batch | {"x": data.prepare(batch["x"], dtype)}
 
 
 class StoredFeed:

@@ -212,7 +212,9 @@ class ClientStack:
         penalty = self.stacks[self.steps[-1].name].penalty(count) if self.model.ridge else 0.0
         with torch.enable_grad():
             with self.model.drawing(flat):
-                outputs = {name: self.model.call(s.module, flat["x"]) for name, s in self.stacks.items()}
+                outputs = {
+                    name: self.model.call(s.module, self.model.call.inputs(flat)) for name, s in self.stacks.items()
+                }
             for step in self.steps:
                 output = outputs[step.name]
                 if step.outputs and step.beside:

@@ -128,7 +128,7 @@ class PlainObjective:
             parameter.data = value
         put_buffers(self.module, self.model.statistics_of(params))
         with self.model.mixed(), self.model.drawing(batch):
-            output = self.model.call(self.module, batch["x"]).to(self.model.dtype)
+            output = self.model.call(self.module, self.model.call.inputs(batch)).to(self.model.dtype)
         return output, moved_columns(self.model, self.module, params)
 
     def _gradients(self, value: Tensor, *more: Tensor, again: bool = False) -> tuple[Tensor, ...]:

@@ -17,6 +17,10 @@ from fedsim.models import LOSSES, SVHNCNN, Linear, Mean, RowModel
 X, Y = torch.zeros(2, 6), torch.tensor([0, 2])
 
 
+def pair(x: Tensor, y: Tensor | None = None) -> dict[str, Tensor]:
+    return {"x": x} if y is None else {"x": x, "y": y}
+
+
 @SETTINGS
 @given(n=st.integers(1, 6), classes=st.integers(1, 5), seed=st.integers(0, 1000))
 def test_cross_entropy_is_minus_the_log_probability_of_the_label(n: int, classes: int, seed: int) -> None:
@@ -80,10 +84,10 @@ def test_an_unknown_loss_is_an_error() -> None:
 
 
 def test_a_model_that_fits_passes_the_check() -> None:
-    RowModel(lambda: Linear((6,), 3)).check(X, Y, 3, "d")
-    RowModel(lambda: Linear((6,), 1), loss="squared").check(X, Y.float(), None, "d")
-    RowModel(lambda: Linear((6,), 2), loss="squared").check(X, torch.zeros(2, 2), None, "d")
-    RowModel(lambda: Mean((6,)), loss="half_squared_distance").check(X, None, None, "d")
+    RowModel(lambda: Linear((6,), 3)).check(pair(X, Y), 3, "d")
+    RowModel(lambda: Linear((6,), 1), loss="squared").check(pair(X, Y.float()), None, "d")
+    RowModel(lambda: Linear((6,), 2), loss="squared").check(pair(X, torch.zeros(2, 2)), None, "d")
+    RowModel(lambda: Mean((6,)), loss="half_squared_distance").check(pair(X), None, "d")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,7 @@ def test_a_mismatch_ends_before_the_first_round(
     module: nn.Module, loss: str, y: Tensor | None, classes: int | None, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        RowModel(module, loss).check(X, y, classes, "d")
+        RowModel(module, loss).check(pair(X, y), classes, "d")
 
 
 @pytest.mark.parametrize(
@@ -132,4 +136,4 @@ def test_a_mismatch_ends_before_the_first_round(
 def test_outputs_and_targets_of_different_size_do_not_broadcast(module: nn.Module, loss: str, y: Tensor | None) -> None:
     """½‖output − y‖² of vectors of different length does not exist; broadcasting would silently train on nonsense."""
     with pytest.raises(ConfigError, match=r"model.*dataset=d"):
-        RowModel(module, loss).check(X, y, None, "d")
+        RowModel(module, loss).check(pair(X, y), None, "d")

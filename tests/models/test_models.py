@@ -141,7 +141,7 @@ def test_torchs_global_generator_is_neither_used_nor_moved(name: str) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first = model.initial([0])
-    RowModel(MODELS[name]).check(inputs(2), torch.tensor([0, 1]), 3, "test")
+    RowModel(MODELS[name]).check({"x": inputs(2), "y": torch.tensor([0, 1])}, 3, "test")
     model.predict(model.unflatten(first[0]), {"x": inputs(), "key": torch.tensor(5)})
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)

@@ -149,9 +149,9 @@ def test_what_vmap_cannot_do_is_known_beforehand() -> None:
             return super().forward(x if x.sum() > 0 else -x)
 
     model = RowModel(Branch(3, 3))
-    model.check(X, torch.tensor([0, 1]), 3, "test")
+    model.check({"x": X, "y": torch.tensor([0, 1])}, 3, "test")
     assert "data-dependent control flow" in str(model.traits.unvmapped)
     assert "data-dependent control flow" in str(model.traits.evaluation_unvmapped)
     plain = RowModel(nn.Linear(3, 3))
-    plain.check(X, torch.tensor([0, 1]), 3, "test")
+    plain.check({"x": X, "y": torch.tensor([0, 1])}, 3, "test")
     assert plain.traits == Findings()

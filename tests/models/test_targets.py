@@ -27,6 +27,7 @@ NEXT = torch.as_tensor(DRAW.integers(0, WORDS, (24, LENGTH)))
 NEXT[::3, 2:] = IGNORED
 IMAGES = torch.as_tensor(DRAW.standard_normal((24, 2, 4, 4)))
 PIXELS = torch.as_tensor(DRAW.integers(0, 3, (24, 4, 4)))
+LABELS = torch.as_tensor(DRAW.integers(0, 3, 24))
 
 
 class Language(nn.Module):
@@ -114,6 +115,50 @@ def test_regression_takes_targets_of_any_width(shape: tuple[int, ...]) -> None:
     assert result.history[-1]["test_loss"] == pytest.approx(expected, abs=1e-12)
 
 
+class Masked(nn.Module):
+    """Reads a mask beside the tokens, and a number of every sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(WORDS, 6), nn.Linear(7, 3)
+
+    def forward(self, tokens: Tensor, mask: Tensor, age: Tensor) -> Tensor:
+        found = (self.table(tokens) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
+        return self.head(torch.cat([found, age[:, None]], 1))
+
+
+MASK = torch.as_tensor(DRAW.integers(0, 2, (24, LENGTH)), dtype=torch.bool)
+AGE = torch.as_tensor(DRAW.standard_normal(24))
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop", "fused"])
+def test_further_inputs_come_as_keywords(executor: str) -> None:
+    more = {"more": {"mask": MASK[:16], "age": AGE[:16]}, "test_more": {"mask": MASK[16:], "age": AGE[16:]}}
+    simulation = simulation_of(
+        TOKENS, LABELS, Masked, of_data={"classes": 3, **more}, execution=Execution(dtype="float64", executor=executor)
+    )
+    result = simulation.run()
+    with torch.no_grad():
+        output = module_of(simulation, Masked, result.state.model[0])(TOKENS[16:], MASK[16:], AGE[16:])
+    expected = F.cross_entropy(output, LABELS[16:]).item()
+    assert result.history[-1]["test_loss"] == pytest.approx(expected, abs=1e-12)
+    assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
+
+
+@pytest.mark.parametrize(
+    ("more", "test_more", "sentence"),
+    [
+        ({"mask": MASK[:16]}, {}, r"training samples have the further inputs \['mask'\], test samples \[\]"),
+        ({"key": MASK[:16]}, {"key": MASK[16:]}, "a further input is called 'key', which is taken"),
+        ({"mask": MASK}, {"mask": MASK[16:]}, "mask has 24 entries for 16 samples"),
+        ({"mask": MASK[:16]}, {"mask": MASK[16:]}, "model does not fit dataset=toy"),
+    ],
+)
+def test_further_inputs_that_do_not_fit_are_refused(more: Any, test_more: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        simulation_of(TOKENS, LABELS, Masked, of_data={"classes": 3, "more": more, "test_more": test_more})
+
+
 class Pair(NamedTuple):
     logits: Tensor
     hidden: Tensor
@@ -137,7 +182,6 @@ class Returning(nn.Linear):
         return self.wrap(super().forward(x.flatten(1)))
 
 
-LABELS = torch.as_tensor(DRAW.integers(0, 3, 24))
 WRAPS: dict[str, tuple[Callable[[Tensor], Any], Any]] = {
     "mapping": (lambda out: {"loss": None, "logits": out}, "logits"),
     "object": (Object, "logits"),
