@@ -2,6 +2,7 @@
 
 from fedsim.local.apfl import APFL
 from fedsim.local.base import Carry, Descent, LocalRule, Objective
+from fedsim.local.fedrep import FedRep
 from fedsim.local.optimisers import Adam, Momentum
 from fedsim.local.perfedavg import PerFedAvg
 from fedsim.local.performative import PFL, PoFL
@@ -20,6 +21,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "Descent",
+    "FedRep",
     "Inverse",
     "InverseSqrt",
     "LocalRule",

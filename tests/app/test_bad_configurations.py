@@ -20,7 +20,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["strategy._target_=fedsim.strategies.LocalOnly"], "strategy=custom leaves out the keys"),
     (["inf"], "did you mean 'info'?"),
     (["dataset=MNIST"], "did you mean 'mnist'?"),
-    (["model=cnn"], "did you mean 'svhn_cnn', 'cifar10_cnn' or 'cinic10_cnn'?"),
+    (["model=cnn"], "did you mean 'leaf_cnn', 'svhn_cnn' or 'cifar10_cnn'?"),
     (["fedpbc"], "did you mean 'strategy=fedpbc'?"),
     (["partition.alhpa=1"], "did you mean 'partition.alpha'?"),
     (["availability.gamma=1"], "did you mean 'availability.trajectory.gamma'?"),

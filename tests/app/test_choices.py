@@ -43,6 +43,8 @@ BESIDE = {
     "strategy=p_fedavg": ["availability=full"],
     "columns=fedbn": ["model=custom", "model._target_=small_runs.Normalised"],
     "columns=fedper": ["model=mlp"],
+    "local=fedrep": ["model=mlp", "columns=fedper"],
+    "local=fedbabu": ["model=mlp", "columns=fedper"],
     "columns=lg_fedavg": ["model=mlp"],
     "columns=by_name": ["columns.stays=[bias]"],
 }

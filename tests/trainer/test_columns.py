@@ -15,7 +15,7 @@ from torch import nn
 from fedsim import ConfigError, Evaluation, Execution
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core.columns import Columns
-from fedsim.local import SGD
+from fedsim.local import SGD, FedRep
 from fedsim.models.selectors import ByName, Everything, Head, Normalisation, Selector
 from fedsim.strategies import MIFA, FedAvg, FedAWE, FedOpt, FedPBC, FedProx, Scaffold
 from fedsim.tracking import Tracking
@@ -90,6 +90,50 @@ def test_what_stays_stays_and_what_travels_is_averaged(name: str, executor: str,
     with torch.no_grad():
         loss = F.cross_entropy(model.eval()(data.test_x), data.test_y).item()
     assert result.history[-1]["test_loss"] == pytest.approx(loss, abs=1e-10)
+
+
+def fedrep_by_hand(simulation: Any, home: set[str], head_steps: int) -> torch.Tensor:
+    """One replicate of FedRep: its first steps on what stays, the rest on what travels; the shared row at the end."""
+    row = simulation.model.initial(simulation.federation.seeds)[0]
+    clients = [module_of(simulation, build, row) for _ in SIZES]
+    server = {name: v.clone() for name, v in clients[0].state_dict().items() if name not in home}
+    everyone = np.ones((1, len(SIZES)))
+    for t in range(ROUNDS):
+        plan = simulation.trainer.batches.plan(simulation.federation.cohort(everyone, everyone), t)
+        for i, client in enumerate(clients):
+            client.load_state_dict(client.state_dict() | server)
+            client.train()
+            chunk = plan.chunk(np.array([i]))
+            for step in range(int(chunk.steps[0])):
+                batch = chunk.batch(step, 0, 1, torch.float64)
+                named = dict(client.named_parameters())
+                trained = [p for n, p in named.items() if (n in home) == (step < head_steps)]
+                gradients = torch.autograd.grad(F.cross_entropy(client(batch["x"][0]), batch["y"][0]), trained)
+                with torch.no_grad():
+                    for parameter, gradient in zip(trained, gradients, strict=True):
+                        parameter -= RATE * gradient
+        states = [client.state_dict() for client in clients]
+        for name, value in server.items():
+            mean = torch.stack([state[name].double() for state in states]).mean(0)
+            server[name] = mean if value.is_floating_point() else mean.round().long()
+    return torch.cat([server[n].reshape(-1) for n, _ in build().named_parameters() if n not in home])
+
+
+@pytest.mark.parametrize("head_steps", [0, 2])
+@pytest.mark.parametrize("executor", ["auto", "loop"])
+def test_fedrep_trains_the_head_first_and_fedbabu_never(head_steps: int, executor: str) -> None:
+    local = FedRep(head_steps, lr=RATE, steps=5, batch_size=3)
+    execution = Execution(dtype="float64", executor=executor)
+    simulation = simulation_of(build, seeds=(0,), columns=Head(), local=local, execution=execution)
+    expected = fedrep_by_hand(simulation, {"3.weight", "3.bias"}, head_steps)
+    torch.testing.assert_close(simulation.run().state.model[0], expected, rtol=0, atol=1e-10)
+
+
+def test_fedrep_without_a_head_or_without_a_body_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"everything travels; choose columns=fedper"):
+        simulation_of(build, local=FedRep(lr=RATE, steps=5))
+    with pytest.raises(ConfigError, match=r"local\.head_steps=5 leaves none of local_steps=5"):
+        FedRep(5, steps=5)
 
 
 @pytest.mark.parametrize("strategy", [FedAWE(), FedPBC(), MIFA(), Scaffold(), FedOpt()], ids=lambda s: type(s).__name__)

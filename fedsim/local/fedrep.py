@@ -1,0 +1,57 @@
+"""FedRep and FedBABU: what stays with the client and what travels are trained one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.local.base import Carry, Objective
+from fedsim.local.sgd import SGD
+from fedsim.models import RowModel
+from fedsim.samples import Batch, ClientData
+from fedsim.shift import Shift
+
+TAKEN = "steps taken"
+
+
+class FedRep(SGD):
+    """A round's first steps train what stays with the client, its head, the others what travels, the representation
+    (Collins et al., ICML 2021, Alg. 1). With no steps for the head it is FedBABU's, which never leaves its start and is
+    trained by fine-tuning alone (Oh et al., ICLR 2022, §4.1). Runs under `columns` that keep something.
+
+    Args:
+        head_steps: of the round's local steps, those that train the head.
+        **options: of SGD.
+    """
+
+    def __init__(self, head_steps: int = 1, **options: Any) -> None:
+        super().__init__(**options)
+        self.head_steps = checks.whole("local.head_steps", head_steps, least=0)
+        if self.work.steps is not None and self.head_steps >= self.work.steps:
+            raise ConfigError(
+                f"local.head_steps={head_steps} leaves none of local_steps={self.work.steps} for what travels; raise "
+                "local_steps"
+            )
+        self.head = torch.empty(0)
+
+    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+        if not len(model.columns.own):
+            raise ConfigError(
+                "local=fedrep trains what stays with the client and what travels in turn, but everything travels; "
+                "choose columns=fedper"
+            )
+        self.head = torch.zeros(model.dimension, dtype=model.dtype, device=model.device)
+        self.head[model.columns.own] = 1.0
+
+    def round_state(self, params: Tensor) -> Carry:
+        return {TAKEN: params.new_zeros(len(params))}
+
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        gradient, loss = objective.gradient(carry["params"], batch)
+        trained = torch.where(carry[TAKEN] < self.head_steps, self.head, 1 - self.head)
+        params = carry["params"] - lr * trained * self.direction(carry, gradient)
+        return carry | {"params": params, TAKEN: carry[TAKEN] + 1}, loss
