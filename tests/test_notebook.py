@@ -17,6 +17,7 @@ def outputs(notebook: nbformat.NotebookNode) -> list[set[str]]:
     return [{kind for output in cell.outputs for kind in output.get("data", {})} for cell in cells]
 
 
+@pytest.mark.slow
 def test_it_runs_and_shows_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[1]))
     notebook = nbformat.read(NOTEBOOK, as_version=4)

@@ -99,11 +99,12 @@ def test_every_experiment_composes_and_runs(name: str) -> None:
 @pytest.mark.parametrize("rule", [r for r in groups()["local"] if r not in ("pg", "custom")])  # pg has a single client
 def test_every_rule_is_judged_client_by_client(rule: str, tmp_path: Path) -> None:
     asked = ["personal.over=online", "personal.newcomers=2", "personal.newcomer_epochs=1", "trainer.memory=disk"]
+    asked += BESIDE.get(f"local={rule}", [])
     cfg = configuration(*QUICK, "tracking.progress=none", f"local={rule}", "partition.validation=0.2", *asked)
     simulation, tracking, _ = build(cfg)
     last = simulation.run(tmp_path, tracking=tracking).history[-1]
     assert 0 <= last["localized_validation_accuracy_worst10"] <= last["localized_validation_accuracy"] <= 1
-    assert ("personal_validation_accuracy" in last) == (rule in ("apfl", "perfedavg", "pfedme"))
+    assert ("personal_validation_accuracy" in last) == (rule in ("apfl", "perfedavg", "pfedme", "fedrep", "fedbabu"))
     newcomers = json.loads((tmp_path / "summary.json").read_text())["newcomers"]
     assert [epoch["epoch"] for epoch in newcomers] == [0, 1]
 

@@ -78,7 +78,7 @@ def test_a_failed_run_ends_no_other_and_what_is_finished_is_left_alone(fedsim, t
 
 @pytest.mark.parametrize(
     "launcher",
-    [pytest.param(n, marks=[pytest.mark.slow] if n == "slurm_local" else []) for n in PLUGINS if n != "basic"],
+    [pytest.param(n, marks=pytest.mark.slow) for n in PLUGINS if n != "basic"],
 )
 @pytest.mark.usefixtures("one_thread_each")
 def test_a_launcher_with_processes_of_its_own_tells_of_all_its_runs(fedsim, tmp_path: Path, launcher: str) -> None:

@@ -85,7 +85,7 @@ class Naive:
             self.shared = float(np.mean(known))
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(w, marks=[pytest.mark.slow] if w == "loop" else []) for w in WAYS])
 @pytest.mark.parametrize(
     ("rule", "length"),
     [(functools.partial(PoFL), 3), (ProFL, 1), (functools.partial(ProFL, server_derivative=True), 3),

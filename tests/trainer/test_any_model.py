@@ -196,11 +196,17 @@ WAYS = {
 }
 
 
+QUICK = ("auto", "vmap", "loop, two workers")
+REST = tuple(way for way in WAYS if way not in QUICK)
+
+
+@pytest.mark.parametrize("ways", [QUICK, pytest.param(REST, marks=pytest.mark.slow)], ids=["ways", "other ways"])
 @pytest.mark.parametrize("name", ZOO)
-def test_fedavg_of_any_module_is_that_written_by_hand(name: str) -> None:
+def test_fedavg_of_any_module_is_that_written_by_hand(name: str, ways: tuple[str, ...]) -> None:
     build = ZOO[name]
     expected: list[nn.Module] | None = None
-    for way, execution in WAYS.items():
+    for way in ways:
+        execution = WAYS[way]
         if way.startswith("vmap") and name in UNVMAPPED:
             with pytest.raises(ConfigError, match=r"trainer\.executor=vmap cannot run"):
                 simulation_of(build, execution=execution)

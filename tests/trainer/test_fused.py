@@ -217,7 +217,7 @@ PERSONAL = {
 }
 
 
-@pytest.mark.parametrize(("name", "options"), paired(tuple(PERSONAL)[:3], tuple(PERSONAL)[3:]))
+@pytest.mark.parametrize(("name", "options"), paired(tuple(PERSONAL)))
 def test_personal_models_end_where_the_loop_ends(name, options):
     """Two models of a client and their mixture, over rounds: rows of unequal steps, clients that are away."""
     build = MODELS[name][0]

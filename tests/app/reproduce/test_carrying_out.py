@@ -104,6 +104,7 @@ def workers_of(parent: int) -> set[int]:
     return children
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
 def test_a_killed_command_leaves_nothing_running_and_can_go_on(folder: Path) -> None:
     (folder / "mine" / "small.yaml").write_text(SMALL.replace("rounds=3", "rounds=1000000"))

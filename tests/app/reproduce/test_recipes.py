@@ -25,22 +25,6 @@ def once_per_label(recipe: Recipe, scale: str) -> list[Setting]:
     return chosen
 
 
-def covering(recipe: Recipe) -> list[Setting]:
-    """Few settings that meet every scale and, at one scale or another, all that any label of any axis overrides."""
-    met: list[tuple[set[tuple[str, ...]], Setting]] = []
-    for scale in SCALES:
-        axes = recipe.axes_at(scale)
-        for setting in recipe.settings(scale):
-            met.append(({(scale,), *((axis, label, *axes[axis][label]) for axis, label in setting.labels)}, setting))
-    missing = set().union(*(things for things, _ in met))
-    chosen = []
-    while missing:
-        things, setting = max(met, key=lambda pair: len(pair[0] & missing))
-        missing -= things
-        chosen.append(setting)
-    return chosen
-
-
 def test_the_papers_are_there() -> None:
     assert {"fedpbc/fig2a", "fedpbc/fig2b", "fedpbc/fig3a", "fedpbc/fig3b", "fedpbc/fig3c"} <= set(RECIPES)
     tables = {"fedawe/table2", "fedawe/table8", "fedawe/table9", "fedawe/table10"}
@@ -50,13 +34,6 @@ def test_the_papers_are_there() -> None:
     assert {f"profl/{'fig' * name[0].isdigit()}{name}" for name in profl} <= set(RECIPES)
     apfl = ("fig2", "fig3", "fig4", "fig5", "fig6", "table1", "table2", "table3", "drift")
     assert {f"apfl/{name}" for name in apfl} <= set(RECIPES)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_every_label_and_every_scale_composes(name: str) -> None:
-    with composing():
-        for setting in covering(load(name)):
-            compose((*setting.overrides, "out=unused"))
 
 
 @pytest.mark.slow

@@ -29,7 +29,8 @@ HANDFUL = (
     "profl/fig2c",
     "profl/table1",
 )
-EACH = [pytest.param(name, marks=[] if name in HANDFUL else pytest.mark.slow) for name in names()]
+FIRST = ("apfl/fig6", "fedawe/fig4", "fedawe/fig7b", "fedpbc/fig3a", "p_fedavg/fig6", "profl/fig2c")  # the quick ones
+EACH = [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in names()]
 
 
 def of_what_kinds(recipe: Recipe) -> set[str]:
