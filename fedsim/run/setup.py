@@ -40,6 +40,7 @@ from fedsim.run.wiring import (
 from fedsim.shift import NoShift, Shift
 from fedsim.shift.pooled import PooledShift
 from fedsim.strategies import FedAvg, Strategy
+from fedsim.strategies.base import KeepsClientModels
 from fedsim.trainer import Execution, Trainers
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,12 @@ class Setup:
             )
         if columns is not None:
             self.model.divide(columns)
+        if len(self.model.columns.averaged) and isinstance(self.strategy, KeepsClientModels):
+            raise ConfigError(
+                f"strategy={type(self.strategy).__name__} lets clients keep models of their own, and statistics "
+                f"({next(iter(self.model.statistics))}, …) that the server averages would reach them without a link; "
+                "keep them with the client by columns=fedbn, or columns=by_name"
+            )
         self.availability = bound(availability, self.federation, rounds)
         self.strategy.check(self.availability)
         whole = (

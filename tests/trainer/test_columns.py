@@ -17,7 +17,8 @@ from fedsim.availability import Bernoulli, Uniform
 from fedsim.core.columns import Columns
 from fedsim.local import SGD, FedRep
 from fedsim.models.selectors import ByName, Everything, Head, Normalisation, Selector
-from fedsim.strategies import MIFA, FedAvg, FedAWE, FedOpt, FedPBC, FedProx, Scaffold
+from fedsim.strategies import MIFA, FedAvg, FedAWE, FedOpt, FedPBC, FedProx, LocalOnly, Scaffold
+from fedsim.strategies.base import KeepsClientModels
 from fedsim.tracking import Tracking
 
 
@@ -141,7 +142,7 @@ def test_strategies_meet_the_columns_that_travel_alone(strategy: Any, tmp_path: 
     """Whatever they make of parameters, variances stay positive: nobody extrapolates statistics. And runs resume."""
     given: dict[str, Any] = {
         "strategy": strategy,
-        "columns": Head(),
+        "columns": ByName(stays=["^3", "running", "num"]) if isinstance(strategy, KeepsClientModels) else Head(),
         "availability": Bernoulli(Uniform(0.5)),
         "evaluation": Evaluation(every=1),
     }
@@ -153,6 +154,15 @@ def test_strategies_meet_the_columns_that_travel_alone(strategy: Any, tmp_path: 
     resumed = simulation_of(build, rounds=8, **given).run(tmp_path, resume=True, tracking=quiet)
     assert torch.equal(resumed.state.model, whole.state.model)
     assert [row["test_loss"] for row in resumed.history] == [row["test_loss"] for row in whole.history]
+
+
+@pytest.mark.parametrize("strategy", [FedAWE(), FedPBC(), LocalOnly()], ids=lambda s: type(s).__name__)
+def test_where_clients_keep_models_statistics_stay_with_them_too(strategy: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"lets clients keep models of their own, and statistics \(1\.running_mean, …\)"
+    ):
+        simulation_of(build, strategy=strategy)
+    simulation_of(build, strategy=strategy, columns=Normalisation())
 
 
 def test_rows_are_put_together_as_they_were_taken_apart() -> None:
