@@ -113,6 +113,8 @@ def from_torchvision(
     known = models.list_models(module=models)
     checks.choice("model.name", name, known)
     checks.choice("model.norm", norm, NORMS)
+    if weights is not None:
+        checks.choice("model.weights", weights, [entry.name for entry in models.get_model_weights(name)] + ["DEFAULT"])
     given = {"num_classes": classes} if weights is None else {"weights": weights}
     module: nn.Module = models.get_model(name, **given, **options)
     if weights is not None:

@@ -25,6 +25,11 @@ WRONG = ("abc", "-1", "nan", "inf", "[]", "[1,a]", "{a:1}", "null", "true", "0",
 BESIDE = {
     "model=mean": ["dataset=gaussian_mean", "partition=natural"],
     "model=custom": ["model._target_=fedsim.models.MLP"],
+    "local=fedrep": ["model=mlp", "columns=fedper"],
+    "local=fedbabu": ["model=mlp", "columns=fedper"],
+    "columns=fedper": ["model=mlp"],
+    "columns=lg_fedavg": ["model=mlp"],
+    "columns=by_name": ["columns.stays=[bias]"],
     "shift=location": MEAN,
     "shift=group_mean": ["dataset=binary_gaussians", "partition=natural"],
     "shift=demand": ["dataset=pricing", "partition=natural", "model=mean"],
@@ -61,6 +66,7 @@ def test_any_value_of_any_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, d
 OTHERWISE = (
     "no usable ",
     "needs a data set with natural owners",
+    "model does not fit dataset=digits",  # a language model, or a network for colours
     "availability.path is missing",
     "._target_ is missing",
     "inputs, but dataset",
