@@ -41,7 +41,6 @@ class Evaluator:
 
     Args:
         model, data, shift: of the run.
-        loop: look at one model after the other, also where they could be vmapped.
         client_samples: samples of its own data on which a client is evaluated; the same in every evaluation. Those of a
             stream have the moments of its law (`Stream.exact`).
         max_clients: clients evaluated on their own data; a larger population is thinned evenly.
@@ -54,14 +53,13 @@ class Evaluator:
         shift: Shift,
         client_samples: int = 20,
         max_clients: int = 1000,
-        loop: bool = False,
     ) -> None:
         federation = data.federation
         self.model, self.data, self.federation, self.shift = model, data, federation, shift
         self.dataset = data.dataset
         self.references: dict[str, Tensor] = {}
         alone = model.convolutional and model.device.type == "cpu"
-        self.loop = loop or alone or model.traits.evaluation_unvmapped is not None
+        self.loop = alone or model.traits.evaluation_unvmapped is not None
         self.labelled = self.dataset.classes is not None and model.loss not in UNLABELLED
         m, device = federation.clients, federation.device
         everyone = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.torchvision_import import torchvision
+from fedsim.models.attention import blocks
 
 NORMS = ("batch", "group", "none")
 GROUPS = 2  # of a group normalisation (Hsieh et al., ICML 2020, §5)
@@ -67,18 +68,10 @@ class ViT(nn.Module):
         channels, height, breadth = shape
         if height % checks.whole("model.patch", patch) or breadth % patch:
             raise ConfigError(f"model.patch={patch} must divide the images' sides, {height} and {breadth}")
-        if checks.whole("model.width", width) % checks.whole("model.heads", heads):
-            raise ConfigError(f"model.width={width} must be a multiple of model.heads={heads}")
+        self.blocks = nn.Sequential(*blocks(width, heads, layers, dropout))
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.first = nn.Parameter(torch.zeros(1, 1, width))
         self.position = nn.Parameter(0.02 * torch.randn(1, 1 + height // patch * (breadth // patch), width))
-        self.blocks = nn.Sequential(*(
-            nn.TransformerEncoderLayer(
-                width, heads, 4 * width, checks.fraction("model.dropout", dropout), "gelu", batch_first=True,
-                norm_first=True,
-            )
-            for _ in range(checks.whole("model.layers", layers))
-        ))  # fmt: skip
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -79,6 +79,7 @@ class RowModel:
         self.evaluation_module = copy.deepcopy(template).eval()
         self.shapes = {name: p.shape for name, p in template.named_parameters() if p.requires_grad}
         self.statistics: dict[str, torch.Size] = {}
+        self._kinds: dict[str, torch.dtype] = {}
         self.trained = self.dimension = sum(s.numel() for s in self.shapes.values())
         self.traits = Findings()
         if not self.trained:
@@ -139,7 +140,9 @@ class RowModel:
     def _know(self, traits: Findings) -> None:
         """Take the probe's findings: statistics become columns."""
         self.traits = traits
-        self.statistics = {name: self.training_module.get_buffer(name).shape for name in traits.statistics}
+        buffers = {name: self.training_module.get_buffer(name) for name in traits.statistics}
+        self.statistics = {name: buffer.shape for name, buffer in buffers.items()}
+        self._kinds = {name: buffer.dtype for name, buffer in buffers.items()}
         self.dimension = self.trained + sum(s.numel() for s in self.statistics.values())
         self.columns = self._columns()
 
@@ -166,7 +169,7 @@ class RowModel:
     def statistics_of(self, row: Tensor) -> dict[str, Tensor]:
         """[d] → the named statistics, copies of the buffers' types."""
         named = _named(row[self.trained :], self.statistics) if self.statistics else {}
-        kinds = {name: self.training_module.get_buffer(name).dtype for name in named}
+        kinds = self._kinds
         return {
             name: value.clone() if kinds[name].is_floating_point else value.round().to(kinds[name])
             for name, value in named.items()

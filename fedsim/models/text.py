@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core import checks
-from fedsim.core.errors import ConfigError
+from fedsim.models.attention import blocks
 
 
 class CharLSTM(nn.Module):
@@ -62,19 +62,9 @@ class Transformer(nn.Module):
         every: bool = True,
     ) -> None:
         super().__init__()
-        for key, value in (("width", width), ("heads", heads), ("layers", layers)):
-            checks.whole(f"model.{key}", value)
-        if width % heads:
-            raise ConfigError(f"model.width={width} must be a multiple of model.heads={heads}")
         self.every = every
+        self.blocks = blocks(width, heads, layers, dropout)
         self.token, self.position = nn.Embedding(classes, width), nn.Embedding(shape[0], width)
-        self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                width, heads, 4 * width, checks.fraction("model.dropout", dropout), "gelu", batch_first=True,
-                norm_first=True,
-            )
-            for _ in range(layers)
-        )  # fmt: skip
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
         hidden = torch.full((shape[0], shape[0]), float("-inf")).triu(1)
         self.register_buffer("causal", hidden, persistent=False)

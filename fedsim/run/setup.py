@@ -121,18 +121,9 @@ class Setup:
         self.data = client_data(seeds, members, self.dataset, tables, *how)
         self.federation = self.data.federation
         self.model = row_model(model, self.data, loss, ridge, self.execution.precision, output)
-        if self.shift.active and self.dataset.tokens:
-            raise ConfigError(
-                f"shift={type(self.shift).__name__} moves numbers, but dataset={self.dataset.name} has tokens"
-            )
         if columns is not None:
             self.model.divide(columns)
-        if len(self.model.columns.averaged) and isinstance(self.strategy, KeepsClientModels):
-            raise ConfigError(
-                f"strategy={type(self.strategy).__name__} lets clients keep models of their own, and statistics "
-                f"({next(iter(self.model.statistics))}, …) that the server averages would reach them without a link; "
-                "keep them with the client by columns=fedbn, or columns=by_name"
-            )
+        self._check_columns()
         self.availability = bound(availability, self.federation, rounds)
         self.strategy.check(self.availability)
         whole = (
@@ -156,6 +147,19 @@ class Setup:
             trainers = Trainers(whole, late, self.model, contamination, self.execution)
             scores = scores_of(Evaluator(self.model, whole, late, samples), personal, self.tables)
             self.newcomers = Newcomers(personal, self.federation, self.strategy, trainers, rule, scores)
+
+    def _check_columns(self) -> None:
+        """Refuse what shift and strategy could not make sense of in inputs and rows."""
+        if self.shift.active and self.dataset.tokens:
+            raise ConfigError(
+                f"shift={type(self.shift).__name__} moves numbers, but dataset={self.dataset.name} has tokens"
+            )
+        if len(self.model.columns.averaged) and isinstance(self.strategy, KeepsClientModels):
+            raise ConfigError(
+                f"strategy={type(self.strategy).__name__} lets clients keep models of their own, and statistics "
+                f"({next(iter(self.model.statistics))}, …) that the server averages would reach them without a link; "
+                "keep them with the client by columns=fedbn, or columns=by_name"
+            )
 
     @functools.cached_property
     def references(self) -> dict[str, Tensor]:

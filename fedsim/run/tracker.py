@@ -120,7 +120,8 @@ class Tracker:
         found = run.evaluator(run.models(first, state, kept), deployed)
         for name in others:
             metrics = run.evaluator(run.models(name, state, kept), deployed).metrics
-            found.metrics |= {also(name, metrics)[column]: values for column, values in metrics.items()}
+            called = also(name, metrics)
+            found.metrics |= {called[column]: values for column, values in metrics.items()}
         return found
 
     def _evaluate(self, state: State, completed: int, report: Report | None = None) -> Measured:

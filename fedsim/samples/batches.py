@@ -35,16 +35,19 @@ class Batches:
         data.workload(work, np.arange(0))  # refuses work that such data do not allow
 
     @functools.cached_property
+    def _everyone(self) -> Workload:
+        """The work of all virtual clients."""
+        return self.data.workload(self.work, np.arange(len(self.federation.sizes)))
+
+    @functools.cached_property
     def longest(self) -> tuple[int, int]:
         """Local steps a round, and steps in a pass, of whoever has most."""
-        everyone = self.data.workload(self.work, np.arange(len(self.federation.sizes)))
-        return int(everyone.steps.max()), int(everyone.per_pass.max())
+        return int(self._everyone.steps.max()), int(self._everyone.per_pass.max())
 
     @functools.cached_property
     def smallest(self) -> tuple[int, int]:
         """Samples of the smallest batch that anybody will meet, and a virtual client that meets it."""
-        load = self.data.workload(self.work, np.arange(len(self.federation.sizes)))
-        sizes = load.size
+        load, sizes = self._everyone, self._everyone.size
         if load.short_last:
             left = load.held % np.maximum(load.size, 1)
             sizes = np.where((left > 0) & (load.steps >= load.per_pass), np.minimum(left, sizes), sizes)

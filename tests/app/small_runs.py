@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bad_input import MEAN
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from torch import nn
@@ -9,6 +10,21 @@ from torch import nn
 from fedsim.app.config import config_folder, register_resolvers
 
 QUICK = ["rounds=2", "clients=12", "eval_every=1", "local_steps=2", "tracking.tensorboard=false"]
+
+COMPANY = {  # what a choice needs beside it
+    "columns=fedper": ["model=mlp"],
+    "columns=lg_fedavg": ["model=mlp"],
+    "columns=by_name": ["columns.stays=[bias]"],
+    "local=fedrep": ["model=mlp", "columns=fedper"],
+    "local=fedbabu": ["model=mlp", "columns=fedper"],
+}
+SHIFTED = {  # and a shift
+    "location": MEAN,
+    "group_mean": ["dataset=binary_gaussians", "partition=natural"],
+    "demand": ["dataset=pricing", "partition=natural", "model=mean"],
+    "response": ["dataset=house_prices", "partition=natural", "model.bias=false"],
+    "contribution": ["dataset=pricing_groups", "partition=natural", "model=mean"],
+}
 
 
 def configuration(*overrides: str) -> DictConfig:

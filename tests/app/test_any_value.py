@@ -8,12 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from bad_input import MEAN, QUIET, RoundStartedError, answer, started
+from bad_input import QUIET, RoundStartedError, answer, started
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
+from small_runs import COMPANY, SHIFTED
 
 from fedsim.app.cli import run
 from fedsim.app.config import config_folder, groups, keys
@@ -25,16 +26,8 @@ WRONG = ("abc", "-1", "nan", "inf", "[]", "[1,a]", "{a:1}", "null", "true", "0",
 BESIDE = {
     "model=mean": ["dataset=gaussian_mean", "partition=natural"],
     "model=custom": ["model._target_=fedsim.models.MLP"],
-    "local=fedrep": ["model=mlp", "columns=fedper"],
-    "local=fedbabu": ["model=mlp", "columns=fedper"],
-    "columns=fedper": ["model=mlp"],
-    "columns=lg_fedavg": ["model=mlp"],
-    "columns=by_name": ["columns.stays=[bias]"],
-    "shift=location": MEAN,
-    "shift=group_mean": ["dataset=binary_gaussians", "partition=natural"],
-    "shift=demand": ["dataset=pricing", "partition=natural", "model=mean"],
-    "shift=response": ["dataset=house_prices", "partition=natural", "model.bias=false"],
-    "shift=contribution": ["dataset=pricing_groups", "partition=natural", "model=mean"],
+    **COMPANY,
+    **{f"shift={name}": beside for name, beside in SHIFTED.items()},
 } | {
     f"dataset={name}": ["partition=natural"] + (["model=mean"] if name.startswith(("gau", "pri", "qua")) else [])
     for name in groups()["dataset"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hydra.utils import instantiate
-from small_runs import QUICK, configuration
+from small_runs import COMPANY, QUICK, SHIFTED, configuration
 
 from fedsim.app.build import build
 from fedsim.app.config import groups
@@ -23,15 +23,6 @@ NATURAL = {
     "regression_groups": [],
     "binary_gaussians": [],
 }
-SHIFTS = {
-    "location": ["dataset=gaussian_mean", "partition=natural", "model=mean"],
-    "strategic": [],
-    "group_mean": ["dataset=binary_gaussians", "partition=natural"],
-    "demand": ["dataset=pricing", "partition=natural", "model=mean"],
-    "response": ["dataset=house_prices", "partition=natural", "model.bias=false"],
-    "contribution": ["dataset=pricing_groups", "partition=natural", "model=mean"],
-}
-
 ONE_GROUP_AT_A_TIME = [
     f"{group}={choice}"
     for group, choices in groups().items()
@@ -39,14 +30,9 @@ ONE_GROUP_AT_A_TIME = [
     if group not in ("experiment", "sweep", "dataset", "dataset/augment", "model", "shift")
     and choice not in ("natural", "trace", "custom")
 ]
-BESIDE = {
+BESIDE = COMPANY | {
     "strategy=p_fedavg": ["availability=full"],
     "columns=fedbn": ["model=custom", "model._target_=small_runs.Normalised"],
-    "columns=fedper": ["model=mlp"],
-    "local=fedrep": ["model=mlp", "columns=fedper"],
-    "local=fedbabu": ["model=mlp", "columns=fedper"],
-    "columns=lg_fedavg": ["model=mlp"],
-    "columns=by_name": ["columns.stays=[bias]"],
 }
 
 
@@ -59,7 +45,7 @@ def test_every_choice_composes_and_runs(override: str) -> None:
 
 @pytest.mark.parametrize("choice", [choice for choice in groups()["shift"] if choice != "custom"])
 def test_every_shift_composes_and_is_measured_against_its_references(choice: str) -> None:
-    cfg = configuration(*QUICK, "tracking.progress=none", f"shift={choice}", *SHIFTS.get(choice, []))
+    cfg = configuration(*QUICK, "tracking.progress=none", f"shift={choice}", *SHIFTED.get(choice, []))
     simulation, tracking, _ = build(cfg)
     last = simulation.run(tracking=tracking).history[-1]
     assert ("performative_loss" in last) == (choice != "none")

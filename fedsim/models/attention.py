@@ -1,0 +1,25 @@
+"""Blocks of attention, as the vision transformer and the language model stack them."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+
+
+def blocks(width: int, heads: int, layers: int, dropout: float) -> nn.ModuleList:
+    """Encoder layers [B, L, width] → [B, L, width], normalisation first; a feed-forward layer is four times as wide.
+
+    Raises:
+        ConfigError: for what is no whole number, or a width that the heads cannot share.
+    """
+    for key, value in (("width", width), ("heads", heads), ("layers", layers)):
+        checks.whole(f"model.{key}", value)
+    checks.fraction("model.dropout", dropout)
+    if width % heads:
+        raise ConfigError(f"model.width={width} must be a multiple of model.heads={heads}")
+    return nn.ModuleList(
+        nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, "gelu", batch_first=True, norm_first=True)
+        for _ in range(layers)
+    )
