@@ -30,6 +30,10 @@ MEASURED = {
 WORK = {
     "active_clients": "clients that took part in the last round",
     "mean_active_clients": "the same, averaged over the rounds since the previous row",
+    "bytes_down": "bytes that the server sent to clients in the last round",
+    "bytes_up": "bytes that clients sent to the server in the last round",
+    "total_bytes_down": "bytes that the server has sent to clients so far",
+    "total_bytes_up": "bytes that clients have sent to the server so far",
     "samples": "training samples this replicate has processed so far",
     "seconds": "wall time of training and evaluation so far, resumed parts included",
 }

@@ -119,6 +119,11 @@ class LocalRule(ABC):
         """What the server makes of the clients' memory after a round with this cohort, in place: sums over those who
         took part (`Cohort.sum`, `Cohort.mean`), handed back to every client of the replicate."""
 
+    def traffic(self, dimension: int) -> tuple[int, int]:
+        """How many numbers the server sends to each client that takes part in a round for the rule's own sake, and how
+        many it gets from each: what `after_round` makes of the clients' memory, not the models; after `setup`."""
+        return 0, 0
+
     def used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:
         """[n] training samples each row really used in a round, given those drawn [n] and the carries around it."""
         return planned

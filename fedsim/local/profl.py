@@ -148,6 +148,12 @@ class ProFL(PoFL):
         shared.copy_(torch.where(here, mean, shared))
         memory[SHARES] |= cohort.federation.broadcast(known)
 
+    def traffic(self, dimension: int) -> tuple[int, int]:
+        if not self.server_derivative:
+            return 0, 0
+        p, steps = self.estimator.size, self.history.length
+        return p * dimension, p * dimension if self.server_method == "mean" else steps * (p + dimension)
+
     def used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:
         return (after[USED] - before[USED]).cpu().numpy() if self.adaptive else planned
 

@@ -25,7 +25,7 @@ from fedsim.run.layout import Layout
 from fedsim.strategies import State
 
 NAME = "checkpoint.safetensors"
-FORMAT = "fedsim-2"
+FORMAT = "fedsim-3"
 OVERHEAD = 0.03  # share of wall time that `every: auto` may spend on writing
 UNDIVIDED = Layout()
 
@@ -41,6 +41,7 @@ class Progress:
         seconds: spent.
         samples: [R] processed by each replicate.
         participants: [R] clients that took part since the last evaluation, summed over `unevaluated` rounds.
+        links: [R] how often clients were connected with the server: those that took part, summed over all rounds.
         unevaluated: rounds since the last evaluation.
         dropped: clients or replicates that became non-finite and were dropped, see `fedsim.run.divergence`.
     """
@@ -49,6 +50,7 @@ class Progress:
     seconds: float = 0.0
     samples: list[int] = field(default_factory=list)
     participants: list[float] = field(default_factory=list)
+    links: list[int] = field(default_factory=list)
     unevaluated: int = 0
     dropped: list[dict[str, Any]] = field(default_factory=list)
 
@@ -135,7 +137,7 @@ def _load(path: Path, identity: dict[str, Any], replicates: int) -> tuple[dict[s
                 f"checkpoint {path} belongs to another run: {key} was {was.get(key)!r}, now {identity.get(key)!r}; "
                 "give the same settings, or another out"
             )
-    if not len(progress.samples) == len(progress.participants) == replicates:
+    if not len(progress.samples) == len(progress.participants) == len(progress.links) == replicates:
         raise CheckpointError(f"checkpoint {path} has a damaged header (its counts); delete it to start afresh")
     return tensors, progress
 

@@ -27,6 +27,7 @@ from fedsim.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.personal.models import OwnModels
 from fedsim.run import determinism
 from fedsim.run.divergence import ON_NONFINITE
+from fedsim.run.traffic import Traffic
 from fedsim.run.wiring import (
     bound,
     check_seeds,
@@ -134,6 +135,7 @@ class Setup:
 
         trainers = Trainers(self.data, self.shift, self.model, contamination, self.execution)
         self.trainer = trainers(rule)
+        self.traffic = Traffic.of(self.strategy, self.trainer.rule, self.model)
         samples = self.evaluation.client_samples
         self.evaluator = Evaluator(self.model, self.data, self.shift, samples)
         self.models = EvaluatedModels(self.evaluation.models, self.strategy, self.federation, self.model.columns)

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from rich import filesize
 from torch import Tensor
 
 from fedsim.core.errors import PeerError
@@ -63,10 +64,11 @@ class Tracker:
         self._signals = StopSignals()
         style = options.progress if self.ranks.first else "none"
         self._view = progress_view(style, run.rounds, progress.rounds)
-        self._active = np.zeros(len(self.seeds))
+        self._active, self._linked = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
         self._last: Measured | None = None
         if not progress.rounds:
-            progress.samples, progress.participants = [0] * len(self.seeds), [0.0] * len(self.seeds)
+            nothing = [0] * len(self.seeds)
+            progress.samples, progress.links, progress.participants = nothing, [*nothing], [0.0] * len(self.seeds)
         self._before = progress.seconds
         self._samples_before = sum(progress.samples)
         self._start = time.monotonic()
@@ -149,9 +151,11 @@ class Tracker:
         progress.seconds = self._before + time.monotonic() - self._start
         last = t + 1 == run.rounds
         wishes = np.array([self._signals.seen is not None, self.checkpoints.due(t + 1)])
-        active, worked = (per_replicate(values, cohort.bounds) for values in (cohort.host.count, report.samples))
-        self._active, worked, wishes = self.ranks.totals(active, worked, wishes)
+        count = cohort.host.count  # a multiset's client is linked once, however often it counts
+        counts = (per_replicate(values, cohort.bounds) for values in (count, count > 0, report.samples))
+        self._active, self._linked, worked, wishes = self.ranks.totals(*counts, wishes)
         progress.participants = [float(a + b) for a, b in zip(progress.participants, self._active, strict=True)]
+        progress.links = [int(a + b) for a, b in zip(progress.links, self._linked, strict=True)]
         progress.samples = [int(a + b) for a, b in zip(progress.samples, worked, strict=True)]
         self._view.round(t + 1, float(self._active.mean()))
         time_to_evaluate = last or (t + 1) % run.evaluation.every == 0
@@ -181,6 +185,7 @@ class Tracker:
             given_up = r in self.guard.lost
             row |= {name: math.nan if given_up else float(values[r]) for name, values in measured.metrics.items()}
             row |= {"active_clients": int(self._active[r]), "mean_active_clients": float(mean_active[r])}
+            row |= self.run.traffic.columns(int(self._linked[r]), progress.links[r])
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
             rows.append({name: row[name] for name in self._columns()})
         self.history += rows
@@ -205,6 +210,8 @@ class Tracker:
         elapsed = self.progress.seconds - self._before
         if elapsed > 0 and self.progress.rounds:
             facts.append(f"{short((sum(self.progress.samples) - self._samples_before) / elapsed)} samples/s")
+        if rows[0]["total_bytes_up"]:
+            facts.append(f"{filesize.decimal(rows[0]['total_bytes_up'])} up")
         return "  ".join(facts)
 
     def finish(self, state: State) -> Result:
@@ -221,15 +228,17 @@ class Tracker:
         return result
 
     def _summary(self, result: Result) -> dict[str, Any]:
-        last = [row for row in result.history if row["round"] == result.history[-1]["round"]]
+        progress, last = self.progress, [row for row in result.history if row["round"] == result.history[-1]["round"]]
         return {
-            "rounds": self.progress.rounds,
+            "rounds": progress.rounds,
             "seeds": list(self.seeds),
             "final": {name: {"mean": mean, "std": std} for name, (mean, std) in result.final.items()},
             "per_replicate": [{"seed": row["seed"]} | {name: row[name] for name in result.metrics} for row in last],
             "dropped": self.guard.dropped,
             "seconds": round(result.seconds, 3),
             "samples": result.samples,
+            "total_bytes_down": sum(progress.links) * self.run.traffic.down,
+            "total_bytes_up": sum(progress.links) * self.run.traffic.up,
             "samples_per_second": round(result.samples / max(result.seconds, 1e-9), 1),
             "parameters": self.run.model.dimension,
             "executor": self.run.trainer.choice.executor,

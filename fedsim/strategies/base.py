@@ -35,9 +35,13 @@ class Strategy(ABC, Generic[S]):
     Attributes:
         weighting: w_i in the objective Σ w_i F_i that it minimises, 'uniform' 1/m, or 'data' fractions. A run's losses,
             optimum and reference points weigh clients likewise.
+        vectors_down: how many vectors of the model's size the server sends to each client that takes part in a round.
+        vectors_up: how many each of them sends. Both for counting bytes (`fedsim.run.traffic`).
     """
 
     weighting: str = "uniform"
+    vectors_down: int = 1
+    vectors_up: int = 1
 
     def check(self, availability: Availability) -> None:
         """Refuse, before the first round, an availability process the algorithm cannot run under."""

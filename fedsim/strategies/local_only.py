@@ -16,6 +16,8 @@ class LocalOnly(KeepsClientModels[ClientModels]):
     Memory: one model per client.
     """
 
+    vectors_down = vectors_up = 0
+
     def initial(self, model: Tensor, federation: Federation) -> ClientModels:
         return ClientModels.broadcast(model, federation)
 

@@ -16,8 +16,10 @@ class Scaffold(RemembersClients[ClientMemory]):
 
     c is the mean of all c_i, which is the paper's c ← c + (|A|/m) mean_A(c_i⁺ − c_i). Where the rate moves within a
     round, s η_l is the sum of the steps' rates. Memory: one row per client. Runs under local=sgd, whose carry takes
-    the correction.
+    the correction. x and c go down, the changes of x and c_i come up.
     """
+
+    vectors_down = vectors_up = 2
 
     def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
         own = cohort.gather(state.memory).to(state.model.dtype)

@@ -12,7 +12,8 @@ from fedsim.core.files import on_disk, replacing, written
 from fedsim.tracking.result import Row
 
 NAME = "metrics.csv"
-_WHOLE = {"round", "seed", "samples", "active_clients"}
+_BYTES = {"bytes_down", "bytes_up", "total_bytes_down", "total_bytes_up"}
+_WHOLE = {"round", "seed", "samples", "active_clients"} | _BYTES
 
 
 def read_metrics(path: Path) -> list[Row]:

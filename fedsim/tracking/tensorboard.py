@@ -33,6 +33,10 @@ GROUPS = {
     "distance_to_po": "distance/to PO (optimal)",
     "active_clients": "participation/active clients",
     "mean_active_clients": "participation/mean active clients",
+    "bytes_down": "bytes/to clients, last round",
+    "bytes_up": "bytes/to the server, last round",
+    "total_bytes_down": "bytes/to clients, so far",
+    "total_bytes_up": "bytes/to the server, so far",
 } | {name: name.replace("_", "/", 1).replace("_", " ") for name in PERSONAL_COLUMNS}
 GROUPS |= {
     of: f"{GROUPS[name]}, {what.removeprefix('the ')}"

@@ -148,6 +148,10 @@ def test_tensorboard_has_every_scalar_of_every_replicate_and_their_mean(finished
         "loss/train": "train_loss",
         "participation/active clients": "active_clients",
         "participation/mean active clients": "mean_active_clients",
+        "bytes/to clients, last round": "bytes_down",
+        "bytes/to the server, last round": "bytes_up",
+        "bytes/to clients, so far": "total_bytes_down",
+        "bytes/to the server, so far": "total_bytes_up",
     }
     mean = events(folder / "mean")
     for r, seed in enumerate(SEEDS):

@@ -1,0 +1,53 @@
+"""Bytes that travel between the server and the clients that take part in a round, computed from what is sent.
+
+They are those of the parts of a row that travel (`fedsim.core.columns`), in the type in which rows are computed.
+Single numbers beside them (a weight, a count of samples, the number of a round) are left out, and so is what precedes
+the first round or serves an evaluation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedsim.core import checks
+from fedsim.local import LocalRule
+from fedsim.models import RowModel
+from fedsim.strategies import Strategy
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one client that takes part in a round costs.
+
+    Attributes:
+        down: bytes that the server sends to it.
+        up: bytes that it sends to the server.
+    """
+
+    down: int
+    up: int
+
+    @classmethod
+    def of(cls, strategy: Strategy[Any], rule: LocalRule, model: RowModel) -> Traffic:
+        """Vectors that the strategy sends of the shared columns, each averaged statistic once, and what the rule adds.
+
+        Raises:
+            ConfigError: a strategy's own counts of vectors are not whole numbers from 0 on.
+        """
+        columns, size = model.columns, torch.finfo(model.dtype).bits // 8
+        name, added = type(strategy).__name__, rule.traffic(model.dimension)
+        vectors = (strategy.vectors_down, strategy.vectors_up)
+        for way, count in zip(("down", "up"), vectors, strict=True):
+            checks.whole(f"strategy={name}: vectors_{way}", count, least=0)
+        down, up = (
+            n * len(columns.shared) + len(columns.averaged) + more for n, more in zip(vectors, added, strict=True)
+        )
+        return cls(down * size, up * size)
+
+    def columns(self, last: int, ever: int) -> dict[str, int]:
+        """The columns of metrics.csv where so many clients took part in the last round, and in all rounds together."""
+        both = (("", last), ("total_", ever))
+        return {f"{of}bytes_{way}": n * getattr(self, way) for of, n in both for way in ("down", "up")}
