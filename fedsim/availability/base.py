@@ -20,12 +20,14 @@ class Population:
         clients: m.
         class_fractions: [R, m, C] label distributions, or None.
         weights: [R, m] fraction of its replicate's data that each client holds; None is 1/m.
+        names: what the clients are called in the data, m of them, or None.
     """
 
     seeds: tuple[int, ...]
     clients: int
     class_fractions: np.ndarray | None = None
     weights: np.ndarray | None = None
+    names: tuple[str, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -65,7 +67,8 @@ class Availability(ABC):
     def bind(self, federation: Federation) -> Availability:
         """Set up for a federation, so that `sample` can return cohorts."""
         weights = federation.data_fractions.reshape(federation.replicates, federation.clients)
-        self.setup(Population(federation.seeds, federation.clients, federation.class_fractions, weights))
+        fractions, names = federation.class_fractions, federation.names
+        self.setup(Population(federation.seeds, federation.clients, fractions, weights, names))
         self.federation = federation
         return self
 

@@ -38,6 +38,7 @@ class Federation:
         place: where client memory lies, see `fedsim.core.placement`.
         weighting: of the clients in the objective that is minimised: 'uniform' 1/m, or 'data'.
         members: how many, the first ones, that objective is about; the others weigh nothing. None: all.
+        names: what the clients are called in the data, m of them, where they have names that all replicates share.
         own: [m'] numbers of this rank's clients, the same in every replicate; all m of them in a lone process.
         data_fractions: [R·m] w_i, 1 in sum over a replicate (host, double precision); `data_weights` on the device.
         client_weights: [R, m] those of the objective (host, double precision).
@@ -54,6 +55,7 @@ class Federation:
     place: str = "device"
     weighting: str = "uniform"
     members: int | None = None
+    names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         checks.choice("trainer.memory", self.place, PLACES)

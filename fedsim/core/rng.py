@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     SHIFT = 12
     CONTAMINATION = 13
     STRATEGY = 14
+    CLIENTS = 15
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

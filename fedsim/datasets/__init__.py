@@ -10,6 +10,7 @@ from fedsim.datasets.digits import Digits
 from fedsim.datasets.emnist import EMNIST
 from fedsim.datasets.gaussian import GaussianMean
 from fedsim.datasets.houses import HousePrices, RegressionGroups
+from fedsim.datasets.own import ArrayFiles, Arrays, OwnData
 from fedsim.datasets.pricing import Pricing, PricingGroups
 from fedsim.datasets.quadratics import Quadratics
 from fedsim.datasets.stream import Stream
@@ -23,6 +24,8 @@ __all__ = [
     "MNIST",
     "SVHN",
     "Adult",
+    "ArrayFiles",
+    "Arrays",
     "BinaryGaussians",
     "CropFlip",
     "Dataset",
@@ -31,6 +34,7 @@ __all__ = [
     "GaussianMean",
     "GiveMeSomeCredit",
     "HousePrices",
+    "OwnData",
     "Pricing",
     "PricingGroups",
     "Quadratics",

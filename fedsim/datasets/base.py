@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -35,6 +36,11 @@ class Dataset:
         weights: [m] w_i of a stream's clients (host); None gives all the same.
         augment: random crop and flip of training images, or None.
         files: what the class is read from; None where nothing needs to be fetched.
+        client_names: what the natural clients are called in the data, m of them, or None.
+        label_names: what the labels 0 … C − 1 are called in the data, or None.
+        kept: [N'] numbers of the samples that may be dealt out, or None for all N: whoever leaves samples out need not
+            copy the others.
+        mapped: whether inputs lie in a file that is mapped into memory: they stay there, and batches go to the device.
         strategic: numbers of the features (of the flattened input) that people change to please a model, or None.
     """
 
@@ -56,6 +62,10 @@ class Dataset:
     weights: np.ndarray | None = None
     more: dict[str, Tensor] = field(default_factory=dict)
     test_more: dict[str, Tensor] = field(default_factory=dict)
+    client_names: tuple[str, ...] | None = None
+    label_names: tuple[str, ...] | None = None
+    kept: Tensor | None = None
+    mapped: bool = False
     strategic: tuple[int, ...] | None = None
     _cache: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
@@ -86,12 +96,38 @@ class Dataset:
         return None if self.owners is None else int(self.owners.max()) + 1
 
     def to(self, device: torch.device) -> Dataset:
-        """Move every tensor to the device, in place."""
+        """Move every tensor to the device, in place; inputs that are mapped from a file stay where they are."""
         for name, value in vars(self).items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and not (self.mapped and name in ("train_x", "test_x")):
                 setattr(self, name, value.to(device))
         self.more, self.test_more = ({k: v.to(device) for k, v in of.items()} for of in (self.more, self.test_more))
         return self
+
+    def of_clients(self, chosen: np.ndarray) -> Dataset:
+        """The same data with some of the natural clients alone, and what was held out of them; numbers ascend."""
+        assert self.owners is not None
+        device = self.owners.device
+        renumbered = torch.full((self.natural_clients or 0,), -1, dtype=torch.int64, device=device)
+        renumbered[torch.as_tensor(chosen, device=device)] = torch.arange(len(chosen), device=device)
+        some = copy.copy(self)
+        some.owners = torch.where(self.owners < 0, -1, renumbered[self.owners])
+        kept = some.owners >= 0
+        if self.kept is not None:
+            kept &= torch.zeros_like(kept).index_fill_(0, self.kept, True)
+        some.kept = kept.nonzero()[:, 0]
+        if self.client_names is not None:
+            some.client_names = tuple(self.client_names[client] for client in chosen)
+        if self.test_owners is not None and self.test_x is not None and self.test_y is not None:
+            own = renumbered[self.test_owners]
+            held = (own >= 0).nonzero()[:, 0]
+            some.test_owners = own[held]
+            some.test_x, some.test_y = self.test_x[held.to(self.test_x.device)], self.test_y[held]
+            some.test_more = {name: value[held] for name, value in self.test_more.items()}
+        return some
+
+    def inputs(self, numbers: Tensor) -> Tensor:
+        """[n, *shape] raw inputs of training samples [n], on the device of their numbers."""
+        return self.train_x.index_select(0, numbers.to(self.train_x.device)).to(numbers.device)
 
     def further(self, of: dict[str, Tensor], numbers: Tensor | slice, dtype: torch.dtype) -> dict[str, Tensor]:
         """Further inputs of some samples, [...] numbers → [..., *shape]; floating-point ones as `dtype`."""

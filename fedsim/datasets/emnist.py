@@ -25,7 +25,7 @@ class EMNIST(Dataset):
     pixels are rounded to 1/255. The test set is that of the chosen writers. Needs h5py: the extra `emnist`.
 
     Args:
-        writers: how many, drawn at random among those with training images; None takes all.
+        writers: how many, drawn at random among those with training images; None or 'all' takes all.
         root: see `data_root`.
         seed: of that draw; the same writers serve every replicate.
     """
@@ -39,15 +39,16 @@ class EMNIST(Dataset):
         extra="emnist",
     )
 
-    def __init__(self, writers: int | None = None, root: str | None = None, seed: int = 0) -> None:
+    def __init__(self, writers: int | str | None = None, root: str | None = None, seed: int = 0) -> None:
         train, test = (self._read(data_root(root) / FILE.format(part)) for part in ("train", "test"))
         names = sorted(name for name, (_, labels) in train.items() if len(labels))
-        if writers is not None:
-            if checks.whole("dataset.writers", writers) > len(names):
+        if writers not in (None, "all"):
+            count = checks.whole("dataset.writers", writers)
+            if count > len(names):
                 raise ConfigError(
                     f"dataset.writers={writers} exceeds the {len(names)} writers of the files; lower clients"
                 )
-            drawn = rng.generator(seed, rng.Purpose.DATA).choice(len(names), writers, replace=False)
+            drawn = rng.generator(seed, rng.Purpose.DATA).choice(len(names), count, replace=False)
             names = [names[i] for i in sorted(drawn)]
         (train_x, train_y), (test_x, test_y) = (
             _joined(train[n] for n in names),

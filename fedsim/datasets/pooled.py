@@ -39,7 +39,7 @@ class PooledData(Dataset):
         if inner.weights is not None and np.ptp(inner.weights) > 1e-9:
             raise ConfigError("local=pg pools everybody alike, but the clients' weights differ; set weight_variance=0")
         fields = {f.name: getattr(inner, f.name) for f in dataclasses.fields(Dataset)}
-        super().__init__(**fields | {"owners": None, "test_owners": None, "weights": None})
+        super().__init__(**fields | {"owners": None, "test_owners": None, "weights": None, "client_names": None})
         self.inner, self.members, self.one_at_a_time = inner, members, one_at_a_time
 
     @property

@@ -63,10 +63,11 @@ class Evaluator:
         self.labelled = self.dataset.classes is not None and model.loss not in UNLABELLED
         m, device = federation.clients, federation.device
         everyone = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
+        self.everyone = everyone.cpu().numpy()  # whose own data are looked at
         self.ranks, self.count = federation.ranks, len(everyone)
         self.clients = everyone[self.ranks.share]  # data are everywhere: ranks share the work evenly, whoever is whose
         self.samples = ClientSamples(data, client_samples, model.dtype)
-        weights = federation.client_weights[:, everyone.cpu().numpy()]
+        weights = federation.client_weights[:, self.everyone]
         uniform = federation.weighting == "uniform"
         self.weights = None if uniform else torch.as_tensor(weights, dtype=model.dtype, device=device)
         self.optimum = None if shift.active else optimum(data, model)
@@ -142,7 +143,8 @@ class Evaluator:
         total = torch.zeros(2 + count, len(models), dtype=dtype, device=models.device)
         for start in range(0, len(data.test_x), TEST_BATCH)[self.ranks.share]:
             pick = slice(start, start + TEST_BATCH)
-            batch = {"x": data.prepare(data.test_x[pick], dtype)} | data.further(data.test_more, pick, dtype)
+            x = data.prepare(data.test_x[pick].to(models.device), dtype)
+            batch = {"x": x} | data.further(data.test_more, pick, dtype)
             if data.test_y is not None:
                 batch["y"] = data.test_y[pick]
             outputs = self.predict(models, self.model.call.inputs(batch), shared=True)

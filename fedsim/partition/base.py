@@ -18,6 +18,7 @@ class Table:
     order: np.ndarray  # int32, at most one entry per sample
     offsets: np.ndarray  # int64 [m + 1]
     validation: Table | None = None  # what was split off each client's share; some may have nothing there
+    names: tuple[str, ...] | None = None  # of the clients, where the data have names for them
 
     @classmethod
     def of(cls, parts: list[np.ndarray]) -> Table:
@@ -33,7 +34,13 @@ class Table:
     def first(self, clients: int) -> Table:
         """The table of the first clients alone."""
         held = None if self.validation is None else self.validation.first(clients)
-        return Table(self.order[: self.offsets[clients]], self.offsets[: clients + 1], held)
+        names = None if self.names is None else self.names[:clients]
+        return Table(self.order[: self.offsets[clients]], self.offsets[: clients + 1], held, names)
+
+    def renumbered(self, numbers: np.ndarray) -> Table:
+        """The same shares, sample k of which is called numbers[k]."""
+        held = None if self.validation is None else self.validation.renumbered(numbers)
+        return Table(numbers[self.order].astype(np.int32), self.offsets, held, self.names)
 
     def split_off(self, share: float, draw: np.random.Generator) -> Table:
         """The same clients, ⌊share · n_i⌋ random samples of each (at least one is left) moved to `validation`."""
@@ -44,7 +51,7 @@ class Table:
         out = np.zeros(len(owner), dtype=bool)
         out[shuffled] = np.arange(len(owner)) - self.offsets[owner] < held[owner]
         bounds = [np.concatenate([[0], np.cumsum(n)]).astype(np.int64) for n in (sizes - held, held)]
-        return Table(self.order[~out], bounds[0], Table(self.order[out], bounds[1]))
+        return Table(self.order[~out], bounds[0], Table(self.order[out], bounds[1]), self.names)
 
     def class_fractions(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """[m, C] the label distribution each client really holds."""
@@ -62,11 +69,13 @@ class Samples:
         count: N.
         labels: [N] class of every sample, or None.
         owners: [N] natural owner of every sample, or None.
+        names: what the natural owners are called, or None.
     """
 
     count: int
     labels: np.ndarray | None = None
     owners: np.ndarray | None = None
+    names: tuple[str, ...] | None = None
 
     def need_labels(self, partition: str) -> np.ndarray:
         """The labels, or an error where the data set has none."""
@@ -87,10 +96,12 @@ class Partition(ABC):
     Attributes:
         name: what the command line calls it.
         remedy: what helps when a client ends up empty.
+        by_owner: whether clients are made of those who own the samples.
     """
 
     name = "custom"
     remedy = "lower clients, or use more data"
+    by_owner = False
     validation: float = 0.0
 
     def __init__(self, validation: float = 0.0) -> None:

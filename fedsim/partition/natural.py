@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.partition.base import Partition, Samples
+from fedsim.partition.base import Partition, Samples, Table
 
 
 class Natural(Partition):
@@ -14,23 +15,32 @@ class Natural(Partition):
     Args:
         shuffle: which owner is client i is drawn for every replicate; of more owners than clients, m take part, and
             the others' samples are left out.
+        seed: of the draw of m owners that are the clients of all replicates, where there are more and `shuffle` is
+            false; test samples that were held out of the others are left out too.
         validation: of every partition.
     """
 
     name = "natural"
+    by_owner = True
     remedy = "give every client samples, or set clients to the number of owners that have some"
 
-    def __init__(self, validation: float = 0.0, shuffle: bool = False) -> None:
+    def __init__(self, validation: float = 0.0, shuffle: bool = False, seed: int = 0) -> None:
         super().__init__(validation)
+        self.seed = checks.whole("partition.seed", seed, least=0)
         self.shuffle = shuffle
 
-    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
         owners = samples.owners
         if owners is None:
             raise ConfigError("partition=natural needs a data set with natural owners; use partition=dirichlet or iid")
         found = int(owners.max()) + 1
         if found < clients or (found > clients and not self.shuffle):
-            raise ConfigError(f"clients={clients}, but the data set has {found} natural owners; set clients={found}")
+            raise ConfigError(
+                f"clients={clients}, but the data set has {found} natural owners; set clients={found}, or all"
+            )
         order = np.argsort(owners, kind="stable")
         parts = np.split(order, np.searchsorted(owners[order], np.arange(1, found)))
-        return [parts[owner] for owner in draw.permutation(found)[:clients]] if self.shuffle else parts
+        chosen = draw.permutation(found)[:clients] if self.shuffle else range(found)
+        table = Table.of([parts[owner] for owner in chosen])
+        table.names = None if samples.names is None else tuple(samples.names[owner] for owner in chosen)
+        return table

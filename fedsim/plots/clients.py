@@ -5,17 +5,20 @@ from __future__ import annotations
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedsim.plots.differences import shared_name
 from fedsim.plots.runs import Run
 from fedsim.plots.style import STYLE, colour, panels, wrapped
+from fedsim.tracking.clients import Clients
 
 BEYOND = ("#882255", "#999933")  # classes after the eighth
 MOST_BUBBLES = 20  # clients
 MOST_PANELS = 6
+LONGEST_NAME = 16  # signs of a client's name
 ABSENT, PRESENT = "#f2f2ed", "#1f61a0"
 
 
@@ -48,7 +51,7 @@ def accuracies(runs: list[Run]) -> Figure | None:
 def availability(runs: list[Run]) -> Figure | None:
     """Who could take part: a row per client, a column per round, how many there were above; a panel per process."""
     groups = _alike(runs, "present")
-    if all(seen.all() for _, seen in groups):  # nothing to see, or nothing known
+    if all(seen.all() for _, seen, _ in groups):  # nothing to see, or nothing known
         return None
     columns = min(len(groups), 3)
     rows = -(-len(groups) // columns)
@@ -60,7 +63,7 @@ def availability(runs: list[Run]) -> Figure | None:
         for unused in range(len(groups), rows * columns):
             for axes in grid[2 * (unused // columns) :, unused % columns][:2]:
                 axes.axis("off")
-        for number, (heading, seen) in enumerate(groups):
+        for number, (heading, seen, some) in enumerate(groups):
             above, below = grid[2 * (number // columns) :, number % columns][:2]
             count = seen.sum(0)
             above.fill_between(range(len(count)), count, step="mid", color=PRESENT, alpha=0.35, linewidth=0)
@@ -74,6 +77,7 @@ def availability(runs: list[Run]) -> Figure | None:
                 seen, cmap=ListedColormap([ABSENT, PRESENT]), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
             )
             below.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+            _called(below.yaxis, some.names)
             below.xaxis.set_major_locator(MaxNLocator(integer=True))
             below.set_xlabel("round")
             below.set_ylabel("client")
@@ -87,10 +91,12 @@ def partitions(runs: list[Run]) -> Figure | None:
     if not groups:
         return None
     with matplotlib.rc_context(STYLE):
-        most = max(shares.shape[1] for _, shares in groups)
+        most = max(shares.shape[1] for _, shares, _ in groups)
         drawing, grid = panels(len(groups), width=max(3.6, 0.3 * most), height=4.6, columns=min(len(groups), 3))
-        for axes, (heading, shares) in zip(grid, groups, strict=True):
+        for axes, (heading, shares, some) in zip(grid, groups, strict=True):
             draw_bubbles(axes, shares[:MOST_BUBBLES])
+            _called(axes.yaxis, some.names)
+            _called(axes.xaxis, some.labels)
             axes.set_title(wrapped(heading, 40))
     return drawing
 
@@ -108,12 +114,30 @@ def draw_bubbles(axes: Axes, shares: np.ndarray) -> None:
     axes.invert_yaxis()
 
 
-def _alike(runs: list[Run], what: str) -> list[tuple[str, np.ndarray]]:
-    """A name and the array of every group of runs in which it is the same; the first few groups."""
-    groups: dict[tuple[tuple[int, ...], bytes], list[Run]] = {}
-    for run in runs:
-        array = getattr(run.clients, what, None)
+def _called(axis: Axis, names: np.ndarray | None) -> None:
+    """Clients or classes by their names in the data, where they have some."""
+    if names is not None:
+
+        def name(place: float, _: int | None = None) -> str:
+            known = place == int(place) and 0 <= place < len(names)
+            return shortened(str(names[int(place)]), LONGEST_NAME) if known else ""
+
+        axis.set_major_formatter(FuncFormatter(name))
+
+
+def shortened(name: str, most: int) -> str:
+    """Its beginning, where it is longer than so many signs."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def _alike(runs: list[Run], what: str) -> list[tuple[str, np.ndarray, Clients]]:
+    """Of every group of runs in which an array and the clients' names are the same: what the group is called, the
+    array, and what else is known of its clients; the first few groups."""
+    groups: dict[tuple[object, ...], list[tuple[Run, Clients]]] = {}
+    for run, known in ((run, run.clients) for run in runs if run.clients is not None):
+        array = getattr(known, what)
         if array is not None:
-            groups.setdefault((array.shape, array.tobytes()), []).append(run)
+            names = None if known.names is None else known.names.tobytes()
+            groups.setdefault((array.shape, array.tobytes(), names), []).append((run, known))
     some = list(groups.values())[:MOST_PANELS]
-    return [(shared_name(group, runs), getattr(group[0].clients, what)) for group in some]
+    return [(shared_name([run for run, _ in group], runs), getattr(group[0][1], what), group[0][1]) for group in some]

@@ -130,7 +130,10 @@ class DivergenceGuard:
         """Strategy, round, replicates and clients; where no client is to blame, the aggregated model."""
         parts = []
         for replicate, those in sorted(clients.items()):
-            named = ", ".join(map(str, those[:_NAMED])) + (f" and {len(those) - _NAMED} more" if those[_NAMED:] else "")
+            names = self.federation.names or range(self.federation.clients)
+            named = ", ".join(str(names[client]) for client in those[:_NAMED]) + (
+                f" and {len(those) - _NAMED} more" if those[_NAMED:] else ""
+            )
             seed = self.federation.seeds[replicate]
             which = f"seed {seed}" + (f" (replicate {replicate})" if self.federation.seeds.count(seed) > 1 else "")
             parts.append(f"{which}: " + (f"clients {named}" if those else "the aggregated model"))

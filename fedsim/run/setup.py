@@ -32,6 +32,7 @@ from fedsim.run.wiring import (
     bound,
     check_seeds,
     client_data,
+    clients_of,
     resolve_device,
     resolve_dtype,
     row_model,
@@ -55,7 +56,7 @@ class Setup:
     Args:
         dataset: what samples exist.
         model: builds a fresh `nn.Module`; called with `shape` and `classes` if it takes them (see `RowModel`).
-        clients: m.
+        clients: m, or 'all' that come with the data. Of more than m that do, partition=natural draws m.
         partition: who holds which; the natural one where the data set has owners, else iid.
         availability: who can take part.
         strategy: the aggregation algorithm.
@@ -79,7 +80,7 @@ class Setup:
         self,
         dataset: Dataset,
         model: Callable[..., nn.Module] | nn.Module,
-        clients: int = 100,
+        clients: int | str = 100,
         partition: Partition | None = None,
         availability: Availability | None = None,
         strategy: Strategy[Any] | None = None,
@@ -102,13 +103,13 @@ class Setup:
         self.rounds = checks.whole("rounds", rounds)
         self.start = checks.choice("start", start, STARTS)
         self.on_nonfinite = checks.choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
-        checks.whole("clients", clients)
         self.evaluation, self.execution = evaluation or Evaluation(), execution or Execution()
         self.deterministic = determinism.prepared(self.execution.deterministic)
         ranks, seeds = ranks or Ranks(), check_seeds(seeds)
         self.device, dtype = resolve_device(ranks.device(self.execution.device)), resolve_dtype(self.execution.dtype)
         rule, personal, contamination = local or SGD(), personal or Personal(), contamination or NoContamination()
-        self.strategy, self.shift, self.dataset = strategy or FedAvg(), shift or NoShift(), dataset.to(self.device)
+        self.strategy, self.shift = strategy or FedAvg(), shift or NoShift()
+        self.dataset, clients = clients_of(dataset.to(self.device), partition, clients)
         if rule.pooled:
             log.info("one client holds the data of all %d; partition and availability do not apply", clients)
             self.shift = PooledShift(self.shift, self.dataset, clients)

@@ -223,7 +223,10 @@ class Tracker:
         last = self._last or self._on_models(state)
         if self._files is not None:
             accuracy = None if last.client_accuracy is None else last.client_accuracy[self._going]
-            known = clients.gather(run.federation, run.availability, run.rounds, bool(run.tables), accuracy)
+            known = clients.gather(
+                run.federation, run.availability, run.rounds, bool(run.tables), accuracy,
+                run.evaluator.everyone, run.dataset.label_names,
+            )  # fmt: skip
             self._files.finish(known, self.settings, progress.rounds, self._summary(result))
         return result
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedsim.availability import Availability, Full
-from fedsim.core import checks
+from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.ranks import Ranks
@@ -56,6 +56,29 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(seed) for seed in seeds)
 
 
+def clients_of(data: Dataset, partition: Partition | None, clients: int | str) -> tuple[Dataset, int]:
+    """The data of those who take part, and how many they are: 'all' that come with the data, or so many of them, drawn
+    by `partition.seed` for all replicates alike; a partition that makes clients of its own makes so many."""
+    found = data.natural_clients
+    if isinstance(clients, str):
+        if clients != "all":
+            raise ConfigError(f"clients={clients!r} must be a whole number of at least 1, or all")
+        if found is None:
+            raise ConfigError(
+                f"clients=all are those that come with the data, and dataset={data.name} has none; give their number"
+            )
+        clients = found
+    checks.whole("clients", clients)
+    natural = partition or (None if data.owners is None else Natural())
+    if data.stream or data.owners is None or found is None or not isinstance(natural, Natural) or natural.shuffle:
+        return data, clients
+    if clients >= found:
+        return data, clients
+    draw = rng.generator(natural.seed, rng.Purpose.CLIENTS)
+    log.info("partition: %d of the data's %d clients, drawn by partition.seed=%d", clients, found, natural.seed)
+    return data.of_clients(np.sort(draw.choice(found, clients, replace=False))), clients
+
+
 def split(data: Dataset, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
     """One index table per replicate; none for a stream."""
     if data.stream:
@@ -69,11 +92,15 @@ def split(data: Dataset, partition: Partition | None, clients: int, seeds: Seque
         if data.natural_clients != clients:
             raise ConfigError(f"clients={clients}, but dataset={data.name} was made for {data.natural_clients}")
         return []
-    labels = None if data.labels is None else data.labels.cpu().numpy()
-    owners = data.owners.cpu().numpy() if data.owners is not None else None
-    partition = partition or (IID() if owners is None else Natural())
-    samples = Samples(len(data.train_x), labels, owners)
+    partition = partition or (IID() if data.owners is None else Natural())
+    if data.owners is not None and not partition.by_owner:
+        log.info("partition: the data's %s clients are not asked for (partition=natural does)", data.natural_clients)
+    kept = None if data.kept is None else data.kept.cpu().numpy()
+    found = (None if values is None else values.cpu().numpy() for values in (data.labels, data.owners))
+    labels, owners = (values if kept is None or values is None else values[kept] for values in found)
+    samples = Samples(len(data.train_x) if kept is None else len(kept), labels, owners, data.client_names)
     tables = [partition.table(samples, clients, seed) for seed in seeds]
+    tables = tables if kept is None else [table.renumbered(kept) for table in tables]
     used = [len(t.order) + (0 if t.validation is None else len(t.validation.order)) for t in tables]
     left_out = samples.count - min(used)
     if left_out:
@@ -104,7 +131,11 @@ def client_data(
         labels = dataset.labels.cpu().numpy()
         fractions = np.stack([table.class_fractions(labels, dataset.classes) for table in tables])
     sizes = np.concatenate([table.sizes for table in tables])
-    federation = Federation(seeds, clients, sizes, fractions, device, dtype, None, ranks, place, weighting, members)
+    alike = all(table.names == tables[0].names for table in tables)
+    federation = Federation(
+        seeds, clients, sizes, fractions, device, dtype, None, ranks, place, weighting, members,
+        tables[0].names if alike else None,
+    )  # fmt: skip
     return Stored(dataset, federation, tables)
 
 

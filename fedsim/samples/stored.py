@@ -85,7 +85,7 @@ class Stored(ClientData):
     def gather(self, samples: Tensor, dtype: torch.dtype) -> Batch:
         """Stored samples by number: [...] → x [..., *shape] as stored, y [...] where there are labels."""
         data, flat = self.dataset, samples.reshape(-1)
-        batch = {"x": data.train_x.index_select(0, flat).reshape(*samples.shape, *data.shape)}
+        batch = {"x": data.inputs(flat).reshape(*samples.shape, *data.shape)}
         if data.train_y is not None:
             batch["y"] = data.train_y.index_select(0, flat).reshape(*samples.shape, *data.train_y.shape[1:])
             if data.train_y.is_floating_point():
@@ -102,7 +102,7 @@ class Stored(ClientData):
     def means(self) -> Tensor | None:
         sizes = torch.as_tensor(self.sizes, device=self.order.device)
         owner = torch.repeat_interleave(torch.arange(len(sizes), device=sizes.device), sizes)
-        x = self.dataset.prepare(self.dataset.train_x[self.order.to(torch.int64)], torch.float64).flatten(1)
+        x = self.dataset.prepare(self.dataset.inputs(self.order.to(torch.int64)), torch.float64).flatten(1)
         sums = x.new_zeros(len(sizes), x.shape[1]).index_add_(0, owner, x)
         return (sums / sizes.clamp(min=1)[:, None]).unflatten(0, (self.federation.replicates, -1))
 

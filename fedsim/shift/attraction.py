@@ -89,7 +89,7 @@ class LossAttraction(Attraction):
         own = {name: value[batch["row"]] for name, value in self.sample.items()}
         if "number" in own:
             assert self.dataset.train_y is not None
-            x = self.dataset.prepare(self.dataset.train_x[own["number"]], theta.dtype)
+            x = self.dataset.prepare(self.dataset.inputs(own["number"]), theta.dtype)
             own = {"x": x, "y": self.dataset.train_y[own["number"]]}
         own = {k: v.to(theta.dtype) if v.is_floating_point() else v for k, v in own.items()}
         with self._lock:
@@ -111,7 +111,7 @@ def group_means(federation: Federation, data: ClientData, groups: int) -> Tensor
     found = []
     for row in range(len(federation.sizes)):
         own = data.share(row)
-        x = dataset.prepare(dataset.train_x[own], torch.float64).flatten(1)
+        x = dataset.prepare(dataset.inputs(own), torch.float64).flatten(1)
         chosen = (dataset.train_y[own][:, None] == torch.arange(groups, device=x.device)).to(x.dtype)
         found.append(chosen.T @ x / chosen.sum(0).clamp(min=1)[:, None])
     return torch.stack(found)

@@ -5,7 +5,7 @@ Pictures need it: how accuracies differ from client to client, who holds what, w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,9 @@ class Clients:
     samples: [m'] samples each client holds; None where they are drawn afresh.
     class_fractions: [m', C] label distribution of each client; None without labels.
     present: [m', T'] who could take part in the first T' ≤ 200 rounds.
+    names: [m'] what clients are called in the data; None where they have no names, or others in every replicate.
+    accuracy_names: [c] likewise, of those whose accuracy is there.
+    labels: [C] what the classes are called in the data; None where they are numbers alone.
     """
 
     number: int
@@ -36,10 +39,19 @@ class Clients:
     samples: np.ndarray | None
     class_fractions: np.ndarray | None
     present: np.ndarray
+    names: np.ndarray | None = None
+    accuracy_names: np.ndarray | None = None
+    labels: np.ndarray | None = None
 
 
 def gather(
-    federation: Federation, availability: Availability, rounds: int, stored: bool, accuracy: np.ndarray | None
+    federation: Federation,
+    availability: Availability,
+    rounds: int,
+    stored: bool,
+    accuracy: np.ndarray | None,
+    measured: np.ndarray,
+    labels: tuple[str, ...] | None = None,
 ) -> Clients:
     """What is known of the clients; availability is a function of the round, so nobody had to take notes.
 
@@ -47,7 +59,10 @@ def gather(
         federation, availability, rounds: of the run.
         stored: whether clients hold samples, or draw them afresh.
         accuracy: [R', c] of the last evaluation.
+        measured: [c] the numbers of the clients it is of.
+        labels: what the data call their classes.
     """
+    names = None if federation.names is None else np.array(federation.names)
     fractions = federation.class_fractions
     seen = range(min(rounds, MOST_ROUNDS))
     return Clients(
@@ -56,6 +71,9 @@ def gather(
         samples=federation.sizes[: federation.clients][:MOST_CLIENTS] if stored else None,
         class_fractions=None if fractions is None else fractions[0, :MOST_CLIENTS],
         present=np.stack([availability.counts(t)[0, :MOST_CLIENTS] > 0 for t in seen], axis=1),
+        names=None if names is None else names[:MOST_CLIENTS],
+        accuracy_names=None if names is None or accuracy is None else names[measured],
+        labels=None if labels is None else np.array(labels),
     )
 
 
@@ -68,5 +86,5 @@ def write(path: Path, clients: Clients) -> None:
 def read(path: Path) -> Clients:
     """Read it back; nothing is unpickled."""
     with np.load(path, allow_pickle=False) as file:
-        optional = {name: file.get(name) for name in ("accuracy", "samples", "class_fractions")}
-        return Clients(number=int(file["number"]), present=file["present"], **optional)
+        there = {field.name: file.get(field.name) for field in fields(Clients)}
+        return Clients(**there | {"number": int(file["number"])})

@@ -61,6 +61,7 @@ OTHERWISE = (
     "needs a data set with natural owners",
     "model does not fit dataset=digits",  # a language model, or a network for colours
     "availability.path is missing",
+    "dataset.path is missing",
     "._target_ is missing",
     "inputs, but dataset",
 )

@@ -15,7 +15,7 @@ from fedsim.app.comments import about
 from fedsim.app.config import config_folder, groups, target
 from fedsim.core import checks
 from fedsim.core.errors import MissingDataError
-from fedsim.datasets import Dataset
+from fedsim.datasets import Dataset, OwnData
 from fedsim.datasets.files import Files, data_root
 from fedsim.datasets.vision import said
 
@@ -58,6 +58,8 @@ def what(name: str) -> str:
 def line(name: str, root: Path) -> str:
     """One data set in the list."""
     files = datasets()[name].files
+    if issubclass(datasets()[name], OwnData):
+        return f"  {name:20} your files          {what(name)}"
     if files is None:
         return f"  {name:20} ready               {what(name)}"
     found = files.found(root)
@@ -82,6 +84,9 @@ def get(name: str, root: Path) -> None:
         MissingDataError: where it cannot be had; the message says what to do.
     """
     kind = datasets()[name]
+    if issubclass(kind, OwnData):
+        print(f"  is read from your own files: fedsim dataset={name} dataset.path=…")
+        return
     if kind.files is None:
         print("  needs no files")
         return

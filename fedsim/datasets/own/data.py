@@ -1,0 +1,227 @@
+"""A data set of one's own: what every form of it shares, from samples as they were brought to a `Dataset`."""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import checks, rng
+from fedsim.core.errors import ConfigError
+from fedsim.datasets.augment import CropFlip
+from fedsim.datasets.base import Dataset
+from fedsim.datasets.own import samples as tensors
+from fedsim.datasets.own.samples import Part, names, ordered, pieces
+from fedsim.datasets.own.targets import TASKS, labels, real
+
+log = logging.getLogger(__name__)
+
+TEST_FRACTION = 0.2  # where the data bring no test samples
+
+Encode = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+
+
+class OwnData(Dataset):
+    """Samples that were brought, checked: whatever cannot be trained on is one sentence before anything is written.
+
+    Labels of any values become 0 … C − 1; what they were called is in `label_names`. Clients of any names become 0 …
+    m − 1; their names are in `client_names`.
+
+    Args:
+        task: 'classification', or 'regression' for targets that are numbers (squared loss).
+        classes: C of labels that are 0 … C − 1 already, not all of which need be there; None numbers the labels found.
+        inputs: 'numbers', 'tokens' or 'pixels'; None takes floating-point inputs for numbers and bytes for pixels.
+        channels: of images, 'first' or 'last'; None finds out which of the two it must be.
+        standardise: whether features (of pixels: channels) get mean 0 and variance 1 over the training samples.
+        test_fraction: share of every client's samples (of all, where nobody owns them) held out for testing, ⌊share ·
+            n_i⌋ of them at random; None: 0.2 where the data bring no test samples, else none.
+        min_samples: clients with fewer training samples, before any are held out here, are left out with all they have.
+        seed: of what is held out; the same for every replicate.
+        augment: random crop and flip of training images.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        train: Part,
+        test: Part | None,
+        *,
+        task: str = "classification",
+        classes: int | None = None,
+        inputs: str | None = None,
+        channels: str | None = None,
+        standardise: bool = False,
+        test_fraction: float | None = None,
+        min_samples: int = 1,
+        seed: int = 0,
+        augment: CropFlip | None = None,
+        encode: Encode | None = None,
+    ) -> None:
+        checks.choice("dataset.task", task, TASKS)
+        if classes is not None and checks.whole("dataset.classes", classes) < 2:
+            raise ConfigError(f"dataset.classes={classes} leaves nothing to tell apart; give at least 2")
+        parts = [train] if test is None else [train, test]
+        found = [tensors.inputs(part, inputs, channels, encode is not None) for part in parts]
+        counts = [len(x) for x in found]
+        alike(parts[-1], "inputs", found)
+        called: tuple[str, ...] | None = None
+        if task == "regression":
+            targets = [real(part, count) for part, count in zip(parts, counts, strict=True)]
+            alike(parts[-1], "targets", targets)
+        else:
+            targets, called = labels(parts, counts, classes)
+        owners, test_owners, clients = owned(parts, counts, min_samples)
+        x, y, mapped = found[0], targets[0], any(part.mapped for part in parts)
+        test_x, test_y = (None, None) if test is None else (found[1], targets[1])
+        if test_x is not None and test_y is not None and test_owners is not None:
+            own = (test_owners >= 0).nonzero()[:, 0]
+            if len(own) < len(test_owners):
+                log.info("dataset: %d test samples of nobody who trains are left out", len(test_owners) - len(own))
+                test_x, test_y, test_owners = test_x[own], test_y[own], test_owners[own]
+        kept = torch.arange(len(x)) if owners is None else (owners >= 0).nonzero()[:, 0]
+        fraction = share_held_out(test_fraction, test)
+        if fraction:
+            held, kept = held_out(kept, owners, fraction, seed)
+            test_x, test_y, test_owners = x[held], y[held], None if owners is None else owners[held]
+        if len(kept) < len(x) and not mapped:  # a map is not copied: what is left out is not dealt out
+            x, y, owners = x[kept], y[kept], None if owners is None else owners[kept]
+        if encode is not None:
+            x, test_x = encode(x, test_x)
+        mean = std = None
+        if standardise and x.dtype == torch.uint8:
+            mean, std = colours(x, kept if mapped else None)
+        elif standardise:
+            check_standardised(x, mapped)
+            x, test_x = standardised(x, test_x)
+        super().__init__(
+            name,
+            x,
+            y,
+            test_x,
+            test_y,
+            classes=None if called is None else len(called),
+            loss="squared" if called is None else "cross_entropy",
+            mean=mean,
+            std=std,
+            owners=owners,
+            test_owners=test_owners,
+            augment=augment,
+            client_names=clients,
+            label_names=called,
+            kept=kept if len(kept) < len(x) else None,
+            mapped=mapped,
+        )
+
+
+def alike(test: Part, what: str, found: list[Tensor]) -> None:
+    """Refuse training and test samples of unequal shape or kind."""
+    kinds = [(x.shape[1:], x.is_floating_point()) for x in found]
+    if kinds[0] != kinds[-1]:
+        shapes = [f"{list(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}" for x in found]
+        raise ConfigError(f"{test.source}: test {what} are {shapes[-1]}, training {what} {shapes[0]}; make them alike")
+
+
+def owned(
+    parts: list[Part], counts: list[int], least: int
+) -> tuple[Tensor | None, Tensor | None, tuple[str, ...] | None]:
+    """Whose the samples are.
+
+    Returns:
+        [N] the client of every training sample, −1 for those of clients that hold too few; [N_test] the client that
+        each test sample is held out of, −1 likewise, or None where all are other people's; the clients' names. None
+        each where nobody owns anything.
+    """
+    checks.whole("dataset.min_samples", least)
+    found = [names(part, count) for part, count in zip(parts, counts, strict=True)]
+    of_train, of_test = found[0], found[1] if len(found) > 1 else None
+    if of_train is None:
+        if of_test is not None:
+            raise ConfigError(f"{parts[-1].source}: test samples have clients and training samples none; give both")
+        if least > 1:
+            raise ConfigError(f"dataset.min_samples={least} asks for clients, and the data name none; set it to 1")
+        return None, None, None
+    sizes = collections.Counter(of_train)
+    called = ordered({name for name, size in sizes.items() if size >= least})
+    if not called:
+        raise ConfigError(
+            f"dataset.min_samples={least} leaves nobody, since the largest client of {parts[0].source} has "
+            f"{max(sizes.values())} samples; lower it"
+        )
+    if len(called) < len(sizes):
+        log.info("dataset: %d clients with fewer than %d samples are left out", len(sizes) - len(called), least)
+    number = {name: place for place, name in enumerate(called)}
+    owners = torch.tensor([number.get(name, -1) for name in of_train])
+    if of_test is None or not number.keys() & set(of_test):
+        return owners, None, tuple(called)
+    return owners, torch.tensor([number.get(name, -1) for name in of_test]), tuple(called)
+
+
+def share_held_out(wanted: float | None, test: Part | None) -> float:
+    """The share of training samples that is held out for testing."""
+    if wanted is None:
+        return TEST_FRACTION if test is None else 0.0
+    if wanted and test is not None:
+        raise ConfigError(
+            f"dataset.test_fraction={wanted} holds samples out, and the data bring test samples; set it to null"
+        )
+    if checks.fraction("dataset.test_fraction", wanted) == 1:
+        raise ConfigError("dataset.test_fraction=1 leaves nothing to train on; give less")
+    return wanted
+
+
+def held_out(kept: Tensor, owners: Tensor | None, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Numbers of the samples that are held out, ⌊share · n_i⌋ at random of every client, and of the rest; ascending."""
+    draw = rng.generator(seed, rng.Purpose.DATA)
+    owner = np.zeros(len(kept), dtype=np.int64) if owners is None else owners[kept].numpy()
+    shuffled = np.lexsort((draw.random(len(owner)), owner))
+    sizes = np.bincount(owner)
+    place = np.empty(len(owner), dtype=np.int64)
+    place[shuffled] = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    out = torch.from_numpy(place < np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)[owner])
+    if not out.any():
+        raise ConfigError(
+            f"dataset.test_fraction={share} holds nothing out, since the largest client has {sizes.max()} samples; "
+            "raise it, or set it to 0"
+        )
+    return kept[out], kept[~out]
+
+
+def check_standardised(x: Tensor, mapped: bool) -> None:
+    """Refuse what cannot be scaled."""
+    if not x.is_floating_point():
+        raise ConfigError("dataset.standardise=true scales numbers and pixels, but these are tokens; set it to false")
+    if mapped:
+        raise ConfigError(
+            "dataset.standardise=true would read the whole file into memory; standardise before it is written, or give "
+            "bytes"
+        )
+
+
+def standardised(train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Features of mean 0 and variance 1 over the training samples; one that never varies becomes 0."""
+    mean, std = train.double().mean(0), train.double().std(0, correction=0)
+    scale = torch.where(std > 0, 1 / std.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+
+    def scaled(x: Tensor) -> Tensor:
+        return ((x.double() - mean) * scale).to(torch.float32)
+
+    return scaled(train), None if test is None else scaled(test)
+
+
+def colours(x: Tensor, kept: Tensor | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of every channel of uint8 images [N, C, …], in units of [0, 1]."""
+    channels = x.shape[1]
+    total = torch.zeros(2, channels, dtype=torch.float64)
+    count = 0
+    for pick in pieces(x):
+        some = x[pick] if kept is None else x[kept[(kept >= pick.start) & (kept < pick.stop)]]
+        flat = some.double().div(255).transpose(0, 1).reshape(channels, -1)
+        total += torch.stack([flat.sum(1), flat.square().sum(1)])
+        count += flat.shape[1]
+    mean = total[0] / count
+    std = (total[1] / count - mean.square()).clamp(min=0).sqrt()
+    return tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())

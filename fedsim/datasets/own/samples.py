@@ -1,0 +1,232 @@
+"""Samples as somebody brings them (lists, NumPy's arrays, tensors), checked and made tensors: one sentence for whatever
+no model could be trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+
+INPUTS = ("numbers", "tokens", "pixels")
+CHANNELS = ("first", "last")
+COLOURS = (1, 3, 4)  # channels that an image may have
+AT_ONCE = 2**24  # numbers that are looked at together, where there may be more than memory holds
+
+
+@dataclass
+class Part:
+    """The training or the test samples, as they were brought.
+
+    Attributes:
+        source: where they are from, for messages.
+        x: [N, …] inputs: an array, a tensor, lists; a memory map is never read whole.
+        y: [N, …] targets of any kind, or None.
+        clients: [N] whose they are, of any kind, or None.
+        where: what the sample with this number is called in messages.
+    """
+
+    source: str
+    x: Any
+    y: Any = None
+    clients: Any = None
+    where: Callable[[int], str] = "sample {}".format
+
+    @property
+    def mapped(self) -> bool:
+        """Does the input lie in a file that is mapped into memory?"""
+        return isinstance(self.x, np.memmap)
+
+
+def array(source: str, name: str, values: Any) -> np.ndarray:
+    """An array of numbers, words, or (last) objects, of whatever was brought.
+
+    Raises:
+        ConfigError: where entries differ in shape.
+    """
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        return values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
+    if isinstance(values, np.ndarray):
+        return values
+    if hasattr(values, "to_numpy"):  # a column of pandas, polars or pyarrow
+        return np.asarray(values.to_numpy())
+    listed = list(values)
+    if any(isinstance(value, Tensor) for value in listed):
+        listed = [value.detach().cpu().numpy() if isinstance(value, Tensor) else value for value in listed]
+    shapes = {np.shape(value) for value in listed} if _square(listed) else {(0,), (1,)}
+    if len(shapes) > 1:
+        shown = sorted({str(list(shape_of(value))) for value in listed})[:2]
+        raise ConfigError(
+            f"{source}: {name} is ragged, its entries differ in shape ({' and '.join(shown)}); make them alike"
+        )
+    kinds = {type(value) for value in listed}
+    mixed = len(kinds) > 1 and bool(kinds & {str, bytes, type(None)})  # NumPy would turn 1 into '1' without a word
+    return np.array(listed, dtype=object) if mixed else np.asarray(listed)
+
+
+def _square(listed: list[Any]) -> bool:
+    """Has every entry a shape?"""
+    try:
+        for value in listed:
+            np.shape(value)
+    except ValueError:
+        return False
+    return True
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of an entry; of a ragged one that of its outside."""
+    try:
+        return tuple(np.shape(value))
+    except ValueError:
+        return (len(value),)
+
+
+def inputs(part: Part, kind: str | None, channels: str | None, gaps: bool = False) -> Tensor:
+    """[N, …] inputs: uint8 pixels with channels first, floating-point numbers, or int64 tokens.
+
+    Args:
+        part: whose.
+        kind: 'numbers', 'tokens' or 'pixels'; None takes floats for numbers and bytes for pixels.
+        channels: of images, 'first' or 'last'; None finds out which of them holds 1, 3 or 4.
+        gaps: whether NaN may stand for what is missing.
+
+    Raises:
+        ConfigError: where they are no numbers, or not finite, or nothing.
+    """
+    source, x = part.source, array(part.source, "x", part.x)
+    if not x.ndim or not len(x):
+        raise ConfigError(f"{source}: x holds no samples")
+    if x.dtype == bool:
+        x, kind = x.astype(np.float32), kind or "numbers"
+    if x.dtype.kind not in "iuf":
+        raise ConfigError(f"{source}: x holds {_said(x)}, and inputs are numbers; encode them first")
+    if x.ndim == 1:
+        x = x[:, None]
+    if 0 in x.shape:
+        raise ConfigError(f"{source}: x has the shape {list(x.shape)}, so its samples are empty")
+    if not x.dtype.isnative:
+        x = x.astype(x.dtype.newbyteorder("="))
+    kind = _kind(source, x, kind)
+    if kind == "pixels":
+        return images(source, torch.from_numpy(_owned(x)), channels)
+    if kind == "tokens":
+        least = min(int(x[pick].min()) for pick in pieces(x))
+        if least < 0:
+            raise ConfigError(f"{source}: x holds the token {least}; tokens count from 0")
+        found = torch.from_numpy(_owned(x if part.mapped and x.dtype.kind == "i" else x.astype(np.int64)))
+    else:
+        wide = x.dtype.itemsize > 8
+        found = torch.from_numpy(_owned(x if x.dtype.kind == "f" and not wide else x.astype(np.float32)))
+        if not gaps:
+            finite(part, found)
+    return images(source, found, channels) if channels is not None and found.dim() == 4 else found
+
+
+def _kind(source: str, x: np.ndarray, kind: str | None) -> str:
+    """What inputs are."""
+    if kind is None and x.dtype.kind != "f" and x.dtype != np.uint8:
+        raise ConfigError(
+            f"{source}: x holds whole numbers ({x.dtype}); say by dataset.inputs whether they are numbers, or tokens "
+            "that stand for something else"
+        )
+    kind = kind or ("numbers" if x.dtype.kind == "f" else "pixels")
+    checks.choice("dataset.inputs", kind, INPUTS)
+    if kind == "pixels" and x.dtype != np.uint8:
+        raise ConfigError(f"{source}: dataset.inputs=pixels are bytes, but x holds {x.dtype}; give uint8, or numbers")
+    if kind == "tokens" and x.dtype.kind == "f":
+        raise ConfigError(f"{source}: dataset.inputs=tokens are whole numbers, but x holds {x.dtype}")
+    return kind
+
+
+def _owned(x: np.ndarray) -> np.ndarray:
+    """What PyTorch may write to as far as it knows; a map of a file stays one."""
+    return x if x.flags.writeable and all(stride >= 0 for stride in x.strides) else x.copy()
+
+
+def images(source: str, x: Tensor, channels: str | None) -> Tensor:
+    """[N, C, H, W] of images [N, H, W], [N, H, W, C] or [N, C, H, W]; others as they are."""
+    if channels is not None:
+        checks.choice("dataset.channels", channels, CHANNELS)
+    if x.dim() == 3:
+        return x[:, None]
+    if x.dim() != 4:
+        return x
+    first, last = x.shape[1] in COLOURS, x.shape[3] in COLOURS
+    if channels is None and first == last:
+        raise ConfigError(
+            f"{source}: images {list(x.shape)} have their channels first or last, and neither can be seen; say "
+            "dataset.channels=first or last"
+        )
+    return x.movedim(3, 1) if channels == "last" or (channels is None and last) else x
+
+
+def pieces(x: Any) -> list[slice]:
+    """Slices of samples that are few enough to be looked at together."""
+    step = max(1, AT_ONCE // max(1, int(np.prod(x.shape[1:]))))
+    return [slice(start, start + step) for start in range(0, len(x), step)]
+
+
+def finite(part: Part, x: Tensor) -> None:
+    """Refuse NaN and infinities, naming the first sample that has one."""
+    for pick in pieces(x):
+        bad = ~torch.isfinite(x[pick]).flatten(1).all(1)
+        if bad.any():
+            number = pick.start + int(bad.nonzero()[0, 0])
+            value = x[number][~torch.isfinite(x[number])].flatten()[0].item()
+            raise ConfigError(
+                f"{part.source}: {part.where(number)} holds {value} in x; leave such samples out, or fill them in"
+            )
+
+
+def names(part: Part, count: int) -> list[str] | None:
+    """[N] the name of everyone's client, as it is written in the data; None where nobody says.
+
+    Raises:
+        ConfigError: where there are more or fewer of them than samples, or one is missing.
+    """
+    if part.clients is None:
+        return None
+    found = array(part.source, "clients", part.clients)
+    if found.shape != (count,):
+        raise ConfigError(
+            f"{part.source}: clients has the shape {list(found.shape)} for {count} samples; give one client per sample"
+        )
+    called = [called_of(value) for value in found.tolist()]
+    missing = next((number for number, name in enumerate(called) if name is None), None)
+    if missing is not None:
+        raise ConfigError(f"{part.source}: {part.where(missing)} has no client; name one, or leave it out")
+    return [str(name) for name in called]
+
+
+def called_of(value: Any) -> str | None:
+    """A client's or a label's name; None where there is none. A whole number that became 3.0 on its way is 3."""
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    if value is None or value != value or (isinstance(value, str) and not value.strip()):
+        return None
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def ordered(called: set[str]) -> list[str]:
+    """Names in order: whole numbers by size, anything else by the alphabet."""
+    whole = all(name.isdecimal() or (name[:1] == "-" and name[1:].isdecimal()) for name in called)
+    return sorted(called, key=lambda name: (int(name), name)) if whole else sorted(called)
+
+
+def _said(x: np.ndarray) -> str:
+    """The kind of an array's entries in a word."""
+    if x.dtype == object:
+        return type(next(iter(x.flat))).__name__
+    return {"U": "words", "S": "words", "c": "complex numbers", "M": "dates", "m": "durations"}.get(
+        x.dtype.kind, str(x.dtype)
+    )

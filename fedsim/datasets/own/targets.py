@@ -1,0 +1,93 @@
+"""Targets as somebody brings them: labels of any kind, mapped to 0 … C − 1, or numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+from fedsim.datasets.own.samples import Part, array, called_of, ordered
+
+TASKS = ("classification", "regression")
+
+
+def real(part: Part, count: int) -> Tensor:
+    """[N] or [N, k] float32 targets of regression."""
+    y = _targets(part, count)
+    try:
+        found = torch.from_numpy(np.asarray(y, dtype=np.float32))
+    except (TypeError, ValueError):
+        bad = next((value for value in y.flatten().tolist() if not _number(value)), None)
+        raise ConfigError(f"{part.source}: the target {bad!r} is no number, as dataset.task=regression wants") from None
+    bad_rows = (~torch.isfinite(found)).reshape(count, -1).any(1).nonzero()
+    if len(bad_rows):
+        raise ConfigError(f"{part.source}: the target of {part.where(int(bad_rows[0, 0]))} is missing or not finite")
+    return found[:, 0] if found.dim() == 2 and found.shape[1] == 1 else found
+
+
+def labels(parts: list[Part], counts: list[int], classes: int | None) -> tuple[list[Tensor], tuple[str, ...]]:
+    """[N] int64 labels 0 … C − 1 of every part, and what each of them is called in the data.
+
+    Args:
+        parts: training and test samples.
+        counts: of their samples.
+        classes: C of labels that are 0 … C − 1 already, and need not all be there; None numbers those that are.
+
+    Raises:
+        ConfigError: where a label is missing, or a number with decimals, or there is one alone.
+    """
+    called = [_called(part, count) for part, count in zip(parts, counts, strict=True)]
+    names = ordered(set().union(*called)) if classes is None else [str(label) for label in range(classes)]
+    if len(names) < 2:
+        raise ConfigError(f"{parts[0].source}: every label is {names[0]!r}; there is nothing to tell apart")
+    number = {name: place for place, name in enumerate(names)}
+    for part, own in zip(parts, called, strict=True):
+        stranger = next((at for at, name in enumerate(own) if name not in number), None)
+        if stranger is not None:
+            raise ConfigError(
+                f"{part.source}: {part.where(stranger)} has the label {own[stranger]!r}, but dataset.classes={classes} "
+                f"are 0 to {len(names) - 1}; correct it, or set dataset.classes=null"
+            )
+    return [torch.tensor([number[name] for name in own]) for own in called], tuple(names)
+
+
+def _called(part: Part, count: int) -> list[str]:
+    """[N] what the data call each sample's label."""
+    y = _targets(part, count)
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if y.ndim != 1:
+        raise ConfigError(f"{part.source}: y has the shape {list(y.shape)}, and a label is one value per sample")
+    if y.dtype.kind == "f":
+        whole = np.isnan(y) | (y == np.floor(y)) & np.isfinite(y)
+        if not whole.all():
+            at = int(np.flatnonzero(~whole)[0])
+            raise ConfigError(
+                f"{part.source}: {part.where(at)} has the target {y[at]:g}, which is no label; to predict numbers set "
+                "dataset.task=regression"
+            )
+    found = [called_of(value) for value in y.tolist()]
+    missing = next((at for at, name in enumerate(found) if name is None), None)
+    if missing is not None:
+        raise ConfigError(f"{part.source}: {part.where(missing)} has no label; give it one, or leave it out")
+    return [str(name) for name in found]
+
+
+def _targets(part: Part, count: int) -> np.ndarray:
+    """[N, …] as they were brought."""
+    if part.y is None:
+        raise ConfigError(f"{part.source}: there are inputs and no targets; add y")
+    y = array(part.source, "y", part.y)
+    if not y.ndim or len(y) != count:
+        raise ConfigError(f"{part.source}: y holds {y.shape[0] if y.ndim else 1} targets for {count} samples")
+    return y
+
+
+def _number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
