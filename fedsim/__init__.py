@@ -9,6 +9,7 @@ from fedsim.core.errors import CheckpointError, ConfigError, DivergenceError, Mi
 
 if TYPE_CHECKING:
     from fedsim.evaluation import Evaluation
+    from fedsim.results import load
     from fedsim.run import Simulation
     from fedsim.tracking import Result, Tracking
     from fedsim.trainer import Execution
@@ -26,6 +27,7 @@ __all__ = [
     "Simulation",
     "Tracking",
     "__version__",
+    "load",
 ]
 
 # These import PyTorch, which takes seconds; help and shell completion do without.
@@ -35,6 +37,7 @@ _HOMES = {
     "Result": "fedsim.tracking",
     "Simulation": "fedsim.run",
     "Tracking": "fedsim.tracking",
+    "load": "fedsim.results",
 }
 
 

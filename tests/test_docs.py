@@ -23,6 +23,7 @@ from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, FencedCod
 
 from fedsim import Simulation
 from fedsim.app import cli, sweep
+from fedsim.app.commands import WORDS
 from fedsim.app.reproduce import cli as reproduce
 from fedsim.plots import cli as plots
 
@@ -87,7 +88,7 @@ def reduced(words: list[str]) -> list[str]:
     """The same command at a size for tests."""
     if words[0] == "fedsim-reproduce" and "--scale" in words:
         return [*words, "--scale", "smoke", "--jobs", "1"]
-    if words[0] != "fedsim" or words[1] in ("info", "data") or {"--help", "--cfg"} & set(words):
+    if words[0] != "fedsim" or words[1] in WORDS or {"--help", "--cfg"} & set(words):
         return words
     folder = [] if any(word.startswith(("out=", "resume=")) for word in words) else [f"out=outputs/{next(NUMBERS)}"]
     return [

@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 
 from fedsim.app import cli
 from fedsim.plots.cli import _final
-from fedsim.plots.runs import Run
+from fedsim.results.runs import Run
 from fedsim.tracking.metrics_csv import read_metrics
 
 ROOT = Path(__file__).parents[1]

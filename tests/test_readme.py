@@ -16,7 +16,9 @@ PAGES = [README, *(page.read_text() for page in sorted((ROOT / "docs").glob("*.m
 LINES = [line for page in PAGES for line in page.replace("\\\n", " ").splitlines()]
 # A launcher of an extra composes where the extra is installed, and a package's choices beside the package.
 COMMANDS = [
-    line for line in LINES if re.match(r"fedsim( -m)? (?!info|data)\w", line) and not re.search("ray|pkg:", line)
+    line
+    for line in LINES
+    if re.match(r"fedsim( -m)? (?!info|data|export|table)\w", line) and not re.search("ray|pkg:", line)
 ]
 
 

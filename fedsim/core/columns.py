@@ -36,6 +36,17 @@ class Columns:
     own: Tensor
     averaged: Tensor
 
+    @classmethod
+    def of(cls, sizes: dict[str, int], statistics: set[str], home: set[str]) -> Columns:
+        """Of rows whose parts have these names and sizes: everything travels but what is at home with the client, and
+        statistics that travel are averaged."""
+        count = torch.tensor(list(sizes.values()))
+        stays, moved = (
+            torch.tensor([name in chosen for name in sizes]).repeat_interleave(count) for chosen in (home, statistics)
+        )
+        every = torch.arange(int(count.sum()))
+        return cls(every[~stays & ~moved], every[stays], every[~stays & moved])
+
     @property
     def divided(self) -> bool:
         """Is there more to a row than what strategies see?"""

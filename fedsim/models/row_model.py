@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.models.calling import Calling, Inputs
 from fedsim.models.dropout import key_dropouts
 from fedsim.models.losses import LOSSES, Loss, weighted_mean
+from fedsim.models.naming import Naming, named
 from fedsim.models.precision import checked
 from fedsim.models.probe import Findings, probe, why_not
 from fedsim.models.randomness import KeyedRandomness
@@ -50,6 +50,7 @@ class RowModel:
         statistics: shapes of the statistics, by name; known after `check`.
         trained: how many trained parameters there are.
         dimension: d, columns of a row: those, and the statistics.
+        home: names of what stays with the client.
         dropout_keys: names of the buffers that carry a client's dropout key.
         traits: what a forward pass does, see `fedsim.models.probe`.
     """
@@ -80,6 +81,7 @@ class RowModel:
         self.shapes = {name: p.shape for name, p in template.named_parameters() if p.requires_grad}
         self.statistics: dict[str, torch.Size] = {}
         self._kinds: dict[str, torch.dtype] = {}
+        self.home: set[str] = set()
         self.trained = self.dimension = sum(s.numel() for s in self.shapes.values())
         self.traits = Findings()
         if not self.trained:
@@ -146,33 +148,34 @@ class RowModel:
         self.dimension = self.trained + sum(s.numel() for s in self.statistics.values())
         self.columns = self._columns()
 
-    def _columns(self, home: set[str] | None = None) -> Columns:
-        """Everything travels but what bears these names; statistics that travel are averaged."""
-        shapes = self.shapes | self.statistics
-        sizes = torch.tensor([shape.numel() for shape in shapes.values()])
-        stays = torch.tensor([name in (home or ()) for name in shapes]).repeat_interleave(sizes)
-        every, trained = torch.arange(self.dimension), torch.arange(self.dimension) < self.trained
-        parts = every[~stays & trained], every[stays], every[~stays & ~trained]
-        return Columns(*(part.to(self.device) for part in parts))
+    def _columns(self) -> Columns:
+        sizes = {name: shape.numel() for name, shape in (self.shapes | self.statistics).items()}
+        found = Columns.of(sizes, set(self.statistics), self.home)
+        return Columns(*(part.to(self.device) for part in (found.shared, found.own, found.averaged)))
 
     def divide(self, selector: Selector) -> None:
         """Let a selector say what stays with the client; after `check`."""
-        home = selector.home(self.training_module, [*self.shapes, *self.statistics])
-        self.columns = self._columns(home)
+        self.home = selector.home(self.training_module, [*self.shapes, *self.statistics])
+        self.columns = self._columns()
         if not len(self.columns.shared):
             raise ConfigError("columns: nothing of the model travels; use strategy=local_only")
 
+    @property
+    def naming(self) -> Naming:
+        """How a row is the module's `state_dict`."""
+        return Naming.of(self.evaluation_module, self.shapes, self.statistics, self._kinds, self.home)
+
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
         """[d] → the named trained parameters, as views."""
-        return _named(row, self.shapes)
+        return named(row, self.shapes)
 
     def statistics_of(self, row: Tensor) -> dict[str, Tensor]:
         """[d] → the named statistics, copies of the buffers' types."""
-        named = _named(row[self.trained :], self.statistics) if self.statistics else {}
+        moved = named(row[self.trained :], self.statistics) if self.statistics else {}
         kinds = self._kinds
         return {
             name: value.clone() if kinds[name].is_floating_point else value.round().to(kinds[name])
-            for name, value in named.items()
+            for name, value in moved.items()
         }
 
     def as_columns(self, statistics: Mapping[str, Tensor]) -> Tensor:
@@ -283,13 +286,3 @@ class RowModel:
             lambda: second_of_two(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)
         )
         (self.training_module, self.evaluation_module), self.precision = kept, precision
-
-
-def _named(row: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """The first entries of a row by name, as views."""
-    found, start = {}, 0
-    for name, shape in shapes.items():
-        stop = start + math.prod(shape)
-        found[name] = row[start:stop].view(shape)
-        start = stop
-    return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,30 +22,79 @@ from fedsim.shift import NoShift, Shift
 log = logging.getLogger(__name__)
 
 PARAMETERS = 100  # most that `references: auto` solves for
+POINTS = {"distance_to_ps": "stable", "distance_to_po": "optimal"}  # column of metrics.csv → its name in summary.json
+FOUND = "found"
 NUMBERS = 5_000_000  # most entries of the inputs it looks at
 
 
-def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor) -> dict[str, Tensor]:
-    """'distance_to_ps' and 'distance_to_po' → [R, d] float64, as far as they exist; what is left out is logged.
+@dataclass
+class Solved:
+    """What was found of one replicate.
+
+    Attributes:
+        points: 'distance_to_ps' and 'distance_to_po' → [d] float64, those that exist.
+        risks: their performative risks R(θ, θ).
+        verdicts: of both: 'found', or in a sentence why not.
+    """
+
+    points: dict[str, Tensor] = field(default_factory=dict)
+    risks: dict[str, float] = field(default_factory=dict)
+    verdicts: dict[str, str] = field(default_factory=dict)
+
+
+class References(dict[str, Tensor]):
+    """'distance_to_ps' and 'distance_to_po' → [R, d] float64, those that exist in all replicates.
+
+    Attributes:
+        replicates: what was found of each; nothing where points are not wanted.
+    """
+
+    def __init__(self, replicates: list[Solved] | None = None) -> None:
+        self.replicates = replicates or []
+        found = [solved.points for solved in self.replicates]
+        names = found[0] if found else {}
+        super().__init__(
+            {name: torch.stack([f[name] for f in found]) for name in names if all(name in f for f in found)}
+        )
+
+    def said(self) -> dict[str, Any]:
+        """For summary.json, of θ^PS ('stable') and θ^PO ('optimal') by replicate: the verdict and, null where
+        there is no such point, its norm, performative risk and, up to 100 parameters, values."""
+        told: dict[str, Any] = {}
+        for column, name in POINTS.items() if self.replicates else ():
+            points = [solved.points.get(column) for solved in self.replicates]
+            told[name] = {
+                "verdict": [solved.verdicts[column] for solved in self.replicates],
+                "risk": [solved.risks.get(column) for solved in self.replicates],
+                "norm": [None if point is None else float(point.norm()) for point in points],
+            }
+            if all(point is None or len(point) <= PARAMETERS for point in points):
+                told[name]["values"] = [None if point is None else point.tolist() for point in points]
+        return told
+
+
+def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor) -> References:
+    """θ^PS and θ^PO of every replicate, as far as they exist; what is left out is logged.
 
     Args:
         model, shift, data: of the run.
         initial: [R, d] initial models, from which the points are sought (θ^PO also from θ^PS and from zero).
     """
     if not shift.active or shift.references == "none":
-        return {}
+        return References()
     dear = _too_dear(model, data)
     if shift.references == "auto" and dear:
         log.info("θ^PS and θ^PO are not solved for: %s; shift.references=always does it", dear)
-        return {}
-    found: list[dict[str, Tensor]] = []
+        why = f"not sought: {dear}; shift.references=always does it"
+        return References([Solved(verdicts=dict.fromkeys(POINTS, why)) for _ in initial])
+    found: list[Solved] = []
     for r, start in enumerate(initial.to(torch.float64)):
         twins = [q for q in range(r) if data.dataset.stream and torch.equal(initial[q], initial[r])]
         if twins:  # a stream's law does not depend on the seed
             found.append(found[twins[0]])
         else:
             found.append(_points(Risk(model, shift, data, r), start, shift.box))
-    return {name: torch.stack([f[name] for f in found]) for name in found[0] if all(name in f for f in found)}
+    return References(found)
 
 
 def unshifted(model: RowModel, data: ClientData, initial: Tensor) -> Tensor:
@@ -65,19 +116,20 @@ def unshifted(model: RowModel, data: ClientData, initial: Tensor) -> Tensor:
         raise ConfigError(f"start=erm, but {error}") from error
 
 
-def _points(risk: Risk, start: Tensor, box: Box) -> dict[str, Tensor]:
+def _points(risk: Risk, start: Tensor, box: Box) -> Solved:
     """Both points of one replicate, or those that exist."""
-    found, starts = {}, [start, torch.zeros_like(start)]
-    try:
-        found["distance_to_ps"] = stable_point(risk, start, box)
-        starts.append(found["distance_to_ps"])
-    except NoReferenceError as error:
-        log.info("no distance_to_ps: %s", error)
-    try:
-        found["distance_to_po"] = optimal_point(risk, starts, box)
-    except NoReferenceError as error:
-        log.info("no distance_to_po: %s", error)
-    return found
+    solved, starts = Solved(), [start, torch.zeros_like(start)]
+    for column, name in POINTS.items():
+        try:
+            point = stable_point(risk, start, box) if name == "stable" else optimal_point(risk, starts, box)
+        except NoReferenceError as error:
+            log.info("no %s: %s", column, error)
+            solved.verdicts[column] = str(error)
+            continue
+        starts.append(point)
+        solved.points[column], solved.verdicts[column] = point, FOUND
+        solved.risks[column] = float(risk.performative(point))
+    return solved
 
 
 def _too_dear(model: RowModel, data: ClientData) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedsim.availability import Availability
-from fedsim.plots.runs import Run
+from fedsim.results.runs import Run
 
 
 @dataclass

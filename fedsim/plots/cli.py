@@ -9,9 +9,9 @@ from pathlib import Path
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.plots.compare import pictures, written
-from fedsim.plots.differences import find
 from fedsim.plots.report import html
-from fedsim.plots.runs import Run
+from fedsim.results.differences import find
+from fedsim.results.runs import Run
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -10,9 +10,9 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedsim.plots.differences import shared_name
-from fedsim.plots.runs import Run
 from fedsim.plots.style import STYLE, colour, panels, wrapped
+from fedsim.results.differences import shared_name
+from fedsim.results.runs import Run
 from fedsim.tracking.clients import Clients
 
 BEYOND = ("#882255", "#999933")  # classes after the eighth

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from fedsim.plots import clients
 from fedsim.plots.curves import figure, telling
-from fedsim.plots.runs import Run
 from fedsim.plots.style import DISTANCES, STYLE, colour, drawn, panels, percent, wrapped
+from fedsim.results.runs import Run
 from fedsim.tracking.clients import MOST_CLIENTS, MOST_ROUNDS
 
 

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 
 from fedsim.evaluation.columns import MODELS
 from fedsim.plots.cells import Cell, at, labels
-from fedsim.plots.runs import NEWCOMERS, Run
 from fedsim.plots.style import (
     DASHES,
     FITTED,
@@ -25,6 +24,7 @@ from fedsim.plots.style import (
     panels,
     percent,
 )
+from fedsim.results.runs import NEWCOMERS, Run
 
 PREFERRED = (
     "test_accuracy",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import math
 import re
 from datetime import datetime
@@ -18,9 +17,9 @@ from matplotlib.figure import Figure
 
 from fedsim.plots.compare import pictures, written
 from fedsim.plots.curves import telling
-from fedsim.plots.differences import ABSENT, differing, of_their_own, said, value
-from fedsim.plots.runs import Run
 from fedsim.plots.style import colour, title
+from fedsim.results.differences import ABSENT, differing, of_their_own, said, value
+from fedsim.results.runs import Run
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 CURVES = 4  # metrics
@@ -120,7 +119,7 @@ def _notes(runs: list[Run]) -> list[str]:
 
 def _origin(run: Run) -> dict[str, str]:
     """How the run was made."""
-    environment, summary = _json(run.folder / "environment.json"), _json(run.folder / "summary.json")
+    environment, summary = run.environment, run.summary
     versions = environment.get("versions") or {}
     speed, threads = summary.get("samples_per_second"), environment.get("threads", "?")
     machine = f"{environment.get('device', ABSENT)}, {threads} thread{'' if threads == 1 else 's'}"
@@ -143,11 +142,6 @@ def _duration(seconds: float) -> str:
         if seconds > 2 * unit:
             return f"{seconds / unit:.1f} {name}"
     return f"{seconds:.0f} s"
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """What the file holds; nothing where there is none."""
-    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def _svg(figure: Figure) -> str:

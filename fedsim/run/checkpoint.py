@@ -21,10 +21,12 @@ from fedsim.core.errors import CheckpointError
 from fedsim.core.files import replacing
 from fedsim.core.memory import Memory
 from fedsim.core.placement import mapped
+from fedsim.results.files import CHECKPOINT
+from fedsim.results.models import HEADER
 from fedsim.run.layout import Layout
 from fedsim.strategies import State
 
-NAME = "checkpoint.safetensors"
+NAME = CHECKPOINT
 FORMAT = "fedsim-3"
 OVERHEAD = 0.03  # share of wall time that `every: auto` may spend on writing
 UNDIVIDED = Layout()
@@ -62,6 +64,7 @@ def write(
     identity: dict[str, Any],
     memory: Memory | None = None,
     layout: Layout = UNDIVIDED,
+    about: dict[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint so that at every moment either the old or the new file is whole.
 
@@ -74,6 +77,7 @@ def write(
         identity: what the run is; a checkpoint is only resumed by a run of the same identity.
         memory: of rule and shift.
         layout: how ranks divide the tensors; the file is that of a single process, whoever wrote it.
+        about: what is told of the models in it, see `fedsim.results.StoredModels`.
 
     Raises:
         OutputError: it cannot be written; the old one is as it was.
@@ -81,13 +85,16 @@ def write(
     kept = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | (memory or Memory()).tensors()
     whole = {name: layout.gather(name, value) for name, value in kept.items()}
     if layout.ranks.first:
-        _write(path, whole, progress, identity)
+        _write(path, whole, progress, identity, about or {})
     layout.ranks.wait()
 
 
-def _write(path: Path, kept: dict[str, torch.Tensor], progress: Progress, identity: dict[str, Any]) -> None:
+def _write(
+    path: Path, kept: dict[str, torch.Tensor], progress: Progress, identity: dict[str, Any], about: dict[str, Any]
+) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
-    header = {"format": FORMAT, "progress": json.dumps(vars(progress)), "identity": json.dumps(identity)}
+    told = {"progress": vars(progress), "identity": identity, HEADER: about}
+    header = {"format": FORMAT} | {name: json.dumps(value) for name, value in told.items()}
     with replacing(path, "wb", durable=True) as file:
         file.write(save(tensors, metadata=header))
 
@@ -167,7 +174,9 @@ class Checkpointer:
         identity: dict[str, Any],
         memory: Memory,
         layout: Layout = UNDIVIDED,
+        about: dict[str, Any] | None = None,
     ) -> None:
+        self.about = about
         self.path = None if folder is None else folder / NAME
         self.every, self.identity, self.memory, self.layout = every, identity, memory, layout
         self._last, self._cost = time.monotonic(), 0.0
@@ -185,6 +194,6 @@ class Checkpointer:
         if self.path is None:
             return
         begin = time.monotonic()
-        write(self.path, state, progress, self.identity, self.memory, self.layout)
+        write(self.path, state, progress, self.identity, self.memory, self.layout, self.about)
         self._last = time.monotonic()
         self._cost = self._last - begin

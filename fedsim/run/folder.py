@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save
+from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing, write_json, written
+from fedsim.results.files import CONFIG, CONSTANTS, ENVIRONMENT, SUMMARY
 from fedsim.run.checkpoint import Checkpointer
 from fedsim.tracking import clients
 from fedsim.tracking.clients import Clients
@@ -19,8 +22,6 @@ from fedsim.tracking.metrics_csv import NAME as METRICS
 from fedsim.tracking.metrics_csv import MetricsCSV, kept_rows
 from fedsim.tracking.result import Row
 from fedsim.tracking.tensorboard import TensorBoard
-
-SUMMARY = "summary.json"  # a run writes it last
 
 
 class RunFolder:
@@ -36,6 +37,7 @@ class RunFolder:
         seeds: of the replicates.
         device, ranks: for environment.json.
         checkpoints: of the run: an older run's is removed.
+        constants: entries of the model that no client changes.
 
     Attributes:
         kept: rows of metrics.csv from before.
@@ -57,6 +59,7 @@ class RunFolder:
         device: torch.device,
         ranks: int,
         checkpoints: Checkpointer,
+        constants: dict[str, Tensor],
     ) -> None:
         self.path, resumed = path, completed > 0
         keep = completed if resumed else -1
@@ -64,15 +67,18 @@ class RunFolder:
         self._tensorboard: TensorBoard | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
-            write_json(path / "environment.json", environment(device, ranks))
+            write_json(path / ENVIRONMENT, environment(device, ranks))
             if not complete:  # what an older run, or one of fewer rounds, wrote in the end; it goes before the
                 for name in (clients.NAME, SUMMARY):  # configuration, since both together say: this was run to its end
                     (path / name).unlink(missing_ok=True)
             if config is not None:
-                with replacing(path / "config.yaml") as file:
+                with replacing(path / CONFIG) as file:
                     file.write(config)
             if not resumed and checkpoints.path is not None:  # of an older run that this one replaces;
                 checkpoints.path.unlink(missing_ok=True)  # it goes before its metrics do
+            if constants:
+                with replacing(path / CONSTANTS, "wb") as file:
+                    file.write(save(constants))
             self._csv = MetricsCSV(path / METRICS, columns, keep)
             if tensorboard and not (complete and (path / SUMMARY).exists()):
                 with written(path / "event files"):
@@ -95,7 +101,7 @@ class RunFolder:
     def finish(self, known: Clients, settings: dict[str, Any], completed: int, summary: dict[str, Any]) -> None:
         """What is written once: clients, pictures and the table of settings, and last the summary."""
         from fedsim.plots.compare import pictures  # here: no run need wait for matplotlib before its first round
-        from fedsim.plots.runs import load
+        from fedsim.results import load
 
         clients.write(self.path / clients.NAME, known)
         if self._tensorboard is not None:

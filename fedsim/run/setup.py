@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedsim.availability import Availability
 from fedsim.contamination import Contamination, NoContamination
@@ -20,9 +20,10 @@ from fedsim.datasets.pooled import PooledData
 from fedsim.evaluation import EvaluatedModels, Evaluation, Evaluator
 from fedsim.local import SGD, LocalRule
 from fedsim.models.losses import Loss
+from fedsim.models.naming import Naming
 from fedsim.models.selectors import Selector
 from fedsim.partition import Partition
-from fedsim.performative.references import references
+from fedsim.performative.references import References, references
 from fedsim.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.personal.models import OwnModels
 from fedsim.run import determinism
@@ -165,6 +166,17 @@ class Setup:
             )
 
     @functools.cached_property
-    def references(self) -> dict[str, Tensor]:
-        """θ^PS and θ^PO, [R, d] float64, as 'distance_to_ps' and 'distance_to_po': those there are and are wanted."""
+    def naming(self) -> Naming:
+        """What the module calls the parts of a row."""
+        return self.model.naming
+
+    def told_models(self) -> dict[str, Any]:
+        """What a checkpoint tells of the models in it: names, and whether clients keep some."""
+        kept = isinstance(self.strategy, KeepsClientModels)
+        own = list(self.trainer.rule.own_models)
+        return {"naming": self.naming.as_json(), "own": own, "kept": kept, "clients": self.federation.clients}
+
+    @functools.cached_property
+    def references(self) -> References:
+        """θ^PS and θ^PO, those there are and are wanted."""
         return references(self.model, self.shift, self.data, self.model.initial(self.federation.seeds))

@@ -81,7 +81,8 @@ class Simulation(Setup):
         memory.evaluated = self.models.memory(state.model)
         ranks = self.federation.ranks
         layout = Layout.of(self.strategy, memory, state.model, self.federation)
-        checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout)
+        about = self.told_models()
+        checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, about)
         if resume and checkpoints.path is not None and ranks.tell(checkpoints.path.exists()):
             state, progress = read(checkpoints.path, state, identity, memory, layout)
             if progress.rounds > self.rounds:

@@ -24,6 +24,7 @@ from fedsim.run.divergence import DivergenceGuard
 from fedsim.run.folder import RunFolder
 from fedsim.run.setup import Setup
 from fedsim.run.stopping import Stopped, StopSignals
+from fedsim.run.summary import summary
 from fedsim.strategies import State
 from fedsim.tracking import clients
 from fedsim.tracking.options import Tracking
@@ -96,7 +97,7 @@ class Tracker:
             complete, tensorboard = progress.rounds == run.rounds, self.options.tensorboard
             self._files = RunFolder(
                 self.folder, columns, progress.rounds, complete, tensorboard, self.config, self.seeds, run.device,
-                self.ranks.count, self.checkpoints,
+                self.ranks.count, self.checkpoints, run.naming.constants,
             )  # fmt: skip
             self.history = self._files.kept
         if first is not None:
@@ -219,7 +220,8 @@ class Tracker:
         progress, run = self.progress, self.run
         folder = None if self.folder is None else str(self.folder)
         extra = {} if run.newcomers is None else {"newcomers": run.newcomers(state, self.checkpoints.memory)}
-        result = Result(self.history, state, progress.seconds, sum(progress.samples), folder, extra)
+        rows = run.models("global", state, self.checkpoints.memory)
+        result = Result(self.history, state, progress.seconds, sum(progress.samples), folder, extra, rows, run.naming)
         last = self._last or self._on_models(state)
         if self._files is not None:
             accuracy = None if last.client_accuracy is None else last.client_accuracy[self._going]
@@ -227,26 +229,8 @@ class Tracker:
                 run.federation, run.availability, run.rounds, bool(run.tables), accuracy,
                 run.evaluator.everyone, run.dataset.label_names,
             )  # fmt: skip
-            self._files.finish(known, self.settings, progress.rounds, self._summary(result))
+            self._files.finish(known, self.settings, progress.rounds, summary(run, result, progress))
         return result
-
-    def _summary(self, result: Result) -> dict[str, Any]:
-        progress, last = self.progress, [row for row in result.history if row["round"] == result.history[-1]["round"]]
-        return {
-            "rounds": progress.rounds,
-            "seeds": list(self.seeds),
-            "final": {name: {"mean": mean, "std": std} for name, (mean, std) in result.final.items()},
-            "per_replicate": [{"seed": row["seed"]} | {name: row[name] for name in result.metrics} for row in last],
-            "dropped": self.guard.dropped,
-            "seconds": round(result.seconds, 3),
-            "samples": result.samples,
-            "total_bytes_down": sum(progress.links) * self.run.traffic.down,
-            "total_bytes_up": sum(progress.links) * self.run.traffic.up,
-            "samples_per_second": round(result.samples / max(result.seconds, 1e-9), 1),
-            "parameters": self.run.model.dimension,
-            "executor": self.run.trainer.choice.executor,
-            "chunk": self.run.trainer.choice.chunk,
-        } | result.extra
 
 
 def per_replicate(values: np.ndarray, bounds: Sequence[int]) -> np.ndarray:

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
+from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import PLACE, WORK
+from fedsim.models.naming import Naming
 from fedsim.strategies import State
 
 Row = dict[str, Any]
@@ -23,6 +26,8 @@ class Result:
     seconds: wall time, resumed parts included.
     samples: training samples processed.
     extra: what else summary.json holds: 'newcomers', one entry per epoch of theirs (`fedsim.personal.Newcomers`).
+    rows: [R, d] the server's models, with whatever of a row the strategy does not see.
+    naming: what the module calls a row's parts.
     """
 
     history: list[Row]
@@ -31,6 +36,8 @@ class Result:
     samples: int
     folder: str | None = None
     extra: Row = field(default_factory=dict)
+    rows: Tensor | None = None
+    naming: Naming | None = None
 
     @property
     def metrics(self) -> list[str]:
@@ -42,6 +49,34 @@ class Result:
         """Mean and standard deviation of every metric after the last round, over the replicates not given up."""
         last = [row for row in self.history if row["round"] == self.history[-1]["round"]]
         return {name: mean_std([row[name] for row in last]) for name in self.metrics}
+
+    def model(self, seed: int | None = None, replicate: int | None = None) -> dict[str, Tensor]:
+        """The last model of a replicate, as the `state_dict` that the module's `load_state_dict` takes.
+
+        Args:
+            seed: of the replicate; it may be left out where there is one.
+            replicate: its number, where several have the same seed.
+        """
+        assert self.naming is not None
+        assert self.rows is not None
+        seeds = [row["seed"] for row in self.history[: len(self.rows)]]
+        return self.naming.state_dict(self.rows[replicate_of(seeds, seed, replicate, "the run")].cpu())
+
+
+def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run: str) -> int:
+    """The number of the replicate that has this seed, or this number.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    if replicate is not None:
+        if not 0 <= replicate < len(seeds):
+            raise ConfigError(f"replicate={replicate}, but {run} has {len(seeds)}")
+        return replicate
+    if (seed is None and len(seeds) > 1) or (seed is not None and seeds.count(seed) != 1):
+        many = f"; give replicate=0 to {len(seeds) - 1}" if len(set(seeds)) < len(seeds) else ""
+        raise ConfigError(f"seed={seed}, but {run} has the seeds {', '.join(map(str, seeds))}{many}")
+    return 0 if seed is None else seeds.index(seed)
 
 
 def measured(history: list[Row]) -> list[str]:

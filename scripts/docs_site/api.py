@@ -25,6 +25,7 @@ LAYERS = (
     ("strategies",),
     ("evaluation", "performative", "personal"),
     ("tracking",),
+    ("results",),
     ("plots",),
     ("run",),
     ("app",),

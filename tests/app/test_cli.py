@@ -15,7 +15,7 @@ from small_runs import QUICK
 from fedsim.app.cli import main
 from fedsim.app.config import groups, keys
 from fedsim.plots.cli import main as plot
-from fedsim.plots.differences import find
+from fedsim.results.differences import find
 from fedsim.run.tracker import Tracker
 from fedsim.tracking.metrics_csv import read_metrics
 

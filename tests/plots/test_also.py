@@ -8,7 +8,7 @@ from pathlib import Path
 from fedsim.app.reproduce.report import save_curves
 from fedsim.plots.cells import Cell
 from fedsim.plots.curves import curves, metrics_of
-from fedsim.plots.runs import Run
+from fedsim.results.runs import Run
 
 OPTIONS = {"metric": "train_loss", "colours": "algorithm", "also": "client_mean"}
 

@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from fedsim.plots.bars import bars, heatmap
 from fedsim.plots.cells import Cell
 from fedsim.plots.curves import curves
-from fedsim.plots.runs import Run
+from fedsim.results.runs import Run
 
 
 def cells(fitted: str = "d = 6") -> list[Cell]:

@@ -22,8 +22,8 @@ from fedsim.datasets import Dataset
 from fedsim.local import SGD
 from fedsim.models import MLP
 from fedsim.plots.cli import main
-from fedsim.plots.differences import find
 from fedsim.plots.report import html
+from fedsim.results.differences import find
 from fedsim.strategies import FedAvg, FedAWE
 from fedsim.tracking import Tracking
 

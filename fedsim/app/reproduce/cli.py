@@ -20,7 +20,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.plots.cells import Cell
 from fedsim.plots.curves import metrics_of
 from fedsim.plots.kinds import draw
-from fedsim.plots.runs import load as load_run
+from fedsim.results.runs import load as load_run
 from fedsim.run.stopping import Stopped
 from fedsim.run.wiring import resolve_device
 from fedsim.tracking.environment import environment

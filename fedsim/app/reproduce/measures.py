@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedsim.core import checks
-from fedsim.plots.runs import Run
+from fedsim.results.runs import Run
 
 TOLERANCE = 1e-9  # of a target: 0.7 is reached by 0.7 however it was computed
 

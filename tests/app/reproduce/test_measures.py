@@ -11,7 +11,7 @@ from fedsim.app.reproduce.measures import read
 from fedsim.app.reproduce.report import is_rival
 from fedsim.plots.cells import Cell
 from fedsim.plots.curves import smooth
-from fedsim.plots.runs import Run
+from fedsim.results.runs import Run
 
 ROUNDS = [0, 10, 20, 30, 40]
 VALUES = {3: [0.1, 0.3, 0.5, 0.6, 0.8], 4: [0.1, 0.5, 0.3, 0.8, 0.8]}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError
-from fedsim.plots.runs import Run, load
+from fedsim.results.runs import Run, load
 from fedsim.tracking.metrics_csv import NAME
 
 _NOT_A_DIFFERENCE = ("out", "resume", "device", "tracking.progress")

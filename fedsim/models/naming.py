@@ -1,0 +1,101 @@
+"""What a module's own names are in a row: how rows become a `state_dict` that the module takes strictly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.core.columns import Columns
+
+
+@dataclass
+class Naming:
+    """The entries of a module's `state_dict`, and where each is found.
+
+    Attributes:
+        names: of all entries, in the module's order.
+        shapes: of the trained parameters, in the order of the row.
+        statistics: shapes of the statistics, which follow them.
+        kinds: dtypes of the statistics, as torch calls them without 'torch.'.
+        aliases: an entry that is another one's tensor (tied weights) → that one.
+        home: names of what stays with the client.
+        constants: entries that no client changes (frozen parameters, fixed buffers): they are in no row.
+    """
+
+    names: list[str]
+    shapes: dict[str, list[int]]
+    statistics: dict[str, list[int]]
+    kinds: dict[str, str]
+    aliases: dict[str, str] = field(default_factory=dict)
+    home: list[str] = field(default_factory=list)
+    constants: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        shapes: Mapping[str, torch.Size],
+        statistics: Mapping[str, torch.Size],
+        kinds: Mapping[str, torch.dtype],
+        home: set[str],
+    ) -> Naming:
+        """Those of the module whose rows have these columns."""
+        entries = {name: value for name, value in module.state_dict(keep_vars=True).items() if torch.is_tensor(value)}
+        known = {id(module.get_parameter(name)): name for name in shapes}
+        known |= {id(module.get_buffer(name)): name for name in statistics}
+        first: dict[str, str] = {}
+        for name, value in entries.items():
+            first[name] = known.setdefault(id(value), name)
+        fixed = {name: entries[name] for name, of in first.items() if of not in {*shapes, *statistics} and of == name}
+        return cls(
+            list(entries),
+            {name: list(shape) for name, shape in shapes.items()},
+            {name: list(shape) for name, shape in statistics.items()},
+            {name: str(kind).removeprefix("torch.") for name, kind in kinds.items()},
+            {name: of for name, of in first.items() if of != name},
+            sorted(home),
+            {name: value.detach().cpu().clone() for name, value in fixed.items()},
+        )
+
+    @property
+    def columns(self) -> Columns:
+        """Which columns of a row travel."""
+        sizes = {name: math.prod(shape) for name, shape in (self.shapes | self.statistics).items()}
+        return Columns.of(sizes, set(self.statistics), set(self.home))
+
+    def state_dict(self, row: Tensor) -> dict[str, Tensor]:
+        """[d] a row → what the module's `load_state_dict` takes: copies of its own shapes and types."""
+        found = {name: value.clone() for name, value in named(row, self.shapes | self.statistics).items()}
+        for name, kind in self.kinds.items():
+            wanted = getattr(torch, kind)
+            found[name] = (found[name] if wanted.is_floating_point else found[name].round()).to(wanted)
+        found |= {name: value.clone() for name, value in self.constants.items()}
+        return {name: found[self.aliases.get(name, name)] for name in self.names}
+
+    def as_json(self) -> dict[str, Any]:
+        """All but the constants' values."""
+        return asdict(self) | {"constants": sorted(self.constants)}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any], constants: Mapping[str, Tensor]) -> Naming:
+        """As `as_json` told it; `constants` holds the values.
+
+        Raises:
+            KeyError: for one that is missing there.
+        """
+        return cls(**{**told, "constants": {name: constants[name] for name in told["constants"]}})
+
+
+def named(row: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """The first entries of a row by name, as views."""
+    found, start = {}, 0
+    for name, shape in shapes.items():
+        stop = start + math.prod(shape)
+        found[name] = row[start:stop].view(tuple(shape))
+        start = stop
+    return found

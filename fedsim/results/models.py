@@ -1,0 +1,111 @@
+"""The models of a run folder by the module's own names: the last, the best, and those that clients keep."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedsim.core.columns import AVERAGED, OWN
+from fedsim.core.errors import CheckpointError, ConfigError
+from fedsim.models.naming import Naming
+from fedsim.results.files import BEST, CHECKPOINT, CONSTANTS
+
+HEADER = "model"  # where a header tells of names
+
+
+class StoredModels:
+    """Reads what is asked for and no more: rows of one replicate or client.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def last(self, replicate: int) -> dict[str, Tensor]:
+        """The server's model as the run's checkpoint has it; what stays with clients is its mean over them."""
+        with self._open(CHECKPOINT) as file:
+            naming, told, rows = self._told(file)
+            row = file.get_slice("model")[replicate]
+            if naming.columns.divided:
+                own, averaged = self._kept(file, replicate, range(rows))
+                row = naming.columns.joined(row, own.mean(0) if len(told["naming"]["home"]) else row[:0], averaged)
+        return naming.state_dict(row)
+
+    def best(self, replicate: int) -> dict[str, Tensor]:
+        """The evaluated model of the round in which the metric that chose it was best."""
+        if not (self.folder / BEST).exists():
+            raise ConfigError(
+                f"{self.folder} keeps no best model: the run had no metric to choose it by; give it validation "
+                "samples by partition.validation=0.2 personal.over=all, or a metric by stop.metric"
+            )
+        with self._open(BEST) as file:
+            naming, _, _ = self._told(file)
+            return naming.state_dict(file.get_slice("model")[replicate])
+
+    def of_client(self, replicate: int, client: int) -> dict[str, Tensor]:
+        """The model that this client keeps: its local rule's own, else the strategy's, else the server's with the
+        columns that stay with the client.
+
+        Raises:
+            ConfigError: there is no such client, or clients keep nothing.
+        """
+        with self._open(CHECKPOINT) as file:
+            naming, told, rows = self._told(file)
+            if not 0 <= client < rows:
+                raise ConfigError(f"client={client}, but {self.folder} has the clients 0 to {rows - 1}")
+            at = replicate * rows + client
+            if told["own"]:
+                return naming.state_dict(file.get_slice(f"clients.{told['own'][0]}")[at])
+            if not (told["kept"] or naming.home):
+                raise ConfigError(
+                    f"the clients of {self.folder} keep no models: neither its local rule, its strategy nor columns "
+                    "that stay with the client make any"
+                )
+            row = file.get_slice("models")[at] if told["kept"] else file.get_slice("model")[replicate]
+            if naming.columns.divided:
+                own, averaged = self._kept(file, replicate, range(client, client + 1))
+                row = naming.columns.joined(row, own[0] if naming.home else row[:0], averaged)
+        return naming.state_dict(row)
+
+    def _kept(self, file: Any, replicate: int, clients: range) -> tuple[Tensor, Tensor]:
+        """Own columns [c, d_o] of some clients, and the averaged ones [d_a]; empty where there are none."""
+        nothing, there = torch.zeros(0), set(file.keys())
+        own, averaged = f"clients.{OWN}", f"server.{AVERAGED}"
+        rows = file.get_slice(own) if own in there else None
+        first = 0 if rows is None else replicate * (rows.get_shape()[0] // file.get_slice("model").get_shape()[0])
+        return (
+            nothing[None] if rows is None else rows[first + clients.start : first + clients.stop],
+            file.get_slice(averaged)[replicate] if averaged in there else nothing,
+        )
+
+    def _told(self, file: Any) -> tuple[Naming, dict[str, Any], int]:
+        """Names, what else the header tells of models, and how many clients each replicate has."""
+        try:
+            told = json.loads((file.metadata() or {})[HEADER])
+            return Naming.from_json(told["naming"], self._constants), told, int(told["clients"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the checkpoint in {self.folder} does not tell the names of its model's parts: it was written by an "
+                "earlier version; run it again"
+            ) from error
+
+    @functools.cached_property
+    def _constants(self) -> dict[str, Tensor]:
+        path = self.folder / CONSTANTS
+        return load_file(path) if path.exists() else {}
+
+    def _open(self, name: str) -> Any:
+        path = self.folder / name
+        try:
+            return safe_open(path, framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error}); the run has left no model there") from error

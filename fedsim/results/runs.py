@@ -1,0 +1,182 @@
+"""Runs on disk, as they are read."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.settings import flatten
+from fedsim.results.files import CONFIG, ENVIRONMENT, SUMMARY
+from fedsim.results.models import StoredModels
+from fedsim.tracking import clients
+from fedsim.tracking.clients import Clients
+from fedsim.tracking.metrics_csv import NAME, read_metrics
+from fedsim.tracking.result import Row, mean_std, measured, replicate_of
+
+FRAMES = ("pandas", "polars")
+NEWCOMERS = "newcomers "  # before a metric of those who join when training is over
+
+
+@dataclass
+class Run:
+    """One run folder.
+
+    Example:
+        >>> run = fedsim.load("outputs/first")  # doctest: +SKIP
+        >>> run.frame().groupby("round").test_accuracy.mean()  # doctest: +SKIP
+        >>> module.load_state_dict(run.model(seed=0))  # doctest: +SKIP
+
+    Attributes:
+        folder: where it is.
+        rows: of its metrics.csv, one per evaluated round and replicate.
+        settings: its configuration as dotted keys.
+        clients: what is known of its clients; None of a run that is not finished.
+        label: what distinguishes it from the runs it is compared with.
+        newcomers: of its summary.json: what they measured after each of their epochs.
+        config: its configuration as it is nested in config.yaml; empty for a run that was begun without one.
+    """
+
+    folder: Path
+    rows: list[Row]
+    settings: dict[str, Any]
+    clients: Clients | None = None
+    label: str = ""
+    newcomers: list[Row] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> list[str]:
+        """Measured columns."""
+        return measured(self.rows)
+
+    @property
+    def replicates(self) -> int:
+        """R; replicates may share a seed."""
+        return sum(row["round"] == self.rows[0]["round"] for row in self.rows)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the replicates."""
+        return [row["seed"] for row in self.rows[: self.replicates]]
+
+    @functools.cached_property
+    def summary(self) -> dict[str, Any]:
+        """summary.json; empty for a run that is not finished."""
+        return _json(self.folder / SUMMARY)
+
+    @functools.cached_property
+    def environment(self) -> dict[str, Any]:
+        """environment.json: command, versions, device."""
+        return _json(self.folder / ENVIRONMENT)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """metrics.csv, column → [E·R], replicates of a round side by side."""
+        return {name: np.array([row[name] for row in self.rows]) for name in self.rows[0]}
+
+    def frame(self, library: str = "pandas") -> Any:
+        """metrics.csv as a DataFrame of 'pandas' or 'polars', a row per evaluated round and replicate.
+
+        Raises:
+            ConfigError: the library is not installed.
+        """
+        checks.choice("library", library, FRAMES)
+        try:
+            return importlib.import_module(library).DataFrame(self.arrays())
+        except ImportError as error:
+            raise ConfigError(f"{library} is an extra; pip install 'fedsim-torch[{library}]'") from error
+
+    def model(self, seed: int | None = None, which: str = "last", replicate: int | None = None) -> dict[str, Tensor]:
+        """A model as the `state_dict` that the module's `load_state_dict` takes, statistics and frozen parts included.
+
+        Args:
+            seed: of the replicate; it may be left out where there is one.
+            which: 'last' is the server's model after the last round that was saved, 'best' the evaluated one of the
+                round in which `stop.metric` was best.
+            replicate: its number, where several have the same seed.
+
+        Raises:
+            ConfigError: there is no such model.
+        """
+        checks.choice("which", which, ("last", "best"))
+        stored, number = StoredModels(self.folder), self._replicate(seed, replicate)
+        return stored.best(number) if which == "best" else stored.last(number)
+
+    def client_model(self, client: int, seed: int | None = None, replicate: int | None = None) -> dict[str, Tensor]:
+        """The model that a client keeps: of its local rule (APFL's is mixed with the server's by the client's α), else
+        of the strategy, else the server's with the columns that stay at home.
+
+        Raises:
+            ConfigError: clients keep none, or there is no such client.
+        """
+        return StoredModels(self.folder).of_client(self._replicate(seed, replicate), client)
+
+    def _replicate(self, seed: int | None, replicate: int | None) -> int:
+        return replicate_of(self.seeds, seed, replicate, str(self.folder))
+
+    def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Rounds [E] and values [E, R] of one metric.
+
+        Of 'a or b' the first that the run has: 'personal_… or localized_…' is the clients' own model, whichever they
+        have. 'newcomers a' is a of those who join when training is over, by their epochs.
+        """
+        if metric.startswith(NEWCOMERS):
+            name = _first(metric.removeprefix(NEWCOMERS), self.newcomers[-1])
+            return np.array([e["epoch"] for e in self.newcomers]), np.array([e[name] for e in self.newcomers])
+        metric = _first(metric, self.rows[0])
+        rounds = sorted({row["round"] for row in self.rows})
+        values = [[row[metric] for row in self.rows if row["round"] == t] for t in rounds]
+        return np.array(rounds), np.array(values)
+
+    def has(self, metric: str) -> bool:
+        """Did the run measure it?"""
+        return _first(metric, self.rows[0]) in self.rows[0]
+
+    def final(self, metric: str) -> tuple[float, float]:
+        """Mean and standard deviation over replicates after the last round."""
+        return mean_std(list(self.curve(metric)[1][-1]))
+
+
+def _first(metric: str, row: Row) -> str:
+    """Of 'a or b' the first that is in the row; the last where none is."""
+    names = metric.split(" or ")
+    return next((name for name in names if name in row), names[-1])
+
+
+def load(folder: str | Path) -> Run:
+    """Read a run folder, finished or not.
+
+    Raises:
+        ConfigError: the folder holds no run, or one without rows.
+        CheckpointError: its metrics.csv is damaged.
+    """
+    folder = Path(folder)
+    path = folder / NAME
+    try:
+        rows = read_metrics(path)
+    except OSError as error:
+        raise ConfigError(f"{folder} holds no run: {path.name} cannot be read ({error.strerror})") from error
+    if not rows:
+        raise ConfigError(f"{path} has no rows yet")
+    written = folder / CONFIG
+    plain = OmegaConf.to_container(OmegaConf.load(written)) if written.exists() else {}
+    assert isinstance(plain, dict)
+    config = {str(key): value for key, value in plain.items()}
+    known = folder / clients.NAME
+    run = Run(folder, rows, dict(flatten(config)), clients.read(known) if known.exists() else None, config=config)
+    run.newcomers = run.summary.get("newcomers", [])
+    return run
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """What the file holds; nothing where there is none."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

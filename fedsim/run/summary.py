@@ -1,0 +1,47 @@
+"""summary.json: where a run ended, what it took, and how near it came to θ^PS and θ^PO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedsim.performative.references import POINTS
+from fedsim.run.checkpoint import Progress
+from fedsim.run.setup import Setup
+from fedsim.tracking.result import Result, Row
+
+
+def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
+    """What the file holds.
+
+    Args:
+        run: what was run.
+        result: what it gave.
+        progress: where it stands.
+    """
+    last = [row for row in result.history if row["round"] == result.history[-1]["round"]]
+    numbers = {
+        "rounds": progress.rounds,
+        "seeds": list(run.federation.seeds),
+        "final": {name: {"mean": mean, "std": std} for name, (mean, std) in result.final.items()},
+        "per_replicate": [{"seed": row["seed"]} | {name: row[name] for name in result.metrics} for row in last],
+        "dropped": progress.dropped,
+        "seconds": round(result.seconds, 3),
+        "samples": result.samples,
+        "total_bytes_down": sum(progress.links) * run.traffic.down,
+        "total_bytes_up": sum(progress.links) * run.traffic.up,
+        "samples_per_second": round(result.samples / max(result.seconds, 1e-9), 1),
+        "parameters": run.model.dimension,
+        "executor": run.trainer.choice.executor,
+        "chunk": run.trainer.choice.chunk,
+    }
+    return numbers | _references(run, result.history) | result.extra
+
+
+def _references(run: Setup, history: list[Row]) -> dict[str, Any]:
+    """θ^PS and θ^PO of data that answer, and how far from each every replicate began and ended."""
+    said, count = run.references.said(), len(run.federation.seeds)
+    for column, name in POINTS.items():
+        if said and column in history[0]:
+            ends = zip(history[:count], history[-count:], strict=True)
+            said[name]["distance"] = [{"first": first[column], "last": last[column]} for first, last in ends]
+    return {"references": said} if said else {}
