@@ -10,7 +10,7 @@ from fedsim.datasets.digits import Digits
 from fedsim.datasets.emnist import EMNIST
 from fedsim.datasets.gaussian import GaussianMean
 from fedsim.datasets.houses import HousePrices, RegressionGroups
-from fedsim.datasets.own import ArrayFiles, Arrays, OwnData
+from fedsim.datasets.own import ArrayFiles, Arrays, OwnData, Table
 from fedsim.datasets.pricing import Pricing, PricingGroups
 from fedsim.datasets.quadratics import Quadratics
 from fedsim.datasets.stream import Stream
@@ -41,4 +41,5 @@ __all__ = [
     "RegressionGroups",
     "Stream",
     "Synthetic",
+    "Table",
 ]

@@ -2,5 +2,6 @@
 
 from fedsim.datasets.own.arrays import ArrayFiles, Arrays
 from fedsim.datasets.own.data import OwnData
+from fedsim.datasets.own.table import Table
 
-__all__ = ["ArrayFiles", "Arrays", "OwnData"]
+__all__ = ["ArrayFiles", "Arrays", "OwnData", "Table"]

@@ -60,13 +60,14 @@ def _called(part: Part, count: int) -> list[str]:
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
         raise ConfigError(f"{part.source}: y has the shape {list(y.shape)}, and a label is one value per sample")
-    if y.dtype.kind == "f":
-        whole = np.isnan(y) | (y == np.floor(y)) & np.isfinite(y)
+    values = y if y.dtype.kind == "f" else _all_numbers(y)
+    if values is not None:
+        whole = np.isnan(values) | (values == np.floor(values)) & np.isfinite(values)
         if not whole.all():
             at = int(np.flatnonzero(~whole)[0])
             raise ConfigError(
-                f"{part.source}: {part.where(at)} has the target {y[at]:g}, which is no label; to predict numbers set "
-                "dataset.task=regression"
+                f"{part.source}: {part.where(at)} has the target {values[at]:g}, which is no label; to predict numbers "
+                "set dataset.task=regression"
             )
     found = [called_of(value) for value in y.tolist()]
     missing = next((at for at, name in enumerate(found) if name is None), None)
@@ -83,6 +84,16 @@ def _targets(part: Part, count: int) -> np.ndarray:
     if not y.ndim or len(y) != count:
         raise ConfigError(f"{part.source}: y holds {y.shape[0] if y.ndim else 1} targets for {count} samples")
     return y
+
+
+def _all_numbers(y: np.ndarray) -> np.ndarray | None:
+    """[N] words that are all numbers, as numbers."""
+    if y.dtype.kind not in "UO":
+        return None
+    try:
+        return y.astype(np.float64)
+    except (TypeError, ValueError):
+        return None
 
 
 def _number(value: Any) -> bool:

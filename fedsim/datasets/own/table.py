@@ -1,0 +1,275 @@
+"""Tables of one's own: rows are samples, columns are features, target, client and split, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.datasets.own.columns import Columns, as_numbers, columns
+from fedsim.datasets.own.columns import missing as unknown
+from fedsim.datasets.own.data import OwnData
+from fedsim.datasets.own.samples import Part, called_of, ordered
+
+CATEGORIES = ("onehot", "ordinal", "refuse")
+GAPS = ("refuse", "drop", "mean", "median")
+TRAIN, TEST = ("train", "training"), ("test", "testing")
+
+
+class Table(OwnData):
+    """Rows of a CSV file, a Parquet file (extra `table`) or a data frame; columns are meant by their names.
+
+    A column all of whose entries are numbers is a feature as it is; one of words is a category. What is empty, NA,
+    N/A, NaN, null, None or ? is missing. Clients and labels are taken as they are written: 007 stays 007.
+
+    Args:
+        path: of the file; in Python also a data frame (pandas, polars, pyarrow) or a mapping from names to columns.
+        target: column that is predicted.
+        features: columns to predict it from; None takes all that have no other role.
+        client: column that says whose a row is; None lets the partition decide.
+        split: column that says 'train' or 'test'; None holds out `test_fraction`.
+        test_path: a second table, of rows to test on.
+        categories: 'onehot' makes of a column of words a feature 0 or 1 per word; 'ordinal' numbers the words in
+            alphabetical order; 'refuse' wants numbers.
+        max_categories: a column with more different words is refused: it is text, or an id.
+        missing: what becomes of missing features: 'refuse'; 'drop' leaves out the row; 'mean' and 'median' put that of
+            the training rows in the place of numbers, and the most frequent word in that of words.
+        strategic: columns that people change to please a model (shift=strategic); None for none.
+        separator: between the columns of a CSV file; None finds out which of , ; tab and | it is.
+        **options: of `OwnData`.
+
+    Attributes:
+        feature_names: [d] what every feature is called; 'column=word' where it says that a word is there.
+
+    Example:
+        >>> people = {"age": [31, 52, 44], "job": ["cook", "smith", "cook"], "ill": ["no", "yes", "yes"]}
+        >>> data = Table(people, target="ill", test_fraction=0, standardise=False)
+        >>> data.feature_names, data.train_x[0].tolist(), data.label_names
+        (('age', 'job=cook', 'job=smith'), [31.0, 1.0, 0.0], ('no', 'yes'))
+    """
+
+    def __init__(
+        self,
+        path: Any,
+        target: str,
+        features: Sequence[str] | None = None,
+        client: str | None = None,
+        split: str | None = None,
+        test_path: Any = None,
+        categories: str = "onehot",
+        max_categories: int = 100,
+        missing: str = "refuse",
+        strategic: Sequence[str] | None = None,
+        separator: str | None = None,
+        standardise: bool = True,
+        **options: Any,
+    ) -> None:
+        checks.choice("dataset.categories", categories, CATEGORIES)
+        checks.choice("dataset.missing", missing, GAPS)
+        checks.whole("dataset.max_categories", max_categories, least=2)
+        if split is not None and test_path is not None:
+            raise ConfigError(
+                f"dataset.split={split} and dataset.test_path={test_path} both say what is tested; give one"
+            )
+        if separator is not None and len(separator) != 1:
+            raise ConfigError(f"dataset.separator={separator!r} must be a single sign")
+        first = columns(path, separator)
+        parts = [first] if test_path is None else [first, columns(test_path, separator)]
+        roles = {"target": target, "client": client, "split": split}
+        used = _features(parts, features, roles)
+        if missing == "drop":
+            parts = [_complete(part, used) for part in parts]
+        for part in parts:
+            if (without := unknown(part[target])).any():
+                row = part.where(int(np.flatnonzero(without)[0]))
+                raise ConfigError(f"{part.source}: {row} has nothing in column {target!r}, the target; leave it out")
+        encoder = Encoder(used, parts, categories, max_categories, missing, standardise)
+        if split is not None:
+            parts = _divided(parts[0], split)
+        self.feature_names = encoder.names
+        name = Path(path).stem if isinstance(path, (str, Path)) else "table"
+        made = [Part(p.source, encoder.codes(p), p[target], client and p[client], p.where) for p in parts]
+        super().__init__(name, made[0], made[1] if made[1:] else None, encode=encoder, **options)
+        self.strategic = None if strategic is None else self._numbers(strategic)
+
+    def _numbers(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Places of features."""
+        for name in names:
+            if name not in self.feature_names:
+                near = checks.nearest(str(name), self.feature_names)
+                raise ConfigError(f"dataset.strategic names {name!r}, which is no feature{near}")
+        return tuple(self.feature_names.index(name) for name in names)
+
+
+def _features(parts: list[Columns], wanted: Sequence[str] | None, roles: dict[str, str | None]) -> list[str]:
+    """The columns that are features."""
+    for part in parts:
+        known = list(part.of)
+        named = [(f"dataset.{role}", name) for role, name in roles.items() if name is not None]
+        for key, name in [*named, *(("dataset.features", name) for name in wanted or ())]:
+            if name not in known:
+                near = checks.nearest(str(name), known) or f"; it has {', '.join(known[:12])}"
+                raise ConfigError(f"{key}={name} is no column of {part.source}{near}")
+    taken = [name for name in roles.values() if name is not None]
+    if len(set(taken)) < len(taken):
+        raise ConfigError(f"dataset.target, client and split are {', '.join(taken)}; a column has one of these roles")
+    if wanted is None:
+        found = [name for name in parts[0].of if name not in taken]
+        lacking = [name for name in found if name not in parts[-1].of]
+        if lacking:
+            raise ConfigError(f"{parts[-1].source} lacks the column {lacking[0]!r} of {parts[0].source}")
+    else:
+        found = list(dict.fromkeys(wanted))
+        double = next((name for name in found if name in taken), None)
+        if double is not None:
+            raise ConfigError(f"dataset.features names {double!r}, which has another role; leave it out")
+    if not found:
+        raise ConfigError(f"{parts[0].source}: there is no column to predict {roles['target']!r} from")
+    return found
+
+
+def _complete(part: Columns, used: list[str]) -> Columns:
+    """The rows that lack no feature."""
+    gaps = np.any([unknown(part[name]) for name in used], axis=0)
+    if gaps.all():
+        raise ConfigError(f"{part.source}: dataset.missing=drop leaves no row; leave a column out by dataset.features")
+    return part.rows(np.flatnonzero(~gaps))
+
+
+def _divided(part: Columns, split: str) -> list[Columns]:
+    """Training and test rows."""
+    said = [str(called_of(word)).lower() for word in part[split].tolist()]
+    other = next((row for row, word in enumerate(said) if word not in (*TRAIN, *TEST)), None)
+    if other is not None:
+        raise ConfigError(
+            f"{part.source}: {part.where(other)} says {part[split][other]!r} in column {split!r}; make it train or test"
+        )
+    of_test = np.isin(said, TEST)
+    if of_test.all() or not of_test.any():
+        only = "test" if of_test.all() else "train"
+        raise ConfigError(
+            f"{part.source}: every row says {only} in column {split!r}; give rows of both, or set it to null"
+        )
+    return [part.rows(np.flatnonzero(~of_test)), part.rows(np.flatnonzero(of_test))]
+
+
+class Encoder:
+    """Columns → features; numbers stay, words become codes, and these features 0 or 1.
+
+    Args:
+        used: names of the columns.
+        parts: training and test rows, which together have all words.
+        categories, most, missing, standardise: see `Table`.
+    """
+
+    def __init__(
+        self, used: list[str], parts: list[Columns], categories: str, most: int, missing: str, standardise: bool
+    ) -> None:
+        self.missing, self.standardise = missing, standardise
+        self.words: dict[str, list[str] | None] = {name: self._words(name, parts, categories, most) for name in used}
+        self.onehot = categories == "onehot"
+        self.names = tuple(
+            feature
+            for name, words in self.words.items()
+            for feature in ([f"{name}={word}" for word in words] if words is not None and self.onehot else [name])
+        )
+
+    def _words(self, name: str, parts: list[Columns], categories: str, most: int) -> list[str] | None:
+        """The words of a column; None of one of numbers. Refuses what is missing, and may not be."""
+        found: set[str] = set()
+        numeric = True
+        for part in parts:
+            values, gaps = part[name], unknown(part[name])
+            if gaps.any() and self.missing == "refuse":
+                raise ConfigError(
+                    f"{part.source}: {part.where(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
+                    "dataset.missing=drop, mean or median"
+                )
+            if gaps.all():
+                raise ConfigError(f"{part.source}: column {name!r} is empty; leave it out by dataset.features")
+            numbers = as_numbers(values, gaps)
+            numeric &= numbers is not None
+            if numbers is not None and np.isinf(numbers).any():
+                row = int(np.flatnonzero(np.isinf(numbers))[0])
+                raise ConfigError(
+                    f"{part.source}: {part.where(row)} holds {numbers[row]} in column {name!r}; correct it"
+                )
+            if numbers is None:
+                row = int(np.flatnonzero(~gaps)[0])
+                kind = values.dtype.kind if values.dtype != object else type(values[row]).__name__
+                if kind not in ("U", "S", "str", "bytes", "bool"):
+                    raise ConfigError(
+                        f"{part.source}: column {name!r} holds neither numbers nor words ({values[row]!r}); leave it "
+                        "out by dataset.features"
+                    )
+            found |= {str(called_of(value)) for value in values[~gaps].tolist()} if len(found) <= most else set()
+        if numeric:
+            return None
+        if categories == "refuse":
+            word = next(iter(sorted(found)))
+            raise ConfigError(
+                f"{parts[0].source}: column {name!r} holds words, such as {word!r}; leave it out by dataset.features, "
+                "or set dataset.categories=onehot or ordinal"
+            )
+        if len(found) > most:
+            raise ConfigError(
+                f"{parts[0].source}: column {name!r} holds more than dataset.max_categories={most} different words; "
+                "leave it out by dataset.features, or raise the number"
+            )
+        return ordered(found)
+
+    def codes(self, part: Columns) -> np.ndarray:
+        """[N, k] float64 numbers, and places of words; NaN where something is missing."""
+        found = []
+        for name, words in self.words.items():
+            values, gaps = part[name], unknown(part[name])
+            numbers = as_numbers(values, gaps) if words is None else None
+            if numbers is None:
+                place = {word: float(number) for number, word in enumerate(words or [])}
+                numbers = np.full(len(part), np.nan)
+                numbers[~gaps] = [place[str(called_of(value))] for value in values[~gaps].tolist()]
+            found.append(numbers)
+        return np.column_stack(found)
+
+    def __call__(self, train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What is missing filled in by what training rows have; then a feature per word."""
+        fill = [self._fill(train[:, k], words) for k, words in enumerate(self.words.values())]
+
+        def whole(x: Tensor) -> Tensor:
+            x = torch.where(torch.isnan(x), torch.tensor(fill, dtype=x.dtype), x)
+            return torch.cat([self._expanded(x[:, k], words) for k, words in enumerate(self.words.values())], 1)
+
+        train, test = whole(train), None if test is None else whole(test)
+        if self.standardise:
+            train, test = self._scaled(train, test)
+        return train.float(), None if test is None else test.float()
+
+    def _fill(self, column: Tensor, words: list[str] | None) -> float:
+        """What stands for missing entries of a column."""
+        there = column[~torch.isnan(column)].double()
+        if not len(there):
+            return 0.0
+        if words is not None:
+            return float(torch.bincount(there.long()).argmax())
+        return float(there.mean() if self.missing == "mean" else np.median(there.numpy()))
+
+    def _expanded(self, column: Tensor, words: list[str] | None) -> Tensor:
+        """[N, 1], or [N, words] of zeros and ones."""
+        if words is None or not self.onehot:
+            return column[:, None]
+        return torch.nn.functional.one_hot(column.long(), len(words)).to(column.dtype)
+
+    def _scaled(self, train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Numbers with mean 0 and variance 1 over the training rows; features 0 or 1 as they are."""
+        width = [1 if words is None or not self.onehot else len(words) for words in self.words.values()]
+        plain = [words is None or not self.onehot for words in self.words.values()]
+        number = torch.tensor(plain).repeat_interleave(torch.tensor(width))
+        mean, std = train.mean(0), train.std(0, correction=0)
+        mean, std = torch.where(number, mean, 0.0), torch.where(number & (std > 0), std, 1.0)
+        return (train - mean) / std, None if test is None else (test - mean) / std

@@ -1,0 +1,80 @@
+"""Data of one's own from the command line: a curve, clients' names in files and pictures, bad data leave nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsim.plots import clients as pictures
+from fedsim.plots.runs import Run
+from fedsim.tracking.clients import Clients, read
+
+QUICK = ["rounds=2", "tracking.tensorboard=false", "tracking.progress=none", "out=out"]
+TABLE = ["dataset=table", "dataset.path=people.csv", "dataset.target=ill", "dataset.client=who", "partition=natural"]
+PEOPLE = ["007", "976906", "ann b."]
+
+
+def write(folder: Path, ill: Callable[[int], str] = lambda row: ["no", "yes"][row % 2]) -> None:
+    rows = [f"{row % 7},{row % 3}.5,{PEOPLE[row % 3]},{ill(row)}" for row in range(60)]
+    (folder / "people.csv").write_text("\n".join(["age,dose,who,ill", *rows]))
+
+
+def test_a_table_with_clients_of_any_names(tmp_path: Path, fedsim) -> None:
+    write(tmp_path)
+    ended = fedsim(tmp_path, *QUICK, *TABLE, "clients=all")
+    assert ended.code == 0, ended.err
+    known = read(tmp_path / "out" / "clients.npz")
+    assert known.names.tolist() == known.accuracy_names.tolist() == PEOPLE
+    assert known.labels.tolist() == ["no", "yes"]
+    assert known.samples.tolist() == [16, 16, 16]
+    metrics = json.loads((tmp_path / "out" / "summary.json").read_text())["final"]
+    assert {"test_accuracy", "test_accuracy_by_client"} <= metrics.keys()
+
+
+def test_some_clients_are_drawn_and_named(tmp_path: Path, fedsim) -> None:
+    write(tmp_path)
+    assert fedsim(tmp_path, *QUICK, *TABLE, "clients=2").code == 0
+    names = read(tmp_path / "out" / "clients.npz").names.tolist()
+    assert len(names) == 2
+    assert set(names) < set(PEOPLE)
+
+
+def test_clients_that_are_not_asked_for_are_mentioned(tmp_path: Path, fedsim) -> None:
+    write(tmp_path)
+    ended = fedsim(tmp_path, *QUICK, *TABLE, "clients=5", "partition=iid")
+    assert "the data's 3 clients are not asked for (partition=natural does)" in ended.log
+
+
+@pytest.mark.parametrize("ill", [lambda row: "no", lambda row: f"{row}.5", lambda row: "no" if row else ""])
+def test_bad_data_leave_nothing_behind(tmp_path: Path, fedsim, ill: Callable[[int], str]) -> None:
+    write(tmp_path, ill)
+    ended = fedsim(tmp_path, *QUICK, *TABLE, "clients=all")
+    assert ended.code == 1
+    assert ended.err.startswith("fedsim: people.csv: ")
+    assert not list((tmp_path / "out").iterdir())  # which Hydra makes
+
+
+def test_pictures_call_clients_and_classes_by_their_names() -> None:
+    known = Clients(
+        number=3,
+        accuracy=None,
+        samples=None,
+        class_fractions=np.array([[0.5, 0.5], [1, 0], [0, 1]]),
+        present=np.array([[True, False], [False, True], [True, True]]),
+        names=np.array(["007", "976906", "a name that is longer"]),
+        labels=np.array(["no", "yes"]),
+    )
+    run = Run(Path("run"), [], {}, known)
+    for drawing, wanted in (
+        (pictures.partitions([run]), ["007", "976906", "a name that is …", "no", "yes"]),
+        (pictures.availability([run]), ["007", "976906"]),
+    ):
+        drawing.canvas.draw()
+        shown = [
+            text.get_text() for axes in drawing.axes for text in (*axes.get_yticklabels(), *axes.get_xticklabels())
+        ]
+        assert set(wanted) <= set(shown)
