@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fedsim.plots.runs import Run
 
 from fedsim.plots import clients as pictures
+from fedsim.results.runs import Run
 from fedsim.tracking.clients import Clients, read
 
 QUICK = ["rounds=2", "tracking.tensorboard=false", "tracking.progress=none", "out=out"]
