@@ -7,20 +7,23 @@ from fedsim.datasets.binary_gaussians import BinaryGaussians
 from fedsim.datasets.cinic10 import CINIC10
 from fedsim.datasets.credit import GiveMeSomeCredit
 from fedsim.datasets.digits import Digits
-from fedsim.datasets.emnist import EMNIST
+from fedsim.datasets.emnist import EMNIST, FEMNIST
 from fedsim.datasets.gaussian import GaussianMean
 from fedsim.datasets.houses import HousePrices, RegressionGroups
-from fedsim.datasets.own import ArrayFiles, Arrays, OwnData, Table
+from fedsim.datasets.own import LEAF, ArrayFiles, Arrays, OwnData, Table
 from fedsim.datasets.pricing import Pricing, PricingGroups
 from fedsim.datasets.quadratics import Quadratics
 from fedsim.datasets.stream import Stream
 from fedsim.datasets.synthetic import Synthetic
-from fedsim.datasets.vision import CIFAR10, MNIST, SVHN, FashionMNIST
+from fedsim.datasets.vision import CIFAR10, CIFAR100, MNIST, SVHN, FashionMNIST
 
 __all__ = [
     "CIFAR10",
+    "CIFAR100",
     "CINIC10",
     "EMNIST",
+    "FEMNIST",
+    "LEAF",
     "MNIST",
     "SVHN",
     "Adult",

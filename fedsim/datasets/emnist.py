@@ -1,4 +1,4 @@
-"""EMNIST digits by writer, from the federated HDF5 files (Caldas et al. 2018; apfl App. B)."""
+"""EMNIST by writer, digits or all characters, from the federated HDF5 files (Caldas et al. 2018; apfl App. B)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedsim.datasets.base import Dataset
 from fedsim.datasets.files import Files, data_root
 
 FILE = "emnist/fed_emnist_digitsonly_{}.h5"
+ALL = "emnist/fed_emnist_{}.h5"
 
 
 class EMNIST(Dataset):
@@ -38,9 +39,10 @@ class EMNIST(Dataset):
         module="h5py",
         extra="emnist",
     )
+    title, file, kinds = "emnist", FILE, 10
 
     def __init__(self, writers: int | str | None = None, root: str | None = None, seed: int = 0) -> None:
-        train, test = (self._read(data_root(root) / FILE.format(part)) for part in ("train", "test"))
+        train, test = (self._read(data_root(root) / self.file.format(part)) for part in ("train", "test"))
         names = sorted(name for name, (_, labels) in train.items() if len(labels))
         if writers not in (None, "all"):
             count = checks.whole("dataset.writers", writers)
@@ -59,14 +61,15 @@ class EMNIST(Dataset):
             for part in (train, test)
         )
         super().__init__(
-            "emnist",
+            self.title,
             train_x,
             train_y,
             test_x if len(test_x) else None,
             test_y if len(test_x) else None,
-            classes=10,
+            classes=type(self).kinds,
             owners=owners,
             test_owners=test_owners if len(test_x) else None,
+            client_names=tuple(names),
         )
 
     @classmethod
@@ -76,27 +79,49 @@ class EMNIST(Dataset):
         try:
             with h5py.File(path, "r") as file:
                 for name, group in file["examples"].items():
-                    found[name] = _checked(path, name, group["pixels"][()], group["label"][()])
+                    found[name] = cls._checked(path, name, group["pixels"][()], group["label"][()])
         except MissingDataError:
             raise
         except Exception as error:  # whatever h5py stumbles on
             raise MissingDataError(
-                f"dataset=emnist: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA), with "
-                f"groups examples/WRITER of pixels and label; {cls.files.remedy('emnist')} ({error})"
+                f"dataset={cls.title}: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA), with "
+                f"groups examples/WRITER of pixels and label; {cls.files.remedy(cls.title)} ({error})"
             ) from error
         return found
 
+    @classmethod
+    def _checked(cls, path: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """One writer's images as uint8 and labels as int64; an error where they are something else."""
+        fits = labels.ndim == 1 and pixels.shape == (len(labels), 28, 28)
+        if not fits or not all(low <= v <= high for a, low, high in ((pixels, 0, 1), (labels, 0, cls.kinds - 1))
+                               for v in (a.min(initial=0), a.max(initial=0))):  # fmt: skip
+            raise MissingDataError(
+                f"dataset={cls.title}: {path} has pixels {list(pixels.shape)} and label {list(labels.shape)} for "
+                f"writer {writer}; expected [n, 28, 28] in [0, 1] and [n] labels 0 to {cls.kinds - 1}; get the files "
+                "again"
+            )
+        return np.rint(pixels * 255).astype(np.uint8), labels.astype(np.int64)
 
-def _checked(path: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One writer's images as uint8 and labels as int64; an error where they are something else."""
-    fits = labels.ndim == 1 and pixels.shape == (len(labels), 28, 28)
-    if not fits or not all(low <= v <= high for a, low, high in ((pixels, 0, 1), (labels, 0, 9))
-                           for v in (a.min(initial=0), a.max(initial=0))):  # fmt: skip
-        raise MissingDataError(
-            f"dataset=emnist: {path} has pixels {list(pixels.shape)} and label {list(labels.shape)} for writer "
-            f"{writer}; expected [n, 28, 28] in [0, 1] and [n] digits; get the digits-only files again"
-        )
-    return np.rint(pixels * 255).astype(np.uint8), labels.astype(np.int64)
+
+class FEMNIST(EMNIST):
+    """Grey images [1, 28, 28] of handwritten digits and letters, 62 classes; every writer is a client.
+
+    Read as `EMNIST`, from ROOT/emnist/fed_emnist_train.h5 and …_test.h5 (3,400 writers): classes 0 to 9 are digits,
+    10 to 35 capital letters, 36 to 61 small ones.
+
+    Args:
+        writers, root, seed: of `EMNIST`.
+    """
+
+    files = Files(
+        ((ALL.format("train"), ALL.format("test")),),
+        "TensorFlow Federated",
+        "https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2",
+        folder="emnist",
+        module="h5py",
+        extra="emnist",
+    )
+    title, file, kinds = "femnist", ALL, 62
 
 
 def _h5py() -> Any:

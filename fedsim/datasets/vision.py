@@ -26,7 +26,7 @@ def idx_files(folder: str) -> tuple[str, ...]:
 
 
 class Images(Dataset):
-    """Images and labels in ten classes, kept as uint8 [N, C, H, W].
+    """Images and labels, kept as uint8 [N, C, H, W].
 
     Args:
         root: folder of the files, see `data_root`.
@@ -38,6 +38,7 @@ class Images(Dataset):
 
     source: str
     label: str
+    kinds = 10  # of labels
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
@@ -52,10 +53,11 @@ class Images(Dataset):
         folder, pool = data_root(root), checks.whole("dataset.pool", pool)
         parts = [self._load(folder, train, download) for train in (True, False)]
         for (x, y), half in zip(parts, ("training", "test"), strict=True):
-            if not len(x) or len(x) != len(y) or not 0 <= int(y.min()) <= int(y.max()) <= 9 or x.dtype != torch.uint8:
+            fits = len(x) and len(x) == len(y) and x.dtype == torch.uint8
+            if not fits or not 0 <= int(y.min()) <= int(y.max()) < self.kinds:
                 raise MissingDataError(
                     f"dataset={self.label}: the {half} files under {folder.resolve()} hold {len(x)} images, {len(y)} "
-                    "labels; expected as many uint8 images as labels 0 to 9; get them again"
+                    f"labels; expected as many uint8 images as labels 0 to {self.kinds - 1}; get them again"
                 )
         (train_x, train_y), (test_x, test_y) = parts
         super().__init__(
@@ -64,7 +66,7 @@ class Images(Dataset):
             train_y,
             pooled(test_x, pool),
             test_y,
-            classes=10,
+            classes=type(self).kinds,
             mean=type(self).mean,
             std=type(self).std if std is None else self._scale(std),
             augment=augment,
@@ -165,6 +167,17 @@ class CIFAR10(Images):
                 "expected uint8 [N, 32, 32, 3] and N labels"
             )
         return _channels_first(x), torch.as_tensor(y.reshape(-1).astype(np.int64))
+
+
+class CIFAR100(Images):
+    """50,000 + 10,000 colour images [3, 32, 32] in 100 classes (Krizhevsky), read from ROOT/cifar-100-python.
+
+    These are pickles; torchvision opens them only where their MD5 sums are the published ones.
+    """
+
+    source, label, kinds = "CIFAR100", "cifar100", 100
+    files = Files((("cifar-100-python",),), "www.cs.toronto.edu/~kriz/cifar.html", torchvision=True)
+    mean, std = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 
 
 class SVHN(Images):

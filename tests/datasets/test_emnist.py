@@ -10,7 +10,8 @@ import torch
 
 from fedsim import Simulation
 from fedsim.core import ConfigError, MissingDataError
-from fedsim.datasets.emnist import EMNIST, FILE
+from fedsim.datasets import FEMNIST
+from fedsim.datasets.emnist import ALL, EMNIST, FILE
 from fedsim.models import MLP
 from fedsim.partition import Natural
 from fedsim.personal import Personal
@@ -94,3 +95,22 @@ def test_what_is_absent_or_damaged_is_said(written, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(MissingDataError, match=r"pip install 'fedsim-torch\[emnist\]'"):
         EMNIST(root=str(written[0]))
+
+
+def test_all_characters_have_62_classes(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    (tmp_path / "emnist").mkdir()
+    for part in ("train", "test"):
+        with h5py.File(tmp_path / ALL.format(part), "w") as file:
+            for writer, labels in {"f1": [61, 0, 35], "f0": [9]}.items():
+                file[f"examples/{writer}/pixels"] = np.ones((len(labels), 28, 28), np.float32)
+                file[f"examples/{writer}/label"] = np.array(labels)
+    dataset = FEMNIST("all", root=str(tmp_path))
+    assert (dataset.classes, dataset.train_y.tolist()) == (62, [9, 61, 0, 35])
+    assert dataset.client_names == ("f0", "f1")
+    with h5py.File(tmp_path / ALL.format("train"), "a") as file:
+        file["examples/f1/label"][0] = 62
+    with pytest.raises(MissingDataError, match=r"dataset=femnist: .* labels 0 to 61"):
+        FEMNIST(root=str(tmp_path))
+    with pytest.raises(MissingDataError, match="dataset=emnist: no usable"):
+        EMNIST(root=str(tmp_path))

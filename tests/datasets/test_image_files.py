@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from scipy.io import savemat
 
 from fedsim.core import MissingDataError
 from fedsim.core.torchvision_import import torchvision
-from fedsim.datasets import CINIC10, SVHN
+from fedsim.datasets import CIFAR100, CINIC10, SVHN
 from fedsim.datasets.vision import pooled
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -99,3 +101,30 @@ def test_pooling_takes_block_means() -> None:
     blocks = images.double().reshape(5, 3, 4, 2, 4, 2).mean((3, 5))
     assert (pooled(images, 2).double() - blocks).abs().max() <= 0.5
     assert pooled(images, 1) is images
+
+
+def test_cifar100_is_what_torchvision_reads_in_a_hundred_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = torchvision().datasets.CIFAR100
+    folder = tmp_path / reader.base_folder
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 3072), dtype=np.uint8)
+    labels, sums = [99, 0, 41, 7, 7, 12], {}
+    for name, content in (
+        ("train", {"data": pixels, "fine_labels": labels}),
+        ("test", {"data": pixels[:2], "fine_labels": labels[:2]}),
+        ("meta", {"fine_label_names": [str(label) for label in range(100)]}),
+    ):
+        raw = pickle.dumps(content)
+        (folder / name).write_bytes(raw)
+        sums[name] = hashlib.md5(raw, usedforsecurity=False).hexdigest()
+    with pytest.raises(MissingDataError, match="dataset=cifar100: no usable files"):  # not the published ones
+        CIFAR100(root=str(tmp_path))
+    monkeypatch.setattr(reader, "train_list", [["train", sums["train"]]])
+    monkeypatch.setattr(reader, "test_list", [["test", sums["test"]]])
+    monkeypatch.setattr(reader, "meta", reader.meta | {"md5": sums["meta"]})
+    data = CIFAR100(root=str(tmp_path))
+    assert (data.classes, data.shape, data.train_y.tolist()) == (100, (3, 32, 32), labels)
+    assert torch.equal(data.train_x, torch.tensor(pixels.reshape(6, 3, 32, 32)))
+    assert len(data.test_x) == 2
