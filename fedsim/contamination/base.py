@@ -101,9 +101,18 @@ def lowest(drawn: Tensor, fraction: Tensor, weight: Tensor | None) -> Tensor:
     return real & (place < count)
 
 
-def real_entry(entry: str, dataset: Dataset) -> str:
+def real_inputs(contamination: Contamination, dataset: Dataset) -> None:
+    """Refuse to put numbers in the place of tokens."""
+    if dataset.tokens:
+        raise ConfigError(
+            f"contamination={type(contamination).__name__} changes numbers, but dataset={dataset.name} has tokens"
+        )
+
+
+def real_entry(contamination: Contamination, entry: str, dataset: Dataset) -> str:
     """'x', or 'y' where the data have real-valued targets."""
-    checks.choice("contamination.entry", entry, ("x", "y"))
+    if checks.choice("contamination.entry", entry, ("x", "y")) == "x":
+        real_inputs(contamination, dataset)
     labelled = dataset.classes is not None or (not dataset.stream and dataset.train_y is None)
     if entry == "y" and (labelled or dataset.loss != "squared"):
         raise ConfigError(

@@ -6,8 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.contamination.base import Huber
+from fedsim.contamination.base import Huber, real_inputs
 from fedsim.core import checks
+from fedsim.core.federation import Federation
+from fedsim.datasets import Dataset
 
 
 class FeatureNoise(Huber):
@@ -21,6 +23,10 @@ class FeatureNoise(Huber):
     def __init__(self, std: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
         self.std = checks.not_negative("contamination.std", std)
+
+    def setup(self, federation: Federation, dataset: Dataset) -> None:
+        super().setup(federation, dataset)
+        real_inputs(self, dataset)
 
     def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
         return {"x": batch["x"] + self.std * self.normals(keys, batch["x"])}

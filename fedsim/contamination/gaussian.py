@@ -28,7 +28,7 @@ class Gaussian(Huber):
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
         super().setup(federation, dataset)
-        self.entry = real_entry(self.entry, dataset)
+        self.entry = real_entry(self, self.entry, dataset)
 
     def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
         return {self.entry: self.mean + self.std * self.normals(keys, batch[self.entry])}

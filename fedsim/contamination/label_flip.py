@@ -21,6 +21,10 @@ class LabelFlip(Huber):
             raise ConfigError(
                 f"contamination=label_flip needs classes, and dataset={dataset.name} has none; use gaussian"
             )
+        if not dataset.stream and dataset.labels is None:
+            raise ConfigError(
+                f"contamination=label_flip needs one class for a sample, and dataset={dataset.name} has several"
+            )
         self.classes = dataset.classes
 
     def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:

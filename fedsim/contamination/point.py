@@ -28,7 +28,7 @@ class Point(Huber):
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
         super().setup(federation, dataset)
-        self.entry = real_entry(self.entry, dataset)
+        self.entry = real_entry(self, self.entry, dataset)
 
     def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
         return {self.entry: torch.full_like(batch[self.entry], self.value)}

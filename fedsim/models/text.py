@@ -17,16 +17,16 @@ class CharLSTM(nn.Module):
     Args:
         classes: size of the alphabet.
         embedding, hidden, layers: 8, 256 and 2 in LEAF.
-        every: predict at every position.
+        every: predict at every position; None: as the data set's labels are in a run, else after the last alone.
     """
 
     def __init__(
-        self, classes: int, embedding: int = 8, hidden: int = 256, layers: int = 2, every: bool = False
+        self, classes: int, embedding: int = 8, hidden: int = 256, layers: int = 2, every: bool | None = None
     ) -> None:
         super().__init__()
         for key, value in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
             checks.whole(f"model.{key}", value)
-        self.every = every
+        self.every = bool(every)
         self.embedding = nn.Embedding(classes, embedding)
         self.recurrence = nn.LSTM(embedding, hidden, layers, batch_first=True)
         self.head = nn.Linear(hidden, classes)
@@ -46,7 +46,7 @@ class Transformer(nn.Module):
         classes: size of the vocabulary.
         width, heads, layers: of the blocks; a feed-forward layer is four times as wide.
         dropout: in attention and after every sublayer.
-        every: predict at every position.
+        every: predict at every position; None: as the data set's labels are in a run, else at every position.
     """
 
     causal: Tensor
@@ -59,10 +59,10 @@ class Transformer(nn.Module):
         heads: int = 4,
         layers: int = 2,
         dropout: float = 0.0,
-        every: bool = True,
+        every: bool | None = None,
     ) -> None:
         super().__init__()
-        self.every = every
+        self.every = every is None or every
         self.blocks = blocks(width, heads, layers, dropout)
         self.token, self.position = nn.Embedding(classes, width), nn.Embedding(shape[0], width)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)

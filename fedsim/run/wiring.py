@@ -6,6 +6,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -177,7 +178,8 @@ def _check_more(dataset: Dataset) -> None:
 def _builder(
     model: Callable[..., nn.Module] | nn.Module, dataset: Dataset, loss: str | Loss
 ) -> Callable[[], nn.Module] | nn.Module:
-    """Give a model's constructor the data set's `shape` and `classes`, if it takes them and they are not set.
+    """Give a model's constructor the data set's `shape` and `classes`, and whether `every` position has a label, if it
+    takes them and they are not set.
 
     Logistic loss takes one output for its two classes.
     """
@@ -188,8 +190,12 @@ def _builder(
     except ValueError as error:
         raise ConfigError(f"model cannot be built: {error}") from error
     fixed = model.keywords if isinstance(model, functools.partial) else {}
-    known = {"shape": dataset.shape, "classes": 1 if loss == "logistic" else dataset.classes}
-    return functools.partial(model, **{k: v for k, v in known.items() if k in accepted and k not in fixed and v})
+    known: dict[str, Any] = {"shape": dataset.shape, "classes": 1 if loss == "logistic" else dataset.classes}
+    known = {name: value for name, value in known.items() if value and name not in fixed}
+    labels = dataset.train_y if dataset.classes else None
+    if labels is not None and fixed.get("every") is None:
+        known["every"] = labels.dim() > 1 and not labels.is_floating_point()
+    return functools.partial(model, **{name: value for name, value in known.items() if name in accepted})
 
 
 def bound(availability: Availability | None, federation: Federation, rounds: int) -> Availability:

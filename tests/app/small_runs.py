@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from bad_input import MEAN
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
@@ -11,7 +13,9 @@ from fedsim.app.config import config_folder, register_resolvers
 
 QUICK = ["rounds=2", "clients=12", "eval_every=1", "local_steps=2", "tracking.tensorboard=false"]
 
+TEXT = f"dataset.path={Path(__file__).parents[2] / 'README.md'}"
 COMPANY = {  # what a choice needs beside it
+    "dataset=text": [TEXT, "partition=natural", "model=char_lstm", "model.hidden=4"],
     "columns=fedper": ["model=mlp"],
     "columns=lg_fedavg": ["model=mlp"],
     "columns=by_name": ["columns.stays=[bias]"],

@@ -22,6 +22,7 @@ NATURAL = {
     "house_prices": [],
     "regression_groups": [],
     "binary_gaussians": [],
+    "text": COMPANY["dataset=text"],
 }
 ONE_GROUP_AT_A_TIME = [
     f"{group}={choice}"

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim import ConfigError, Evaluation, Execution, Simulation
+from fedsim.contamination import Contamination, FeatureNoise, Gaussian, LabelFlip, Point
 from fedsim.datasets import Dataset
 from fedsim.local import SGD
 from fedsim.models.losses import IGNORED
@@ -219,6 +220,20 @@ def test_an_output_without_a_name_is_refused_and_names_are_told(name: str, outpu
 def test_tokens_do_not_move() -> None:
     with pytest.raises(ConfigError, match="shift=Location moves numbers, but dataset=toy has tokens"):
         simulation_of(TOKENS, NEXT, Language, of_data={"classes": WORDS}, shift=Location(0.5))
+
+
+@pytest.mark.parametrize(
+    ("contamination", "sentence"),
+    [
+        (Gaussian(), "contamination=Gaussian changes numbers, but dataset=toy has tokens"),
+        (Point(), "contamination=Point changes numbers, but dataset=toy has tokens"),
+        (FeatureNoise(), "contamination=FeatureNoise changes numbers, but dataset=toy has tokens"),
+        (LabelFlip(), "contamination=label_flip needs one class for a sample, and dataset=toy has several"),
+    ],
+)
+def test_neither_tokens_nor_labels_of_positions_are_contaminated(contamination: Contamination, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        simulation_of(TOKENS, NEXT, Language, of_data={"classes": WORDS}, contamination=contamination)
 
 
 def test_tokens_for_a_model_that_takes_numbers_are_refused() -> None:
