@@ -15,12 +15,8 @@ from fedsim.datasets.pricing import Pricing, PricingGroups
 from fedsim.datasets.quadratics import Quadratics
 from fedsim.datasets.stream import Stream
 from fedsim.datasets.synthetic import Synthetic
-<<<<<<< HEAD
-from fedsim.datasets.vision import CIFAR10, CIFAR100, MNIST, SVHN, FashionMNIST
-=======
 from fedsim.datasets.text import Text
-from fedsim.datasets.vision import CIFAR10, MNIST, SVHN, FashionMNIST
->>>>>>> 0893fb0 (dataset=text: next characters of any text file, by blocks or by speaker; language models predict where the labels are)
+from fedsim.datasets.vision import CIFAR10, CIFAR100, MNIST, SVHN, FashionMNIST
 
 __all__ = [
     "CIFAR10",
