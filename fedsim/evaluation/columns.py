@@ -48,3 +48,19 @@ COLUMNS = PLACE | MEASURED
 for _model, _what in MODELS.items():
     COLUMNS |= {name: f"{MEASURED[of]}; here of {_what}" for of, name in also(_model, MEASURED).items()}
 COLUMNS |= WORK
+
+
+RISING = ("accuracy", "f1", "auc", "jain")  # in the names of metrics of which more is better; of others less is
+SPREADS = ("median", "worst", "best", "variance")  # in the names of those that say how clients differ
+
+
+def rises(metric: str) -> bool:
+    """Is more of it better?"""
+    return any(word in metric.lower() for word in RISING) and "variance" not in metric
+
+
+def validation_metric(columns: Iterable[str]) -> str | None:
+    """The column by which a model may be chosen: the mean of the server's model on validation samples, its accuracy
+    before its loss, that of clients' own models where there is no other; None where there are no such samples."""
+    found = [name for name in columns if "validation_" in name and not any(word in name for word in SPREADS)]
+    return min(found, key=lambda name: (not name.startswith(("global", "validation")), not rises(name)), default=None)

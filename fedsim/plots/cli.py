@@ -8,10 +8,13 @@ from pathlib import Path
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.plots.compare import pictures, written
+from fedsim.plots.compare import pictures
 from fedsim.plots.report import html
 from fedsim.results.differences import find
+from fedsim.results.forms import FORMS
+from fedsim.results.measured import Cell, metric
 from fedsim.results.runs import Run
+from fedsim.results.table import Table
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -35,7 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
         out = options.out
         if out is None and options.html is None:
             out = options.runs[0] if options.runs[0].is_dir() else runs[0].folder
-        print(table(runs, options.metric or known, options.markdown))
+        print(table(runs, options.metric or known, "markdown" if options.markdown else "text"))
         said = [f"pictures: {_save(runs, options.metric, out)}"] if out is not None else []
         if options.html is not None:
             said.append(f"report:   {_write(options.html, html(runs, options.metric))}")
@@ -69,21 +72,8 @@ def _write(path: Path, text: str) -> Path:
     return path
 
 
-def _final(run: Run, metric: str) -> str:
-    mean, std = run.final(metric)
-    return written(metric, mean, std if run.replicates > 1 else None)
-
-
-def table(runs: list[Run], metrics: list[str], markdown: bool = False) -> str:
-    """Final mean ± standard deviation of every metric and run."""
-    cells = [["run", *metrics]]
-    for run in runs:
-        cells.append([run.label, *(_final(run, metric) for metric in metrics)])
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    edge, gap, end = ("| ", " | ", " |") if markdown else ("", "  ", "")
-    lines = [
-        edge + gap.join(f"{text:{'<' if c == 0 else '>'}{widths[c]}}" for c, text in enumerate(row)) + end
-        for row in cells
-    ]
-    rule = "|" + "|".join("-" * (w + 2) for w in widths) + "|" if markdown else "-" * len(lines[0])
-    return "\n".join([lines[0], rule, *lines[1:]])
+def table(runs: list[Run], metrics: list[str], form: str) -> str:
+    """Final mean ± standard deviation of every metric and run; `fedsim table` knows more."""
+    measures = [metric(name) for name in metrics]
+    lines = [([run.label], [Cell(measure.of(run)) for measure in measures]) for run in runs]
+    return FORMS[form](Table(["run"], measures, [(keys, list(cells)) for keys, cells in lines]))

@@ -15,6 +15,7 @@ import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
+from fedsim.evaluation.columns import rises
 from fedsim.plots.compare import pictures, written
 from fedsim.plots.curves import telling
 from fedsim.plots.style import colour, title
@@ -95,7 +96,7 @@ def _results(runs: list[Run]) -> list[dict[str, Any]]:
     for metric in shared:
         ends = [run.final(metric) for run in runs]
         means = [mean for mean, _ in ends]
-        best = (max if "accuracy" in metric else min)((m for m in means if not math.isnan(m)), default=math.nan)
+        best = (max if rises(metric) else min)((m for m in means if not math.isnan(m)), default=math.nan)
         texts = [
             written(metric, mean, std if run.replicates > 1 else None)
             for run, (mean, std) in zip(runs, ends, strict=True)

@@ -99,3 +99,40 @@ def find(folders: list[Path]) -> list[Run]:
 def _matching(pattern: Path) -> list[Path]:
     """The folders that match a glob; the pattern itself, where none does."""
     return sorted(path for path in map(Path, glob(str(pattern))) if path.is_dir()) or [pattern]
+
+
+def swept(runs: Sequence[Run]) -> list[str]:
+    """The keys that tell the runs apart, as a person says them: a class by its group, and no option of a class that
+    itself differs unless runs differ in nothing else."""
+    keys = differing(runs)
+    own = of_their_own(keys)
+    first = [key for key in keys if key not in own]
+
+    def apart(chosen: Sequence[str]) -> int:
+        return len({tuple(str(run.settings.get(key)) for key in chosen) for run in runs})
+
+    for key in (key for key in keys if key in own):
+        if apart(first) < apart([*first, key]):
+            first.append(key)
+    return [said(key) for key in first]
+
+
+def given(run: Run, key: str) -> Any:
+    """A run's value of a key as it was given: a group's choice, or the name of its class, or a plain value; None where
+    the run knows no such key."""
+    if key in (chosen := run.environment.get("settings", {})):
+        return chosen[key]
+    if f"{key}.{_CLASS}" in run.settings:
+        return str(run.settings[f"{key}.{_CLASS}"]).rpartition(".")[2]
+    return run.settings.get(key)
+
+
+def same(run: Run, key: str, text: str) -> bool:
+    """Is this the run's value of the key? A class goes by its name too, however it is written."""
+    known = {str(given(run, key)), str(run.settings.get(f"{key}.{_CLASS}", "")).rpartition(".")[2]}
+    return _plain(text) in map(_plain, known)
+
+
+def _plain(text: str) -> str:
+    """fedavg_all and FedAvgAll alike, and lists with and without spaces."""
+    return text.replace("_", "").replace(" ", "").lower()

@@ -141,6 +141,10 @@ class Run:
         """Did the run measure it?"""
         return _first(metric, self.rows[0]) in self.rows[0]
 
+    def ended(self, metric: str, last: int = 1) -> np.ndarray:
+        """[R] the metric's mean over the last so many evaluations."""
+        return np.asarray(self.curve(metric)[1][-last:].mean(0))
+
     def final(self, metric: str) -> tuple[float, float]:
         """Mean and standard deviation over replicates after the last round."""
         return mean_std(list(self.curve(metric)[1][-1]))

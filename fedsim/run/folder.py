@@ -38,6 +38,7 @@ class RunFolder:
         device, ranks: for environment.json.
         checkpoints: of the run: an older run's is removed.
         constants: entries of the model that no client changes.
+        settings: named values, for tables of runs.
 
     Attributes:
         kept: rows of metrics.csv from before.
@@ -60,14 +61,15 @@ class RunFolder:
         ranks: int,
         checkpoints: Checkpointer,
         constants: dict[str, Tensor],
+        settings: dict[str, Any],
     ) -> None:
-        self.path, resumed = path, completed > 0
+        self.path, self._settings, resumed = path, settings, completed > 0
         keep = completed if resumed else -1
         kept_rows(path / METRICS, columns, keep)  # what cannot be kept is refused before anything is written
         self._tensorboard: TensorBoard | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
-            write_json(path / ENVIRONMENT, environment(device, ranks))
+            write_json(path / ENVIRONMENT, environment(device, ranks) | {"settings": settings})
             if not complete:  # what an older run, or one of fewer rounds, wrote in the end; it goes before the
                 for name in (clients.NAME, SUMMARY):  # configuration, since both together say: this was run to its end
                     (path / name).unlink(missing_ok=True)
@@ -98,7 +100,7 @@ class RunFolder:
         """Wait until all rows are on the disk: a checkpoint says that they are there."""
         self._csv.on_disk()
 
-    def finish(self, known: Clients, settings: dict[str, Any], completed: int, summary: dict[str, Any]) -> None:
+    def finish(self, known: Clients, completed: int, summary: dict[str, Any]) -> None:
         """What is written once: clients, pictures and the table of settings, and last the summary."""
         from fedsim.plots.compare import pictures  # here: no run need wait for matplotlib before its first round
         from fedsim.results import load
@@ -108,7 +110,7 @@ class RunFolder:
             with written(self.path / "event files"):
                 for picture in pictures([load(self.path)]):
                     self._tensorboard.figure(f"figures/{picture.heading}", picture.figure, completed)
-                self._tensorboard.hparams(settings)
+                self._tensorboard.hparams(self._settings)
                 self._tensorboard.flush()
         write_json(self.path / SUMMARY, summary)
 

@@ -97,7 +97,7 @@ class Tracker:
             complete, tensorboard = progress.rounds == run.rounds, self.options.tensorboard
             self._files = RunFolder(
                 self.folder, columns, progress.rounds, complete, tensorboard, self.config, self.seeds, run.device,
-                self.ranks.count, self.checkpoints, run.naming.constants,
+                self.ranks.count, self.checkpoints, run.naming.constants, self.settings,
             )  # fmt: skip
             self.history = self._files.kept
         if first is not None:
@@ -229,7 +229,7 @@ class Tracker:
                 run.federation, run.availability, run.rounds, bool(run.tables), accuracy,
                 run.evaluator.everyone, run.dataset.label_names,
             )  # fmt: skip
-            self._files.finish(known, self.settings, progress.rounds, summary(run, result, progress))
+            self._files.finish(known, progress.rounds, summary(run, result, progress))
         return result
 
 

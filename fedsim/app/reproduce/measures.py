@@ -16,8 +16,7 @@ import numpy as np
 
 from fedsim.core import checks
 from fedsim.results.runs import Run
-
-TOLERANCE = 1e-9  # of a target: 0.7 is reached by 0.7 however it was computed
+from fedsim.results.targets import TOLERANCE, reached
 
 
 def read(**given: Any) -> Measure:
@@ -127,7 +126,7 @@ class Until(Measure):
         rounds, values = self.curve(run)
         looked = rounds % self.every == 0
         mean, target = values[looked].mean(1), self._target(rivals or [run])
-        there = mean >= target - TOLERANCE if self.until == "above" else mean <= target + TOLERANCE
+        there = reached(mean, target, self.until == "above")
         if self.stays:
             there = np.logical_and.accumulate(there[::-1])[::-1]
         return np.array([float(rounds[looked][there][0]) if there.any() else math.nan])

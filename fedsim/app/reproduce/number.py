@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim.core.errors import ConfigError
+from fedsim.results.paired import paired as differences
+
 Where = dict[str, list[str]]  # axis → labels that are meant
 
 
@@ -73,6 +76,7 @@ def standard_error(left: Number, right: Number | None, paired: bool = False) -> 
         return left.error
     if not paired:
         return math.hypot(left.error, right.error)
-    if len(left.values) != len(right.values) or left.seeds != right.seeds:
-        raise Undecided(f"differences by seed need the same seeds on both sides: {left.name} against {right.name}")
-    return Number(left.at, left.values - right.values).error
+    try:
+        return differences(left.values, right.values, left.seeds or (), right.seeds or ()).error
+    except ConfigError as error:
+        raise Undecided(f"{error}: {left.name} against {right.name}") from error

@@ -1,0 +1,121 @@
+"""`fedsim table`: numbers of runs as a paper has them, and what may be said of their differences."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fedsim.app.commands import WORDS
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.files import replacing
+from fedsim.evaluation.columns import validation_metric
+from fedsim.results.differences import find
+from fedsim.results.forms import FORMS
+from fedsim.results.measured import Measure, costs, metric
+from fedsim.results.runs import Run
+from fedsim.results.table import choose, table
+
+FIRST = ("test_accuracy", "test_loss", "performative_risk", "distance_to_optimum", "train_loss")  # unless asked for
+ENDINGS = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser("fedsim table", description=f"Show {WORDS['table']}.")
+    made.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help="run folders, a sweep's folder, or a glob")
+    made.add_argument("--metric", action="append", metavar="NAME", help="a column of metrics.csv; may be repeated")
+    made.add_argument("--last", type=int, default=1, metavar="K", help="mean of the last K evaluations (default: 1)")
+    made.add_argument(
+        "--target", action="append", default=[], metavar="NAME=VALUE", help="what it took to get there; may be repeated"
+    )
+    made.add_argument("--rows", default="", metavar="KEY,KEY", help="swept keys that make lines (default: all others)")
+    made.add_argument("--columns", default="", metavar="KEY,KEY", help="swept keys that make columns")
+    made.add_argument("--best", default="", metavar="KEY,KEY", help="take the best value, such as the best lr")
+    made.add_argument("--by", metavar="NAME", help="the metric that --best judges by (default: on validation samples)")
+    made.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="differences by seed from the run that has it",
+    )
+    made.add_argument("--confidence", type=float, default=0.95, help="of their intervals (default: 0.95)")
+    form = made.add_mutually_exclusive_group()
+    for name in ("markdown", "latex", "csv"):
+        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=f"print as {name}")
+    made.add_argument("--to", type=Path, metavar="FILE", help="write it instead: FILE.tex, FILE.md, FILE.csv or text")
+    return made
+
+
+def main(arguments: list[str]) -> None:
+    """Print or write the table."""
+    options = parser().parse_args(arguments)
+    last = checks.whole("--last", options.last)
+    if not 0 < checks.real("--confidence", options.confidence) < 1:
+        raise ConfigError(f"--confidence {options.confidence} must lie between 0 and 1, such as 0.95")
+    runs = find(options.runs)
+    names = _metrics(runs, options.metric)
+    if options.by is not None:
+        checks.choice("--by", options.by, _shared(runs))
+    choice = choose(runs, _listed(options.best), names[0], options.by, last)
+    measures: list[Measure] = [metric(name, last) for name in names]
+    for name, target in _pairs("--target", options.target).items():
+        checks.choice("--target", name, _shared(runs))
+        measures += costs(name, _number(f"--target {name}", target), runs)
+    found = table(
+        choice,
+        measures,
+        _listed(options.rows),
+        _listed(options.columns),
+        _pairs("--against", options.against),
+        options.confidence,
+    )
+    form = options.form or ENDINGS.get(options.to.suffix if options.to else "", "text")
+    text = FORMS[form](found)
+    if options.to is None:
+        print(text)
+        return
+    try:
+        options.to.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(options.to) as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise ConfigError(f"--to {options.to} cannot be written ({error}); choose another file") from error
+    print(f"table: {options.to}")
+
+
+def _metrics(runs: list[Run], asked: list[str] | None) -> list[str]:
+    """What is told of the runs: what was asked for, else the most telling column and what validation samples say."""
+    shared = _shared(runs)
+    for name in asked or []:
+        checks.choice("--metric", name, shared)
+    first = [name for name in FIRST if name in shared][:1] or shared[:1]
+    chosen = validation_metric(shared)
+    return asked or [*first, *([chosen] if chosen else [])]
+
+
+def _shared(runs: list[Run]) -> list[str]:
+    return [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
+
+
+def _listed(text: str) -> list[str]:
+    return [name for name in text.replace(" ", "").split(",") if name]
+
+
+def _pairs(option: str, given: list[str]) -> dict[str, str]:
+    """NAME=VALUE, several times."""
+    found = {}
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise ConfigError(f"{option} {text} must be NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return checks.real(option, float(text))
+    except ValueError as error:
+        raise ConfigError(f"{option}={text} must be a number") from error

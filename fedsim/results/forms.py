@@ -1,0 +1,112 @@
+"""A table as text for a terminal, Markdown, LaTeX or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+
+from fedsim.results.table import Table
+
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "θ": r"$\theta$",
+    "–": "--",
+}
+
+
+def terminal(found: Table) -> str:
+    """Columns that line up; notes below."""
+    return "\n".join([_lined(found, "", "  ", ""), *([""] if found.notes else []), *found.notes])
+
+
+def markdown(found: Table) -> str:
+    """A table of Markdown, the best of each column in bold; notes as a list."""
+    notes = "".join(f"\n- {note}" for note in found.notes)
+    return _lined(found, "| ", " | ", " |", bold="**{}**") + (f"\n{notes}" if notes else "")
+
+
+def _lined(found: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str:
+    cells = [[*found.keys, *(measure.heading for measure in found.measures)]]
+    cells += [[_escaped(text) if edge else text for text in line] for line in _entries(found, 0, bold)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    count = len(found.keys)
+    lines = [
+        (edge + gap.join(f"{t:{'<' if c < count else '>'}{widths[c]}}" for c, t in enumerate(row)) + end).rstrip()
+        for row in cells
+    ]
+    dashes = ["-" * (width + 1) + (":" if c >= count else "-") for c, width in enumerate(widths)]
+    rule = "|" + "|".join(dashes) + "|" if edge else "-" * max(map(len, lines))
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", r"\|")
+
+
+def latex(found: Table) -> str:
+    """A tabular for the package booktabs, the best of each column in bold; notes as comments."""
+    units = ["" if not measure.percent else ", %" for measure in found.measures]
+    headings = [*found.keys, *(m.heading + unit for m, unit in zip(found.measures, units, strict=True))]
+    lines = [
+        r"% \usepackage{booktabs}",
+        *(f"% {note}" for note in found.notes),
+        rf"\begin{{tabular}}{{{'l' * len(found.keys)}{'r' * len(found.measures)}}}",
+        r"\toprule",
+        " & ".join(map(plain, headings)) + r" \\",
+        r"\midrule",
+        *(" & ".join(cells) + r" \\" for cells in _entries(found, 1, r"\textbf{{\boldmath {}}}")),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines)
+
+
+def plain(text: str) -> str:
+    """Text in which no sign means anything to LaTeX."""
+    return re.sub(r"[\\&%$#_{}~^±θ–]", lambda sign: SPECIAL[sign[0]], text)
+
+
+def _entries(found: Table, form: int, bold: str) -> list[list[str]]:
+    """Every line's texts, of the form 0 (plain) or 1 (LaTeX)."""
+    best = [found.best(column) for column in range(len(found.measures))]
+    lines = []
+    for number, (keys, cells) in enumerate(found.lines):
+        line = [plain(text) if form else text for text in keys]
+        for column, (cell, measure) in enumerate(zip(cells, found.measures, strict=True)):
+            text = "" if cell is None else cell.entry(measure)[form]
+            line.append(bold.format(text) if best[column] == number and text else text)
+        lines.append(line)
+    return lines
+
+
+def comma_separated(found: Table) -> str:
+    """Numbers as they are, not rounded nor in per cent: the mean under the heading, what belongs to it under headings
+    that begin with it; notes in lines that begin with '#'."""
+    file = io.StringIO()
+    file.writelines(f"# {note}\n" for note in found.notes)
+    suffixes = [_suffixes(found, column) for column in range(len(found.measures))]
+    writer = csv.writer(file, lineterminator="\n")
+    headings = [m.heading + suffix for m, some in zip(found.measures, suffixes, strict=True) for suffix in some]
+    writer.writerow([*found.keys, *headings])
+    for keys, cells in found.lines:
+        numbers: list[float] = []
+        for cell, some in zip(cells, suffixes, strict=True):
+            known = {} if cell is None else cell.numbers()
+            numbers += [known.get(suffix, math.nan) for suffix in some]
+        writer.writerow([*keys, *("" if math.isnan(number) else number for number in numbers)])
+    return file.getvalue().rstrip("\n")
+
+
+def _suffixes(found: Table, column: int) -> list[str]:
+    """What CSV tells of a column: that of the first cell there is."""
+    known = [cell for _, cells in found.lines if (cell := cells[column]) is not None]
+    return list(known[0].numbers()) if known else [""]
+
+
+FORMS = {"text": terminal, "markdown": markdown, "latex": latex, "csv": comma_separated}

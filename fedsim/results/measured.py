@@ -1,0 +1,123 @@
+"""What stands in a table: a number with its spread over replicates, what a target cost, a difference by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.evaluation.columns import rises
+from fedsim.results.paired import Paired
+from fedsim.results.runs import Run
+from fedsim.results.targets import COSTS, cost
+
+Entry = tuple[str, str]  # a cell as plain text and as LaTeX
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of a table.
+
+    Attributes:
+        heading: above it.
+        of: run → [R] numbers, NaN where a replicate has none.
+        more: whether more is better.
+        percent: whether numbers are fractions that are read in per cent.
+    """
+
+    heading: str
+    of: Callable[[Run], np.ndarray]
+    more: bool
+    percent: bool = False
+
+    @property
+    def factor(self) -> int:
+        return 100 if self.percent else 1
+
+    def digits(self, value: float) -> str:
+        """A number as it is read: fractions in per cent to a tenth, everything else to four digits."""
+        return f"{100 * value:.1f}" if self.percent else f"{value:.4g}"
+
+    def spread(self, value: float) -> str:
+        return f"{100 * value:.1f}" if self.percent else f"{value:.2g}"
+
+
+def metric(name: str, last: int = 1) -> Measure:
+    """A column of metrics.csv at the end of a run, its mean over the last so many evaluations."""
+    heading = name + (f", last {last}" if last > 1 else "")
+    return Measure(heading, lambda run: run.ended(name, last), rises(name), "accuracy" in name)
+
+
+def costs(name: str, target: float, runs: list[Run]) -> list[Measure]:
+    """What it took until a metric reached the target: rounds; bytes and virtual seconds where all runs have them."""
+
+    def measure(what: str, columns: tuple[str, ...]) -> Measure:
+        return Measure(f"{what} to {name} {target:g}", lambda run: cost(run, name, target, columns), False)
+
+    known = [(what, columns) for what, columns in COSTS.items() if all(_has(run, columns) for run in runs)]
+    return [measure(what, columns) for what, columns in known]
+
+
+def _has(run: Run, columns: tuple[str, ...]) -> bool:
+    return all(name in run.rows[0] for name in columns)
+
+
+@dataclass
+class Cell:
+    """Numbers [R] of the replicates; their mean is of those that have one."""
+
+    values: np.ndarray
+
+    @property
+    def known(self) -> np.ndarray:
+        return self.values[np.isfinite(self.values)]
+
+    @property
+    def mean(self) -> float:
+        """NaN where no replicate has a number."""
+        return float(self.known.mean()) if len(self.known) else math.nan
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation; NaN of fewer than two."""
+        return float(self.known.std(ddof=1)) if len(self.known) > 1 else math.nan
+
+    def numbers(self) -> dict[str, float]:
+        """For CSV: suffix of the heading → number."""
+        return {"": self.mean, " std": self.std, " n": len(self.known)}
+
+    def entry(self, by: Measure) -> Entry:
+        """As it is read."""
+        if not len(self.known):
+            return "–", "--"
+        some = f" ({len(self.known)} of {len(self.values)})" if len(self.known) < len(self.values) else ""
+        mean, unit = by.digits(self.mean), " %" if by.percent else ""
+        if len(self.known) == 1:
+            return f"{mean}{unit}{some}", f"${mean}${some}"
+        spread = by.spread(self.std)
+        return f"{mean} ± {spread}{unit}{some}", rf"${mean} \pm {spread}${some}"
+
+
+@dataclass
+class Difference:
+    """A run's numbers less those of the run it is held against, seed by seed."""
+
+    by: Paired
+    more: bool
+
+    def numbers(self) -> dict[str, float]:
+        low, high = self.by.interval
+        better, pairs = self.by.better(self.more), self.by.pairs
+        return {"": self.by.mean, " low": low, " high": high, " better": better, " pairs": pairs}
+
+    def entry(self, by: Measure) -> Entry:
+        if not self.by.pairs:
+            return "–", "--"
+        low, high = (by.digits(value) for value in self.by.interval)
+        mean = ("+" if self.by.mean > 0 else "") + by.digits(self.by.mean)
+        count = f"{self.by.better(self.more)}/{self.by.pairs}"
+        if self.by.pairs == 1:
+            return f"{mean}, {count}", f"${mean}$, {count}"
+        return f"{mean} [{low}, {high}], {count}", f"${mean}$ $[{low}, {high}]$, {count}"

@@ -1,0 +1,217 @@
+"""A table of runs: lines and columns by the keys in which they differ, the best value of a key, differences by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.results.differences import given, same, swept, value
+from fedsim.results.measured import Cell, Difference, Measure
+from fedsim.results.paired import paired
+from fedsim.results.runs import Run
+from fedsim.results.selection import best, judge
+
+
+@dataclass
+class Table:
+    """Attributes:
+
+    keys: headings of the first columns.
+    measures: of the further columns, with headings of their own.
+    lines: texts of the keys, and a cell for each measure; None where there is no such run.
+    notes: what a reader must know.
+    """
+
+    keys: list[str]
+    measures: list[Measure]
+    lines: list[tuple[list[str], list[Cell | Difference | None]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def best(self, column: int) -> int | None:
+        """The line of the best mean; None among fewer than two, or of differences."""
+        cells = [(n, line[1][column]) for n, line in enumerate(self.lines)]
+        known = [(n, cell.mean) for n, cell in cells if isinstance(cell, Cell) and not math.isnan(cell.mean)]
+        if len(known) < 2:
+            return None
+        return (max if self.measures[column].more else min)(known, key=lambda pair: pair[1])[0]
+
+
+@dataclass
+class Choice:
+    """The runs that a table is of, after the best value of a key was taken.
+
+    Attributes:
+        runs: those taken.
+        keys: in which they differ, those that were chosen over left out.
+        chosen: keys that were chosen over.
+        notes: how.
+    """
+
+    runs: list[Run]
+    keys: list[str]
+    chosen: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def choose(runs: list[Run], over: Sequence[str], reported: str, by: str | None = None, last: int = 1) -> Choice:
+    """Of the runs that differ in the keys `over` alone take the best.
+
+    Args:
+        runs: to choose from.
+        over: keys, such as 'lr'.
+        reported: the metric that the table is about, which chooses where there are no validation samples.
+        by: the metric that chooses instead.
+        last: evaluations at the end of a run that it is the mean of.
+    """
+    keys = swept(runs)
+    for name in over:
+        checks.choice("--best", name, keys)
+    if not over:
+        return Choice(runs, keys)
+    left = [key for key in keys if key not in over]
+    metric, warning = (by, "") if by is not None else judge(runs, reported)
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_at(run, left), []).append(run)
+    taken = [best(group, metric, last) for group in groups.values()]
+    most = max(map(len, groups.values()))
+    named = ", ".join(over)
+    note = f"{named}: {warning}" if warning else f"{named}: the best of at most {most} values by {metric}"
+    return Choice(taken, left, list(over), [note])
+
+
+def table(
+    choice: Choice,
+    measures: list[Measure],
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    against: dict[str, str] | None = None,
+    confidence: float = 0.95,
+) -> Table:
+    """Lines by the keys `rows` (all that are not in `columns`), columns by the measures and `columns`.
+
+    Args:
+        choice: the runs.
+        measures: what is told of each.
+        rows, columns: keys in which runs differ.
+        against: key → value of the runs that the others are held against, seed by seed.
+        confidence: of the intervals of the differences.
+
+    Raises:
+        ConfigError: two runs have the same place, or there is nothing to be held against.
+    """
+    runs, keys, against = choice.runs, choice.keys, against or {}
+    known = [*keys, *choice.chosen]
+    for option, names in (("--rows", rows), ("--columns", columns)):
+        for name in names:
+            checks.choice(option, name, known)
+    rows = list(rows) or [key for key in keys if key not in columns] + choice.chosen * (not columns)
+    places: dict[tuple[str, ...], dict[tuple[str, ...], Run]] = {}
+    for run in runs:
+        beside = places.setdefault(_at(run, rows), {})
+        if (at := _at(run, columns)) in beside:
+            which = ", ".join(
+                f"{key}={text}" for key, text in zip([*rows, *columns], [*_at(run, rows), *at], strict=True)
+            )
+            more = [key for key in keys if key not in (*rows, *columns)]
+            raise ConfigError(
+                f"several runs have {which or 'nothing that tells them apart'}; "
+                + (
+                    f"add {' or '.join(more)} to --rows or --columns, or take --best of it"
+                    if more
+                    else "give one of them"
+                )
+            )
+        beside[at] = run
+    across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [_order(text) for text in at])
+    found = Table(rows or ["run"], [], notes=list(choice.notes))
+    pairs = {id(run): partner(run, runs, keys, against) for run in runs} if against else {}
+    for at in across:
+        found.measures += [replace(m, heading=" ".join([m.heading, _called(columns, at)]).strip()) for m in measures]
+        if against:
+            found.measures += [
+                replace(m, heading=" ".join([f"difference of {m.heading}", _called(columns, at)]).strip())
+                for m in measures
+            ]
+    for place in sorted(places, key=lambda place: [_order(text) for text in place]):
+        cells: list[Cell | Difference | None] = []
+        for at in across:
+            cell = places[place].get(at)
+            cells += [None if cell is None else Cell(m.of(cell)) for m in measures]
+            if against:
+                cells += [_difference(m, cell, pairs, confidence) for m in measures]
+        here = next(iter(places[place].values()))
+        found.lines.append((list(place) or [here.label or here.folder.name], cells))
+    if against:
+        found.notes += _said(found, confidence, against)
+    return found
+
+
+def partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, str]) -> Run | None:
+    """The run that has the values of `against` and otherwise those of this one; None of one that has them itself.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for key in against:
+        checks.choice("--against", key, keys)
+    others = [key for key in keys if key not in against and key != "seeds"]  # `paired` refuses other seeds
+    there = [other for other in runs if all(same(other, key, text) for key, text in against.items())]
+    wanted = " ".join(f"{key}={text}" for key, text in against.items())
+    if not there:
+        values = {key: ", ".join(dict.fromkeys(_text(other, key) for other in runs)) for key in against}
+        raise ConfigError(f"--against {wanted}: no run has it; {'; '.join(f'{k} is {v}' for k, v in values.items())}")
+    if any(run is other for other in there):
+        return None
+    found = [other for other in there if _at(other, others) == _at(run, others)]
+    if len(found) != 1:
+        raise ConfigError(f"--against {wanted}: {len(found)} such runs for {run.label or run.folder}")
+    return found[0]
+
+
+def _difference(
+    measure: Measure, run: Run | None, pairs: dict[int, Run | None], confidence: float
+) -> Difference | None:
+    other = None if run is None else pairs[id(run)]
+    if run is None or other is None:
+        return None
+    return Difference(paired(measure.of(run), measure.of(other), run.seeds, other.seeds, confidence), measure.more)
+
+
+def _said(found: Table, confidence: float, against: dict[str, str]) -> list[str]:
+    """A sentence for every difference, and what they have in common."""
+    held = " ".join(f"{key}={text}" for key, text in against.items())
+    said = [
+        f"{' '.join(place)} against {held}, {measure.heading.removeprefix('difference of ')}: {cell.by.said(cell.more)}"
+        for place, cells in found.lines
+        for measure, cell in zip(found.measures, cells, strict=True)
+        if isinstance(cell, Difference)
+    ]
+    how = f"differences are paired by seed; [low, high] is Student's {100 * confidence:g} % interval, each by itself"
+    return [*said, f"{how}, and k/n says that k of n pairs are better"]
+
+
+def _at(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_text(run, key) for key in keys)
+
+
+def _text(run: Run, key: str) -> str:
+    found = given(run, key)
+    return value({key: found}, key) if found is not None or key in run.settings else value({}, key)
+
+
+def _called(columns: Sequence[str], at: tuple[str, ...]) -> str:
+    """A place among the columns: 'lr=0.1', a class by its name alone."""
+    return ", ".join(text if _order(text)[0] else f"{key}={text}" for key, text in zip(columns, at, strict=True))
+
+
+def _order(text: str) -> tuple[bool, Any]:
+    """Numbers by size before words by letters."""
+    try:
+        return False, float(text)
+    except ValueError:
+        return True, text
