@@ -10,7 +10,7 @@ from fedsim.datasets.digits import Digits
 from fedsim.datasets.emnist import EMNIST, FEMNIST
 from fedsim.datasets.gaussian import GaussianMean
 from fedsim.datasets.houses import HousePrices, RegressionGroups
-from fedsim.datasets.own import LEAF, ArrayFiles, Arrays, OwnData, Table
+from fedsim.datasets.own import LEAF, ArrayFiles, Arrays, Hub, ImageFolder, OwnData, Table, TorchData
 from fedsim.datasets.pricing import Pricing, PricingGroups
 from fedsim.datasets.quadratics import Quadratics
 from fedsim.datasets.stream import Stream
@@ -38,6 +38,8 @@ __all__ = [
     "GaussianMean",
     "GiveMeSomeCredit",
     "HousePrices",
+    "Hub",
+    "ImageFolder",
     "OwnData",
     "Pricing",
     "PricingGroups",
@@ -47,4 +49,5 @@ __all__ = [
     "Synthetic",
     "Table",
     "Text",
+    "TorchData",
 ]

@@ -78,3 +78,12 @@ def test_pictures_call_clients_and_classes_by_their_names() -> None:
             text.get_text() for axes in drawing.axes for text in (*axes.get_yticklabels(), *axes.get_xticklabels())
         ]
         assert set(wanted) <= set(shown)
+
+
+def test_any_dataset_of_pytorch_by_its_path(tmp_path: Path, fedsim) -> None:
+    fake = "torchvision.datasets.FakeData"
+    named = [f"dataset.train._target_={fake}", "+dataset.train.size=60", "+dataset.train.image_size=[3,4,4]"]
+    test = [f"+dataset.test._target_={fake}", "+dataset.test.size=10", "+dataset.test.image_size=[3,4,4]"]
+    ended = fedsim(tmp_path, *QUICK, "dataset=torch", *named, *test, "partition=iid", "clients=3")
+    assert ended.code == 0, ended.err
+    assert "dataset.train._target_ is missing" in fedsim(tmp_path, *QUICK, "dataset=torch", "out=b").err

@@ -30,6 +30,7 @@ class Part:
         y: [N, …] targets of any kind, or None.
         clients: [N] whose they are, of any kind, or None.
         where: what the sample with this number is called in messages.
+        channels: where images have them, if the form of the data says so.
     """
 
     source: str
@@ -37,6 +38,7 @@ class Part:
     y: Any = None
     clients: Any = None
     where: Callable[[int], str] = "sample {}".format
+    channels: str | None = None
 
     @property
     def mapped(self) -> bool:
@@ -101,7 +103,7 @@ def inputs(part: Part, kind: str | None, channels: str | None, gaps: bool = Fals
     Raises:
         ConfigError: where they are no numbers, or not finite, or nothing.
     """
-    source, x = part.source, array(part.source, "x", part.x)
+    source, x, channels = part.source, array(part.source, "x", part.x), part.channels or channels
     if not x.ndim or not len(x):
         raise ConfigError(f"{source}: x holds no samples")
     if x.dtype == bool:

@@ -1,0 +1,77 @@
+"""Pictures as somebody brings them, made bytes of one shape: several sizes are refused, or resized as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+
+COLOURS = ("rgb", "grey")
+GREY = ("1", "L", "LA")
+WIDE = ("I", "F", "I;16", "I;16B", "I;16L")  # more than a byte a pixel
+
+
+def check_options(size: Sequence[int] | None, colours: str | None) -> None:
+    """Refuse what no picture can be made."""
+    if size is not None:
+        if len(size) != 2:
+            raise ConfigError(f"dataset.size={list(size)} must be two numbers, height and width")
+        for number in size:
+            checks.whole("dataset.size", number)
+    if colours is not None:
+        checks.choice("dataset.colours", colours, COLOURS)
+
+
+def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, bool]:
+    """[H, W, 3] uint8 of one picture, resized (bilinear) if asked; and whether it is grey.
+
+    Raises:
+        ValueError: where its pixels are more than bytes.
+    """
+    if image.mode in WIDE:
+        raise ValueError(f"its pixels are no bytes (mode {image.mode})")
+    grey = image.mode in GREY
+    image = image.convert("RGB")
+    if size is not None and image.size != (size[1], size[0]):
+        image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return np.asarray(image), grey
+
+
+def stacked(source: str, named: Iterable[tuple[str, tuple[np.ndarray, bool]]], colours: str | None) -> np.ndarray:
+    """[N, H, W, C] uint8 of all pictures, each with what it is called; one channel where all are grey, or are made so.
+
+    Raises:
+        ConfigError: where they differ in size.
+    """
+    found: list[np.ndarray] = []
+    first, grey = "", True
+    for name, (image, without_colour) in named:
+        if found and image.shape != found[0].shape:
+            (height, width), (other_height, other_width) = found[0].shape[:2], image.shape[:2]
+            raise ConfigError(
+                f"{source}: images differ in size: {first} is {width}×{height}, {name} {other_width}×{other_height}; "
+                f"dataset.size=[{height},{width}] resizes them"
+            )
+        first, grey = first or name, grey and without_colour
+        found.append(image)
+    if not found:
+        raise ConfigError(f"{source}: there are no images")
+    whole = np.stack(found)
+    if colours == "rgb" or (colours is None and not grey):
+        return whole
+    return whole[..., :1].copy() if grey else np.stack([_grey(image) for image in whole])
+
+
+def _grey(image: np.ndarray) -> np.ndarray:
+    """[H, W, 1] of [H, W, 3], as Pillow weighs colours."""
+    return np.asarray(Image.fromarray(image).convert("L"))[..., None]
+
+
+def is_picture(value: Any) -> bool:
+    """Is it one of Pillow's?"""
+    return isinstance(value, Image.Image)

@@ -1,0 +1,130 @@
+"""Any map-style Dataset of PyTorch: every sample is read once, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError
+from fedsim.datasets.own.data import OwnData
+from fedsim.datasets.own.pictures import check_options, is_picture, pixels, stacked
+from fedsim.datasets.own.samples import Part, array
+
+LOOKED_AT = 16  # samples that are read twice
+
+
+class TorchData(OwnData):
+    """Samples (x, y), or mappings, of Datasets with a length: of torchvision, of a library, of your own.
+
+    A Dataset that gives another sample each time (a random crop) is refused, since it is read once: leave such
+    transforms out, and augment by `augment`.
+
+    Args:
+        train, test: the Datasets; without `test` a share of `train` is held out.
+        x, y: where inputs and targets stand in a sample: a place in a tuple, or a key of a mapping.
+        client: likewise whose a sample is; or an attribute of the Dataset, [N] clients. None lets the partition decide.
+        size, colours: of images of Pillow's, see `fedsim.datasets.ImageFolder`.
+        name: what reports call the data; None takes the class of `train`.
+        **options: of `OwnData`.
+    """
+
+    def __init__(
+        self,
+        train: Any,
+        test: Any = None,
+        x: int | str = 0,
+        y: int | str = 1,
+        client: int | str | None = None,
+        size: Sequence[int] | None = None,
+        colours: str | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        check_options(size, colours)
+        keys = {"x": x, "y": y, "client": client}
+        parts = [
+            read(half, given, keys, size, colours)
+            for half, given in (("train", train), ("test", test))
+            if half == "train" or given is not None
+        ]
+        super().__init__(name or type(train).__name__, parts[0], parts[1] if parts[1:] else None, **options)
+
+
+def read(
+    half: str, given: Any, keys: dict[str, int | str | None], size: Sequence[int] | None, colours: str | None
+) -> Part:
+    """All samples of a Dataset."""
+    source = f"dataset.{half} ({type(given).__name__})"
+    if not hasattr(given, "__getitem__") or not hasattr(given, "__len__") or isinstance(given, (str, Mapping)):
+        raise ConfigError(f"{source} is no map-style Dataset, which has a length and samples by number")
+    client, apart = keys["client"], None
+    if isinstance(client, str) and hasattr(given, client):
+        apart, client = getattr(given, client), None
+    count = length(source, given)
+    found: dict[str, list[Any]] = {name: [] for name in keys}
+    for number in range(count):
+        sample = one(source, given, number)
+        for name, key in (keys | {"client": client}).items():
+            if key is not None:
+                found[name].append(part_of(source, name, sample, key))
+        if number < LOOKED_AT:
+            again = part_of(source, "x", one(source, given, number), keys["x"])
+            first, again = np.asarray(found["x"][-1]), np.asarray(again)
+            if not np.array_equal(first, again, equal_nan=first.dtype.kind == "f"):
+                raise ConfigError(
+                    f"{source}: sample {number} differs each time it is read; leave random transforms out, and augment "
+                    "by dataset/augment"
+                )
+    if not count:
+        raise ConfigError(f"{source} holds no samples")
+    owners = found["client"] or None if apart is None else apart
+    pictures = all(map(is_picture, found["x"]))
+    x = inputs(source, found["x"], size, colours)
+    return Part(source, x, found["y"], owners, channels="first" if pictures else None)
+
+
+def length(source: str, given: Any) -> int:
+    """How many samples there are."""
+    try:
+        return len(given)
+    except Exception as error:  # whatever somebody's class may say
+        raise ConfigError(f"{source} has no length ({said(error)})") from error
+
+
+def one(source: str, given: Any, number: int) -> Any:
+    """A sample."""
+    try:
+        return given[number]
+    except Exception as error:  # likewise
+        raise ConfigError(f"{source}: sample {number} cannot be read ({said(error)})") from error
+
+
+def part_of(source: str, name: str, sample: Any, key: Any) -> Any:
+    """What stands at a place of a sample."""
+    try:
+        return sample[key]
+    except (LookupError, TypeError) as error:
+        kind = f"the keys {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else type(sample).__name__
+        raise ConfigError(f"{source}: dataset.{name}={key!r} is not to be found in a sample ({kind})") from error
+
+
+def inputs(source: str, values: list[Any], size: Sequence[int] | None, colours: str | None) -> np.ndarray:
+    """[N, …] of all samples; images of Pillow's as bytes with channels first."""
+    if not all(map(is_picture, values)):
+        if size is not None or colours is not None:
+            raise ConfigError(f"{source}: dataset.size and colours are for images of Pillow's, and x holds others")
+        return array(source, "x", [np.asarray(value) if is_picture(value) else value for value in values])
+    try:
+        decoded = ((f"sample {number}", pixels(value, size)) for number, value in enumerate(values))
+        return np.ascontiguousarray(stacked(source, decoded, colours).transpose(0, 3, 1, 2))
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{source}: an image cannot be read ({said(error)})") from error
+
+
+def said(error: BaseException) -> str:
+    """What an error says, in one line; its kind where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
