@@ -116,6 +116,15 @@ def _names(cfg: DictConfig) -> dict[str, str]:
     return found
 
 
+def _found(target: str) -> Any:
+    """What stands at a dotted path."""
+    if target.startswith("torchvision."):
+        from fedsim.core.torchvision_import import torchvision
+
+        torchvision()  # where its compiled operators do not load, a plain import fails
+    return get_object(target)
+
+
 def _check_node(path: str, node: dict[str, Any], names: dict[str, str]) -> None:
     """The types of one object's settings, and of those of the objects inside it."""
     for key, value in node.items():
@@ -131,7 +140,7 @@ def _check_node(path: str, node: dict[str, Any], names: dict[str, str]) -> None:
     settings = {key: value for key, value in node.items() if key != "_target_"}
     own = {key: names.get(f"{path}.{key}", f"{path}.{key}") for key in settings}
     try:
-        made = get_object(target)
+        made = _found(target)
         if not callable(made):
             raise ConfigError(f"{path}._target_={target!r} is a {type(made).__name__}; give a class of it")
         check_types(made, settings, own)
@@ -169,7 +178,7 @@ def _model_builder(node: dict[str, Any], names: dict[str, str]) -> Any:
     if not isinstance(target, str) or target == "???":
         raise ConfigError("model._target_ is missing; give the class of an nn.Module, such as package.module.Class")
     try:
-        made = get_object(target)
+        made = _found(target)
         own = {key: names.get(f"model.{key}", f"model.{key}") for key in node}
         check_types(made, node, own)
         return functools.partial(made, **node)
