@@ -10,7 +10,7 @@ from fedsim.core.errors import CheckpointError, ConfigError, DivergenceError, Mi
 if TYPE_CHECKING:
     from fedsim.evaluation import Evaluation
     from fedsim.results import load
-    from fedsim.run import Simulation
+    from fedsim.run import Simulation, Stop
     from fedsim.tracking import Result, Tracking
     from fedsim.trainer import Execution
 
@@ -25,6 +25,7 @@ __all__ = [
     "MissingDataError",
     "Result",
     "Simulation",
+    "Stop",
     "Tracking",
     "__version__",
     "load",
@@ -36,6 +37,7 @@ _HOMES = {
     "Execution": "fedsim.trainer",
     "Result": "fedsim.tracking",
     "Simulation": "fedsim.run",
+    "Stop": "fedsim.run",
     "Tracking": "fedsim.tracking",
     "load": "fedsim.results",
 }

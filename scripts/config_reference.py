@@ -33,6 +33,7 @@ ORDER = (
     "strategy",
     "columns",
     "personal",
+    "stop",
     "trainer",
     "tracking",
     "experiment",

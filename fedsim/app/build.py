@@ -25,7 +25,18 @@ if TYPE_CHECKING:  # help and shell completion do without PyTorch
     from fedsim.tracking import Tracking
 
 # Groups whose choices are objects that `Simulation` takes under the group's name.
-PARTS = ("dataset", "partition", "availability", "shift", "contamination", "local", "strategy", "columns", "personal")
+PARTS = (
+    "dataset",
+    "partition",
+    "availability",
+    "shift",
+    "contamination",
+    "local",
+    "strategy",
+    "columns",
+    "personal",
+    "stop",
+)
 # Keys of the top level that `Simulation` takes as they are.
 TOP_LEVEL = ("clients", "rounds", "seeds", "start", "on_nonfinite")
 # Keys of the top level that belong to `Evaluation` and `Execution`: key → what it is called there.

@@ -186,6 +186,7 @@ def report(result: Result) -> str:
     speed = result.samples / max(result.seconds, 1e-9)
     return "\n".join(
         [
+            *([f"stopped by {result.stopped}"] if result.stopped else []),
             f"after {result.history[-1]['round']} rounds in {result.seconds:.1f} s ({speed:,.0f} samples/s):",
             *lines,
             f"saved in {result.folder}",

@@ -33,7 +33,7 @@ WITHOUT_EFFECT = (
     "trainer.memory",
 )
 # Settings that a resumed run may change: they decide neither what is computed nor what was written.
-FREE_ON_RESUME = (*WITHOUT_EFFECT, "rounds", "tracking", "on_nonfinite")
+FREE_ON_RESUME = (*WITHOUT_EFFECT, "rounds", "tracking", "on_nonfinite", "stop")
 RESUME = ("never", "auto", "overwrite")
 LONGEST_NAME = 200  # of a run's folder in a sweep; file systems end at 255 bytes
 

@@ -50,7 +50,16 @@ for _model, _what in MODELS.items():
 COLUMNS |= WORK
 
 
-RISING = ("accuracy", "f1", "auc", "jain")  # in the names of metrics of which more is better; of others less is
+RISING = (
+    "accuracy",
+    "f1",
+    "auc",
+    "jain",
+    "precision",
+    "recall",
+    "iou",
+    "r2",
+)  # in the names of metrics of which more is better; of others less is
 SPREADS = ("median", "worst", "best", "variance")  # in the names of those that say how clients differ
 
 

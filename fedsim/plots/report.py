@@ -111,7 +111,9 @@ def _notes(runs: list[Run]) -> list[str]:
     notes = []
     for run in runs:
         done, planned = run.rows[-1]["round"], run.settings.get("rounds")
-        if planned is not None and done < planned:
+        if run.summary.get("stopped"):
+            notes.append(f"{run.label} was stopped by {run.summary['stopped']} of {planned}.")
+        elif planned is not None and done < planned:
             notes.append(f"{run.label} has completed {done} of {planned} rounds.")
         elif run.clients is None:
             notes.append(f"{run.label} has no clients.npz, so pictures of its clients are missing.")

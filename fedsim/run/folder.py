@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing, write_json, written
-from fedsim.results.files import CONFIG, CONSTANTS, ENVIRONMENT, SUMMARY
+from fedsim.results.files import BEST, CONFIG, CONSTANTS, ENVIRONMENT, SUMMARY
 from fedsim.run.checkpoint import Checkpointer
 from fedsim.tracking import clients
 from fedsim.tracking.clients import Clients
@@ -78,6 +78,7 @@ class RunFolder:
                     file.write(config)
             if not resumed and checkpoints.path is not None:  # of an older run that this one replaces;
                 checkpoints.path.unlink(missing_ok=True)  # it goes before its metrics do
+                (path / BEST).unlink(missing_ok=True)
             if constants:
                 with replacing(path / CONSTANTS, "wb") as file:
                     file.write(save(constants))

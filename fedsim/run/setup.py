@@ -28,6 +28,7 @@ from fedsim.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.personal.models import OwnModels
 from fedsim.run import determinism
 from fedsim.run.divergence import ON_NONFINITE
+from fedsim.run.rules import Stop
 from fedsim.run.traffic import Traffic
 from fedsim.run.wiring import (
     bound,
@@ -73,6 +74,7 @@ class Setup:
         columns: which parts of the model stay with the client; everything travels unless given.
         personal: whose own models are scored too, and who joins when training is over.
         evaluation: when which model is evaluated.
+        stop: when the run ends before its last round.
         execution: where and how all is computed.
         ranks: the processes that share the run (`Ranks.join()` under torchrun); a lone one unless given.
     """
@@ -99,12 +101,17 @@ class Setup:
         personal: Personal | None = None,
         evaluation: Evaluation | None = None,
         execution: Execution | None = None,
+        stop: Stop | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.rounds = checks.whole("rounds", rounds)
         self.start = checks.choice("start", start, STARTS)
         self.on_nonfinite = checks.choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
-        self.evaluation, self.execution = evaluation or Evaluation(), execution or Execution()
+        self.evaluation, self.execution, self.stop = (
+            evaluation or Evaluation(),
+            execution or Execution(),
+            stop or Stop(),
+        )
         self.deterministic = determinism.prepared(self.execution.deterministic)
         ranks, seeds = ranks or Ranks(), check_seeds(seeds)
         self.device, dtype = resolve_device(ranks.device(self.execution.device)), resolve_dtype(self.execution.dtype)

@@ -96,7 +96,7 @@ class Simulation(Setup):
         guard = DivergenceGuard(self.federation, name, self.on_nonfinite, self.evaluation.every, progress.dropped)
         with Tracker(self, written, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
-            for t in range(progress.rounds, self.rounds):
+            for t in tracker.rounds():
                 active = self.availability.sample(t)
                 cohort = guard.present(self.strategy.cohort(state, active), t)
                 start = self.strategy.start(state, cohort)

@@ -21,6 +21,7 @@ def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
     last = [row for row in result.history if row["round"] == result.history[-1]["round"]]
     numbers = {
         "rounds": progress.rounds,
+        "stopped": result.stopped,
         "seeds": list(run.federation.seeds),
         "final": {name: {"mean": mean, "std": std} for name, (mean, std) in result.final.items()},
         "per_replicate": [{"seed": row["seed"]} | {name: row[name] for name in result.metrics} for row in last],
@@ -34,7 +35,7 @@ def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
         "executor": run.trainer.choice.executor,
         "chunk": run.trainer.choice.chunk,
     }
-    return numbers | _references(run, result.history) | result.extra
+    return numbers | run.stop.targets(result.history) | _references(run, result.history) | result.extra
 
 
 def _references(run: Setup, history: list[Row]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,6 +19,7 @@ from fedsim.core.report import Report
 from fedsim.evaluation import COLUMNS, Measured
 from fedsim.evaluation.columns import PLACE, WORK, also
 from fedsim.personal import PERSONAL_COLUMNS
+from fedsim.run.best import BestModels
 from fedsim.run.checkpoint import Checkpointer, Progress
 from fedsim.run.divergence import DivergenceGuard
 from fedsim.run.folder import RunFolder
@@ -27,6 +28,8 @@ from fedsim.run.stopping import Stopped, StopSignals
 from fedsim.run.summary import summary
 from fedsim.strategies import State
 from fedsim.tracking import clients
+from fedsim.tracking.metrics_csv import NAME as METRICS
+from fedsim.tracking.metrics_csv import kept_rows
 from fedsim.tracking.options import Tracking
 from fedsim.tracking.progress import progress_view
 from fedsim.tracking.result import Result, Row, mean_std
@@ -67,6 +70,10 @@ class Tracker:
         self._view = progress_view(style, run.rounds, progress.rounds)
         self._active, self._linked = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
         self._last: Measured | None = None
+        self._models: Tensor
+        self._metric: str | None = None  # by which the best models are kept
+        self._best: BestModels | None = None
+        self.ended: str | None = None  # why, where a rule ends the run before its last round
         if not progress.rounds:
             nothing = [0] * len(self.seeds)
             progress.samples, progress.links, progress.participants = nothing, [*nothing], [0.0] * len(self.seeds)
@@ -91,10 +98,18 @@ class Tracker:
         """Open the run folder and evaluate the initial model (a resumed run has done so)."""
         self._start = time.monotonic()
         progress, run = self.progress, self.run
+        self._metric = run.stop.judged_by(self._columns())
         first = None if progress.rounds else self._evaluate(state, 0)
         if self.folder is not None:
             columns = {name: (COLUMNS | PERSONAL_COLUMNS)[name] for name in self._columns()}
-            complete, tensorboard = progress.rounds == run.rounds, self.options.tensorboard
+            self.history = kept_rows(self.folder / METRICS, columns, progress.rounds) if progress.rounds else []
+        self.ended = self._why() if progress.rounds else None
+        if self.folder is not None:
+            complete, tensorboard = next(self.rounds(), None) is None, self.options.tensorboard
+            if self._metric is not None:
+                self._best = BestModels(self.folder, self._metric, run.told_models())
+                if progress.rounds:
+                    self._best.resume()
             self._files = RunFolder(
                 self.folder, columns, progress.rounds, complete, tensorboard, self.config, self.seeds, run.device,
                 self.ranks.count, self.checkpoints, run.naming.constants, self.settings,
@@ -102,6 +117,18 @@ class Tracker:
             self.history = self._files.kept
         if first is not None:
             self._record(first)
+
+    def rounds(self) -> Iterator[int]:
+        """The rounds that are left, until a rule ends the run."""
+        while self.progress.rounds < self.run.rounds and self.ended is None:
+            yield self.progress.rounds
+
+    def _why(self) -> str | None:
+        """What the rules say, which the first rank tells the others: it alone knows earlier rows, and has the clock."""
+        stop = self.run.stop
+        if not stop.active:
+            return None
+        return self.ranks.tell(stop.why(self.history, self.progress.seconds, self._metric))
 
     @property
     def _going(self) -> list[int]:
@@ -120,7 +147,8 @@ class Tracker:
         """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
         run, kept = self.run, self.checkpoints.memory
         first, *others = run.evaluation.models
-        found = run.evaluator(run.models(first, state, kept), deployed)
+        self._models = run.models(first, state, kept)
+        found = run.evaluator(self._models, deployed)
         for name in others:
             metrics = run.evaluator(run.models(name, state, kept), deployed).metrics
             called = also(name, metrics)
@@ -150,8 +178,9 @@ class Tracker:
         run.models.receive(self.checkpoints.memory, state, cohort)
         progress.rounds, progress.unevaluated = t + 1, progress.unevaluated + 1
         progress.seconds = self._before + time.monotonic() - self._start
-        last = t + 1 == run.rounds
-        wishes = np.array([self._signals.seen is not None, self.checkpoints.due(t + 1)])
+        last, limit = t + 1 == run.rounds, run.stop.seconds
+        late = limit is not None and self.ranks.first and progress.seconds >= limit
+        wishes = np.array([self._signals.seen is not None, self.checkpoints.due(t + 1), late])
         count = cohort.host.count  # a multiset's client is linked once, however often it counts
         counts = (per_replicate(values, cohort.bounds) for values in (count, count > 0, report.samples))
         self._active, self._linked, worked, wishes = self.ranks.totals(*counts, wishes)
@@ -159,18 +188,21 @@ class Tracker:
         progress.links = [int(a + b) for a, b in zip(progress.links, self._linked, strict=True)]
         progress.samples = [int(a + b) for a, b in zip(progress.samples, worked, strict=True)]
         self._view.round(t + 1, float(self._active.mean()))
-        time_to_evaluate = last or (t + 1) % run.evaluation.every == 0
-        stopping, due = (bool(wish) for wish in wishes)
+        stopping, due, late = (bool(wish) for wish in wishes)
+        time_to_evaluate = last or late or (t + 1) % run.evaluation.every == 0
         time_to_save = last or stopping or due
         if time_to_evaluate or time_to_save or run.device.type == "cpu":
             self.guard.check()
         if time_to_evaluate:
             self._record(self._evaluate(state, t + 1, report))
-        if time_to_save:
+            self.ended = None if last else self._why()
+        if time_to_save or self.ended is not None:
             if self._files is not None:
                 self._files.on_disk()
+            if self._best is not None:
+                self._best.write()
             self.checkpoints.write(state, progress)
-        if stopping and not last:
+        if stopping and not last and self.ended is None:
             name = "another rank" if self._signals.seen is None else signal.Signals(self._signals.seen).name
             raise Stopped(f"stopped by {name} after round {t + 1} of {run.rounds}")
 
@@ -190,6 +222,8 @@ class Tracker:
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
             rows.append({name: row[name] for name in self._columns()})
         self.history += rows
+        if self._best is not None:
+            self._best.see(progress.rounds, self._models, np.array([row[self._best.metric] for row in rows]))
         if self._files is not None:
             self._files.record(progress.rounds, rows, measured.histograms)
         self._view.evaluated(progress.rounds, self._facts(rows), float(self._active.mean()))
@@ -219,14 +253,21 @@ class Tracker:
         """Write what is written once, and return everything."""
         progress, run = self.progress, self.run
         folder = None if self.folder is None else str(self.folder)
-        extra = {} if run.newcomers is None else {"newcomers": run.newcomers(state, self.checkpoints.memory)}
+        extra: dict[str, Any] = (
+            {} if run.newcomers is None else {"newcomers": run.newcomers(state, self.checkpoints.memory)}
+        )
+        if self._best is not None:
+            self._best.write()
+            extra["best"] = self._best.said()
         rows = run.models("global", state, self.checkpoints.memory)
-        result = Result(self.history, state, progress.seconds, sum(progress.samples), folder, extra, rows, run.naming)
+        result = Result(
+            self.history, state, progress.seconds, sum(progress.samples), folder, extra, rows, run.naming, self.ended
+        )
         last = self._last or self._on_models(state)
         if self._files is not None:
             accuracy = None if last.client_accuracy is None else last.client_accuracy[self._going]
             known = clients.gather(
-                run.federation, run.availability, run.rounds, bool(run.tables), accuracy,
+                run.federation, run.availability, progress.rounds, bool(run.tables), accuracy,
                 run.evaluator.everyone, run.dataset.label_names,
             )  # fmt: skip
             self._files.finish(known, progress.rounds, summary(run, result, progress))

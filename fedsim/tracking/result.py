@@ -28,6 +28,7 @@ class Result:
     extra: what else summary.json holds: 'newcomers', one entry per epoch of theirs (`fedsim.personal.Newcomers`).
     rows: [R, d] the server's models, with whatever of a row the strategy does not see.
     naming: what the module calls a row's parts.
+    stopped: why the run ended before its last round; None where it did not.
     """
 
     history: list[Row]
@@ -38,6 +39,7 @@ class Result:
     extra: Row = field(default_factory=dict)
     rows: Tensor | None = None
     naming: Naming | None = None
+    stopped: str | None = None
 
     @property
     def metrics(self) -> list[str]:

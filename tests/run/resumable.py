@@ -47,10 +47,14 @@ def simulation_of(rounds=6, availability=None, strategy=None, **options) -> Simu
         classes(),
         functools.partial(MLP, hidden=(5,)),
         clients=5,
-        partition=Dirichlet(1.0, "per_class"),
         availability=availability or Coins(),
         strategy=strategy or FedAWE(),
         local=SGD(lr=0.3, epochs=1, batch_size=4, schedule=PerStep(0.95)),
         rounds=rounds,
-        **{"seeds": (1, 4), "evaluation": Evaluation(every=1, of=["global", "client_mean"])} | options,
+        **{
+            "seeds": (1, 4),
+            "partition": Dirichlet(1.0, "per_class"),
+            "evaluation": Evaluation(every=1, of=["global", "client_mean"]),
+        }
+        | options,
     )

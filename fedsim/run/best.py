@@ -1,0 +1,82 @@
+"""The best model of every replicate so far, kept beside the checkpoint: a file of the same kind, never pickled."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedsim.core.files import replacing
+from fedsim.evaluation.columns import rises
+from fedsim.results.files import BEST
+from fedsim.results.models import HEADER
+
+log = logging.getLogger(__name__)
+
+
+class BestModels:
+    """Keeps a copy on the host of each replicate's evaluated model where the metric was best, of equal ones the first.
+
+    It is written with every checkpoint, just before it. Where a run is killed between the two, what the file is ahead
+    by comes again in the resumed run, bit for bit, and is not better than itself.
+
+    Args:
+        folder: of the run.
+        metric: by which models are judged.
+        about: what is told of the models, see `fedsim.results.StoredModels`.
+    """
+
+    def __init__(self, folder: Path, metric: str, about: dict[str, Any]) -> None:
+        self.path, self.metric, self.about = folder / BEST, metric, about
+        self.models: Tensor | None = None
+        self.rounds: list[int] = []
+        self.values: list[float] = []
+        self._changed = False
+
+    def resume(self) -> None:
+        """Go on with what the file holds, where it was chosen by the same metric."""
+        if not self.path.exists():
+            return
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                told = json.loads(file.metadata()["best"])
+                models = file.get_tensor("model")
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            log.warning("%s cannot be read (%s); the best model is sought from here on", self.path, error)
+            return
+        if told["metric"] != self.metric:
+            log.warning("the best model was chosen by %s; by %s it is sought from here on", told["metric"], self.metric)
+            return
+        self.models, self.rounds, self.values = models, told["rounds"], told["values"]
+
+    def see(self, completed: int, models: Tensor, values: np.ndarray) -> None:
+        """An evaluation after so many rounds: models [R, d], and the metric [R]."""
+        if self.models is None:
+            self.models = torch.empty(models.shape, dtype=models.dtype)
+            self.rounds, self.values = [-1] * len(models), [float("nan")] * len(models)
+        sign = 1 if rises(self.metric) else -1
+        for r, value in enumerate(values.tolist()):
+            if value == value and not sign * value <= sign * self.values[r]:
+                self.models[r] = models[r].cpu()
+                self.rounds[r], self.values[r], self._changed = completed, value, True
+
+    def write(self) -> None:
+        """To the file, if there is a better one."""
+        if not self._changed or self.models is None:
+            return
+        told = {"metric": self.metric, "rounds": self.rounds, "values": self.values}
+        header = {"format": "fedsim-best", "best": json.dumps(told), HEADER: json.dumps(self.about)}
+        with replacing(self.path, "wb", durable=True) as file:
+            file.write(save({"model": self.models.contiguous()}, metadata=header))
+        self._changed = False
+
+    def said(self) -> dict[str, Any]:
+        """For summary.json."""
+        return {"metric": self.metric, "rounds": self.rounds, "values": self.values}

@@ -1,0 +1,129 @@
+"""Rules by which a run ends before its last round. What they say is a function of the evaluations so far, so that a run
+which is resumed hears from them what it heard before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.evaluation.columns import rises, validation_metric
+from fedsim.results.targets import first_reached
+from fedsim.tracking.result import Row, measured
+
+OVER = ("all", "mean")
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a run ends before its last round: after the first evaluation at which a rule says so. Without rules, never.
+
+    Attributes:
+        target: metric → value. The run ends when each was reached; the rounds it took stand in summary.json.
+        patience: the run ends after so many evaluations without a better value of `metric`.
+        seconds: the run ends after the first round that is over after so many seconds, resumed parts included.
+        metric: what `patience` looks at, and by which each replicate's best model is kept; None is the mean of the
+            server's model on validation samples, where there are any.
+        over: 'all': each replicate is looked at by itself, and the run goes on until the last one is there, since they
+            are simulated together; 'mean': their mean decides.
+    """
+
+    target: dict[str, float] | None = None
+    patience: int | None = None
+    seconds: float | None = None
+    metric: str | None = None
+    over: str = "all"
+
+    def __post_init__(self) -> None:
+        if self.target is not None and (not isinstance(self.target, dict) or not self.target):
+            raise ConfigError(f"stop.target={self.target!r} must be metrics and values, such as {{test_accuracy: 0.9}}")
+        for name, value in (self.target or {}).items():
+            checks.real(f"stop.target.{name}", value)
+        if self.patience is not None:
+            checks.whole("stop.patience", self.patience)
+        if self.seconds is not None:
+            checks.positive("stop.seconds", self.seconds)
+        if self.metric is not None and not isinstance(self.metric, str):
+            raise ConfigError(f"stop.metric={self.metric!r} must be the name of a metric, such as test_accuracy")
+        checks.choice("stop.over", self.over, OVER)
+
+    @property
+    def active(self) -> bool:
+        """Is there a rule?"""
+        return bool(self.target) or self.patience is not None or self.seconds is not None
+
+    def judged_by(self, columns: Sequence[str]) -> str | None:
+        """The metric of `patience` and of the best model, of those that the run measures.
+
+        Raises:
+            ConfigError: the run does not measure what a rule looks at.
+        """
+        known = measured([dict.fromkeys(columns)])
+        for name in self.target or {}:
+            checks.choice("stop.target", str(name), known)
+        if self.metric is not None:
+            return checks.choice("stop.metric", self.metric, known)
+        found = validation_metric(columns)
+        if found is None and self.patience is not None:
+            raise ConfigError(
+                f"stop.patience={self.patience} has nothing to look at, since no validation samples are held out; give "
+                "partition.validation=0.2 personal.over=all, or a metric by stop.metric"
+            )
+        return found
+
+    def why(self, history: list[Row], seconds: float, metric: str | None) -> str | None:
+        """Why the run ends here, in a sentence; None: it goes on.
+
+        Args:
+            history: all evaluations so far.
+            seconds: the run has taken.
+            metric: what `patience` looks at.
+        """
+        if not history or not history[-1]["round"]:
+            return None
+        at = f"after round {history[-1]['round']}"
+        whose = "in every replicate" if self.over == "all" else "in the mean over replicates"
+        if self.target and all((self._reached(history, *goal) >= 0).all() for goal in self.target.items()):
+            goals = " and ".join(f"{name} {value:g}" for name, value in self.target.items())
+            return f"stop.target: {goals} was reached {whose} {at}"
+        if self.patience is not None and metric is not None:
+            best = best_of(self._values(history, metric), rises(metric))
+            if len(self._values(history, metric)) - 1 - best.max() >= self.patience:
+                return f"stop.patience: {metric} was not better {whose} for {self.patience} evaluations {at}"
+        if self.seconds is not None and seconds >= self.seconds:
+            return f"stop.seconds: {self.seconds:g} seconds were over {at}"
+        return None
+
+    def targets(self, history: list[Row]) -> dict[str, Any]:
+        """For summary.json: of every target its value, and the rounds each replicate took to it, None where it is not
+        there yet; with 'mean', those of the mean."""
+        found = {}
+        for name, value in (self.target or {}).items():
+            rounds = sorted({row["round"] for row in history})
+            at = self._reached(history, name, value, given_up=True)
+            found[name] = {"value": value, "rounds": [rounds[e] if e >= 0 else None for e in at]}
+        return {"targets": found} if found else {}
+
+    def _reached(self, history: list[Row], name: str, value: float, given_up: bool = False) -> np.ndarray:
+        return first_reached(self._values(history, name, given_up), value, rises(name))
+
+    def _values(self, history: list[Row], name: str, given_up: bool = False) -> np.ndarray:
+        """[E, R'] of the replicates that still are numbers; of all with `given_up`; [E, 1] their mean."""
+        count = sum(row["round"] == history[0]["round"] for row in history)
+        values = np.array([row[name] for row in history], dtype=float).reshape(-1, count)
+        going = np.isfinite(values[-1])
+        if self.over == "mean":
+            return values[:, going].mean(1, keepdims=True) if going.any() else values[:, :1] * math.nan
+        return values if given_up or not going.any() else values[:, going]
+
+
+def best_of(values: np.ndarray, more: bool) -> np.ndarray:
+    """[R] the first evaluation at which values [E, R] were best; what is not a number is not."""
+    worst = -np.inf if more else np.inf
+    known = np.where(np.isnan(values), worst, values)
+    return np.asarray(known.argmax(0) if more else known.argmin(0))
