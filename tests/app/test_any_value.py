@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
+from own_files import SETTINGS, write
 from small_runs import COMPANY, SHIFTED
 
 from fedsim.app.cli import run
@@ -27,6 +29,7 @@ BESIDE = {
     "model=mean": ["dataset=gaussian_mean", "partition=natural"],
     "model=custom": ["model._target_=fedsim.models.MLP"],
     **COMPANY,
+    **SETTINGS,
     **{f"shift={name}": beside for name, beside in SHIFTED.items()},
 } | {
     f"dataset={name}": ["partition=natural"] + (["model=mean"] if name.startswith(("gau", "pri", "qua")) else [])
@@ -34,6 +37,15 @@ BESIDE = {
     if name.startswith(("binary", "gaussian", "house", "pricing", "quadratics", "regression", "synthetic"))
 }
 SETTABLE = sorted(name for name in keys() if name not in ("out", "resume") and not name.startswith("dataset.augment"))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hugging Face's library, where it is there, keeps nothing outside."""
+    if find_spec("datasets"):
+        import datasets
+
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
 def any_value(data: st.DataObject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +65,7 @@ QUICK = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped
 @given(data=st.data())
 def test_any_value_of_any_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:
     monkeypatch.chdir(tmp_path)
+    write(tmp_path)
     any_value(data, monkeypatch)
 
 
@@ -83,6 +96,7 @@ def test_every_key_with_every_wrong_value(
     """Words, NaN and the like are no key's value; the message names the key, unless something else stops the run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Trainer, "run", started)
+    write(tmp_path)
     text, tried, refused = WRONG[number], 0, 0
     for place, name in enumerate(SETTABLE):
         choices = keys()[name] or [None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,8 @@ def columns(table: Any, separator: str | None = None) -> Columns:
         names = getattr(table, "column_names", getattr(table, "columns", None))
         if names is None:
             raise ConfigError(
-                f"a {type(table).__name__} is no table; give a path, a data frame, or a mapping to columns"
+                f"dataset.path (or test_path) is a {type(table).__name__} and no table; give a path, a data frame, or "
+                "a mapping to columns"
             )
         found = {str(name): _column(table[name]) for name in names}
     return _checked(Columns("dataset=table", found, "row {}".format))
@@ -94,6 +95,8 @@ def _column(values: Any) -> np.ndarray:
         values = values.detach().cpu().numpy()
     if isinstance(values, np.ndarray):
         return values
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise ConfigError(f"dataset.path (or test_path) has a column that is {values!r}; give a value per row")
     listed = list(values)
     found = np.empty(len(listed), dtype=object)
     found[:] = listed

@@ -62,6 +62,9 @@ class OwnData(Dataset):
         encode: Encode | None = None,
     ) -> None:
         checks.choice("dataset.task", task, TASKS)
+        for key, value, options in (("inputs", inputs, tensors.INPUTS), ("channels", channels, tensors.CHANNELS)):
+            if value is not None:
+                checks.choice(f"dataset.{key}", value, options)
         if classes is not None and checks.whole("dataset.classes", classes) < 2:
             raise ConfigError(f"dataset.classes={classes} leaves nothing to tell apart; give at least 2")
         parts = [train] if test is None else [train, test]

@@ -77,6 +77,11 @@ def load(path: str, config: str | None, data_files: Any, download: bool) -> dict
             "dataset=hub is read by datasets, which is not installed; pip install 'fedsim-torch[hub]'"
         ) from error
     folder = Path(path).expanduser()
+    check_files(data_files)
+    if config is not None and data_files is not None:
+        raise ConfigError(
+            f"dataset.config={config} is of a data set of the Hub, and data_files are read; give one of them"
+        )
     try:
         with quietly(online=download):
             if any((folder / name).exists() for name in SAVED):
@@ -87,8 +92,21 @@ def load(path: str, config: str | None, data_files: Any, download: bool) -> dict
     except Exception as error:  # whatever a library, a damaged file or the network may say
         remedy = "" if download else "; dataset.download=true fetches what is on the Hub"
         reason = said(error)[:300]
-        raise MissingDataError(f"dataset.path={path} cannot be read by datasets ({reason}){remedy}") from error
+        what = f"dataset.path={path} (config={config}, data_files={data_files})"
+        raise MissingDataError(f"{what} cannot be read by datasets: {reason}{remedy}") from error
     return dict(found) if isinstance(found, dict) else {"train": found}
+
+
+def check_files(given: Any) -> None:
+    """A file, several, or those of each split."""
+    of_splits = list(given.values()) if isinstance(given, dict) else [given]
+    for of_split in of_splits:
+        for name in of_split if isinstance(of_split, list) and of_split else [of_split]:
+            if given is not None and (not isinstance(name, str) or not name):
+                raise ConfigError(
+                    f"dataset.data_files={given!r} must be a file, a list of files, or those of each split, such as "
+                    "{train: a.csv, test: b.csv}"
+                )
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 
 INPUTS = ("numbers", "tokens", "pixels")
@@ -140,7 +139,6 @@ def _kind(source: str, x: np.ndarray, kind: str | None) -> str:
             "that stand for something else"
         )
     kind = kind or ("numbers" if x.dtype.kind == "f" else "pixels")
-    checks.choice("dataset.inputs", kind, INPUTS)
     if kind == "pixels" and x.dtype != np.uint8:
         raise ConfigError(f"{source}: dataset.inputs=pixels are bytes, but x holds {x.dtype}; give uint8, or numbers")
     if kind == "tokens" and x.dtype.kind == "f":
@@ -155,8 +153,6 @@ def _owned(x: np.ndarray) -> np.ndarray:
 
 def images(source: str, x: Tensor, channels: str | None) -> Tensor:
     """[N, C, H, W] of images [N, H, W], [N, H, W, C] or [N, C, H, W]; others as they are."""
-    if channels is not None:
-        checks.choice("dataset.channels", channels, CHANNELS)
     if x.dim() == 3:
         return x[:, None]
     if x.dim() != 4:

@@ -104,6 +104,8 @@ def one(source: str, given: Any, number: int) -> Any:
 def part_of(source: str, name: str, sample: Any, key: Any) -> Any:
     """What stands at a place of a sample."""
     try:
+        if isinstance(key, str) and not hasattr(sample, "keys"):
+            raise TypeError  # a tensor would take a word for several numbers
         return sample[key]
     except (LookupError, TypeError) as error:
         kind = f"the keys {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else type(sample).__name__

@@ -97,11 +97,19 @@ def test_what_lies_in_the_cache_is_read_without_a_network(here: Path) -> None:
 
 BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "of the Hub": (lambda: {"path": "nobody/nothing"}, "dataset.download=true fetches what is on the Hub"),
-    "no such folder": (lambda: {"path": "./nowhere"}, "dataset.path=./nowhere cannot be read by datasets"),
-    "an empty folder": (lambda: {"path": str(Path("e").mkdir() or "e")}, "dataset.path=e cannot be read by datasets"),
-    "no such file": (lambda: {"path": "csv", "data_files": "no.csv"}, "dataset.path=csv cannot be read by datasets"),
-    "cut": (lambda: cut(saved()), "dataset.path=saved cannot be read by datasets"),
-    "damaged": (lambda: damaged(saved()), "dataset.path=saved cannot be read by datasets"),
+    "no such folder": (
+        lambda: {"path": "./nowhere"},
+        "dataset.path=./nowhere (config=None, data_files=None) can",
+    ),
+    "an empty folder": (lambda: {"path": str(Path("e").mkdir() or "e")}, "dataset.path=e (config=None"),
+    "no such file": (
+        lambda: {"path": "csv", "data_files": "no.csv"},
+        "data_files=no.csv) cannot be read",
+    ),
+    "no files": (lambda: {"path": "csv", "data_files": [7]}, "dataset.data_files=[7] must be a file, a list of files"),
+    "a configuration of files": (lambda: csv() | {"config": "a"}, "dataset.config=a is of a data set of the Hub"),
+    "cut": (lambda: cut(saved()), "dataset.path=saved (config=None, data_files=None) cannot"),
+    "damaged": (lambda: damaged(saved()), "dataset.path=saved (config=None, data_files=None) cannot"),
     "ragged": (lambda: {"path": saved(x=[[1.0], *X[1:].tolist()])}, "x is ragged"),
     "no such column": (lambda: {"path": saved(), "x": "pixels"}, "dataset.x=pixels is no column of saved, "),
     "no such target": (lambda: {"path": saved(), "y": "label"}, "dataset.y=label is no column"),
@@ -116,7 +124,7 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "3.7 is no label": (lambda: {"path": saved(kind=[3.7] * N)}, "has the target 3.7"),
     "hidden labels": (lambda: {"path": saved_with(-1)}, "has the label '-1', but dataset.classes=3"),
     "no client": (lambda: {"path": saved(who=[None, *WHO[1:].tolist()])}, "sample 0 has no client"),
-    "no samples": (lambda: {"path": nothing()}, "dataset.path=saved cannot be read by datasets"),
+    "no samples": (lambda: {"path": nothing()}, "dataset.path=saved (config=None, data_files=None) cannot"),
     "no pictures": (lambda: {"path": saved(), "size": [2, 2]}, "dataset.size and colours are for images"),
 }
 

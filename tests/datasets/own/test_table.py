@@ -201,7 +201,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "matrices": (lambda: PEOPLE | {"age": np.zeros((N, 2))}, {}, "column 'age' holds 2-dimensional values"),
     "unequal columns": (lambda: PEOPLE | {"age": AGE[:7]}, {}, "column 'height' has 60 entries, 'age' 7"),
     "dates": (lambda: PEOPLE | {"age": np.array(["2020-01-01"] * N, "M8[D]")}, {}, "neither numbers nor words"),
-    "no table": (lambda: 7, {}, "a int is no table"),
+    "no table": (lambda: 7, {}, "dataset.path (or test_path) is a int and no table"),
+    "a column of nothing": (lambda: PEOPLE | {"age": 7}, {}, "has a column that is 7"),
     "no rows": (lambda: {name: [] for name in PEOPLE}, {}, "the table has no rows"),
 }
 
