@@ -15,9 +15,11 @@ from fedsim.app.comments import about
 from fedsim.app.config import config_folder, groups, target
 from fedsim.core import checks
 from fedsim.core.errors import MissingDataError
-from fedsim.datasets import Dataset, OwnData
+from fedsim.datasets import Dataset, OwnData, Text
 from fedsim.datasets.files import Files, data_root
 from fedsim.datasets.vision import said
+
+OWN = (OwnData, Text)  # what is read from a user's own files, named by dataset.path
 
 
 def main(arguments: list[str]) -> None:
@@ -58,7 +60,7 @@ def what(name: str) -> str:
 def line(name: str, root: Path) -> str:
     """One data set in the list."""
     files = datasets()[name].files
-    if issubclass(datasets()[name], OwnData):
+    if issubclass(datasets()[name], OWN):
         return f"  {name:20} your files          {what(name)}"
     if files is None:
         return f"  {name:20} ready               {what(name)}"
@@ -84,7 +86,7 @@ def get(name: str, root: Path) -> None:
         MissingDataError: where it cannot be had; the message says what to do.
     """
     kind = datasets()[name]
-    if issubclass(kind, OwnData):
+    if issubclass(kind, OWN):
         print(f"  is read from your own files: fedsim dataset={name} dataset.path=…")
         return
     if kind.files is None:

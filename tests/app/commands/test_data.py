@@ -61,6 +61,7 @@ def test_the_list_says_of_every_data_set_whether_it_is_there(fedsim, tmp_path: P
     assert set(listed) == set(groups()["dataset"]) - {"custom"}
     assert listed["mnist"] == "found"
     assert listed["digits"] == listed["synthetic"] == "ready"
+    assert listed["text"] == listed["table"] == "your"  # files
     assert listed["fashion_mnist"] == listed["adult"] == "missing"
 
 
