@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app import commands, sweep
 from fedsim.app.build import build
-from fedsim.app.config import RESUME, config_folder
+from fedsim.app.config import RESUME, config_folder, plain
 from fedsim.app.explain import before_the_job, explain, in_one_line
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.core.settings import flatten
@@ -167,7 +167,7 @@ def run(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks | N
         )
     if not there and resume not in RESUME:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
-    sweep.check_objective(cfg.objective)
+    sweep.check_objective(cfg.objective, metrics=plain(cfg)["metrics"])
     simulation, tracking, identity = build(cfg, ranks)
     yaml = OmegaConf.to_yaml(cfg, resolve=True)
     return simulation.run(folder, resume != "overwrite", tracking, identity, choices | table_row(identity), yaml)

@@ -24,7 +24,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim.app.config import WITHOUT_EFFECT, identity
+from fedsim.app.config import WITHOUT_EFFECT, identity, plain
 from fedsim.app.explain import explain
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError
@@ -95,7 +95,7 @@ def carry_out(cfg: DictConfig, folder: Path, run: Callable[[], Result], show: Ca
     record = Record(int(hydra.job.num), list(hydra.overrides.task), str(folder))
     record.write(records)
     try:
-        check_objective(cfg.objective, hydra.sweeper._target_)
+        check_objective(cfg.objective, hydra.sweeper._target_, plain(cfg)["metrics"])
         final = finished(cfg, folder) if cfg.resume == "auto" else None
         status = "done" if final is None else "kept"
         if final is None:
@@ -136,16 +136,17 @@ def finished(cfg: DictConfig, folder: Path) -> Final | None:
         return None  # nothing there, or nothing whole
 
 
-def check_objective(name: str | None, sweeper: str = "") -> None:
+def check_objective(name: str | None, sweeper: str = "", metrics: Any = ()) -> None:
     """Before the first round: is this a metric, and is one named where one is needed?"""
     from fedsim.evaluation import COLUMNS
+    from fedsim.evaluation.metrics import possible_columns
     from fedsim.personal import PERSONAL_COLUMNS
 
     if name is None and "optuna" in sweeper:
         raise ConfigError(
             "objective=null, but Optuna needs a metric to judge a run by, such as objective=test_accuracy"
         )
-    known = COLUMNS | PERSONAL_COLUMNS
+    known = {*COLUMNS, *PERSONAL_COLUMNS, *possible_columns(metrics)}
     if name is not None and str(name) not in known:
         raise ConfigError(f"objective={name} is no metric; test_accuracy is one{checks.nearest(str(name), known)}")
 

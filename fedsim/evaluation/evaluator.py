@@ -11,6 +11,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from fedsim.evaluation.columns import MEASURED
+from fedsim.evaluation.metrics import Metrics, target_of
 from fedsim.evaluation.optimum import optimum
 from fedsim.models import RowModel
 from fedsim.models.calling import Inputs
@@ -28,11 +29,13 @@ class Measured:
     Attributes:
         metrics: name → [R].
         client_accuracy: [R, m'] accuracy on each evaluated client's own data, or None without labels.
+        client_metrics: name → [R, m'] of the metrics that a user adds, NaN where a client has none.
         histograms: name → one number per client, of more that was measured.
     """
 
     metrics: dict[str, np.ndarray]
     client_accuracy: np.ndarray | None
+    client_metrics: dict[str, np.ndarray] = field(default_factory=dict)
     histograms: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -44,6 +47,7 @@ class Evaluator:
         client_samples: samples of its own data on which a client is evaluated; the same in every evaluation. Those of a
             stream have the moments of its law (`Stream.exact`).
         max_clients: clients evaluated on their own data; a larger population is thinned evenly.
+        metrics: those that a user adds.
     """
 
     def __init__(
@@ -53,10 +57,12 @@ class Evaluator:
         shift: Shift,
         client_samples: int = 20,
         max_clients: int = 1000,
+        metrics: Metrics | None = None,
     ) -> None:
         federation = data.federation
         self.model, self.data, self.federation, self.shift = model, data, federation, shift
         self.dataset = data.dataset
+        self.metrics = metrics or Metrics((), model, data)
         self.references: dict[str, Tensor] = {}
         alone = model.convolutional and model.device.type == "cpu"
         self.loop = alone or model.traits.evaluation_unvmapped is not None
@@ -89,14 +95,18 @@ class Evaluator:
         absent |= {"distance_to_ps", "distance_to_po"} - self.references.keys()
         return MEASURED.keys() - absent
 
+    def added(self, of: str = "") -> dict[str, str]:
+        """Columns of the metrics that a user adds → what they are; `of`: of which model."""
+        return self.metrics.columns(self.dataset.test_x is not None, of)
+
     @torch.no_grad()
     def __call__(self, models: Tensor, deployed: Tensor | None = None) -> Measured:
         """Evaluate the models [R, d]; everything leaves the device in one transfer.
 
         `deployed` [R, d] is what the server deployed last, by default the models themselves.
         """
-        found = self._on_test(models) if self.dataset.test_x is not None else {}
-        losses, correct = self._on_clients(models, models)
+        found, added = self._on_test(models) if self.dataset.test_x is not None else ({}, {})
+        losses, correct, own = self._on_clients(models, models, self.metrics if len(self.metrics) else None)
         found["train_loss"] = weighted_mean(losses, self.weights)
         if correct is not None:
             found["train_accuracy"] = weighted_mean(correct, self.weights)
@@ -114,7 +124,12 @@ class Evaluator:
         parts = [torch.stack(list(found.values()))] + ([correct.T] if correct is not None else [])
         host = torch.cat(parts).cpu().numpy()
         metrics = dict(zip(found, host[: len(found)], strict=True))
-        return Measured(metrics, host[len(found) :].T if correct is not None else None)
+        each = {}
+        if own is not None:
+            added |= self.metrics.over_clients(own, self.weights)
+            each = {name: values.cpu().numpy() for name, values in zip(self.metrics.names, own, strict=True)}
+        metrics |= {name: values.cpu().numpy() for name, values in added.items()}
+        return Measured(metrics, host[len(found) :].T if correct is not None else None, each)
 
     def predict(self, models: Tensor, x: Inputs, shared: bool, weight: Tensor | None = None) -> Tensor:
         """[R, d] and inputs [B, …] (shared) or [R, B, …] → outputs [R, B, …]; `weight` [R, B] is 0 for padding, which a
@@ -134,20 +149,26 @@ class Evaluator:
         own = self.model.evaluate(row, tree_map(lambda value: value[there], x))
         return own.new_zeros(len(there), *own.shape[1:]).index_put((there,), own)
 
-    def _on_test(self, models: Tensor) -> dict[str, Tensor]:
-        """Mean loss on the whole test set; accuracy where there are labels, also by whom samples were held out of."""
+    def _on_test(self, models: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Mean loss on the whole test set; accuracy where there are labels, also by whom samples were held out of. And
+        what a user adds: since some of it does not add up over batches, every rank sees them all for it."""
         data, dtype = self.dataset, self.model.dtype
         assert data.test_x is not None
         owners = data.test_owners if self.labelled else None
         count = 0 if owners is None else data.natural_clients or 0
         total = torch.zeros(2 + count, len(models), dtype=dtype, device=models.device)
-        for start in range(0, len(data.test_x), TEST_BATCH)[self.ranks.share]:
+        every = range(0, len(data.test_x), TEST_BATCH)
+        mine, pooled = every[self.ranks.share], self.metrics.pooled(len(models))
+        for start in every if len(self.metrics) else mine:
             pick = slice(start, start + TEST_BATCH)
             x = data.prepare(data.test_x[pick].to(models.device), dtype)
             batch = {"x": x} | data.further(data.test_more, pick, dtype)
             if data.test_y is not None:
                 batch["y"] = data.test_y[pick]
             outputs = self.predict(models, self.model.call.inputs(batch), shared=True)
+            pooled.update(outputs, target_of(batch))
+            if start not in mine:
+                continue
             total[0] += torch.stack([self.model.loss(out, batch).sum() for out in outputs])
             if self.labelled:
                 labels = batch["y"].expand(len(models), *batch["y"].shape)
@@ -162,13 +183,16 @@ class Evaluator:
         if owners is not None:
             held = torch.bincount(owners, minlength=count)
             found["test_accuracy_by_client"] = (total[2:][held > 0] / held[held > 0, None]).mean(0)
-        return found
+        return found, pooled.values()
 
-    def _on_clients(self, models: Tensor, deployed: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Mean loss [R, m'] and accuracy [R, m'] of every client on its own samples, as they answer to `deployed`."""
+    def _on_clients(
+        self, models: Tensor, deployed: Tensor, metrics: Metrics | None = None
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Mean loss [R, m'], accuracy [R, m'] and metrics [K, R, m'] of every client on its own samples, as they answer
+        to `deployed`."""
         replicates = len(models)
         step = max(1, TEST_BATCH * 4 // (replicates * self.samples.width))
-        losses, correct = [], []
+        losses, correct, added = [], [], []
         for start in range(0, len(self.clients), step):
             batch = self._client_batch(slice(start, start + step))
             if self.shift.active:
@@ -188,14 +212,21 @@ class Evaluator:
             losses.append(weighted_mean(per_sample.reshape(weight.shape), weight))
             if self.labelled:
                 correct.append(weighted_mean(correctly(outputs, flat["y"], 2).reshape(weight.shape), weight))
-        return self._everybody(torch.cat(losses, 1)), self._everybody(torch.cat(correct, 1)) if correct else None
+            if metrics is not None:
+                clients = outputs.unflatten(1, weight.shape[1:]).flatten(0, 1)
+                found = metrics.of_clients(clients, target_of(batch).flatten(0, 1), weight.flatten(0, 1))
+                added.append(found.unflatten(1, weight.shape[:2]))
+        parts = (torch.cat(values, -1) if values else None for values in (losses, correct, added))
+        loss, accuracy, metric = (None if values is None else self._everybody(values) for values in parts)
+        assert loss is not None
+        return loss, accuracy, metric
 
     def _everybody(self, found: Tensor) -> Tensor:
-        """[R, m''] of this rank's share of the clients → [R, m'] of all that are evaluated."""
+        """[…, m''] of this rank's share of the clients → […, m'] of all that are evaluated."""
         if self.ranks.count == 1:
             return found
-        whole = found.new_zeros(len(found), self.count)
-        whole[:, self.ranks.share] = found
+        whole = found.new_zeros(*found.shape[:-1], self.count)
+        whole[..., self.ranks.share] = found
         return self.ranks.sum(whole)
 
     def _client_batch(self, pick: slice) -> dict[str, Tensor]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import MODELS
+from fedsim.evaluation.metrics import entries
 
 
 @dataclass(frozen=True)
@@ -17,11 +19,16 @@ class Evaluation:
     of: 'global' evaluates the server's model x^t; 'client_mean' the mean over clients of the models they have (see
         `EvaluatedModels`). Of a list the first gives the plain columns, any further one columns with its name before
         theirs, such as client_mean_test_accuracy.
+    metrics: what is measured beside losses and accuracies: names of torchmetrics' functional metrics, alone or as
+        {name: …} with arguments; and callables (output, target) → a number of the whole set, or one per sample [B],
+        alone or as {_target_: package.function} with arguments; outputs and targets are what the loss sees. `column`
+        names a metric's columns, `better` ('higher' or 'lower') says what it does not say itself.
     client_samples: samples of its own data on which each client is evaluated.
     """
 
     every: int = 10
     of: str | list[str] = "global"
+    metrics: Any = ()
     client_samples: int = 20
 
     def __post_init__(self) -> None:
@@ -30,6 +37,7 @@ class Evaluation:
             raise ConfigError(f"evaluate={self.of!r} must name {' or '.join(MODELS)}, or each of them once")
         for name in self.models:
             checks.choice("evaluate", name, MODELS)
+        entries(self.metrics)
         checks.whole("tracking.client_samples", self.client_samples)
 
     @property

@@ -84,10 +84,10 @@ def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def _half_squared(output: Tensor, target: Tensor) -> Tensor:
-    flat = target.reshape(len(output), -1)
-    if output.flatten(1).shape != flat.shape:  # broadcasting would hide it
+    found, flat = output.reshape(len(output), -1), target.reshape(len(output), -1)
+    if found.shape != flat.shape:  # broadcasting would hide it
         raise ValueError(f"outputs of shape {list(output.shape[1:])} for targets of shape {list(target.shape[1:])}")
-    return 0.5 * (output.flatten(1) - flat).square().sum(1)
+    return 0.5 * (found - flat).square().sum(1)
 
 
 LOSSES: dict[str, Loss] = {

@@ -246,7 +246,7 @@ class RowModel:
             losses = self.loss(output, batch)
         except KeyError as error:
             raise ConfigError(f"model.loss needs {error}, which dataset={dataset} does not have") from error
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, IndexError) as error:
             reason = str(error).splitlines()[0]
             raise ConfigError(
                 f"model.loss does not fit the output of the model on dataset={dataset}: {reason}"

@@ -12,9 +12,18 @@ from torch import Tensor
 
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
+from fedsim.evaluation.columns import also
 from fedsim.personal.models import OwnModels, one_row
 from fedsim.personal.options import Personal
-from fedsim.personal.scores import MODELS, VALIDATED, ClientScores, Predictor, measures, summarise
+from fedsim.personal.scores import (
+    MODELS,
+    PERSONAL_COLUMNS,
+    VALIDATED,
+    ClientScores,
+    Predictor,
+    measures,
+    summarise,
+)
 from fedsim.strategies import State, Strategy
 
 ROWS = 256  # clients whose models are made and scored together
@@ -39,12 +48,16 @@ class PersonalEvaluator:
         self.models = [name for name in MODELS if name != "personal" or own.has_personal]
 
     @property
-    def columns(self) -> list[str]:
-        """Columns of metrics.csv that this run gains."""
+    def columns(self) -> dict[str, str]:
+        """Columns of metrics.csv that this run gains → what they are."""
         if self.options.over == "none":
-            return []
-        found = measures(self.scores.evaluator.labelled)
-        return [f"{model}_{measure}" for model in self.models for measure in found] + [VALIDATED]
+            return {}
+        evaluator, found = self.scores.evaluator, dict[str, str]()
+        for model in self.models:
+            found |= {name: PERSONAL_COLUMNS[name] for name in also(model, measures(evaluator.labelled)).values()}
+            added = evaluator.metrics.measures(f", of {MODELS[model]}")
+            found |= {name: added[measure] for measure, name in also(model, added).items()}
+        return found | {VALIDATED: PERSONAL_COLUMNS[VALIDATED]}
 
     @torch.no_grad()
     def __call__(
@@ -112,9 +125,11 @@ class PersonalEvaluator:
         for a, b in itertools.pairwise(bounds):
             row = {VALIDATED: float(np.sum(~np.isnan(host["global_validation_loss"][a:b])))}
             for name, values in host.items():
-                row |= summarise(values[a:b], name)
+                metric = self.scores.added.get(name.partition("_")[2])
+                row |= summarise(values[a:b], name, metric.better if metric else None)
             rows.append(row)
         metrics = {name: np.array([row[name] for row in rows]) for name in self.columns}
         shown = "validation_accuracy" if self.scores.evaluator.labelled else "validation_loss"
         every = {f"{m} {shown.replace('_', ' ')}": host[f"{m}_{shown}"] for m in self.models}
+        every |= {f"{m} {n.replace('_', ' ')}": host[f"{m}_{n}"] for m in self.models for n in self.scores.added}
         return metrics, {name: values[~np.isnan(values)] for name, values in every.items()}

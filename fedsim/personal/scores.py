@@ -9,6 +9,7 @@ from torch.func import vmap
 
 from fedsim.core.federation import Cohort
 from fedsim.evaluation import Evaluator
+from fedsim.evaluation.metrics import Metrics, target_of
 from fedsim.models.calling import Inputs
 from fedsim.models.losses import correctly, weighted_mean
 from fedsim.samples import ClientData, ClientSamples
@@ -57,25 +58,33 @@ class ClientScores:
         self.evaluator, dtype = evaluator, evaluator.model.dtype
         self.training = ClientSamples(evaluator.data, train_samples, dtype)
         self.validation = self.training if validation is None else ClientSamples(validation, None, dtype)
+        self.added = {f"validation_{metric.column}": metric for metric in evaluator.metrics.metrics}
         self.names = ["validation_loss", "training_loss"] + ["validation_accuracy"] * evaluator.labelled
+        self.names += self.added
 
     def __call__(self, predictor: Predictor, cohort: Cohort, deployed: Tensor) -> Scores:
         """Of the cohort's predictors, NaN where a client has no samples; `deployed` [n, d] moves the data where
         `shift.deploy` is 'round'."""
-        loss, accuracy = self._on(self.validation, predictor, cohort, deployed)
+        loss, accuracy, added = self._on(self.validation, predictor, cohort, deployed, self.evaluator.metrics)
         same = self.validation is self.training
         training = loss if same else self._on(self.training, predictor, cohort, deployed)[0]
-        found = {"validation_loss": loss, "training_loss": training}
+        found = {"validation_loss": loss, "training_loss": training} | dict(zip(self.added, added, strict=True))
         return found if accuracy is None else found | {"validation_accuracy": accuracy}
 
     def _on(
-        self, samples: ClientSamples, predictor: Predictor, cohort: Cohort, deployed: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Mean loss [n] and accuracy [n] on these samples."""
+        self,
+        samples: ClientSamples,
+        predictor: Predictor,
+        cohort: Cohort,
+        deployed: Tensor,
+        metrics: Metrics | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Mean loss [n], accuracy [n] and metrics [K, n] on these samples."""
+        none = deployed.new_zeros(len(metrics.names) if metrics else 0, 0)
         if not len(cohort):  # a rank may have none of them
             nobody = deployed.new_zeros(0)
-            return nobody, nobody if self.evaluator.labelled else None
-        losses, correct = [], []
+            return nobody, nobody if self.evaluator.labelled else None, none
+        losses, correct, added = [], [], []
         step = max(1, BLOCK // max(samples.width, 1))
         for first in range(0, len(cohort), step):
             pick = slice(first, first + step)
@@ -88,7 +97,9 @@ class ClientScores:
             losses.append(weighted_mean(torch.where(weight > 0, per_sample, 0), weight))
             if self.evaluator.labelled:
                 correct.append(weighted_mean(correctly(output, batch["y"], 2), weight))
-        return torch.cat(losses), torch.cat(correct) if correct else None
+            if metrics:
+                added.append(metrics.of_clients(output, target_of(batch), weight))
+        return torch.cat(losses), torch.cat(correct) if correct else None, torch.cat(added, 1) if added else none
 
     def _moved(self, batch: dict[str, Tensor], part: Predictor, deployed: Tensor) -> dict[str, Tensor]:
         """The samples as they answer the predictors, or the server's models."""
@@ -107,13 +118,17 @@ class ClientScores:
         return output
 
 
-def summarise(values: np.ndarray, measure: str) -> dict[str, float]:
-    """Mean, median and worst tenth over the clients [n] whose value is a number; NaN where there are none."""
+def summarise(values: np.ndarray, measure: str, better: str | None = None) -> dict[str, float]:
+    """Mean, median and worst tenth over the clients [n] whose value is a number; NaN where there are none.
+
+    `better` is 'higher' or 'lower'; by default what it is for accuracies and losses.
+    """
+    higher = measure.endswith("accuracy") if better is None else better == "higher"
     values = np.sort(values[~np.isnan(values)])
     if not len(values):
         return dict.fromkeys((measure, f"{measure}_median", f"{measure}_worst10"), float("nan"))
     tenth = max(1, len(values) // 10)
-    worst = values[:tenth] if measure.endswith("accuracy") else values[-tenth:]
+    worst = values[:tenth] if higher else values[-tenth:]
     return {
         measure: float(values.mean()),
         f"{measure}_median": float(np.median(values)),

@@ -22,10 +22,14 @@ LONGEST_NAME = 16  # signs of a client's name
 ABSENT, PRESENT = "#f2f2ed", "#1f61a0"
 
 
-def accuracies(runs: list[Run]) -> Figure | None:
-    """A box of the clients' accuracies for each run, a dot for each client; replicates put together."""
-    known = [(n, run, run.clients.accuracy) for n, run in enumerate(runs) if run.clients is not None]
-    shown = [(n, run.label, 100 * found.ravel()) for n, run, found in known if found is not None]
+def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
+    """A box of the clients' accuracies, or of another metric, for each run, a dot for each client; replicates put
+    together."""
+    known = [(n, run, run.clients) for n, run in enumerate(runs) if run.clients is not None]
+    found = [(n, run.label, c.accuracy if metric is None else c.metrics.get(metric)) for n, run, c in known]
+    scale = 100 if metric is None else 1
+    shown = [(n, label, scale * values[np.isfinite(values)]) for n, label, values in found if values is not None]
+    shown = [(n, label, values) for n, label, values in shown if len(values)]
     if not shown:
         return None
     draw = np.random.default_rng(0)  # where the dots lie across their box means nothing
@@ -44,7 +48,7 @@ def accuracies(runs: list[Run]) -> Figure | None:
         axes.set_yticks(range(len(shown)), [wrapped(name) for _, name, _ in shown])
         axes.set_ylim(len(shown) - 0.45, -0.55)
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("accuracy on the client's own data, %")
+        axes.set_xlabel(f"{metric or 'accuracy'} on the client's own data" + ("" if metric else ", %"))
     return drawing
 
 

@@ -54,6 +54,10 @@ def pictures(runs: list[Run], metrics: list[str] | None = None, most: int = 2) -
         how = "A dot is a client, evaluated on its own data after the last round; all replicates together. Boxes hold "
         how += "the middle half, whiskers the middle 80 %, the line is the median, the diamond the mean."
         yield Picture("clients", "From client to client", how, drawing)
+    for metric in dict.fromkeys(name for run in runs if run.clients is not None for name in run.clients.metrics):
+        if drawing := clients.accuracies(runs, metric):
+            how = "A dot is a client for which it exists, as above."
+            yield Picture(f"clients_{metric}", f"From client to client: {metric}", how, drawing)
     if drawing := clients.availability(runs):
         how = f"First replicate, at most the first {MOST_ROUNDS} rounds and {MOST_CLIENTS} clients. Dark: the client "
         how += "could take part. Above: how many could; the line is their mean."

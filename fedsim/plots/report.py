@@ -15,7 +15,6 @@ import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from fedsim.evaluation.columns import rises
 from fedsim.plots.compare import pictures, written
 from fedsim.plots.curves import telling
 from fedsim.plots.style import colour, title
@@ -96,7 +95,8 @@ def _results(runs: list[Run]) -> list[dict[str, Any]]:
     for metric in shared:
         ends = [run.final(metric) for run in runs]
         means = [mean for mean, _ in ends]
-        best = (max if rises(metric) else min)((m for m in means if not math.isnan(m)), default=math.nan)
+        known = [mean for mean in means if not math.isnan(mean)] if runs[0].directions.get(metric) != "" else []
+        best = (max if runs[0].rises(metric) else min)(known, default=math.nan)
         texts = [
             written(metric, mean, std if run.replicates > 1 else None)
             for run, (mean, std) in zip(runs, ends, strict=True)

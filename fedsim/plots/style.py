@@ -63,6 +63,8 @@ def title(metric: str) -> str:
     for model, what in MODELS.items():
         if (name := metric.removeprefix(f"{model}_")) in TITLES:
             return f"{TITLES[name]}, {what.removeprefix('the ')}"
+    if metric.startswith("client_") and metric.endswith("_worst10"):  # of a metric that a user added
+        metric = f"{metric[len('client_') : -len('_worst10')]} of the worst tenth of clients"
     return metric.replace("_", " ") + of
 
 

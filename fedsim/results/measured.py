@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsim.evaluation.columns import rises
 from fedsim.results.paired import Paired
 from fedsim.results.runs import Run
 from fedsim.results.targets import COSTS, cost
@@ -44,10 +43,10 @@ class Measure:
         return f"{100 * value:.1f}" if self.percent else f"{value:.2g}"
 
 
-def metric(name: str, last: int = 1) -> Measure:
+def metric(name: str, runs: list[Run], last: int = 1) -> Measure:
     """A column of metrics.csv at the end of a run, its mean over the last so many evaluations."""
     heading = name + (f", last {last}" if last > 1 else "")
-    return Measure(heading, lambda run: run.ended(name, last), rises(name), "accuracy" in name)
+    return Measure(heading, lambda run: run.ended(name, last), runs[0].rises(name), "accuracy" in name)
 
 
 def costs(name: str, target: float, runs: list[Run]) -> list[Measure]:

@@ -16,11 +16,12 @@ from torch import Tensor
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten
+from fedsim.evaluation.columns import rises
 from fedsim.results.files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.results.models import StoredModels
 from fedsim.tracking import clients
 from fedsim.tracking.clients import Clients
-from fedsim.tracking.metrics_csv import NAME, read_metrics
+from fedsim.tracking.metrics_csv import NAME, directions, read_metrics
 from fedsim.tracking.result import Row, mean_std, measured, replicate_of
 
 FRAMES = ("pandas", "polars")
@@ -43,7 +44,8 @@ class Run:
         clients: what is known of its clients; None of a run that is not finished.
         label: what distinguishes it from the runs it is compared with.
         newcomers: of its summary.json: what they measured after each of their epochs.
-        config: its configuration as it is nested in config.yaml; empty for a run that was begun without one.
+        directions: of its metrics.csv: which way is better in the columns of metrics that a user added.
+    config: its configuration as it is nested in config.yaml; empty for a run that was begun without one.
     """
 
     folder: Path
@@ -52,6 +54,7 @@ class Run:
     clients: Clients | None = None
     label: str = ""
     newcomers: list[Row] = field(default_factory=list)
+    directions: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -123,6 +126,11 @@ class Run:
     def _replicate(self, seed: int | None, replicate: int | None) -> int:
         return replicate_of(self.seeds, seed, replicate, str(self.folder))
 
+    def rises(self, metric: str) -> bool:
+        """Is more of it better? Of a metric that a user added metrics.csv says so; of others the name does."""
+        way = self.directions.get(metric)
+        return way == "higher" if way else rises(metric)
+
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Rounds [E] and values [E, R] of one metric.
 
@@ -177,7 +185,7 @@ def load(folder: str | Path) -> Run:
     config = {str(key): value for key, value in plain.items()}
     known = folder / clients.NAME
     run = Run(folder, rows, dict(flatten(config)), clients.read(known) if known.exists() else None, config=config)
-    run.newcomers = run.summary.get("newcomers", [])
+    run.newcomers, run.directions = run.summary.get("newcomers", []), directions(path)
     return run
 
 

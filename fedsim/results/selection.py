@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fedsim.evaluation.columns import rises, validation_metric
+from fedsim.evaluation.columns import validation_metric
 from fedsim.results.runs import Run
 
 
@@ -23,10 +23,9 @@ def judge(runs: Sequence[Run], reported: str) -> tuple[str, str]:
 def best(runs: Iterable[Run], metric: str, last: int = 1) -> Run:
     """The run whose metric, the mean over replicates and the last so many evaluations, is best; of equal ones the
     first. A run that is not a number is never taken where another is."""
-    sign = 1 if rises(metric) else -1
 
     def rank(run: Run) -> float:
         mean = float(run.ended(metric, last).mean())
-        return sign * mean if mean == mean else -float("inf")
+        return (mean if run.rises(metric) else -mean) if mean == mean else -float("inf")
 
     return max(runs, key=rank)

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from fedsim.evaluation.columns import rises
 from fedsim.results.runs import Run
 
 TOLERANCE = 1e-9  # 0.7 is reached by 0.7 however it was computed
@@ -31,7 +30,7 @@ def first_reached(values: np.ndarray, target: float, above: bool) -> np.ndarray:
 
 def cost(run: Run, metric: str, target: float, columns: tuple[str, ...]) -> np.ndarray:
     """[R] the sum of these columns at the first evaluation at which the metric was there; NaN where it never was."""
-    at = first_reached(run.curve(metric)[1], target, rises(metric))
+    at = first_reached(run.curve(metric)[1], target, run.rises(metric))
     spent = np.sum([run.curve(name)[1] if name != "round" else _rounds(run, metric) for name in columns], axis=0)
     return np.array([spent[e, r] if e >= 0 else math.nan for r, e in enumerate(at)], dtype=float)
 

@@ -18,6 +18,7 @@ from fedsim.core.ranks import Ranks
 from fedsim.datasets import Dataset
 from fedsim.datasets.pooled import PooledData
 from fedsim.evaluation import EvaluatedModels, Evaluation, Evaluator
+from fedsim.evaluation.metrics import Metrics
 from fedsim.local import SGD, LocalRule
 from fedsim.models.losses import Loss
 from fedsim.models.naming import Naming
@@ -146,7 +147,8 @@ class Setup:
         self.trainer = trainers(rule)
         self.traffic = Traffic.of(self.strategy, self.trainer.rule, self.model)
         samples = self.evaluation.client_samples
-        self.evaluator = Evaluator(self.model, self.data, self.shift, samples)
+        metrics = Metrics(self.evaluation.metrics, self.model, self.data)
+        self.evaluator = Evaluator(self.model, self.data, self.shift, samples, metrics=metrics)
         self.models = EvaluatedModels(self.evaluation.models, self.strategy, self.federation, self.model.columns)
         self.personal: PersonalEvaluator | None = None
         self.newcomers: Newcomers | None = None
@@ -156,7 +158,7 @@ class Setup:
             self.personal = PersonalEvaluator(personal, self.federation, self.strategy, own, scores)
         if personal.newcomers:
             trainers = Trainers(whole, late, self.model, contamination, self.execution)
-            scores = scores_of(Evaluator(self.model, whole, late, samples), personal, self.tables)
+            scores = scores_of(Evaluator(self.model, whole, late, samples, metrics=metrics), personal, self.tables)
             self.newcomers = Newcomers(personal, self.federation, self.strategy, trainers, rule, scores)
 
     def _check_columns(self) -> None:

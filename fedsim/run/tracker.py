@@ -17,8 +17,7 @@ from torch import Tensor
 from fedsim.core.errors import PeerError
 from fedsim.core.report import Report
 from fedsim.evaluation import COLUMNS, Measured
-from fedsim.evaluation.columns import PLACE, WORK, also
-from fedsim.personal import PERSONAL_COLUMNS
+from fedsim.evaluation.columns import MODELS, PLACE, WORK, also
 from fedsim.run.best import BestModels
 from fedsim.run.checkpoint import Checkpointer, Progress
 from fedsim.run.divergence import DivergenceGuard
@@ -101,7 +100,7 @@ class Tracker:
         self._metric = run.stop.judged_by(self._columns())
         first = None if progress.rounds else self._evaluate(state, 0)
         if self.folder is not None:
-            columns = {name: (COLUMNS | PERSONAL_COLUMNS)[name] for name in self._columns()}
+            columns = self._columns()
             self.history = kept_rows(self.folder / METRICS, columns, progress.rounds) if progress.rounds else []
         self.ended = self._why() if progress.rounds else None
         if self.folder is not None:
@@ -135,13 +134,16 @@ class Tracker:
         """The replicates that were not given up."""
         return [r for r in range(len(self.seeds)) if r not in self.guard.lost]
 
-    def _columns(self) -> list[str]:
-        """Columns of this run, in the order of COLUMNS."""
-        measured = self.run.evaluator.columns
+    def _columns(self) -> dict[str, str]:
+        """Columns of this run → what they are: those of COLUMNS in its order, a user's metrics, clients' own models."""
+        evaluator = self.run.evaluator
+        measured, added = evaluator.columns, evaluator.added()
         for model in self.run.evaluation.models[1:]:
-            measured |= set(also(model, self.run.evaluator.columns).values())
-        own = self.run.personal.columns if self.run.personal else []
-        return [name for name in COLUMNS if name in {*PLACE, *measured, *WORK}] + own
+            measured |= set(also(model, evaluator.columns).values())
+            other = evaluator.added(f", of {MODELS[model]}")
+            added |= {name: other[of] for of, name in also(model, other).items()}
+        known = {name: what for name, what in COLUMNS.items() if name in {*PLACE, *measured, *WORK}}
+        return known | added | (self.run.personal.columns if self.run.personal else {})
 
     def _on_models(self, state: State, deployed: Tensor | None = None) -> Measured:
         """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
@@ -166,6 +168,9 @@ class Tracker:
         if self.options.tensorboard:
             if found.client_accuracy is not None:
                 found.histograms["accuracy"] = found.client_accuracy[self._going].reshape(-1)
+            for name, values in found.client_metrics.items():
+                going = values[self._going].reshape(-1)
+                found.histograms[name] = going[np.isfinite(going)]
             if report is not None:
                 lengths = report.cohort.united(report.innovation.norm(dim=1).cpu().numpy())[0]
                 found.histograms["length of update"] = lengths[np.isfinite(lengths)]
@@ -266,9 +271,10 @@ class Tracker:
         last = self._last or self._on_models(state)
         if self._files is not None:
             accuracy = None if last.client_accuracy is None else last.client_accuracy[self._going]
+            metrics = {name: values[self._going] for name, values in last.client_metrics.items()}
             known = clients.gather(
                 run.federation, run.availability, progress.rounds, bool(run.tables), accuracy,
-                run.evaluator.everyone, run.dataset.label_names,
+                run.evaluator.everyone, metrics, run.dataset.label_names,
             )  # fmt: skip
             self._files.finish(known, progress.rounds, summary(run, result, progress))
         return result

@@ -5,7 +5,7 @@ Pictures need it: how accuracies differ from client to client, who holds what, w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +15,24 @@ from fedsim.core.federation import Federation
 from fedsim.core.files import replacing
 
 NAME = "clients.npz"
+METRIC = "metric_"  # before the name of a metric that a user adds
 MOST_CLIENTS = 200  # of whom more than an accuracy is kept
 MOST_ROUNDS = 200
 
 
 @dataclass
 class Clients:
-    """Attributes (all but `accuracy` of the first replicate, and of the first m' ≤ 200 clients):
+    """Attributes (all but `accuracy` and `metrics` of the first replicate, and of the first m' ≤ 200 clients):
 
     number: m, how many clients there are.
     accuracy: [R', c] accuracy of the last model on the own data of c clients, thinned evenly, in the R' replicates that
         were not given up; None without labels.
+    metrics: name → [R', c], the same of the metrics that a user adds; NaN where a client has none.
     samples: [m'] samples each client holds; None where they are drawn afresh.
     class_fractions: [m', C] label distribution of each client; None without labels.
     present: [m', T'] who could take part in the first T' ≤ 200 rounds.
     names: [m'] what clients are called in the data; None where they have no names, or others in every replicate.
-    accuracy_names: [c] likewise, of those whose accuracy is there.
+    accuracy_names: [c] likewise, of those whose accuracy, or other metrics, are there.
     labels: [C] what the classes are called in the data; None where they are numbers alone.
     """
 
@@ -42,6 +44,7 @@ class Clients:
     names: np.ndarray | None = None
     accuracy_names: np.ndarray | None = None
     labels: np.ndarray | None = None
+    metrics: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def gather(
@@ -51,6 +54,7 @@ def gather(
     stored: bool,
     accuracy: np.ndarray | None,
     measured: np.ndarray,
+    metrics: dict[str, np.ndarray],
     labels: tuple[str, ...] | None = None,
 ) -> Clients:
     """What is known of the clients; availability is a function of the round, so nobody had to take notes.
@@ -60,6 +64,7 @@ def gather(
         stored: whether clients hold samples, or draw them afresh.
         accuracy: [R', c] of the last evaluation.
         measured: [c] the numbers of the clients it is of.
+        metrics: name → [R', c] of the last evaluation.
         labels: what the data call their classes.
     """
     names = None if federation.names is None else np.array(federation.names)
@@ -72,19 +77,23 @@ def gather(
         class_fractions=None if fractions is None else fractions[0, :MOST_CLIENTS],
         present=np.stack([availability.counts(t)[0, :MOST_CLIENTS] > 0 for t in seen], axis=1),
         names=None if names is None else names[:MOST_CLIENTS],
-        accuracy_names=None if names is None or accuracy is None else names[measured],
+        accuracy_names=None if names is None or (accuracy is None and not metrics) else names[measured],
         labels=None if labels is None else np.array(labels),
+        metrics=metrics,
     )
 
 
 def write(path: Path, clients: Clients) -> None:
     """Write the file so that it is whole at every moment; OutputError where it cannot be."""
+    known = {name: value for name, value in vars(clients).items() if name != "metrics" and value is not None}
+    known |= {f"{METRIC}{name}": values for name, values in clients.metrics.items()}
     with replacing(path, "wb") as file:
-        np.savez_compressed(file, **{name: value for name, value in vars(clients).items() if value is not None})
+        np.savez_compressed(file, **known)
 
 
 def read(path: Path) -> Clients:
     """Read it back; nothing is unpickled."""
     with np.load(path, allow_pickle=False) as file:
-        there = {field.name: file.get(field.name) for field in fields(Clients)}
-        return Clients(**there | {"number": int(file["number"])})
+        there = {field.name: file.get(field.name) for field in fields(Clients) if field.name != "metrics"}
+        metrics = {name.removeprefix(METRIC): file[name] for name in file if name.startswith(METRIC)}
+        return Clients(**there | {"number": int(file["number"])}, metrics=metrics)

@@ -31,7 +31,16 @@ def commit() -> str | None:
 def versions() -> dict[str, str | None]:
     """Distribution → version, None where it is not installed."""
     found: dict[str, str | None] = {}
-    for name in ("fedsim-torch", "torch", "torchvision", "numpy", "hydra-core", "omegaconf", "tensorboard"):
+    for name in (
+        "fedsim-torch",
+        "torch",
+        "torchvision",
+        "numpy",
+        "hydra-core",
+        "omegaconf",
+        "tensorboard",
+        "torchmetrics",
+    ):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
@@ -12,6 +13,7 @@ from fedsim.core.files import on_disk, replacing, written
 from fedsim.tracking.result import Row
 
 NAME = "metrics.csv"
+DIRECTION = re.compile(r"# (\w+): .*; (?:(higher|lower) is better|neither way is known to be better)")
 _BYTES = {"bytes_down", "bytes_up", "total_bytes_down", "total_bytes_up"}
 _WHOLE = {"round", "seed", "samples", "active_clients"} | _BYTES
 
@@ -36,6 +38,13 @@ def read_metrics(path: Path) -> list[Row]:
             f"{path} is no metrics file of fedsim ({error}); restore it, or choose another out"
         ) from error
     return rows
+
+
+def directions(path: Path) -> dict[str, str]:
+    """Column → 'higher' or 'lower' where its line says which is better, '' where neither is known to be."""
+    with open(path, encoding="utf-8") as file:
+        told = [DIRECTION.match(line) for line in file if line.startswith("#")]
+    return {found[1]: found[2] or "" for found in told if found}
 
 
 def kept_rows(path: Path, columns: Mapping[str, str], keep: int) -> list[Row]:

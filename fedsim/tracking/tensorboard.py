@@ -6,13 +6,14 @@ TensorBoard takes what lies below a row of its HPARAMS table for more results of
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsim.evaluation.columns import MEASURED, MODELS, also
+from fedsim.evaluation.columns import COLUMNS, MEASURED, MODELS, also
 from fedsim.personal import PERSONAL_COLUMNS
 from fedsim.tracking.result import Row, mean_std
 
@@ -44,6 +45,19 @@ GROUPS |= {
     for name, of in also(model, MEASURED).items()
     if name in GROUPS
 }
+ADDED = re.compile(rf"(?:({'|'.join(MODELS)})_)?(test|train|client)_(.+)")  # columns of metrics that a user adds
+SETS = {"test": "test", "train": "train", "client": "worst tenth of clients"}
+
+
+def tag(column: str) -> str | None:
+    """Where a column's curve stands; None for those that are not drawn."""
+    if column in GROUPS or column in COLUMNS:
+        return GROUPS.get(column)
+    if not (match := ADDED.fullmatch(column)):
+        return column.replace("_", "/", 1).replace("_", " ")  # of clients' own models
+    model, over, metric = match.groups()
+    metric = metric.removesuffix("_worst10") if over == "client" else metric
+    return f"{metric}/{SETS[over]}" + (f", {MODELS[model].removeprefix('the ')}" if model else "")
 
 
 def _wait_for_a_later_name(folder: Path) -> None:
@@ -75,11 +89,11 @@ class TensorBoard:
 
     def write(self, completed: int, rows: list[Row], clients: dict[str, np.ndarray]) -> None:
         """The scalars of every replicate, their mean, and what was measured of every client as histograms."""
-        for name, tag in GROUPS.items():
-            if name in rows[0]:
-                self.mean.add_scalar(tag, mean_std([row[name] for row in rows])[0], completed)
+        for name in rows[0]:
+            if (place := tag(name)) is not None:
+                self.mean.add_scalar(place, mean_std([row[name] for row in rows])[0], completed)
                 for writer, row in zip(self.each, rows, strict=False):
-                    writer.add_scalar(tag, row[name], completed)
+                    writer.add_scalar(place, row[name], completed)
         for name, values in clients.items():
             if len(values):
                 self.mean.add_histogram(f"clients/{name}", values, completed, bins="auto")

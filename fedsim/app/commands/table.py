@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
     if options.by is not None:
         checks.choice("--by", options.by, _shared(runs))
     choice = choose(runs, _listed(options.best), names[0], options.by, last)
-    measures: list[Measure] = [metric(name, last) for name in names]
+    measures: list[Measure] = [metric(name, runs, last) for name in names]
     for name, target in _pairs("--target", options.target).items():
         checks.choice("--target", name, _shared(runs))
         measures += costs(name, _number(f"--target {name}", target), runs)

@@ -1,0 +1,171 @@
+"""The metrics of a run, of test sets and of single clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+from fedsim.evaluation.metrics.entries import BETTER, entries
+from fedsim.evaluation.metrics.metric import Metric, built, keeps, told
+from fedsim.evaluation.metrics.named import Task
+from fedsim.evaluation.metrics.tallies import PerSample
+from fedsim.models import RowModel
+from fedsim.models.losses import UNLABELLED
+from fedsim.samples import ClientData
+
+KEPT = 2**30  # bytes of outputs that metrics of a whole test set may keep, each
+TENTH = 10  # the worst clients are one in so many
+
+
+class Metrics:
+    """What a user wants to know beside losses and accuracies.
+
+    Args:
+        wanted: see `Evaluation.metrics`.
+        model, data: of the run.
+
+    Raises:
+        ConfigError: a metric is unknown, takes other arguments, or does not fit the run's outputs and targets.
+    """
+
+    def __init__(self, wanted: Any, model: RowModel, data: ClientData) -> None:
+        self.metrics: list[Metric] = []
+        if not (found := entries(wanted)):
+            return
+        pair, federation, dataset = data.pair(model.dtype), data.federation, data.dataset
+        row = model.initial([federation.seeds[0]])[0]
+        row = row + 0.1 * torch.sin(torch.arange(len(row), device=row.device) + 1).to(row)  # some begin at zero
+        with torch.no_grad():
+            output = model.evaluate(row, model.call.inputs(pair))
+        target, labelled = target_of(pair), dataset.classes is not None and model.loss not in UNLABELLED
+        task = Task.of(output, target, labelled)
+        for entry in found:
+            shapes = f"outputs {list(output.shape[1:])} and targets {list(target.shape[1:])}"
+            with told(f"metrics: {entry.said} does not fit {shapes} of dataset={dataset.name}"):
+                metric = built(entry, task, output, target, dataset.name)
+            count = federation.replicates * (0 if dataset.test_x is None else len(dataset.test_x))
+            if keeps(metric.tally) and count * 8 * output[0].numel() > KEPT:
+                remedy = "add thresholds=200" if entry.name else "let it give a number per sample, [B]"
+                raise ConfigError(
+                    f"metrics: {entry.said} would have to keep the {count} outputs of the test set, more than 1 GiB; "
+                    f"{remedy}, or use a class with update and compute"
+                )
+            self.metrics.append(metric)
+
+    def __len__(self) -> int:
+        return len(self.metrics)
+
+    @property
+    def names(self) -> list[str]:
+        """What they are called in columns."""
+        return [metric.column for metric in self.metrics]
+
+    def columns(self, test: bool, of: str = "") -> dict[str, str]:
+        """Columns of an evaluated model → what they are; `test`: is there a test set? `of`: of which model."""
+        found: dict[str, str] = {}
+        for metric in self.metrics:
+            said = metric.said
+            columns = {f"test_{metric.column}": f"{said} of the whole test set"} if test else {}
+            columns[f"train_{metric.column}"] = f"mean over clients of {said} on (a subsample of) the client's own data"
+            if metric.better:
+                columns[f"client_{metric.column}_worst10"] = (
+                    f"mean of {said} over the tenth of the clients where it is worst"
+                )
+            found |= {name: f"{what}{of}; {metric.direction}" for name, what in columns.items()}
+        return found
+
+    def measures(self, of: str) -> dict[str, str]:
+        """Measures of a client's own model on its validation samples → what they are; without a direction no tenth is
+        the worst."""
+        found: dict[str, str] = {}
+        for metric in self.metrics:
+            name, said = f"validation_{metric.column}", metric.said
+            measures = {
+                name: f"mean over clients of {said} on the client's own validation samples",
+                f"{name}_median": f"median over clients of {said} on the client's own validation samples",
+            }
+            if metric.better:
+                measures[f"{name}_worst10"] = f"mean of {said} over the tenth of the clients where it is worst"
+            found |= {measure: f"{what}{of}; {metric.direction}" for measure, what in measures.items()}
+        return found
+
+    def over_clients(self, values: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """Metrics of clients [K, R, m'], NaN where there is none → columns [R]; `weights` [R, m'] of the objective."""
+        found = {}
+        for metric, each in zip(self.metrics, values, strict=True):
+            there = ~each.isnan()
+            shares = there if weights is None else there * weights.to(each)
+            found[f"train_{metric.column}"] = (torch.where(there, each, 0) * shares).sum(1) / shares.sum(1)
+            if metric.better:
+                sign = 1 if metric.better == BETTER[0] else -1
+                ordered = sign * (sign * each).sort(dim=1).values  # the worst first, NaN last
+                tenth = (there.sum(1) // TENTH).clamp(min=1)
+                worst = torch.arange(each.shape[1], device=each.device) < tenth[:, None]
+                found[f"client_{metric.column}_worst10"] = torch.where(worst, ordered, 0).sum(1) / tenth
+        return found
+
+    def of_clients(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+        """[K, n] float64 of clients' outputs and targets [n, q, …]; `weight` [n, q] is 0 for padding."""
+        host = weight.cpu()
+        broken = (output.isnan().reshape(*weight.shape, -1).any(2) & (weight > 0)).any(1).cpu()
+        found = torch.full((len(self.metrics), len(output)), torch.nan, dtype=torch.float64, device=output.device)
+        for k, metric in enumerate(self.metrics):
+            with told(f"metrics: {metric.said} failed"):
+                for i, weights in enumerate(host):
+                    there = (weights > 0).nonzero()[:, 0]
+                    if len(there) < metric.least or broken[i]:
+                        continue
+                    alike = bool((weights[there] == weights[there[0]]).all())
+                    if not alike and not isinstance(metric.tally, PerSample):
+                        raise ConfigError(
+                            f"metrics: {metric.said} takes a client's samples as alike, but the shift weighs them; use "
+                            "a function that gives a number per sample, [B]"
+                        )
+                    own = there.to(output.device)
+                    metric.tally.reset()
+                    metric.tally.update(output[i, own], target[i, own], weight[i, own])
+                    found[k, i] = metric.tally.value()
+        return found
+
+    def pooled(self, replicates: int) -> Pooled:
+        """What takes the metrics of every replicate's outputs for one set."""
+        return Pooled(self, replicates)
+
+
+class Pooled:
+    """Metrics [R] of a whole set, whose batches all replicates see together."""
+
+    def __init__(self, metrics: Metrics, replicates: int) -> None:
+        self.metrics = metrics
+        self.tallies = [[metric.tally.fresh() for _ in range(replicates)] for metric in metrics.metrics]
+        self.broken = torch.zeros(replicates, dtype=torch.bool)
+
+    def update(self, outputs: Tensor, target: Tensor) -> None:
+        """See outputs [R, B, …] and targets [B, …] of a batch."""
+        self.broken |= outputs.flatten(1).isnan().any(1).cpu()
+        for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
+            with told(f"metrics: {metric.said} failed"):
+                for tally, output, broken in zip(tallies, outputs, self.broken, strict=True):
+                    if not broken:
+                        tally.update(output, target)
+
+    def values(self) -> dict[str, Tensor]:
+        """Column → [R] float64 on the host; NaN for a model whose outputs are."""
+        found = {}
+        for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
+            with told(f"metrics: {metric.said} failed"):
+                each = [
+                    torch.tensor(torch.nan, dtype=torch.float64) if broken else tally.value().cpu()
+                    for tally, broken in zip(tallies, self.broken, strict=True)
+                ]
+                found[f"test_{metric.column}"] = torch.stack(each)
+        return found
+
+
+def target_of(batch: Mapping[str, Tensor]) -> Tensor:
+    """What outputs are compared with: y, or where there is none the sample itself."""
+    return batch["y"] if "y" in batch else batch["x"]

@@ -1,0 +1,113 @@
+"""What a user writes under `metrics`: read and checked as far as that goes without data, and without torchmetrics."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.evaluation.columns import MODELS, also
+
+FORMS = (
+    "names of torchmetrics' metrics, such as [f1_score,auroc], or {name: …, ARGUMENTS} or {_target_: package.function}"
+)
+BETTER = ("higher", "lower")
+OWN_KEYS = ("name", "_target_", "column", "better")  # the others are arguments
+SUMMARIES = ("median", "worst10")  # over clients, behind a column's name
+TAKEN = ("loss", "accuracy")  # are measured anyway, under such names
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One metric as it is asked for.
+
+    Attributes:
+        column: what it is called in columns: test_COLUMN, train_COLUMN, …
+        name: of torchmetrics' functional metric; or
+        target: a callable (output, target) → number or [B], or a class; or its dotted path.
+        better: 'higher' or 'lower'; None: what the metric itself says.
+        arguments: of the metric.
+    """
+
+    column: str
+    name: str | None = None
+    target: Callable[..., Any] | str | None = None
+    better: str | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def said(self) -> str:
+        """The metric as a person would write it."""
+        given = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
+        return (self.name or _path(self.target)) + (f"({given})" if given else "")
+
+
+def entries(metrics: Any) -> list[Entry]:
+    """The metrics that are asked for.
+
+    Raises:
+        ConfigError: for what is none, and for names of columns that mean something else already.
+    """
+    if isinstance(metrics, (str, Mapping)) or not isinstance(metrics, Iterable):
+        raise ConfigError(f"metrics={metrics!r} must be a list of {FORMS}")
+    found = [_entry(metric) for metric in metrics]
+    columns = [entry.column for entry in found]
+    for column in columns:
+        of = re.sub(r"_(median|worst10|by_client)$", "", column)
+        if columns.count(column) > 1 or of in TAKEN or (of != column and of in columns):
+            reason = "is the name of two of them" if of in columns[1:] else "is the name of what is measured anyway"
+            raise ConfigError(f"metrics: {column} {reason}; give another one by {{name: …, column: NAME}}")
+    return found
+
+
+def possible_columns(metrics: Any) -> set[str]:
+    """Every column that these metrics may have in some run."""
+    found = set()
+    for entry in entries(metrics):
+        over_clients = f"client_{entry.column}_worst10"
+        evaluated = {f"test_{entry.column}", f"train_{entry.column}", over_clients}
+        found |= evaluated.union(*(also(model, evaluated).values() for model in MODELS))
+        for model in ("global", "localized", "personal"):
+            own = f"{model}_validation_{entry.column}"
+            found |= {own, *(f"{own}_{summary}" for summary in SUMMARIES)}
+    return found
+
+
+def _entry(metric: Any) -> Entry:
+    if callable(metric):
+        metric = {"_target_": metric}
+    elif isinstance(metric, str):
+        metric = {"name": metric}
+    if not isinstance(metric, Mapping) or len({"name", "_target_"} & metric.keys()) != 1:
+        raise ConfigError(f"metrics: {metric!r} is no metric; give {FORMS}")
+    arguments = {str(key): value for key, value in metric.items() if key not in OWN_KEYS}
+    name, target = metric.get("name"), metric.get("_target_")
+    if target is None and (not isinstance(name, str) or not name):
+        raise ConfigError(f"metrics: name={name!r} must be a word, such as f1_score")
+    if target is not None and not isinstance(target, str) and not callable(target):
+        raise ConfigError(f"metrics: _target_={target!r} must be the path of a function or class")
+    column = metric.get("column")
+    if column is None:
+        column = name or _path(target).rpartition(".")[2]
+    if not isinstance(column, str) or not re.fullmatch(r"[A-Za-z]\w*", column, re.ASCII):
+        raise ConfigError(
+            f"metrics: column={column!r} must be a name of letters, digits and underscores; give one by column"
+        )
+    better = metric.get("better")
+    if better is not None:
+        checks.choice("metrics: better", better, BETTER)
+    return Entry(column, name, target, better, arguments)
+
+
+def _path(target: Any) -> str:
+    """What a callable is called."""
+    if isinstance(target, str):
+        return target
+    while isinstance(target, functools.partial):
+        target = target.func
+    named = target if hasattr(target, "__qualname__") else type(target)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -1,0 +1,140 @@
+"""One metric, tried on two samples and on three before it is taken for good."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import pkgutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.torchvision_import import torchvision
+from fedsim.evaluation.metrics.entries import BETTER, Entry
+from fedsim.evaluation.metrics.named import Task, named
+from fedsim.evaluation.metrics.tallies import OfOutputs, PerSample, Streamed, Tally, number
+from fedsim.trainer.memory_limit import out_of_memory
+
+
+@dataclass
+class Metric:
+    """One metric, ready.
+
+    Attributes:
+        column: what it is called in columns.
+        said: the metric as a person would write it.
+        better: 'higher' or 'lower'; None where neither is known to be.
+        tally: of a single set; copies of it are for further sets.
+        least: samples below which a set has no value.
+    """
+
+    column: str
+    said: str
+    better: str | None
+    tally: Tally
+    least: int = 1
+
+    @property
+    def direction(self) -> str:
+        """Which way is better, in words."""
+        return f"{self.better} is better" if self.better else "neither way is known to be better"
+
+
+def built(entry: Entry, task: Task, output: Tensor, target: Tensor, dataset: str) -> Metric:
+    """The metric, tried on two samples and on three."""
+    if entry.name is not None:
+        tally: Tally = named(entry.name, entry.arguments, task, dataset)
+        made = getattr(tally, "made", None)
+    else:
+        made = _own(entry)
+        streams = all(callable(getattr(made, part, None)) for part in ("reset", "update", "compute"))
+        if not streams and not callable(made):
+            raise ConfigError("its objects can neither be called nor have reset, update and compute")
+        tally = Streamed(made).fresh() if streams else _of_function(made, output, target)
+    if isinstance(tally, Streamed):
+        _alone(tally.made, output.device)
+    kept = output.clone(), target.clone()
+    first, again = (_value(tally, output, target) for _ in range(2))
+    if not all(torch.equal(now, before) for now, before in zip((output, target), kept, strict=True)):
+        raise ConfigError("it writes into what it is given; work on a copy")
+    if not torch.allclose(first, again, rtol=1e-5, atol=1e-8, equal_nan=True):
+        raise ConfigError("it gives another number every time")
+    least = 1
+    try:
+        _value(tally, output[:1], target[:1])
+    except Exception:  # a score that a single sample does not have
+        least = 2
+    ways = {True: BETTER[0], False: BETTER[1]}
+    says = getattr(getattr(made, "func", made), "higher_is_better", None)
+    better = entry.better or ways.get(says)  # type: ignore[arg-type]
+    return Metric(entry.column, entry.said, better, tally, least)
+
+
+def _own(entry: Entry) -> Any:
+    """A callable or object of the user's, with the arguments that were given."""
+    target = entry.target
+    if isinstance(target, str):
+        try:
+            if target.startswith("torchmetrics."):
+                torchvision()  # it imports this, which may need help
+            target = pkgutil.resolve_name(target)
+        except Exception as error:  # a module may raise anything
+            raise ConfigError(f"metrics: _target_={entry.target!r} cannot be imported ({error})") from error
+    if not callable(target):
+        raise ConfigError(f"metrics: _target_={entry.target!r} is a {type(target).__name__}; give a function or class")
+    if inspect.isclass(target):
+        return target(**entry.arguments)
+    return functools.partial(target, **entry.arguments) if entry.arguments else target
+
+
+def _of_function(function: Callable[..., Any], output: Tensor, target: Tensor) -> Tally:
+    """A function of samples, if it gives one number for each of them; else of whole sets."""
+    parts = (torch.arange(2, device=output.device), torch.tensor([0, 1, 0], device=output.device))
+    found = [function(output[part], target[part]) for part in parts]
+    if [getattr(value, "shape", None) for value in found] != [(2,), (3,)]:
+        number(found[0])
+        return OfOutputs(function)
+    two, three = (torch.as_tensor(value).to(torch.float64) for value in found)
+    if not torch.allclose(two, three[:2], rtol=1e-5, atol=1e-8, equal_nan=True):
+        raise ConfigError("what it gives for a sample depends on the others; give one number for all")
+    return PerSample(function)
+
+
+def _alone(made: Any, device: torch.device) -> None:
+    """Every rank sees all of a set: there is nothing to gather."""
+    for name in ("sync_on_compute", "_to_sync"):
+        if hasattr(made, name):
+            setattr(made, name, False)
+    if isinstance(made, torch.nn.Module):
+        made.to(device)
+
+
+def _value(tally: Tally, output: Tensor, target: Tensor) -> Tensor:
+    tally.reset()
+    tally.update(output, target)
+    return tally.value()
+
+
+def keeps(tally: Tally) -> bool:
+    """Does it keep all that it sees?"""
+    return isinstance(tally, OfOutputs) or (isinstance(tally, Streamed) and tally.keeps)
+
+
+@contextlib.contextmanager
+def told(sentence: str) -> Iterator[None]:
+    """Whatever a metric raises, after this sentence; torchmetrics warns of every client that lacks a class."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except Exception as error:  # somebody else's function may raise anything
+            no_room = isinstance(error, RuntimeError) and out_of_memory(error)
+            if no_room or (isinstance(error, ConfigError) and str(error).startswith("metrics: ")):
+                raise
+            raise ConfigError(f"{sentence}: {(str(error).splitlines() or [type(error).__name__])[0]}") from error

@@ -1,0 +1,215 @@
+"""torchmetrics' metrics by the names of its functions, with outputs and targets as it wants them.
+
+The class beside each function does the work: it sees a set in batches, and knows which way is better. The task, and the
+numbers of classes or labels, are those of the run. Scores are turned into probabilities in double precision here, since
+torchmetrics takes any batch of scores that happen to lie in [0, 1] for probabilities.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.torchvision_import import torchvision
+from fedsim.evaluation.metrics.tallies import Streamed
+from fedsim.models.losses import IGNORED
+
+BINARY, MULTICLASS, MULTILABEL = "binary", "multiclass", "multilabel"
+PAIRS = (["preds", "target"], ["preds", "targets"])  # what a function of outputs and targets takes
+NO_MEANING = ("validate_args", "sync_on_compute")  # arguments that are not the user's
+
+
+@dataclass(frozen=True)
+class Task:
+    """What outputs and targets are.
+
+    Attributes:
+        kind: 'binary', 'multiclass' or 'multilabel'; None for numbers.
+        size: classes or labels.
+        positions: are there labels of positions, some of which may have none?
+    """
+
+    kind: str | None = None
+    size: int = 1
+    positions: bool = False
+
+    @classmethod
+    def of(cls, output: Tensor, target: Tensor, labelled: bool) -> Task:
+        """That of outputs [B, …, C], [B, …, 1] or [B, k] and targets [B, …]; `labelled`: are targets labels?"""
+        if not labelled:
+            return cls()
+        if target.is_floating_point() and target.dim() > 1:
+            return cls(MULTILABEL, output.shape[-1])
+        kind = BINARY if output.shape[-1] == 1 else MULTICLASS
+        return cls(kind, max(2, output.shape[-1]), target.dim() > 1)
+
+    def probabilities(self, output: Tensor, wanted: str | None) -> Tensor:
+        """[B, …], [B, k] or [B, C, …] float64, for the task that is wanted."""
+        scores = output.to(torch.float64)
+        if self.kind == MULTILABEL:
+            return scores.sigmoid()
+        if self.kind == BINARY:
+            one = scores[..., 0].sigmoid()
+            return torch.stack([1 - one, one], 1) if wanted == MULTICLASS else one
+        each = scores.softmax(-1)
+        return each[..., 1] if wanted == BINARY and self.size == 2 else each.movedim(-1, 1)
+
+
+class Named(Streamed):
+    """A metric of torchmetrics'.
+
+    Args:
+        made: of its class.
+        task: of the run.
+        wanted: task that the metric is for.
+        scores: it takes scores [B, positions, C] as they are: perplexity.
+    """
+
+    def __init__(self, made: Any, task: Task, wanted: str | None, scores: bool) -> None:
+        super().__init__(made)
+        self.task, self.wanted, self.scores = task, wanted, scores
+
+    def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
+        self.made.update(*self.presented(output, target))
+
+    def presented(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Predictions and targets in the shapes that torchmetrics takes."""
+        if self.task.kind is None:
+            both = (value.to(torch.float64).reshape(len(value), -1) for value in (output, target))
+            preds, target = (value[:, 0] if value.shape[1] == 1 else value for value in both)
+            return preds, target
+        target = (target > 0.5).to(torch.int64) if target.is_floating_point() else target.to(torch.int64)
+        if self.scores:
+            return output.to(torch.float64).reshape(len(output), -1, output.shape[-1]), target.reshape(len(output), -1)
+        return self.task.probabilities(output, self.wanted), target
+
+
+class Ranked(Named):
+    """AUROC or average precision: of classes that have none, or nothing but, positive samples it does not exist.
+
+    torchmetrics takes it for 0 there, which clients that lack classes would bring into every mean. Averages go over the
+    classes where it exists.
+
+    Args:
+        average: over classes, 'macro' or 'weighted' by their samples; None for one score of all.
+        negatives: does it need negative samples too? AUROC does.
+    """
+
+    def __init__(self, made: Any, task: Task, wanted: str | None, average: str | None, negatives: bool) -> None:
+        super().__init__(made, task, wanted, scores=False)
+        self.average, self.negatives = average, negatives
+        self._forget()
+
+    def _forget(self) -> None:
+        self.positive: Tensor | int = 0
+        self.count: Tensor | int = 0
+
+    def reset(self) -> None:
+        super().reset()
+        self._forget()
+
+    def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
+        preds, target = self.presented(output, target)
+        self.made.update(preds, target)
+        there = target != (self.made.ignore_index if self.made.ignore_index is not None else IGNORED)
+        if self.average is None:
+            positive, count = (target == 1).sum(), there.sum()
+        elif self.wanted == MULTICLASS:
+            positive, count = torch.bincount(target[there], minlength=preds.shape[1]), there.sum()
+        else:
+            positive, count = ((target == 1) & there).sum(0), there.sum(0)
+        self.positive, self.count = self.positive + positive, self.count + count
+
+    def value(self) -> Tensor:
+        positive = torch.as_tensor(self.positive)
+        exists = (positive > 0) & (positive < self.count) if self.negatives else positive > 0
+        found = self.made.compute().to(torch.float64)
+        weight = exists * (positive if self.average == "weighted" else torch.ones_like(positive))
+        return (torch.where(exists, found, 0) * weight).sum() / weight.sum()
+
+
+RANKED = {"auroc": True, "average_precision": False}  # name → does it need negative samples?
+
+
+def named(name: str, given: Mapping[str, Any], task: Task, dataset: str) -> Streamed:
+    """The metric, for a task.
+
+    Raises:
+        ConfigError: for names and arguments that torchmetrics does not know, and where it does not have them.
+    """
+    function, made_by = _found(name)
+    known = [key for key in list(inspect.signature(function).parameters)[2:] if key not in NO_MEANING]
+    for key in given:
+        if key not in known:
+            said = f"; it has {', '.join(known)}" if known else ""
+            raise ConfigError(f"metrics: {name} has no argument {key!r}{checks.nearest(key, known) or said}")
+    if task.kind is None and "task" in known:
+        raise ConfigError(f"metrics: {name} is one of labels, and the targets of dataset={dataset} are none")
+    if name == "perplexity" and task.kind != MULTICLASS:
+        raise ConfigError(
+            f"metrics: perplexity needs scores of several classes, which models of dataset={dataset} do not give"
+        )
+    wanted = given.get("task", task.kind)
+    filled = {
+        "task": task.kind,
+        "num_classes": task.size if wanted == MULTICLASS else None,
+        "num_labels": task.size if wanted == MULTILABEL else None,
+        "ignore_index": IGNORED if task.positions else None,
+    }
+    arguments = {key: value for key, value in filled.items() if key in known and value is not None} | dict(given)
+
+    def build(**changed: Any) -> Any:
+        try:
+            made = made_by(**(arguments | changed))
+        except (TypeError, ValueError, RuntimeError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            told = ", ".join(f"{key}={value!r}" for key, value in given.items())
+            raise ConfigError(f"metrics: {name} does not take {told or 'this task'} ({reason})") from error
+        return made.set_dtype(torch.float64)
+
+    whole = build()
+    if name not in RANKED:
+        return Named(whole, task, wanted, name == "perplexity")
+    average = arguments.get("average", "macro") if wanted != BINARY else None
+    if average in ("none", None) and wanted != BINARY:
+        raise ConfigError(f"metrics: {name} with average={average} gives a number per class; choose average=macro")
+    if average == "micro":
+        return Ranked(whole, task, wanted, None, RANKED[name])
+    return Ranked(build(average="none") if average else whole, task, wanted, average, RANKED[name])
+
+
+def _found(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """torchmetrics' function of this name, and the class beside it."""
+    try:
+        torchvision()  # it imports this, which may need help
+        import torchmetrics.classification
+        import torchmetrics.functional
+        import torchmetrics.regression
+        import torchmetrics.text
+    except ImportError as error:
+        raise ConfigError(
+            f"metrics: {name} is one of torchmetrics', which is not installed; pip install 'fedsim-torch[metrics]', or "
+            "give a function of your own by _target_"
+        ) from error
+    classes = {
+        made.lower(): getattr(package, made)
+        for package in (torchmetrics.classification, torchmetrics.regression)
+        for made in torchmetrics.__all__
+        if hasattr(package, made)
+    } | {"perplexity": torchmetrics.text.Perplexity}
+    functions = {}
+    for known in torchmetrics.functional.__all__:
+        function, made_by = getattr(torchmetrics.functional, known), classes.get(known.replace("_", ""))
+        if made_by is not None and list(inspect.signature(function).parameters)[:2] in PAIRS:
+            functions[known] = function, made_by
+    if name not in functions:
+        near = checks.nearest(name, functions) or f"; it has {', '.join(functions)}"
+        raise ConfigError(f"metrics: {name!r} is no metric of torchmetrics' that takes outputs and targets{near}")
+    return functions[name]

@@ -1,0 +1,121 @@
+"""How a metric of a whole set comes about from the batches of that set: three kinds of tally."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+
+Function = Callable[[Tensor, Tensor], Any]  # (output, target) → a number, or one per sample [B]
+
+
+class Tally(ABC):
+    """One metric of one set."""
+
+    @abstractmethod
+    def fresh(self) -> Tally:
+        """The same of another set."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Nothing was seen yet."""
+
+    @abstractmethod
+    def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
+        """See outputs and targets [B, …]; only a tally of numbers per sample is given weights [B]."""
+
+    @abstractmethod
+    def value(self) -> Tensor:
+        """[] float64 of all that was seen."""
+
+
+class PerSample(Tally):
+    """The mean of a function's numbers per sample."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.reset()
+
+    def fresh(self) -> PerSample:
+        return PerSample(self.function)
+
+    def reset(self) -> None:
+        self.total: Tensor | float = 0.0
+        self.weight: Tensor | float = 0.0
+
+    def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
+        values = torch.as_tensor(self.function(output, target), device=output.device).to(torch.float64)
+        weight = torch.ones_like(values) if weight is None else weight.to(torch.float64)
+        self.total, self.weight = self.total + (values * weight).sum(), self.weight + weight.sum()
+
+    def value(self) -> Tensor:
+        return torch.as_tensor(self.total / self.weight)
+
+
+class OfOutputs(Tally):
+    """A function of a whole set: its outputs are kept until they are all there."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.reset()
+
+    def fresh(self) -> OfOutputs:
+        return OfOutputs(self.function)
+
+    def reset(self) -> None:
+        self.seen: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
+        self.seen.append((output, target))
+
+    def value(self) -> Tensor:
+        output, target = (torch.cat(parts) for parts in zip(*self.seen, strict=True))
+        return number(self.function(output, target))
+
+
+class Streamed(Tally):
+    """An object with `reset`, `update(output, target)` and `compute()`, such as torchmetrics' classes make."""
+
+    def __init__(self, made: Any) -> None:
+        self.made = made
+
+    def fresh(self) -> Streamed:
+        other = copy.copy(self)
+        other.made = copy.deepcopy(self.made)
+        other.reset()
+        return other
+
+    def reset(self) -> None:
+        self.made.reset()
+
+    def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
+        self.made.update(output, target)
+
+    def value(self) -> Tensor:
+        return number(self.made.compute())
+
+    @property
+    def keeps(self) -> bool:
+        """Does it keep what it saw? torchmetrics' classes tell."""
+        return any(isinstance(state, list) for state in getattr(self.made, "metric_state", {}).values())
+
+
+def number(found: Any) -> Tensor:
+    """[] float64 of what a metric gave.
+
+    Raises:
+        ConfigError: it is no single number.
+    """
+    try:
+        value = found if isinstance(found, Tensor) else torch.as_tensor(found, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"it gives a {type(found).__name__} instead of a number") from None
+    if value.numel() != 1 or value.is_complex():
+        raise ConfigError(f"it gives shape {list(value.shape)} instead of a number")
+    return value.detach().reshape(()).to(torch.float64)
