@@ -121,6 +121,11 @@ def stream(data, model, local, shift, **options):
 VALIDATED = {"partition": Natural(validation=0.2)}
 
 
+def widest(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A metric of whole sets."""
+    return output.max() - output.min()
+
+
 double = functools.partial(Execution, dtype="float64")
 
 
@@ -140,6 +145,11 @@ CASES = {
     "f3ast": lambda: {"strategy": F3AST(k=2, beta=0.1, weighting="data")},
     "mifa": lambda: {"strategy": MIFA(memory="gradient", memory_dtype="float32")},
     "fedvarp": lambda: {"strategy": FedVARP()},
+    "metrics": lambda: {
+        "evaluation": Evaluation(every=2, metrics=["auroc", {"name": "f1_score", "average": "macro"}, widest]),
+        "personal": Personal(over="all"),
+        **VALIDATED,
+    },
     "scaffold": lambda: {"strategy": Scaffold()},
     "fedopt": lambda: {"strategy": FedOpt()},
     "p-fedavg I": lambda: {"strategy": PFedAvg("I"), "availability": Multiset(5)},

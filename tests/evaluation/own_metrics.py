@@ -1,11 +1,18 @@
-"""Metrics of one's own, as a user's package has them, and what they and torchmetrics' must give: naive formulas."""
+"""Metrics of one's own, as a user's package has them; naive formulas of torchmetrics'; data to measure them on."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+
+from fedsim import Evaluation, Execution, Simulation
+from fedsim.datasets import Dataset
+
+SIZES = (1, 7, 12, 3, 5, 9, 2, 8, 4, 6, 11, 10, 1, 2, 3, 4, 5, 6, 7, 8, 2, 3)  # 22 clients: a tenth are two
+SEEDS, CLASSES, TEST = (3, 4, 5), 4, 1203
+DOUBLE = Execution(dtype="float64")
 
 
 def margin(output: Tensor, target: Tensor, scale: float = 1.0) -> Tensor:
@@ -100,3 +107,39 @@ def macro(score, probabilities: np.ndarray, y: np.ndarray) -> float:
     """Over the classes where it exists."""
     found = [score(probabilities[:, c], y == c) for c in range(probabilities.shape[1])]
     return float(np.nanmean(found)) if not np.isnan(found).all() else float("nan")
+
+
+def labelled(test: int = TEST) -> Dataset:
+    """Few clients hold all classes, and more test samples than one forward pass takes."""
+    draw = np.random.default_rng(2)
+    owners = np.repeat(np.arange(len(SIZES)), SIZES)
+    y = (owners + draw.integers(0, 2, len(owners)) * draw.integers(1, CLASSES, len(owners))) % CLASSES
+    targets = draw.choice(CLASSES, test, p=[0.1, 0.2, 0.3, 0.4])
+    parts = [draw.standard_normal((len(y), 5)), y, draw.standard_normal((test, 5)), targets]
+    return Dataset("labels", *map(torch.as_tensor, parts), classes=CLASSES, owners=torch.as_tensor(owners))
+
+
+def of(dataset: Dataset, model, metrics, **given) -> Simulation:
+    clients = len(SIZES) if dataset.owners is not None else 2
+    options = {"seeds": SEEDS, "execution": DOUBLE, "clients": clients, "rounds": 2} | given
+    return Simulation(dataset, model, evaluation=Evaluation(client_samples=12, metrics=metrics), **options)
+
+
+def models_of(simulation: Simulation) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(len(simulation.federation.seeds), simulation.model.dimension, generator=draw).double()
+
+
+def outputs_of(simulation: Simulation, row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return simulation.model.evaluate(row, x.double() if x.is_floating_point() else x)
+
+
+class Score(nn.Module):
+    """So many numbers of five."""
+
+    def __init__(self, shape=None, classes=None, outputs: int = 1, flat: bool = False) -> None:
+        super().__init__()
+        self.layer, self.flat = nn.Linear(5, outputs), flat
+
+    def forward(self, x):
+        return self.layer(x)[:, 0] if self.flat else self.layer(x)

@@ -4,56 +4,21 @@ all outputs at once.
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import own_metrics as own
 import pytest
 import torch
+from own_metrics import CLASSES, SEEDS, SIZES, Score, labelled, models_of, of, outputs_of
 from torch import nn
 
-from fedsim import ConfigError, Evaluation, Execution, Simulation
 from fedsim.core.torchvision_import import torchvision
 from fedsim.datasets import Dataset
-from fedsim.evaluation.metrics import collection
 from fedsim.models import Linear
 from fedsim.models.losses import IGNORED
-from fedsim.partition import Natural
-from fedsim.shift import Contribution
 from fedsim.strategies import FedAvg
 
 torchvision()  # torchmetrics imports it, and it may need help
 tm = pytest.importorskip("torchmetrics.functional")
-
-SIZES = (1, 7, 12, 3, 5, 9, 2, 8, 4, 6, 11, 10, 1, 2, 3, 4, 5, 6, 7, 8, 2, 3)  # 22 clients: a tenth are two
-SEEDS, CLASSES, TEST = (3, 4, 5), 4, 1203
-DOUBLE = Execution(dtype="float64")
-
-
-def labelled(test: int = TEST) -> Dataset:
-    """Few clients hold all classes, and more test samples than one forward pass takes."""
-    draw = np.random.default_rng(2)
-    owners = np.repeat(np.arange(len(SIZES)), SIZES)
-    y = (owners + draw.integers(0, 2, len(owners)) * draw.integers(1, CLASSES, len(owners))) % CLASSES
-    targets = draw.choice(CLASSES, test, p=[0.1, 0.2, 0.3, 0.4])
-    parts = [draw.standard_normal((len(y), 5)), y, draw.standard_normal((test, 5)), targets]
-    return Dataset("labels", *map(torch.as_tensor, parts), classes=CLASSES, owners=torch.as_tensor(owners))
-
-
-def of(dataset: Dataset, model, metrics, **given) -> Simulation:
-    clients = len(SIZES) if dataset.owners is not None else 2
-    options = {"seeds": SEEDS, "execution": DOUBLE, "clients": clients, "rounds": 2} | given
-    return Simulation(dataset, model, evaluation=Evaluation(client_samples=12, metrics=metrics), **options)
-
-
-def models_of(simulation: Simulation) -> torch.Tensor:
-    draw = torch.Generator().manual_seed(0)
-    return torch.randn(len(simulation.federation.seeds), simulation.model.dimension, generator=draw).double()
-
-
-def outputs_of(simulation: Simulation, row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return simulation.model.evaluate(row, x.double() if x.is_floating_point() else x)
-
 
 CLASSIFIED = {  # metric → column, naive value of scores [B, C] and labels [B], which way is better
     "auroc": ("auroc", lambda p, y: own.macro(own.area, p, y), "higher"),
@@ -153,17 +118,6 @@ def test_a_replicate_whose_outputs_are_no_numbers_has_none_and_spoils_no_other()
     for name in (name for name in after if name.endswith(("auroc", "spread", "margin"))):
         np.testing.assert_array_equal(after[name][[0, 2]], before[name][[0, 2]])
         assert np.isnan(after[name][1]), name
-
-
-class Score(nn.Module):
-    """So many numbers of five."""
-
-    def __init__(self, shape=None, classes=None, outputs: int = 1, flat: bool = False) -> None:
-        super().__init__()
-        self.layer, self.flat = nn.Linear(5, outputs), flat
-
-    def forward(self, x):
-        return self.layer(x)[:, 0] if self.flat else self.layer(x)
 
 
 def test_a_single_logistic_output_is_a_probability():
@@ -305,93 +259,3 @@ def test_a_score_that_one_sample_does_not_have_is_none_of_its_client():
     simulation = of(dataset, Score, ["r2_score"], loss="squared")
     values = simulation.evaluator(models_of(simulation)).client_metrics["r2_score"]
     np.testing.assert_array_equal(np.isnan(values), np.tile(np.array(SIZES) == 1, (len(SEEDS), 1)))
-
-
-REFUSED = {
-    "unknown": (["f1_scor"], "'f1_scor' is no metric of torchmetrics' .*; did you mean 'f1_score'"),
-    "of strings": (["bleu_score"], "'bleu_score' is no metric"),
-    "argument": ([{"name": "f1_score", "avrage": "macro"}], "no argument 'avrage'; did you mean 'average'"),
-    "value": ([{"name": "f1_score", "average": "median"}], r"f1_score does not take average='median' \("),
-    "no option": ([{"name": "accuracy", "top_k": 9, "column": "x"}], r"accuracy does not take top_k=9 \("),
-    "several numbers": ([{"name": "recall", "average": "none"}], "gives shape .* instead of a number"),
-    "per class": ([{"name": "auroc", "average": "none"}], "a number per class; choose average=macro"),
-    "a curve": (["roc"], "gives a tuple instead of a number"),
-    "other task": (["mean_squared_error"], r"does not fit outputs \[4\] and targets \[\] of dataset=labels"),
-    "twice": (["auroc", "auroc"], "auroc is the name of two of them; give another one by"),
-    "taken": (["accuracy"], "accuracy is the name of what is measured anyway"),
-    "taken too": ([{"name": "recall", "column": "accuracy_median"}], "accuracy_median is the name of what is measured"),
-    "no name": ([{"name": "recall", "column": "a b"}], "column='a b' must be a name"),
-    "no direction": ([{"name": "recall", "better": "up"}], "better='up' is unknown; choose one of higher, lower"),
-    "no list": ("auroc", "metrics='auroc' must be a list of names of torchmetrics' metrics"),
-    "no metric": ([1], "metrics: 1 is no metric; give names of"),
-    "both": ([{"name": "recall", "_target_": "own_metrics.spread"}], "is no metric; give names of"),
-    "nowhere": ([{"_target_": "nowhere.at_all"}], "_target_='nowhere.at_all' cannot be imported"),
-    "no function": ([{"_target_": "math.pi"}], "_target_='math.pi' is a float; give a function or class"),
-    "own argument": ([{"_target_": "own_metrics.margin", "width": 3}], r"margin\(width=3\) does not fit .*'width'"),
-    "writes": ([own.sloppy], "writes into what it is given; work on a copy"),
-    "draws": ([own.by_chance], "gives another number every time"),
-    "company": ([own.ranks], "depends on the others; give one number for all"),
-    "many": ([own.per_class], r"gives shape \[4\] instead of a number"),
-    "mere object": ([{"_target_": "own_metrics.Largest", "powr": 2}], "'powr'"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_measured_is_refused_in_one_sentence(case: str):
-    metrics, said = REFUSED[case]
-    with pytest.raises(ConfigError, match=said) as refused:
-        of(labelled(20), Linear, metrics)
-    assert str(refused.value).startswith("metrics")
-    assert "\n" not in str(refused.value)
-
-
-def test_a_function_that_fails_on_a_clients_samples_is_named():
-    simulation = of(labelled(20), Linear, [own.picky])
-    with pytest.raises(ConfigError, match=r"metrics: own_metrics\.picky failed: a class is missing"):
-        simulation.run()
-
-
-def test_labels_are_needed_for_metrics_of_labels():
-    data = labelled(20)
-    dataset = Dataset("numbers", data.train_x, data.train_x[:, 0], loss="squared", owners=data.owners)
-    for name in ("auroc", "perplexity"):
-        with pytest.raises(ConfigError, match=f"metrics: {name} "):
-            of(dataset, Score, [name], loss="squared")
-
-
-def test_without_torchmetrics_the_extra_is_named_and_functions_still_work(monkeypatch: pytest.MonkeyPatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchmetrics"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=r"metrics: auroc .* not installed; pip install 'fedsim-torch\[metrics\]'"):
-        of(labelled(20), Linear, ["auroc"])
-    assert "test_margin" in of(labelled(20), Linear, [own.margin]).evaluator.added()
-
-
-def test_more_outputs_than_may_be_kept_are_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(collection, "KEPT", 8 * 3 * 20 * CLASSES - 1)
-    bounded = {"name": "auroc", "thresholds": 50}
-    assert of(labelled(20), Linear, [bounded, own.margin, own.Largest, "calibration_error"][:3])
-    for metric in ("auroc", own.spread):
-        with pytest.raises(ConfigError, match="would have to keep the 60 outputs of the test set"):
-            of(labelled(20), Linear, [metric])
-
-
-def test_where_a_shift_weighs_samples_only_numbers_per_sample_will_do():
-    """Groups of stored samples weigh by what is drawn to the model."""
-    dataset = labelled(20)
-
-    def simulation(metric) -> Simulation:
-        shift = Contribution("loss", constant=0.5)
-        return of(dataset, Linear, [metric], shift=shift, partition=Natural())
-
-    weighed = simulation(own.margin)
-    models = models_of(weighed)
-    found = weighed.evaluator(models).client_metrics["margin"]
-    batch = weighed.evaluator._shifted(weighed.evaluator._client_batch(slice(0, 3)), models)
-    for r, row in enumerate(models):
-        for i in range(3):
-            x, y, weight = (batch[name][r, i] for name in ("x", "y", "weight"))
-            values = own.margin(outputs_of(weighed, row, x), y)
-            assert found[r, i] == pytest.approx((values * weight).sum().item() / weight.sum().item(), abs=1e-12)
-    with pytest.raises(ConfigError, match="the shift weighs them; use a function that gives a number per sample"):
-        simulation("auroc").run()

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.metrics.entries import BETTER, entries
-from fedsim.evaluation.metrics.metric import Metric, built, keeps, told
-from fedsim.evaluation.metrics.named import Task
+from fedsim.evaluation.metrics.metric import Metric, built, told
+from fedsim.evaluation.metrics.named import RANKED, Task
 from fedsim.evaluation.metrics.tallies import PerSample
 from fedsim.models import RowModel
 from fedsim.models.losses import UNLABELLED
@@ -48,11 +48,13 @@ class Metrics:
             with told(f"metrics: {entry.said} does not fit {shapes} of dataset={dataset.name}"):
                 metric = built(entry, task, output, target, dataset.name)
             count = federation.replicates * (0 if dataset.test_x is None else len(dataset.test_x))
-            if keeps(metric.tally) and count * 8 * output[0].numel() > KEPT:
-                remedy = "add thresholds=200" if entry.name else "let it give a number per sample, [B]"
+            if count * metric.kept > KEPT:
+                remedy = "let it give a number per sample, [B], or be a class with update and compute"
+                if entry.name is not None:
+                    remedy = "add thresholds=200" if entry.name in RANKED else "leave it out"
                 raise ConfigError(
-                    f"metrics: {entry.said} would have to keep the {count} outputs of the test set, more than 1 GiB; "
-                    f"{remedy}, or use a class with update and compute"
+                    f"metrics: {entry.said} would keep {count * metric.kept / 2**30:.2g} GiB of what it sees of the "
+                    f"test set's {count} outputs, more than 1; {remedy}"
                 )
             self.metrics.append(metric)
 

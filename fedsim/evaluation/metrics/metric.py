@@ -32,6 +32,7 @@ class Metric:
         better: 'higher' or 'lower'; None where neither is known to be.
         tally: of a single set; copies of it are for further sets.
         least: samples below which a set has no value.
+        kept: bytes for every sample of a set.
     """
 
     column: str
@@ -39,6 +40,7 @@ class Metric:
     better: str | None
     tally: Tally
     least: int = 1
+    kept: float = 0
 
     @property
     def direction(self) -> str:
@@ -65,7 +67,7 @@ def built(entry: Entry, task: Task, output: Tensor, target: Tensor, dataset: str
         raise ConfigError("it writes into what it is given; work on a copy")
     if not torch.allclose(first, again, rtol=1e-5, atol=1e-8, equal_nan=True):
         raise ConfigError("it gives another number every time")
-    least = 1
+    least, bytes_each = 1, tally.kept() / len(output)
     try:
         _value(tally, output[:1], target[:1])
     except Exception:  # a score that a single sample does not have
@@ -73,7 +75,7 @@ def built(entry: Entry, task: Task, output: Tensor, target: Tensor, dataset: str
     ways = {True: BETTER[0], False: BETTER[1]}
     says = getattr(getattr(made, "func", made), "higher_is_better", None)
     better = entry.better or ways.get(says)  # type: ignore[arg-type]
-    return Metric(entry.column, entry.said, better, tally, least)
+    return Metric(entry.column, entry.said, better, tally, least, bytes_each)
 
 
 def _own(entry: Entry) -> Any:
@@ -119,11 +121,6 @@ def _value(tally: Tally, output: Tensor, target: Tensor) -> Tensor:
     tally.reset()
     tally.update(output, target)
     return tally.value()
-
-
-def keeps(tally: Tally) -> bool:
-    """Does it keep all that it sees?"""
-    return isinstance(tally, OfOutputs) or (isinstance(tally, Streamed) and tally.keeps)
 
 
 @contextlib.contextmanager

@@ -80,15 +80,15 @@ class Named(Streamed):
         self.made.update(*self.presented(output, target))
 
     def presented(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Predictions and targets in the shapes that torchmetrics takes."""
+        """Predictions and targets in the shapes that torchmetrics takes, contiguous since it views them otherwise."""
         if self.task.kind is None:
             both = (value.to(torch.float64).reshape(len(value), -1) for value in (output, target))
             preds, target = (value[:, 0] if value.shape[1] == 1 else value for value in both)
-            return preds, target
+            return preds.contiguous(), target.contiguous()
         target = (target > 0.5).to(torch.int64) if target.is_floating_point() else target.to(torch.int64)
         if self.scores:
             return output.to(torch.float64).reshape(len(output), -1, output.shape[-1]), target.reshape(len(output), -1)
-        return self.task.probabilities(output, self.wanted), target
+        return self.task.probabilities(output, self.wanted).contiguous(), target
 
 
 class Ranked(Named):

@@ -34,6 +34,10 @@ class Tally(ABC):
     def value(self) -> Tensor:
         """[] float64 of all that was seen."""
 
+    def kept(self) -> int:
+        """Bytes of what was seen and is kept."""
+        return 0
+
 
 class PerSample(Tally):
     """The mean of a function's numbers per sample."""
@@ -74,6 +78,9 @@ class OfOutputs(Tally):
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         self.seen.append((output, target))
 
+    def kept(self) -> int:
+        return sum(part.nbytes for pair in self.seen for part in pair)
+
     def value(self) -> Tensor:
         output, target = (torch.cat(parts) for parts in zip(*self.seen, strict=True))
         return number(self.function(output, target))
@@ -100,10 +107,9 @@ class Streamed(Tally):
     def value(self) -> Tensor:
         return number(self.made.compute())
 
-    @property
-    def keeps(self) -> bool:
-        """Does it keep what it saw? torchmetrics' classes tell."""
-        return any(isinstance(state, list) for state in getattr(self.made, "metric_state", {}).values())
+    def kept(self) -> int:
+        states = getattr(self.made, "metric_state", {}).values()  # of torchmetrics' classes: lists of what was seen
+        return sum(part.nbytes for state in states if isinstance(state, list) for part in state)
 
 
 def number(found: Any) -> Tensor:

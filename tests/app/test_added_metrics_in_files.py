@@ -1,0 +1,108 @@
+"""Metrics that a user adds, wherever a run's numbers are to be found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from small_runs import QUICK, configuration
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
+
+from fedsim.app.cli import run
+from fedsim.app.reproduce.measures import read
+from fedsim.plots.cli import main as plot
+from fedsim.results.differences import find
+from fedsim.results.runs import load
+from fedsim.tracking import clients
+from fedsim.tracking.metrics_csv import directions
+
+pytest.importorskip("lightning_utilities")  # of the extra `metrics`
+
+WANTED = "[{name:f1_score,average:macro,column:f1},{_target_:test_added_metrics_in_files.doubt,scale:2.0,better:lower}]"
+
+
+def doubt(output: Tensor, target: Tensor, scale: float = 1.0) -> Tensor:
+    """One number per sample: the probability of everything else."""
+    return scale * (1 - output.softmax(-1).gather(-1, target[:, None])[:, 0])
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs that differ in their rate, three replicates each."""
+    root = tmp_path_factory.mktemp("runs")
+    for lr in (0.01, 0.5):
+        overrides = [option for option in QUICK if not option.startswith("tracking.tensorboard")]
+        overrides += ["seeds=[0,1,2]", f"lr={lr}", "partition.validation=0.3", "personal.over=all", f"metrics={WANTED}"]
+        run(configuration(*overrides, "evaluate=[global,client_mean]", "objective=test_f1"), root / f"lr={lr}", {})
+    return root
+
+
+def test_columns_say_what_they_are_and_which_way_is_better(sweep: Path) -> None:
+    ways = directions(sweep / "lr=0.5" / "metrics.csv")
+    columns = {"test_f1", "train_f1", "client_f1_worst10"} | {
+        f"{model}_validation_f1{summary}"
+        for model in ("global", "localized")
+        for summary in ("", "_median", "_worst10")
+    }
+    columns |= {f"client_mean_{name}" for name in ("test_f1", "train_f1", "client_f1_worst10")}
+    assert ways == dict.fromkeys(columns, "higher") | {name.replace("f1", "doubt"): "lower" for name in columns}
+    text = (sweep / "lr=0.5" / "metrics.csv").read_text()
+    assert "# test_f1: f1_score(average=macro) of the whole test set; higher is better\n" in text
+    assert (
+        "# client_mean_test_f1: f1_score(average=macro) of the whole test set, of the mean of all clients' models"
+        in text
+    )
+    assert "# train_doubt: mean over clients of test_added_metrics_in_files.doubt(scale=2.0) on (a subsample" in text
+
+
+def test_files_agree(sweep: Path) -> None:
+    """Summary, clients' file, TensorBoard and a recipe's measure have the numbers of the table."""
+    folder = sweep / "lr=0.5"
+    found, known = load(folder), clients.read(folder / "clients.npz")
+    summary = json.loads((folder / "summary.json").read_text())
+    rounds, values = found.curve("test_f1")
+    assert (rounds[-1], values.shape) == (2, (3, 3))
+    assert [row["test_f1"] for row in summary["per_replicate"]] == values[-1].tolist()
+    assert read(metric="test_f1")(found).tolist() == values[-1].tolist()
+    assert known.metrics.keys() == {"f1", "doubt"}
+    for name, each in known.metrics.items():
+        np.testing.assert_allclose(np.nanmean(each, 1), found.curve(f"train_{name}")[1][-1], rtol=1e-9)
+    events = EventAccumulator(str(folder / "mean"))
+    events.Reload()
+    tags = events.Tags()
+    assert {
+        "f1/test", "f1/train", "f1/worst tenth of clients", "f1/test, mean of all clients' models",
+        "global/validation f1 worst10",
+    } <= set(tags["scalars"])  # fmt: skip
+    assert {"clients/f1", "clients/doubt", "clients/global validation f1"} <= set(tags["histograms"])
+    assert events.Scalars("f1/test")[-1].value == pytest.approx(values[-1].mean())
+
+
+def test_plots_and_reports_show_them(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Marked as best: the higher F1, and the lower doubt."""
+    plot([str(sweep), "--metric", "test_f1", "--metric", "test_doubt", "--html", str(sweep / "report.html")])
+    table = capsys.readouterr().out
+    runs = {run.settings["lr"]: run for run in find([sweep])}
+    for metric in ("test_f1", "test_doubt"):
+        assert metric in table
+    text = (sweep / "report.html").read_text()
+    assert "From client to client: doubt" in text
+    for metric, better in (("test_f1", max), ("test_doubt", min)):
+        ends = {lr: run.final(metric)[0] for lr, run in runs.items()}
+        assert ends[0.01] != ends[0.5]
+        best = f"{better(ends.values()):.4g}"
+        marked = [cell for cell in text.split("<td") if "best" in cell.split(">")[0] and best in cell]
+        assert marked, (metric, best)
+
+
+def test_a_resumed_run_has_the_same_numbers(sweep: Path, tmp_path: Path) -> None:
+    base = [*QUICK, "seeds=[0,1,2]", f"metrics={WANTED}"]
+    for rounds, out in (("rounds=1", "parted"), ("rounds=2", "parted"), ("rounds=2", "whole")):
+        run(configuration(*base, rounds, "resume=auto"), tmp_path / out, {})
+    parted, whole = (load(tmp_path / out).rows for out in ("parted", "whole"))
+    assert [{**row, "seconds": 0} for row in parted] == [{**row, "seconds": 0} for row in whole]
+    assert torch.tensor([row["test_f1"] for row in whole]).unique().numel() > 3
