@@ -74,6 +74,6 @@ def _write(path: Path, text: str) -> Path:
 
 def table(runs: list[Run], metrics: list[str], form: str) -> str:
     """Final mean ± standard deviation of every metric and run; `fedsim table` knows more."""
-    measures = [metric(name) for name in metrics]
+    measures = [metric(name, runs) for name in metrics]
     lines = [([run.label], [Cell(measure.of(run)) for measure in measures]) for run in runs]
     return FORMS[form](Table(["run"], measures, [(keys, list(cells)) for keys, cells in lines]))

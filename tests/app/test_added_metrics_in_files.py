@@ -16,7 +16,9 @@ from fedsim.app.cli import run
 from fedsim.app.reproduce.measures import read
 from fedsim.plots.cli import main as plot
 from fedsim.results.differences import find
+from fedsim.results.measured import metric
 from fedsim.results.runs import load
+from fedsim.results.selection import best
 from fedsim.tracking import clients
 from fedsim.tracking.metrics_csv import directions
 
@@ -87,16 +89,16 @@ def test_plots_and_reports_show_them(sweep: Path, capsys: pytest.CaptureFixture[
     plot([str(sweep), "--metric", "test_f1", "--metric", "test_doubt", "--html", str(sweep / "report.html")])
     table = capsys.readouterr().out
     runs = {run.settings["lr"]: run for run in find([sweep])}
-    for metric in ("test_f1", "test_doubt"):
-        assert metric in table
+    assert "test_f1" in table
+    assert "test_doubt" in table
     text = (sweep / "report.html").read_text()
     assert "From client to client: doubt" in text
-    for metric, better in (("test_f1", max), ("test_doubt", min)):
-        ends = {lr: run.final(metric)[0] for lr, run in runs.items()}
+    for name, better in (("test_f1", max), ("test_doubt", min)):
+        ends = {lr: run.final(name)[0] for lr, run in runs.items()}
         assert ends[0.01] != ends[0.5]
-        best = f"{better(ends.values()):.4g}"
-        marked = [cell for cell in text.split("<td") if "best" in cell.split(">")[0] and best in cell]
-        assert marked, (metric, best)
+        end = f"{better(ends.values()):.4g}"
+        marked = [cell for cell in text.split("<td") if "best" in cell.split(">")[0] and end in cell]
+        assert marked, (name, end)
 
 
 def test_a_resumed_run_has_the_same_numbers(sweep: Path, tmp_path: Path) -> None:
@@ -106,3 +108,12 @@ def test_a_resumed_run_has_the_same_numbers(sweep: Path, tmp_path: Path) -> None
     parted, whole = (load(tmp_path / out).rows for out in ("parted", "whole"))
     assert [{**row, "seconds": 0} for row in parted] == [{**row, "seconds": 0} for row in whole]
     assert torch.tensor([row["test_f1"] for row in whole]).unique().numel() > 3
+
+
+def test_choices_among_runs_know_which_way_is_better(sweep: Path) -> None:
+    """The run with the lower doubt is the better one, and so is the table's measure of it."""
+    runs = find([sweep])
+    ends = {run.label: run.final("test_doubt")[0] for run in runs}
+    assert best(runs, "test_doubt").label == min(ends, key=ends.__getitem__)
+    assert best(runs, "test_f1").rises("test_f1")
+    assert [metric(name, runs).more for name in ("test_f1", "test_doubt", "test_accuracy", "test_loss")] == [1, 0, 1, 0]
