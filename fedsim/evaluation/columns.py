@@ -8,7 +8,8 @@ clients' own models (`fedsim.personal`) weigh clients alike in any case.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 
 MODELS = {"global": "the server's model", "client_mean": "the mean of all clients' models"}  # what can be evaluated
 PLACE = {"round": "completed rounds; 0 is the initial model", "seed": "seed of the replicate"}
@@ -60,11 +61,15 @@ RISING = (
     "iou",
     "r2",
 )  # in the names of metrics of which more is better; of others less is
+DIRECTION = re.compile("; (higher|lower) is better$")  # in the meaning of a metric that a user adds
+UNDIRECTED = "; neither way is known to be better"
 SPREADS = ("median", "worst", "best", "variance")  # in the names of those that say how clients differ
 
 
-def rises(metric: str) -> bool:
-    """Is more of it better?"""
+def rises(metric: str, meanings: Mapping[str, str] | None = None) -> bool:
+    """Is more of it better? Its meaning says so of a metric that a user adds, where that is known; else its name."""
+    if match := DIRECTION.search((meanings or {}).get(metric, "")):
+        return match[1] == "higher"
     return any(word in metric.lower() for word in RISING) and "variance" not in metric
 
 

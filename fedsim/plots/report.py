@@ -15,6 +15,7 @@ import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
+from fedsim.evaluation.columns import UNDIRECTED
 from fedsim.plots.compare import pictures, written
 from fedsim.plots.curves import telling
 from fedsim.plots.style import colour, title
@@ -95,7 +96,8 @@ def _results(runs: list[Run]) -> list[dict[str, Any]]:
     for metric in shared:
         ends = [run.final(metric) for run in runs]
         means = [mean for mean, _ in ends]
-        known = [mean for mean in means if not math.isnan(mean)] if runs[0].directions.get(metric) != "" else []
+        directed = not runs[0].meanings.get(metric, "").endswith(UNDIRECTED)
+        known = [mean for mean in means if directed and not math.isnan(mean)]
         best = (max if runs[0].rises(metric) else min)(known, default=math.nan)
         texts = [
             written(metric, mean, std if run.replicates > 1 else None)

@@ -21,7 +21,7 @@ from fedsim.results.files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.results.models import StoredModels
 from fedsim.tracking import clients
 from fedsim.tracking.clients import Clients
-from fedsim.tracking.metrics_csv import NAME, directions, read_metrics
+from fedsim.tracking.metrics_csv import NAME, read_meanings, read_metrics
 from fedsim.tracking.result import Row, mean_std, measured, replicate_of
 
 FRAMES = ("pandas", "polars")
@@ -44,7 +44,7 @@ class Run:
         clients: what is known of its clients; None of a run that is not finished.
         label: what distinguishes it from the runs it is compared with.
         newcomers: of its summary.json: what they measured after each of their epochs.
-        directions: of its metrics.csv: which way is better in the columns of metrics that a user added.
+        meanings: of its metrics.csv: what each column is.
     config: its configuration as it is nested in config.yaml; empty for a run that was begun without one.
     """
 
@@ -54,7 +54,7 @@ class Run:
     clients: Clients | None = None
     label: str = ""
     newcomers: list[Row] = field(default_factory=list)
-    directions: dict[str, str] = field(default_factory=dict)
+    meanings: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -127,9 +127,8 @@ class Run:
         return replicate_of(self.seeds, seed, replicate, str(self.folder))
 
     def rises(self, metric: str) -> bool:
-        """Is more of it better? Of a metric that a user added metrics.csv says so; of others the name does."""
-        way = self.directions.get(metric)
-        return way == "higher" if way else rises(metric)
+        """Is more of it better?"""
+        return rises(metric, self.meanings)
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Rounds [E] and values [E, R] of one metric.
@@ -185,7 +184,7 @@ def load(folder: str | Path) -> Run:
     config = {str(key): value for key, value in plain.items()}
     known = folder / clients.NAME
     run = Run(folder, rows, dict(flatten(config)), clients.read(known) if known.exists() else None, config=config)
-    run.newcomers, run.directions = run.summary.get("newcomers", []), directions(path)
+    run.newcomers, run.meanings = run.summary.get("newcomers", []), read_meanings(path)
     return run
 
 

@@ -14,7 +14,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsim.core.files import replacing
-from fedsim.evaluation.columns import rises
 from fedsim.results.files import BEST
 from fedsim.results.models import HEADER
 
@@ -30,11 +29,12 @@ class BestModels:
     Args:
         folder: of the run.
         metric: by which models are judged.
+        more: is more of it better?
         about: what is told of the models, see `fedsim.results.StoredModels`.
     """
 
-    def __init__(self, folder: Path, metric: str, about: dict[str, Any]) -> None:
-        self.path, self.metric, self.about = folder / BEST, metric, about
+    def __init__(self, folder: Path, metric: str, more: bool, about: dict[str, Any]) -> None:
+        self.path, self.metric, self.more, self.about = folder / BEST, metric, more, about
         self.models: Tensor | None = None
         self.rounds: list[int] = []
         self.values: list[float] = []
@@ -61,7 +61,7 @@ class BestModels:
         if self.models is None:
             self.models = torch.empty(models.shape, dtype=models.dtype)
             self.rounds, self.values = [-1] * len(models), [float("nan")] * len(models)
-        sign = 1 if rises(self.metric) else -1
+        sign = 1 if self.more else -1
         for r, value in enumerate(values.tolist()):
             if value == value and not sign * value <= sign * self.values[r]:
                 self.models[r] = models[r].cpu()

@@ -4,7 +4,7 @@ which is resumed hears from them what it heard before."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ class Stop:
         """Is there a rule?"""
         return bool(self.target) or self.patience is not None or self.seconds is not None
 
-    def judged_by(self, columns: Sequence[str]) -> str | None:
+    def judged_by(self, columns: Iterable[str]) -> str | None:
         """The metric of `patience` and of the best model, of those that the run measures.
 
         Raises:
@@ -76,41 +76,46 @@ class Stop:
             )
         return found
 
-    def why(self, history: list[Row], seconds: float, metric: str | None) -> str | None:
+    def why(
+        self, history: list[Row], seconds: float, metric: str | None, meanings: Mapping[str, str] | None = None
+    ) -> str | None:
         """Why the run ends here, in a sentence; None: it goes on.
 
         Args:
             history: all evaluations so far.
             seconds: the run has taken.
             metric: what `patience` looks at.
+            meanings: of the columns.
         """
         if not history or not history[-1]["round"]:
             return None
         at = f"after round {history[-1]['round']}"
         whose = "in every replicate" if self.over == "all" else "in the mean over replicates"
-        if self.target and all((self._reached(history, *goal) >= 0).all() for goal in self.target.items()):
+        if self.target and all((self._reached(history, *goal, meanings) >= 0).all() for goal in self.target.items()):
             goals = " and ".join(f"{name} {value:g}" for name, value in self.target.items())
             return f"stop.target: {goals} was reached {whose} {at}"
         if self.patience is not None and metric is not None:
-            best = best_of(self._values(history, metric), rises(metric))
+            best = best_of(self._values(history, metric), rises(metric, meanings))
             if len(self._values(history, metric)) - 1 - best.max() >= self.patience:
                 return f"stop.patience: {metric} was not better {whose} for {self.patience} evaluations {at}"
         if self.seconds is not None and seconds >= self.seconds:
             return f"stop.seconds: {self.seconds:g} seconds were over {at}"
         return None
 
-    def targets(self, history: list[Row]) -> dict[str, Any]:
+    def targets(self, history: list[Row], meanings: Mapping[str, str] | None = None) -> dict[str, Any]:
         """For summary.json: of every target its value, and the rounds each replicate took to it, None where it is not
         there yet; with 'mean', those of the mean."""
         found = {}
         for name, value in (self.target or {}).items():
             rounds = sorted({row["round"] for row in history})
-            at = self._reached(history, name, value, given_up=True)
+            at = self._reached(history, name, value, meanings, given_up=True)
             found[name] = {"value": value, "rounds": [rounds[e] if e >= 0 else None for e in at]}
         return {"targets": found} if found else {}
 
-    def _reached(self, history: list[Row], name: str, value: float, given_up: bool = False) -> np.ndarray:
-        return first_reached(self._values(history, name, given_up), value, rises(name))
+    def _reached(
+        self, history: list[Row], name: str, value: float, meanings: Mapping[str, str] | None, given_up: bool = False
+    ) -> np.ndarray:
+        return first_reached(self._values(history, name, given_up), value, rises(name, meanings))
 
     def _values(self, history: list[Row], name: str, given_up: bool = False) -> np.ndarray:
         """[E, R'] of the replicates that still are numbers; of all with `given_up`; [E, 1] their mean."""

@@ -18,6 +18,7 @@ from fedsim.core.ranks import Ranks
 from fedsim.datasets import Dataset
 from fedsim.datasets.pooled import PooledData
 from fedsim.evaluation import EvaluatedModels, Evaluation, Evaluator
+from fedsim.evaluation.columns import COLUMNS, MODELS, PLACE, WORK, also
 from fedsim.evaluation.metrics import Metrics
 from fedsim.local import SGD, LocalRule
 from fedsim.models.losses import Loss
@@ -184,6 +185,17 @@ class Setup:
         kept = isinstance(self.strategy, KeepsClientModels)
         own = list(self.trainer.rule.own_models)
         return {"naming": self.naming.as_json(), "own": own, "kept": kept, "clients": self.federation.clients}
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """Columns of this run → what they are: those of COLUMNS in its order, a user's metrics, clients' own models."""
+        measured, added = self.evaluator.columns, self.evaluator.added()
+        for model in self.evaluation.models[1:]:
+            measured |= set(also(model, self.evaluator.columns).values())
+            other = self.evaluator.added(f", of {MODELS[model]}")
+            added |= {name: other[of] for of, name in also(model, other).items()}
+        known = {name: what for name, what in COLUMNS.items() if name in {*PLACE, *measured, *WORK}}
+        return known | added | (self.personal.columns if self.personal else {})
 
     @functools.cached_property
     def references(self) -> References:

@@ -35,7 +35,7 @@ def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
         "executor": run.trainer.choice.executor,
         "chunk": run.trainer.choice.chunk,
     }
-    return numbers | run.stop.targets(result.history) | _references(run, result.history) | result.extra
+    return numbers | run.stop.targets(result.history, run.meanings) | _references(run, result.history) | result.extra
 
 
 def _references(run: Setup, history: list[Row]) -> dict[str, Any]:

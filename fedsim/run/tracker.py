@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fedsim.core.errors import PeerError
 from fedsim.core.report import Report
-from fedsim.evaluation import COLUMNS, Measured
-from fedsim.evaluation.columns import MODELS, PLACE, WORK, also
+from fedsim.evaluation import Measured
+from fedsim.evaluation.columns import also, rises
 from fedsim.run.best import BestModels
 from fedsim.run.checkpoint import Checkpointer, Progress
 from fedsim.run.divergence import DivergenceGuard
@@ -97,16 +97,16 @@ class Tracker:
         """Open the run folder and evaluate the initial model (a resumed run has done so)."""
         self._start = time.monotonic()
         progress, run = self.progress, self.run
-        self._metric = run.stop.judged_by(self._columns())
+        self._metric = run.stop.judged_by(run.meanings)
         first = None if progress.rounds else self._evaluate(state, 0)
         if self.folder is not None:
-            columns = self._columns()
+            columns = run.meanings
             self.history = kept_rows(self.folder / METRICS, columns, progress.rounds) if progress.rounds else []
         self.ended = self._why() if progress.rounds else None
         if self.folder is not None:
             complete, tensorboard = next(self.rounds(), None) is None, self.options.tensorboard
             if self._metric is not None:
-                self._best = BestModels(self.folder, self._metric, run.told_models())
+                self._best = BestModels(self.folder, self._metric, rises(self._metric, columns), run.told_models())
                 if progress.rounds:
                     self._best.resume()
             self._files = RunFolder(
@@ -127,23 +127,12 @@ class Tracker:
         stop = self.run.stop
         if not stop.active:
             return None
-        return self.ranks.tell(stop.why(self.history, self.progress.seconds, self._metric))
+        return self.ranks.tell(stop.why(self.history, self.progress.seconds, self._metric, self.run.meanings))
 
     @property
     def _going(self) -> list[int]:
         """The replicates that were not given up."""
         return [r for r in range(len(self.seeds)) if r not in self.guard.lost]
-
-    def _columns(self) -> dict[str, str]:
-        """Columns of this run → what they are: those of COLUMNS in its order, a user's metrics, clients' own models."""
-        evaluator = self.run.evaluator
-        measured, added = evaluator.columns, evaluator.added()
-        for model in self.run.evaluation.models[1:]:
-            measured |= set(also(model, evaluator.columns).values())
-            other = evaluator.added(f", of {MODELS[model]}")
-            added |= {name: other[of] for of, name in also(model, other).items()}
-        known = {name: what for name, what in COLUMNS.items() if name in {*PLACE, *measured, *WORK}}
-        return known | added | (self.run.personal.columns if self.run.personal else {})
 
     def _on_models(self, state: State, deployed: Tensor | None = None) -> Measured:
         """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
@@ -225,7 +214,7 @@ class Tracker:
             row |= {"active_clients": int(self._active[r]), "mean_active_clients": float(mean_active[r])}
             row |= self.run.traffic.columns(int(self._linked[r]), progress.links[r])
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
-            rows.append({name: row[name] for name in self._columns()})
+            rows.append({name: row[name] for name in self.run.meanings})
         self.history += rows
         if self._best is not None:
             self._best.see(progress.rounds, self._models, np.array([row[self._best.metric] for row in rows]))

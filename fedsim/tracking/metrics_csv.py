@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import re
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
@@ -13,7 +13,6 @@ from fedsim.core.files import on_disk, replacing, written
 from fedsim.tracking.result import Row
 
 NAME = "metrics.csv"
-DIRECTION = re.compile(r"# (\w+): .*; (?:(higher|lower) is better|neither way is known to be better)")
 _BYTES = {"bytes_down", "bytes_up", "total_bytes_down", "total_bytes_up"}
 _WHOLE = {"round", "seed", "samples", "active_clients"} | _BYTES
 
@@ -40,11 +39,11 @@ def read_metrics(path: Path) -> list[Row]:
     return rows
 
 
-def directions(path: Path) -> dict[str, str]:
-    """Column → 'higher' or 'lower' where its line says which is better, '' where neither is known to be."""
+def read_meanings(path: Path) -> dict[str, str]:
+    """Column → what it is, as the first lines say."""
     with open(path, encoding="utf-8") as file:
-        told = [DIRECTION.match(line) for line in file if line.startswith("#")]
-    return {found[1]: found[2] or "" for found in told if found}
+        first = itertools.takewhile(lambda line: line.startswith("# "), file)
+        return {name: meaning for name, _, meaning in (line[2:].rstrip("\n").partition(": ") for line in first)}
 
 
 def kept_rows(path: Path, columns: Mapping[str, str], keep: int) -> list[Row]:

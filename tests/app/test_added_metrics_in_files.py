@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,14 @@ from fedsim.results.differences import find
 from fedsim.results.measured import metric
 from fedsim.results.runs import load
 from fedsim.results.selection import best
+from fedsim.run.rules import Stop
 from fedsim.tracking import clients
-from fedsim.tracking.metrics_csv import directions
+from fedsim.tracking.metrics_csv import read_meanings
 
 pytest.importorskip("lightning_utilities")  # of the extra `metrics`
 
-WANTED = "[{name:f1_score,average:macro,column:f1},{_target_:test_added_metrics_in_files.doubt,scale:2.0,better:lower}]"
+DOUBT = "{_target_:test_added_metrics_in_files.doubt,scale:2.0,better:lower,column:auc_doubt}"
+WANTED = f"[{{name:f1_score,average:macro,column:f1}},{DOUBT}]"
 
 
 def doubt(output: Tensor, target: Tensor, scale: float = 1.0) -> Tensor:
@@ -36,29 +39,48 @@ def doubt(output: Tensor, target: Tensor, scale: float = 1.0) -> Tensor:
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs that differ in their rate, three replicates each."""
     root = tmp_path_factory.mktemp("runs")
+    chosen = ["evaluate=[global,client_mean]", "objective=test_f1", "stop.metric=test_auc_doubt"]
     for lr in (0.01, 0.5):
         overrides = [option for option in QUICK if not option.startswith("tracking.tensorboard")]
-        overrides += ["seeds=[0,1,2]", f"lr={lr}", "partition.validation=0.3", "personal.over=all", f"metrics={WANTED}"]
-        run(configuration(*overrides, "evaluate=[global,client_mean]", "objective=test_f1"), root / f"lr={lr}", {})
+        overrides += [
+            *chosen,
+            "seeds=[0,1,2]",
+            f"lr={lr}",
+            "partition.validation=0.3",
+            "personal.over=all",
+            f"metrics={WANTED}",
+        ]
+        run(
+            configuration(
+                *overrides, "evaluate=[global,client_mean]", "objective=test_f1", "stop.metric=test_auc_doubt"
+            ),
+            root / f"lr={lr}",
+            {},
+        )
     return root
 
 
 def test_columns_say_what_they_are_and_which_way_is_better(sweep: Path) -> None:
-    ways = directions(sweep / "lr=0.5" / "metrics.csv")
+    meanings = read_meanings(sweep / "lr=0.5" / "metrics.csv")
+    ways = {
+        name: match[1] for name, what in meanings.items() if (match := re.search("; (higher|lower) is better$", what))
+    }
     columns = {"test_f1", "train_f1", "client_f1_worst10"} | {
         f"{model}_validation_f1{summary}"
         for model in ("global", "localized")
         for summary in ("", "_median", "_worst10")
     }
     columns |= {f"client_mean_{name}" for name in ("test_f1", "train_f1", "client_f1_worst10")}
-    assert ways == dict.fromkeys(columns, "higher") | {name.replace("f1", "doubt"): "lower" for name in columns}
+    assert ways == dict.fromkeys(columns, "higher") | {name.replace("f1", "auc_doubt"): "lower" for name in columns}
     text = (sweep / "lr=0.5" / "metrics.csv").read_text()
     assert "# test_f1: f1_score(average=macro) of the whole test set; higher is better\n" in text
     assert (
         "# client_mean_test_f1: f1_score(average=macro) of the whole test set, of the mean of all clients' models"
         in text
     )
-    assert "# train_doubt: mean over clients of test_added_metrics_in_files.doubt(scale=2.0) on (a subsample" in text
+    assert (
+        "# train_auc_doubt: mean over clients of test_added_metrics_in_files.doubt(scale=2.0) on (a subsample" in text
+    )
 
 
 def test_files_agree(sweep: Path) -> None:
@@ -70,7 +92,7 @@ def test_files_agree(sweep: Path) -> None:
     assert (rounds[-1], values.shape) == (2, (3, 3))
     assert [row["test_f1"] for row in summary["per_replicate"]] == values[-1].tolist()
     assert read(metric="test_f1")(found).tolist() == values[-1].tolist()
-    assert known.metrics.keys() == {"f1", "doubt"}
+    assert known.metrics.keys() == {"f1", "auc_doubt"}
     for name, each in known.metrics.items():
         np.testing.assert_allclose(np.nanmean(each, 1), found.curve(f"train_{name}")[1][-1], rtol=1e-9)
     events = EventAccumulator(str(folder / "mean"))
@@ -80,20 +102,20 @@ def test_files_agree(sweep: Path) -> None:
         "f1/test", "f1/train", "f1/worst tenth of clients", "f1/test, mean of all clients' models",
         "global/validation f1 worst10",
     } <= set(tags["scalars"])  # fmt: skip
-    assert {"clients/f1", "clients/doubt", "clients/global validation f1"} <= set(tags["histograms"])
+    assert {"clients/f1", "clients/auc_doubt", "clients/global validation f1"} <= set(tags["histograms"])
     assert events.Scalars("f1/test")[-1].value == pytest.approx(values[-1].mean())
 
 
 def test_plots_and_reports_show_them(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Marked as best: the higher F1, and the lower doubt."""
-    plot([str(sweep), "--metric", "test_f1", "--metric", "test_doubt", "--html", str(sweep / "report.html")])
+    plot([str(sweep), "--metric", "test_f1", "--metric", "test_auc_doubt", "--html", str(sweep / "report.html")])
     table = capsys.readouterr().out
     runs = {run.settings["lr"]: run for run in find([sweep])}
     assert "test_f1" in table
-    assert "test_doubt" in table
+    assert "test_auc_doubt" in table
     text = (sweep / "report.html").read_text()
-    assert "From client to client: doubt" in text
-    for name, better in (("test_f1", max), ("test_doubt", min)):
+    assert "From client to client: auc_doubt" in text
+    for name, better in (("test_f1", max), ("test_auc_doubt", min)):
         ends = {lr: run.final(name)[0] for lr, run in runs.items()}
         assert ends[0.01] != ends[0.5]
         end = f"{better(ends.values()):.4g}"
@@ -110,10 +132,24 @@ def test_a_resumed_run_has_the_same_numbers(sweep: Path, tmp_path: Path) -> None
     assert torch.tensor([row["test_f1"] for row in whole]).unique().numel() > 3
 
 
+def test_the_best_model_is_that_of_the_lower_doubt(sweep: Path) -> None:
+    """Though its name has a word of metrics of which more is better."""
+    found = load(sweep / "lr=0.5")
+    rounds, values = found.curve("test_auc_doubt")
+    assert found.summary["best"]["rounds"] == rounds[values.argmin(0)].tolist() != [0, 0, 0]
+    assert Stop(patience=1).why(found.rows, 0.0, "test_auc_doubt") is not None  # by the name alone
+    assert Stop(patience=1).why(found.rows, 0.0, "test_auc_doubt", found.meanings) is None
+
+
 def test_choices_among_runs_know_which_way_is_better(sweep: Path) -> None:
     """The run with the lower doubt is the better one, and so is the table's measure of it."""
     runs = find([sweep])
-    ends = {run.label: run.final("test_doubt")[0] for run in runs}
-    assert best(runs, "test_doubt").label == min(ends, key=ends.__getitem__)
+    ends = {run.label: run.final("test_auc_doubt")[0] for run in runs}
+    assert best(runs, "test_auc_doubt").label == min(ends, key=ends.__getitem__)
     assert best(runs, "test_f1").rises("test_f1")
-    assert [metric(name, runs).more for name in ("test_f1", "test_doubt", "test_accuracy", "test_loss")] == [1, 0, 1, 0]
+    assert [metric(name, runs).more for name in ("test_f1", "test_auc_doubt", "test_accuracy", "test_loss")] == [
+        1,
+        0,
+        1,
+        0,
+    ]

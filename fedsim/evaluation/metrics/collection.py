@@ -77,7 +77,7 @@ class Metrics:
                 columns[f"client_{metric.column}_worst10"] = (
                     f"mean of {said} over the tenth of the clients where it is worst"
                 )
-            found |= {name: f"{what}{of}; {metric.direction}" for name, what in columns.items()}
+            found |= {name: f"{what}{of}{metric.direction}" for name, what in columns.items()}
         return found
 
     def measures(self, of: str) -> dict[str, str]:
@@ -92,7 +92,7 @@ class Metrics:
             }
             if metric.better:
                 measures[f"{name}_worst10"] = f"mean of {said} over the tenth of the clients where it is worst"
-            found |= {measure: f"{what}{of}; {metric.direction}" for measure, what in measures.items()}
+            found |= {measure: f"{what}{of}{metric.direction}" for measure, what in measures.items()}
         return found
 
     def over_clients(self, values: Tensor, weights: Tensor | None) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.torchvision_import import torchvision
+from fedsim.evaluation.columns import UNDIRECTED
 from fedsim.evaluation.metrics.entries import BETTER, Entry
 from fedsim.evaluation.metrics.named import Task, named
 from fedsim.evaluation.metrics.tallies import OfOutputs, PerSample, Streamed, Tally, number
@@ -44,8 +45,8 @@ class Metric:
 
     @property
     def direction(self) -> str:
-        """Which way is better, in words."""
-        return f"{self.better} is better" if self.better else "neither way is known to be better"
+        """Which way is better, in words at the end of a column's meaning."""
+        return f"; {self.better} is better" if self.better else UNDIRECTED
 
 
 def built(entry: Entry, task: Task, output: Tensor, target: Tensor, dataset: str) -> Metric:
