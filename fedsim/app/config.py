@@ -29,6 +29,7 @@ WITHOUT_EFFECT = (
     "trainer.compile",
     "tracking.progress",
     "tracking.tensorboard",
+    "tracking.observers",
     "tracking.checkpoint_every",
     "trainer.memory",
 )

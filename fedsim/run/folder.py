@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacing, write_json, written
+from fedsim.core.files import replacing, write_json
 from fedsim.results.files import BEST, CONFIG, CONSTANTS, ENVIRONMENT, SUMMARY
 from fedsim.run.checkpoint import Checkpointer
 from fedsim.tracking import clients
@@ -21,7 +21,9 @@ from fedsim.tracking.environment import environment
 from fedsim.tracking.metrics_csv import NAME as METRICS
 from fedsim.tracking.metrics_csv import MetricsCSV, kept_rows
 from fedsim.tracking.result import Row
-from fedsim.tracking.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class RunFolder:
@@ -32,7 +34,6 @@ class RunFolder:
         columns: of metrics.csv, name → what it is.
         completed: rounds that were run before, where the run goes on with them; 0: it starts afresh.
         complete: whether no round is left.
-        tensorboard: whether event files are written.
         config: YAML that is kept as config.yaml, or None.
         seeds: of the replicates.
         device, ranks: for environment.json.
@@ -42,6 +43,7 @@ class RunFolder:
 
     Attributes:
         kept: rows of metrics.csv from before.
+        finished: whether nothing is left to do: the summary was there already.
 
     Raises:
         CheckpointError: the folder's metrics.csv is not this run's; nothing was written.
@@ -54,7 +56,6 @@ class RunFolder:
         columns: dict[str, str],
         completed: int,
         complete: bool,
-        tensorboard: bool,
         config: str | None,
         seeds: tuple[int, ...],
         device: torch.device,
@@ -63,10 +64,10 @@ class RunFolder:
         constants: dict[str, Tensor],
         settings: dict[str, Any],
     ) -> None:
-        self.path, self._settings, resumed = path, settings, completed > 0
+        self.path, resumed = path, completed > 0
         keep = completed if resumed else -1
+        self.finished = complete and (path / SUMMARY).exists()
         kept_rows(path / METRICS, columns, keep)  # what cannot be kept is refused before anything is written
-        self._tensorboard: TensorBoard | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / ENVIRONMENT, environment(device, ranks) | {"settings": settings})
@@ -83,41 +84,34 @@ class RunFolder:
                 with replacing(path / CONSTANTS, "wb") as file:
                     file.write(save(constants))
             self._csv = MetricsCSV(path / METRICS, columns, keep)
-            if tensorboard and not (complete and (path / SUMMARY).exists()):
-                with written(path / "event files"):
-                    self._tensorboard = TensorBoard(path, seeds, completed + 1 if resumed else 0)
         except OSError as error:
             raise ConfigError(f"out={path}: {error}; choose another folder") from error
         self.kept = list(self._csv.kept)
 
-    def record(self, completed: int, rows: list[Row], histograms: dict[str, np.ndarray]) -> None:
-        """One evaluation: a row per replicate, and what was measured of every client."""
+    def record(self, rows: list[Row]) -> None:
+        """One evaluation: a row per replicate."""
         self._csv.append(rows)
-        if self._tensorboard is not None:
-            with written(self.path / "event files"):
-                self._tensorboard.write(completed, rows, histograms)
 
     def on_disk(self) -> None:
         """Wait until all rows are on the disk: a checkpoint says that they are there."""
         self._csv.on_disk()
 
-    def finish(self, known: Clients, completed: int, summary: dict[str, Any]) -> None:
-        """What is written once: clients, pictures and the table of settings, and last the summary."""
+    def know(self, known: Clients) -> None:
+        """What is known of each client in the end."""
+        clients.write(self.path / clients.NAME, known)
+
+    def pictures(self) -> Iterator[tuple[str, Figure]]:
+        """Headings and figures of the run."""
         from fedsim.plots.compare import pictures  # here: no run need wait for matplotlib before its first round
         from fedsim.results import load
 
-        clients.write(self.path / clients.NAME, known)
-        if self._tensorboard is not None:
-            with written(self.path / "event files"):
-                for picture in pictures([load(self.path)]):
-                    self._tensorboard.figure(f"figures/{picture.heading}", picture.figure, completed)
-                self._tensorboard.hparams(self._settings)
-                self._tensorboard.flush()
+        yield from ((picture.heading, picture.figure) for picture in pictures([load(self.path)]))
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """What is written last."""
         write_json(self.path / SUMMARY, summary)
 
     def close(self, quietly: bool) -> None:
         """No more is written; `quietly`: whatever goes wrong now, since something went wrong before."""
-        for sink in (self._csv, self._tensorboard):
-            if sink is not None:
-                with contextlib.suppress(OSError) if quietly else contextlib.nullcontext():
-                    sink.close()
+        with contextlib.suppress(OSError) if quietly else contextlib.nullcontext():
+            self._csv.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import time
@@ -11,7 +12,6 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from rich import filesize
 from torch import Tensor
 
 from fedsim.core.errors import PeerError
@@ -29,9 +29,10 @@ from fedsim.strategies import State
 from fedsim.tracking import clients
 from fedsim.tracking.metrics_csv import NAME as METRICS
 from fedsim.tracking.metrics_csv import kept_rows
+from fedsim.tracking.observer import Ended, Observers, Seen, Watched
 from fedsim.tracking.options import Tracking
-from fedsim.tracking.progress import progress_view
-from fedsim.tracking.result import Result, Row, mean_std
+from fedsim.tracking.progress import facts, progress_view
+from fedsim.tracking.result import Result, Row
 
 
 class Tracker:
@@ -70,6 +71,8 @@ class Tracker:
         self._active, self._linked = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
         self._last: Measured | None = None
         self._models: Tensor
+        self._observers = Observers([])
+        self._wish: str | None = None  # why one of them ends the run
         self._metric: str | None = None  # by which the best models are kept
         self._best: BestModels | None = None
         self.ended: str | None = None  # why, where a rule ends the run before its last round
@@ -88,6 +91,8 @@ class Tracker:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._view.__exit__(kind, error, trace)
         try:
+            with contextlib.suppress(OSError) if error is not None else contextlib.nullcontext():
+                self._observers.close()
             if self._files is not None:
                 self._files.close(quietly=error is not None)
         finally:  # until here a signal waits
@@ -104,16 +109,20 @@ class Tracker:
             self.history = kept_rows(self.folder / METRICS, columns, progress.rounds) if progress.rounds else []
         self.ended = self._why() if progress.rounds else None
         if self.folder is not None:
-            complete, tensorboard = next(self.rounds(), None) is None, self.options.tensorboard
+            complete = next(self.rounds(), None) is None
             if self._metric is not None:
                 self._best = BestModels(self.folder, self._metric, rises(self._metric, columns), run.told_models())
                 if progress.rounds:
                     self._best.resume()
             self._files = RunFolder(
-                self.folder, columns, progress.rounds, complete, tensorboard, self.config, self.seeds, run.device,
+                self.folder, columns, progress.rounds, complete, self.config, self.seeds, run.device,
                 self.ranks.count, self.checkpoints, run.naming.constants, self.settings,
             )  # fmt: skip
             self.history = self._files.kept
+        if self.ranks.first and not (self._files is not None and self._files.finished):
+            self._observers = Observers(self.options.watching)
+            watched = Watched(self.folder, self.seeds, run.rounds, progress.rounds, self.settings, self.config)
+            self._observers.begin(watched)
         if first is not None:
             self._record(first)
 
@@ -125,9 +134,10 @@ class Tracker:
     def _why(self) -> str | None:
         """What the rules say, which the first rank tells the others: it alone knows earlier rows, and has the clock."""
         stop = self.run.stop
-        if not stop.active:
+        if not (stop.active or self.options.observers):
             return None
-        return self.ranks.tell(stop.why(self.history, self.progress.seconds, self._metric, self.run.meanings))
+        why = stop.why(self.history, self.progress.seconds, self._metric, self.run.meanings)
+        return self.ranks.tell(why or self._wish)
 
     @property
     def _going(self) -> list[int]:
@@ -154,7 +164,7 @@ class Tracker:
             online = None if report is None else report.cohort
             metrics, found.histograms = run.personal(state, self.checkpoints.memory, completed, online)
             found.metrics |= metrics
-        if self.options.tensorboard:
+        if self.options.watching:
             if found.client_accuracy is not None:
                 found.histograms["accuracy"] = found.client_accuracy[self._going].reshape(-1)
             for name, values in found.client_metrics.items():
@@ -219,29 +229,17 @@ class Tracker:
         if self._best is not None:
             self._best.see(progress.rounds, self._models, np.array([row[self._best.metric] for row in rows]))
         if self._files is not None:
-            self._files.record(progress.rounds, rows, measured.histograms)
-        self._view.evaluated(progress.rounds, self._facts(rows), float(self._active.mean()))
+            self._files.record(rows)
+        models, naming = self._models, self.run.naming
+        seen = Seen(progress.rounds, rows, measured.histograms, lambda r: naming.state_dict(models[r].cpu()))
+        self._wish = self._observers.evaluated(seen)
+        self._view.evaluated(progress.rounds, facts(rows, self._speed()), float(self._active.mean()))
 
-    def _facts(self, rows: list[Row]) -> str:
-        """The line a person reads."""
-        facts = []
-        for name, label, scale, form in (
-            ("train_loss", "loss", 1, ".3g"),
-            ("test_accuracy", "accuracy", 100, ".1f"),
-            ("distance_to_optimum", "distance", 1, ".3g"),
-            ("distance_to_ps", "to PS", 1, ".3g"),
-            ("distance_to_po", "to PO", 1, ".3g"),
-        ):
-            if name in rows[0]:
-                mean, std = mean_std([row[name] * scale for row in rows])
-                spread = f" ± {std:.2g}" if len(rows) > 1 else ""
-                facts.append(f"{label} {mean:{form}}{spread}" + (" %" if scale == 100 else ""))
+    def _speed(self) -> float | None:
+        """Samples a second since the run began or went on; None before the first round."""
         elapsed = self.progress.seconds - self._before
-        if elapsed > 0 and self.progress.rounds:
-            facts.append(f"{short((sum(self.progress.samples) - self._samples_before) / elapsed)} samples/s")
-        if rows[0]["total_bytes_up"]:
-            facts.append(f"{filesize.decimal(rows[0]['total_bytes_up'])} up")
-        return "  ".join(facts)
+        worked = sum(self.progress.samples) - self._samples_before
+        return worked / elapsed if elapsed > 0 and self.progress.rounds else None
 
     def finish(self, state: State) -> Result:
         """Write what is written once, and return everything."""
@@ -265,7 +263,11 @@ class Tracker:
                 run.federation, run.availability, progress.rounds, bool(run.tables), accuracy,
                 run.evaluator.everyone, metrics, run.dataset.label_names,
             )  # fmt: skip
-            self._files.finish(known, progress.rounds, summary(run, result, progress))
+            self._files.know(known)
+        told = summary(run, result, progress)
+        self._observers.finish(Ended(progress.rounds, told, self._files.pictures if self._files else lambda: iter(())))
+        if self._files is not None:
+            self._files.finish(told)
         return result
 
 
@@ -273,11 +275,3 @@ def per_replicate(values: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
     """Sums of [n] host values over the rows of each replicate, [R]."""
     running = np.concatenate([[0], np.cumsum(values)])
     return running[list(bounds[1:])] - running[list(bounds[:-1])]
-
-
-def short(number: float) -> str:
-    """A large number as people say it: 154k."""
-    for limit, unit in ((1e6, "M"), (1e3, "k")):
-        if number >= limit:
-            return f"{number / limit:.3g}{unit}"
-    return f"{number:.0f}"

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.tracking.observer import Observer, as_observer
+from fedsim.tracking.services import SERVICES
+from fedsim.tracking.tensorboard import TensorBoard
 
 
 @dataclass
@@ -13,13 +18,26 @@ class Tracking:
 
     progress: 'auto' shows a live line on a terminal and plain log lines elsewhere; 'none' shows nothing.
     tensorboard: write event files (only with a run folder).
+    observers: who else watches: 'wandb', 'mlflow', 'trackio', an `Observer`, or a function that gets each evaluation.
     checkpoint_every: rounds between checkpoints, or 'auto': as often as costs at most 3 % of the wall time.
     """
 
     progress: str = "auto"
     tensorboard: bool = True
     checkpoint_every: int | str = "auto"
+    observers: Any = ()
 
     def __post_init__(self) -> None:
         checks.choice("tracking.progress", self.progress, ("auto", "none"))
         checks.auto_or_whole("tracking.checkpoint_every", self.checkpoint_every)
+        if not isinstance(self.observers, (list, tuple)):
+            raise ConfigError(f"tracking.observers={self.observers!r} must be a list, such as [wandb]")
+        for given in self.observers:
+            if isinstance(given, str):
+                checks.choice("tracking.observers", given, SERVICES)
+        self.observers = [SERVICES[g]() if isinstance(g, str) else as_observer(g) for g in self.observers]
+
+    @property
+    def watching(self) -> list[Observer]:
+        """All of them."""
+        return [TensorBoard(), *self.observers] if self.tensorboard else list(self.observers)

@@ -7,6 +7,10 @@ import sys
 from types import TracebackType
 from typing import Protocol
 
+from rich import filesize
+
+from fedsim.tracking.result import Row, mean_std
+
 log = logging.getLogger("fedsim.progress")
 
 
@@ -92,3 +96,32 @@ def progress_view(style: str, rounds: int, completed: int) -> ProgressView:
     if style == "none":
         return Silent()
     return Live(rounds, completed) if sys.stderr.isatty() else Lines(rounds)
+
+
+def facts(rows: list[Row], speed: float | None) -> str:
+    """The line a person reads."""
+    found = []
+    for name, label, scale, form in (
+        ("train_loss", "loss", 1, ".3g"),
+        ("test_accuracy", "accuracy", 100, ".1f"),
+        ("distance_to_optimum", "distance", 1, ".3g"),
+        ("distance_to_ps", "to PS", 1, ".3g"),
+        ("distance_to_po", "to PO", 1, ".3g"),
+    ):
+        if name in rows[0]:
+            mean, std = mean_std([row[name] * scale for row in rows])
+            spread = f" ± {std:.2g}" if len(rows) > 1 else ""
+            found.append(f"{label} {mean:{form}}{spread}" + (" %" if scale == 100 else ""))
+    if speed is not None:
+        found.append(f"{short(speed)} samples/s")
+    if rows[0]["total_bytes_up"]:
+        found.append(f"{filesize.decimal(rows[0]['total_bytes_up'])} up")
+    return "  ".join(found)
+
+
+def short(number: float) -> str:
+    """A large number as people say it: 154k."""
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.0f}"

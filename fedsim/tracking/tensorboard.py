@@ -9,16 +9,13 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
+from fedsim.core.files import written
 from fedsim.evaluation.columns import COLUMNS, MEASURED, MODELS, also
 from fedsim.personal import PERSONAL_COLUMNS
-from fedsim.tracking.result import Row, mean_std
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fedsim.tracking.observer import Ended, Observer, Seen, Watched
+from fedsim.tracking.result import mean_std
 
 GROUPS = {
     "test_loss": "loss/test",
@@ -69,58 +66,71 @@ def _wait_for_a_later_name(folder: Path) -> None:
         time.sleep(0.02)
 
 
-class TensorBoard:
-    """Writes one evaluation at a time.
+class TensorBoard(Observer):
+    """Writes event files into `mean` and `seed_S` in the run's folder, those of a single replicate into `seed_S`.
 
-    Args:
-        folder: of the run; event files go into `mean` and `seed_S` in it, those of a single replicate into `seed_S`.
-        seeds: of the replicates.
-        purge_from: the first round that will be written (again); older points from there on are hidden.
+    Where they cannot be written the run ends, as where metrics.csv cannot.
     """
 
-    def __init__(self, folder: Path, seeds: tuple[int, ...], purge_from: int) -> None:
+    def __init__(self) -> None:
+        self._writers: list[Any] = []
+
+    def begin(self, run: Watched) -> None:
+        """Older points from the first round on that will be written (again) are hidden."""
+        if run.folder is None:
+            return
         from torch.utils.tensorboard import SummaryWriter
 
-        _wait_for_a_later_name(folder)
-        names = [f"seed_{s}" + (f"_replicate_{r}" if seeds.count(s) > 1 else "") for r, s in enumerate(seeds)]
-        first, *others = ["mean", *names] if len(seeds) > 1 else names
-        self.mean = SummaryWriter(str(folder / first), purge_step=purge_from)
-        self.each = [SummaryWriter(str(folder / name), purge_step=purge_from) for name in others]
+        self._files, self._settings = run.folder / "event files", run.settings
+        with written(self._files):
+            _wait_for_a_later_name(run.folder)
+            names, purge = run.names, run.completed + 1 if run.completed else 0
+            for name in ["mean", *names] if len(names) > 1 else names:
+                self._writers.append(SummaryWriter(str(run.folder / name), purge_step=purge))
 
-    def write(self, completed: int, rows: list[Row], clients: dict[str, np.ndarray]) -> None:
+    def evaluated(self, seen: Seen) -> None:
         """The scalars of every replicate, their mean, and what was measured of every client as histograms."""
-        for name in rows[0]:
-            if (place := tag(name)) is not None:
-                self.mean.add_scalar(place, mean_std([row[name] for row in rows])[0], completed)
-                for writer, row in zip(self.each, rows, strict=False):
-                    writer.add_scalar(place, row[name], completed)
-        for name, values in clients.items():
-            if len(values):
-                self.mean.add_histogram(f"clients/{name}", values, completed, bins="auto")
-        self.flush()
+        if not self._writers:
+            return
+        mean, *each = self._writers
+        with written(self._files):
+            for name in seen.rows[0]:
+                if (place := tag(name)) is not None:
+                    mean.add_scalar(place, mean_std([row[name] for row in seen.rows])[0], seen.round)
+                    for writer, row in zip(each, seen.rows, strict=False):
+                        writer.add_scalar(place, row[name], seen.round)
+            for name, values in seen.clients.items():
+                if len(values):
+                    mean.add_histogram(f"clients/{name}", values, seen.round, bins="auto")
+            self._flush()
 
-    def figure(self, tag: str, figure: Figure, completed: int) -> None:
-        """A picture."""
-        self.mean.add_figure(tag, figure, completed)
+    def finish(self, ended: Ended) -> None:
+        """The pictures, and the settings for the HPARAMS table, whose results are the last points of the metrics' own
+        curves.
 
-    def hparams(self, settings: dict[str, Any]) -> None:
-        """The settings for the HPARAMS table; its results are the last points of the metrics' own curves.
-
-        What the columns are is left to TensorBoard: it looks at all runs of a sweep, and puts first what differs. Said
+        What its columns are is left to TensorBoard: it looks at all runs of a sweep, and puts first what differs. Said
         by a run, which knows but its own settings, they would be those of whichever run is found first.
         """
+        if not self._writers:
+            return
         from torch.utils.tensorboard.summary import hparams
 
-        plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in settings.items()}
-        _columns, start, end = hparams(plain, {})
-        for summary in (start, end):
-            self.mean._get_file_writer().add_summary(summary)
+        with written(self._files):
+            for heading, figure in ended.pictures():
+                self._writers[0].add_figure(f"figures/{heading}", figure, ended.round)
+            plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in self._settings.items()}
+            _columns, start, end = hparams(plain, {})
+            for summary in (start, end):
+                self._writers[0]._get_file_writer().add_summary(summary)
+            self._flush()
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """All of it is in the files now, or an OSError says why not."""
-        for writer in (self.mean, *self.each):
+        for writer in self._writers:
             writer.flush()
 
     def close(self) -> None:
-        for writer in (self.mean, *self.each):
-            writer.close()
+        if self._writers:
+            with written(self._files):
+                for writer in self._writers:
+                    writer.close()
