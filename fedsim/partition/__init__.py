@@ -4,6 +4,24 @@ from fedsim.partition.base import Partition, Table
 from fedsim.partition.class_split import ClassSplit
 from fedsim.partition.dirichlet import Dirichlet
 from fedsim.partition.even import IID, Equal
+from fedsim.partition.flwr import Flwr
+from fedsim.partition.grouped import Grouped
+from fedsim.partition.hierarchical import Hierarchical
+from fedsim.partition.matched import Matched
 from fedsim.partition.natural import Natural
+from fedsim.partition.quantity import Quantity
 
-__all__ = ["IID", "ClassSplit", "Dirichlet", "Equal", "Natural", "Partition", "Table"]
+__all__ = [
+    "IID",
+    "ClassSplit",
+    "Dirichlet",
+    "Equal",
+    "Flwr",
+    "Grouped",
+    "Hierarchical",
+    "Matched",
+    "Natural",
+    "Partition",
+    "Quantity",
+    "Table",
+]

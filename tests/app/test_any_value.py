@@ -75,6 +75,7 @@ OTHERWISE = (
     "model does not fit dataset=digits",  # a language model, or a network for colours
     "availability.path is missing",
     "dataset.path is missing",
+    "partition.partitioner",
     "dataset.target is missing",
     "._target_ is missing",
     "inputs, but dataset",

@@ -33,12 +33,15 @@ ONE_GROUP_AT_A_TIME = [
 ]
 BESIDE = COMPANY | {
     "strategy=p_fedavg": ["availability=full"],
+    "partition=grouped": ["dataset=synthetic"],
     "columns=fedbn": ["model=custom", "model._target_=small_runs.Normalised"],
 }
 
 
 @pytest.mark.parametrize("override", ONE_GROUP_AT_A_TIME)
 def test_every_choice_composes_and_runs(override: str) -> None:
+    if override == "partition=flwr":
+        pytest.importorskip("flwr_datasets")
     beside = BESIDE.get(override, [])
     simulation, tracking, _ = build(configuration(*QUICK, "tracking.progress=none", override, *beside))
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2

@@ -9,7 +9,19 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from fedsim.core import ConfigError
-from fedsim.partition import IID, ClassSplit, Dirichlet, Equal, Natural, Partition, Table
+from fedsim.partition import (
+    IID,
+    ClassSplit,
+    Dirichlet,
+    Equal,
+    Grouped,
+    Hierarchical,
+    Matched,
+    Natural,
+    Partition,
+    Quantity,
+    Table,
+)
 from fedsim.partition.base import Samples
 
 SETTINGS = settings(max_examples=40, deadline=None)
@@ -20,6 +32,11 @@ EVERY: dict[str, Callable[[], Partition]] = {
     "equal": Equal,
     "natural": Natural,
     "natural_shuffled": lambda: Natural(shuffle=True),
+    "grouped": Grouped,
+    "quantity_lognormal": Quantity,
+    "quantity_power": lambda: Quantity("power", exponent=2.0),
+    "matched": Matched,
+    "hierarchical": lambda: Hierarchical(2, inner=Dirichlet(1.0)),
     "classes": lambda: ClassSplit(2),
     "shards": lambda: ClassSplit(2, "shards"),
     "blocks": lambda: ClassSplit(2, "blocks"),

@@ -44,7 +44,7 @@ class Columns:
         return self.of[name]
 
 
-def columns(table: Any, separator: str | None = None) -> Columns:
+def columns(table: Any, separator: str | None = None, key: str = "dataset.path") -> Columns:
     """What somebody gave, as columns: a path, a data frame (of pandas, polars or pyarrow), a mapping.
 
     Raises:
@@ -53,18 +53,17 @@ def columns(table: Any, separator: str | None = None) -> Columns:
     if isinstance(table, (str, Path)):
         path = Path(table).expanduser()
         if not path.is_file():
-            raise MissingDataError(f"dataset.path={path} is no file (looked for {path.resolve()})")
+            raise MissingDataError(f"{key}={path} is no file (looked for {path.resolve()})")
         if path.suffix.lower() in (".parquet", ".pq"):
-            return _checked(Columns(str(path), _parquet(path), "row {}".format))
-        return _csv(path, separator)
+            return _checked(Columns(str(path), _parquet(path, key), "row {}".format))
+        return _csv(path, separator, key)
     if isinstance(table, Mapping):
         found = {str(name): _column(values) for name, values in table.items()}
     else:
         names = getattr(table, "column_names", getattr(table, "columns", None))
         if names is None:
             raise ConfigError(
-                f"dataset.path (or test_path) is a {type(table).__name__} and no table; give a path, a data frame, or "
-                "a mapping to columns"
+                f"{key} is a {type(table).__name__} and no table; give a path, a data frame, or a mapping to columns"
             )
         found = {str(name): _column(table[name]) for name in names}
     return _checked(Columns("dataset=table", found, "row {}".format))
@@ -103,26 +102,24 @@ def _column(values: Any) -> np.ndarray:
     return found
 
 
-def _parquet(path: Path) -> dict[str, np.ndarray]:
+def _parquet(path: Path, key: str) -> dict[str, np.ndarray]:
     try:
         import pyarrow
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise MissingDataError(
-            f"dataset.path={path} is read by pyarrow, which is not installed; pip install 'fedsim-torch[table]'"
+            f"{key}={path} is read by pyarrow, which is not installed; pip install 'fedsim-torch[table]'"
         ) from error
     try:
         table = parquet.ParquetFile(path).read()
     except (OSError, pyarrow.ArrowException) as error:
-        raise MissingDataError(
-            f"dataset.path={path} cannot be read as Parquet: {' '.join(str(error).split())}"
-        ) from error
+        raise MissingDataError(f"{key}={path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
     if len(set(table.column_names)) < len(table.column_names):
-        raise ConfigError(f"dataset.path={path} has several columns of one name; rename them")
+        raise ConfigError(f"{key}={path} has several columns of one name; rename them")
     return {name: _column(table[name]) for name in table.column_names}
 
 
-def _csv(path: Path, separator: str | None) -> Columns:
+def _csv(path: Path, separator: str | None, key: str) -> Columns:
     """Words, in columns by the names in the first line; lines that are empty are passed over."""
     csv.field_size_limit(MOST_OPEN)
     lines: list[list[str]] = []
@@ -136,7 +133,7 @@ def _csv(path: Path, separator: str | None) -> Columns:
                 lines.append(line)
                 numbers.append(number)
     except (OSError, UnicodeDecodeError, csv.Error, TypeError) as error:
-        raise MissingDataError(f"dataset.path={path} cannot be read as CSV ({error})") from error
+        raise MissingDataError(f"{key}={path} cannot be read as CSV ({error})") from error
     if len(lines) < 2:
         raise ConfigError(f"{path}: a table has a line of names and at least one row, and this has {len(lines)} lines")
     names = [name.strip() for name in lines[0]]

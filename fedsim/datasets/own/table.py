@@ -80,7 +80,7 @@ class Table(OwnData):
         if separator is not None and len(separator) != 1:
             raise ConfigError(f"dataset.separator={separator!r} must be a single sign")
         first = columns(path, separator)
-        parts = [first] if test_path is None else [first, columns(test_path, separator)]
+        parts = [first] if test_path is None else [first, columns(test_path, separator, "dataset.test_path")]
         roles = {"target": target, "client": client, "split": split}
         used = _features(parts, features, roles)
         if missing == "drop":

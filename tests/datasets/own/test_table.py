@@ -192,6 +192,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"split": None, "test_path": "c.csv"},
         "c.csv lacks the column 'age' of people.csv",
     ),
+    "no second file": (written, {"split": None, "test_path": "b.csv"}, "dataset.test_path=b.csv is no file"),
     "a separator": (written, {"separator": ",,"}, "dataset.separator=',,' must be a single sign"),
     "strategic": (written, {"strategic": ["aje"]}, "dataset.strategic names 'aje', which is no feature; did you mean"),
     "words to regress": (written, {"target": "job", "task": "regression"}, "is no number, as dataset.task=regression"),
@@ -201,7 +202,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "matrices": (lambda: PEOPLE | {"age": np.zeros((N, 2))}, {}, "column 'age' holds 2-dimensional values"),
     "unequal columns": (lambda: PEOPLE | {"age": AGE[:7]}, {}, "column 'height' has 60 entries, 'age' 7"),
     "dates": (lambda: PEOPLE | {"age": np.array(["2020-01-01"] * N, "M8[D]")}, {}, "neither numbers nor words"),
-    "no table": (lambda: 7, {}, "dataset.path (or test_path) is a int and no table"),
+    "no table": (lambda: 7, {}, "dataset.path is a int and no table"),
     "a column of nothing": (lambda: PEOPLE | {"age": 7}, {}, "has a column that is 7"),
     "no rows": (lambda: {name: [] for name in PEOPLE}, {}, "the table has no rows"),
 }

@@ -1,0 +1,49 @@
+"""Clients that stand for several natural owners each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError
+from fedsim.partition.base import Partition, Samples, Table
+
+NAMED = 2  # owners that a client's name names
+
+
+class Grouped(Partition):
+    """The k owners of the data in m groups of ⌊k/m⌋ or ⌈k/m⌉: a client holds all that its owners hold.
+
+    Args:
+        shuffle: which owners go together is drawn for every replicate; else those who follow one another do.
+        validation: of every partition.
+    """
+
+    name = "grouped"
+    by_owner = True
+
+    def __init__(self, shuffle: bool = True, validation: float = 0.0) -> None:
+        super().__init__(validation)
+        self.shuffle = shuffle
+
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
+        if samples.owners is None:
+            raise ConfigError("partition=grouped needs a data set with natural owners; use partition=dirichlet or iid")
+        there = np.unique(samples.owners)
+        if len(there) < clients:
+            raise ConfigError(
+                f"clients={clients} exceeds the {len(there)} natural owners that partition=grouped groups; lower it"
+            )
+        order = np.argsort(samples.owners, kind="stable")
+        first = np.searchsorted(samples.owners[order], there)
+        parts = np.split(order, first[1:])
+        groups = np.array_split(draw.permutation(len(there)) if self.shuffle else np.arange(len(there)), clients)
+        table = Table.of([np.concatenate([parts[k] for k in group]) for group in groups])
+        if samples.names is not None:
+            table.names = tuple(called([samples.names[there[k]] for k in group]) for group in groups)
+        return table
+
+
+def called(names: list[str]) -> str:
+    """What a group of owners is called."""
+    more = len(names) - NAMED
+    return " + ".join(names) if more <= 1 else f"{' + '.join(names[:NAMED])} + {more} more"

@@ -1,0 +1,71 @@
+"""Two levels: regions that differ from each other, and clients inside a region."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.partition.base import Partition, Samples, Table
+from fedsim.partition.dirichlet import Dirichlet
+from fedsim.partition.even import IID
+
+
+class Hierarchical(Partition):
+    """`outer` divides the samples among groups, `inner` those of each group among its clients.
+
+    Clients follow one another group by group, ⌊m/G⌋ or ⌈m/G⌉ in each, and are called GROUP.CLIENT, both from 0 on.
+
+    Args:
+        groups: G.
+        outer, inner: partitions; by default Dirichlet(0.3, 'proportional') and iid.
+        validation: of every partition.
+    """
+
+    name = "hierarchical"
+    remedy = "lower clients, or use more data"
+
+    def __init__(
+        self,
+        groups: int = 5,
+        outer: Partition | None = None,
+        inner: Partition | None = None,
+        validation: float = 0.0,
+    ) -> None:
+        super().__init__(validation)
+        self.groups = checks.whole("partition.groups", groups)
+        self.outer = Dirichlet(form="proportional") if outer is None else outer
+        self.inner = IID() if inner is None else inner
+        for key, part in (("outer", self.outer), ("inner", self.inner)):
+            if not isinstance(part, Partition):
+                raise ConfigError(f"partition.{key}={part!r} is no partition; give a class of one by its _target_")
+            if part.validation:
+                raise ConfigError(f"partition.{key}.validation is not looked at; set partition.validation")
+
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
+        if clients < self.groups:
+            raise ConfigError(f"clients={clients} leaves some of partition.groups={self.groups} empty; raise it")
+        of_groups = as_parts(self.outer.split(samples, self.groups, draw))
+        sizes = [len(part) for part in np.array_split(np.arange(clients), self.groups)]
+        found = []
+        for group, (own, count) in enumerate(zip(of_groups, sizes, strict=True)):
+            if len(own) < count:
+                raise ConfigError(
+                    f"partition=hierarchical: group {group} has {len(own)} samples for its {count} clients; lower "
+                    "clients or partition.groups, or give partition.outer less skew"
+                )
+            inside = Samples(
+                len(own),
+                None if samples.labels is None else samples.labels[own],
+                None if samples.owners is None else samples.owners[own],
+                samples.names,
+            )
+            found += [own[part] for part in as_parts(self.inner.split(inside, count, draw))]
+        table = Table.of(found)
+        table.names = tuple(f"{group}.{client}" for group, count in enumerate(sizes) for client in range(count))
+        return table
+
+
+def as_parts(found: list[np.ndarray] | Table) -> list[np.ndarray]:
+    """One array of sample numbers per client."""
+    return np.split(found.order, found.offsets[1:-1]) if isinstance(found, Table) else found

@@ -1,0 +1,68 @@
+"""Clients that differ in how much they hold, and not in what: quantity skew."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.partition.base import Partition, Samples, Table
+
+LAWS = ("lognormal", "power")
+
+
+class Quantity(Partition):
+    """Shuffled samples in shares of unequal size; every sample is used.
+
+    Client i gets `min_size` samples, and of the others a share proportional to w_i. 'lognormal': w_i = exp(σ z_i), z_i
+    ~ N(0, 1), drawn for every replicate (σ = 0 gives equal sizes). 'power': the client of rank k has w = k^−a, k = 1
+    … m (Zipf's law); who has which rank is drawn.
+
+    Args:
+        law: 'lognormal' or 'power'.
+        sigma: σ of 'lognormal'.
+        exponent: a of 'power'.
+        min_size: fewest samples of a client.
+        validation: of every partition.
+    """
+
+    name = "quantity"
+    remedy = "lower clients, or raise partition.min_size"
+
+    def __init__(
+        self,
+        law: str = "lognormal",
+        sigma: float = 1.0,
+        exponent: float = 1.0,
+        min_size: int = 1,
+        validation: float = 0.0,
+    ) -> None:
+        super().__init__(validation)
+        self.law = checks.choice("partition.law", law, LAWS)
+        self.sigma = checks.not_negative("partition.sigma", sigma)
+        self.exponent = checks.not_negative("partition.exponent", exponent)
+        self.min_size = checks.whole("partition.min_size", min_size)
+
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
+        left = samples.count - clients * self.min_size
+        if left < 0:
+            raise ConfigError(
+                f"clients={clients} × partition.min_size={self.min_size} exceeds the {samples.count} samples"
+            )
+        if self.law == "lognormal":
+            logarithms = self.sigma * draw.standard_normal(clients)
+        else:
+            logarithms = -self.exponent * np.log(draw.permutation(clients) + 1.0)
+        weights = np.exp(logarithms - logarithms.max())
+        sizes = self.min_size + apportioned(weights, left)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return Table(draw.permutation(samples.count).astype(np.int32), offsets)
+
+
+def apportioned(weights: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers of that total as near as can be to shares w / Σw of it: the largest remainders are rounded up."""
+    exact = weights / weights.sum() * total
+    found = np.floor(exact).astype(np.int64)
+    short = total - int(found.sum())
+    found[np.argsort(found - exact, kind="stable")[:short]] += 1
+    return found
