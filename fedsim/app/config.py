@@ -26,6 +26,7 @@ WITHOUT_EFFECT = (
     "trainer.executor",
     "trainer.chunk",
     "trainer.workers",
+    "trainer.trial",
     "trainer.compile",
     "tracking.progress",
     "tracking.tensorboard",

@@ -46,6 +46,7 @@ class Evaluator:
         model, data, shift: of the run.
         client_samples: samples of its own data on which a client is evaluated; the same in every evaluation. Those of a
             stream have the moments of its law (`Stream.exact`).
+        loop: look at one model after the other, also where they could be vmapped.
         max_clients: clients evaluated on their own data; a larger population is thinned evenly.
         metrics: those that a user adds.
     """
@@ -57,6 +58,7 @@ class Evaluator:
         shift: Shift,
         client_samples: int = 20,
         max_clients: int = 1000,
+        loop: bool = False,
         metrics: Metrics | None = None,
     ) -> None:
         federation = data.federation
@@ -65,7 +67,7 @@ class Evaluator:
         self.metrics = metrics or Metrics((), model, data)
         self.references: dict[str, Tensor] = {}
         alone = model.convolutional and model.device.type == "cpu"
-        self.loop = alone or model.traits.evaluation_unvmapped is not None
+        self.loop = loop or alone or model.traits.evaluation_unvmapped is not None
         self.labelled = self.dataset.classes is not None and model.loss not in UNLABELLED
         m, device = federation.clients, federation.device
         everyone = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)

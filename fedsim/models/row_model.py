@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -117,6 +117,10 @@ class RowModel:
     def keyed(self) -> bool:
         """Do batches carry a 'key' for random numbers in the forward pass?"""
         return bool(self.dropout_keys) or self.traits.random
+
+    def told(self) -> tuple[Hashable, ...]:
+        """What the time of a step depends on."""
+        return str(self.training_module), *self.shapes.values(), self.device, self.dtype, self.precision
 
     def initial(self, seeds: Sequence[int]) -> Tensor:
         """[R, d] one freshly initialised row per replicate."""

@@ -46,6 +46,7 @@ class Progress:
         links: [R] how often clients were connected with the server: those that took part, summed over all rounds.
         unevaluated: rounds since the last evaluation.
         dropped: clients or replicates that became non-finite and were dropped, see `fedsim.run.divergence`.
+        executors: what a trial settled, by the local rules' names, see `fedsim.trainer.trial`.
     """
 
     rounds: int = 0
@@ -55,6 +56,7 @@ class Progress:
     links: list[int] = field(default_factory=list)
     unevaluated: int = 0
     dropped: list[dict[str, Any]] = field(default_factory=list)
+    executors: dict[str, str] = field(default_factory=dict)
 
 
 def write(

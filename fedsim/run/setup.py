@@ -145,11 +145,14 @@ class Setup:
         late = copy.deepcopy(self.shift) if personal.newcomers else self.shift  # of newcomers, set up for everybody
 
         trainers = Trainers(self.data, self.shift, self.model, contamination, self.execution)
-        self.trainer = trainers(rule)
+        self.trainer, self.settled = trainers(rule), trainers.settled
         self.traffic = Traffic.of(self.strategy, self.trainer.rule, self.model)
-        samples = self.evaluation.client_samples
-        metrics = Metrics(self.evaluation.metrics, self.model, self.data)
-        self.evaluator = Evaluator(self.model, self.data, self.shift, samples, metrics=metrics)
+        looks: dict[str, Any] = {
+            "client_samples": self.evaluation.client_samples,
+            "loop": self.execution.executor == "loop",
+            "metrics": Metrics(self.evaluation.metrics, self.model, self.data),
+        }
+        self.evaluator = Evaluator(self.model, self.data, self.shift, **looks)
         self.models = EvaluatedModels(self.evaluation.models, self.strategy, self.federation, self.model.columns)
         self.personal: PersonalEvaluator | None = None
         self.newcomers: Newcomers | None = None
@@ -158,8 +161,8 @@ class Setup:
             scores = scores_of(self.evaluator, personal, tables)
             self.personal = PersonalEvaluator(personal, self.federation, self.strategy, own, scores)
         if personal.newcomers:
-            trainers = Trainers(whole, late, self.model, contamination, self.execution)
-            scores = scores_of(Evaluator(self.model, whole, late, samples, metrics=metrics), personal, self.tables)
+            trainers = Trainers(whole, late, self.model, contamination, self.execution, self.settled)
+            scores = scores_of(Evaluator(self.model, whole, late, **looks), personal, self.tables)
             self.newcomers = Newcomers(personal, self.federation, self.strategy, trainers, rule, scores)
 
     def _check_columns(self) -> None:

@@ -90,6 +90,8 @@ class Simulation(Setup):
                     f"rounds={self.rounds}, but the run in {folder} has completed {progress.rounds}; raise rounds"
                 )
             log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
+        self.settled.update(progress.executors)
+        progress.executors = self.settled
         self._check_carry(state, memory)
         self.evaluator.references = self.references
         name, written = type(self.strategy).__name__, folder if ranks.first else None

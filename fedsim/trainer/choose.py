@@ -1,4 +1,4 @@
-"""The stated rule by which `executor: auto` and `chunk: auto` decide.
+"""The stated rule by which `executor: auto` and `chunk: auto` decide, and what else may be tried.
 
 - Plain descents (local=sgd, and local=apfl whose α rests during a round; without clipping, on data that do not answer
   the model): `fused` for models of linear layers and, in a line with them, convolutions; for any convolutions on a CPU.
@@ -8,6 +8,10 @@
   rows that run together leave the cores to their batched kernels.
 - As many rows go through a module together as stay near the cache with parameters and one batch of each:
   `CPU_CHUNK_BYTES` under `vmap`, `CPU_STACK_BYTES` under `fused`; on a GPU a share of the free memory.
+
+Models of linear layers, which `fused` takes in stacks, need no more than this rule. For all others it names the first
+of several candidates, which are timed in the first round (`fedsim.trainer.trial`) unless `trial` is false, the run is
+`deterministic`, or several ranks share it: they follow the rule.
 """
 
 from __future__ import annotations
@@ -50,15 +54,16 @@ class Choice:
         return f"{self.executor} executor, {how} ({reason})"
 
 
-def choose(
+def candidates(
     asked: Execution,
     model: RowModel,
     rule: LocalRule,
     shift: Shift,
     batch_size: int,
     sample_size: int,
-) -> Choice:
-    """Resolve 'auto' settings.
+    ranks: int = 1,
+) -> list[Choice]:
+    """Resolve 'auto' settings: what the stated rule chooses, and then what else may be tried.
 
     Args:
         asked: of which these are looked at.
@@ -67,60 +72,74 @@ def choose(
             workers: threads that share rows which run one by one on a CPU, or 'auto'.
             compile: 'never', or the mode in which `torch.compile` makes one program of a vmapped step: 'default',
             'reduce-overhead' (CUDA graphs, for steps too short to keep a GPU busy) or 'max-autotune'.
+            trial, deterministic: whether more than the rule's choice is a candidate.
         model, rule, shift: what runs.
         batch_size: largest batch of a row.
         sample_size: numbers in one input.
+        ranks: processes that share the run.
 
     Raises:
         ConfigError: executor=fused where the rule's step is more than plain descents, compile where nothing is vmapped.
     """
-    executor, chunk, workers, compile = asked.executor, asked.chunk, asked.workers, asked.compile
-    cpu = model.device.type == "cpu"
-    compiled = compile != "never"
-    if compiled and executor == "auto":
+    executor, compile = asked.executor, asked.compile
+    if compile != "never" and executor == "auto":
         executor = "vmap"
-    if compiled and executor != "vmap":
+    if compile != "never" and executor != "vmap":
         raise ConfigError(f"trainer.compile={compile} is for trainer.executor=vmap, not {executor}")
-    steps, together = descents(rule, shift, model), stacks(model)
-    reason = "as configured"
+    plain, together = bool(descents(rule, shift, model)), stacks(model)
     alone = model.traits.unvmapped
     if executor == "vmap" and alone is not None:
         raise ConfigError(
             f"trainer.executor=vmap cannot run {type(model.training_module).__name__} ({alone}); use "
             "trainer.executor=auto, or loop"
         )
-    if executor == "auto":
-        executor, reason = _best(bool(steps), together, cpu and model.convolutional)
-        if executor == "vmap" and alone is not None:
-            executor, reason = (
-                ("fused", "plain descents") if steps else ("loop", "what the model does cannot be vmapped")
-            )
-    elif executor == "fused" and not steps:
+    if executor == "fused" and not plain:
         raise ConfigError(
             "trainer.executor=fused takes plain descents only: local=sgd, or local=apfl with local.alpha_every=round "
             "and without a ridge on mixed parameters; no local.clip, shift=none, and not trainer.precision=bf16; use "
             "trainer.executor=auto"
         )
-    threads = torch.get_num_threads() if workers == "auto" else int(workers)
-    models = models_in_use(steps) if executor == "fused" else 1
-    row_bytes = torch.finfo(model.dtype).bits // 8 * (models * model.dimension + batch_size * max(sample_size, 1))
+    names = {executor: "as configured"}
+    if executor == "auto":
+        names = _in_order(plain, together, model.convolutional and model.device.type == "cpu", alone is None)
+        if not asked.trial or asked.deterministic or ranks > 1:
+            names = dict([next(iter(names.items()))])
+    return [
+        _sized(name, reason, asked, model, rule, shift, batch_size * max(sample_size, 1))
+        for name, reason in names.items()
+    ]
+
+
+def _in_order(plain: bool, together: bool, convolutions: bool, vmapped: bool) -> dict[str, str]:
+    """Executors, and why each: the rule's first. `convolutions`: on a CPU."""
+    if plain and together:
+        return {"fused": "plain descents"}
+    able = {"fused": plain, "vmap": vmapped, "loop": True}
+    first, reason = "vmap", "batched kernels"
+    if plain and (convolutions or not vmapped):
+        first, reason = "fused", "plain descents"
+    elif not vmapped:
+        first, reason = "loop", "what the model does cannot be vmapped"
+    elif convolutions:
+        first, reason = "loop", "convolutions on a CPU"
+    return {first: reason} | {name: "by trial" for name, can in able.items() if can and name != first}
+
+
+def _sized(
+    executor: str, reason: str, asked: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch: int
+) -> Choice:
+    """The executor with its chunk and workers; `batch`: numbers in a row's."""
+    cpu = model.device.type == "cpu"
+    threads = torch.get_num_threads() if asked.workers == "auto" else int(asked.workers)
+    models = models_in_use(descents(rule, shift, model)) if executor == "fused" else 1
+    row_bytes = torch.finfo(model.dtype).bits // 8 * (models * model.dimension + batch)
     if cpu:
         budget: float = CPU_STACK_BYTES if executor == "fused" else CPU_CHUNK_BYTES
     else:
         budget = torch.cuda.mem_get_info(model.device)[0] * GPU_MEMORY_SHARE / GPU_COPIES
     rows = max(1, math.floor(budget / row_bytes))
     if executor == "vmap":
-        return Choice("vmap", rows if chunk == "auto" else int(chunk), 1, reason, compile=compile)
-    if chunk == "auto":
-        chunk = DRAWN_TOGETHER[executor] if cpu else rows
-    stack = min(rows, int(chunk)) if executor == "fused" and together else 1
-    return Choice(executor, int(chunk), threads if cpu and stack == 1 else 1, reason, stack)
-
-
-def _best(plain: bool, together: bool, convolutions: bool) -> tuple[str, str]:
-    """An executor, and why. `convolutions`: on a CPU."""
-    if plain and (together or convolutions):
-        return "fused", "plain descents"
-    if convolutions:
-        return "loop", "convolutions on a CPU"
-    return "vmap", "batched kernels"
+        return Choice("vmap", rows if asked.chunk == "auto" else int(asked.chunk), 1, reason, compile=asked.compile)
+    chunk = int(asked.chunk) if asked.chunk != "auto" else DRAWN_TOGETHER[executor] if cpu else rows
+    stack = min(rows, chunk) if executor == "fused" and stacks(model) else 1
+    return Choice(executor, chunk, threads if cpu and stack == 1 else 1, reason, stack)

@@ -18,7 +18,7 @@ class Execution:
     """All but `dtype` and `precision` leave the numbers as they are, to rounding.
 
     Attributes:
-        executor, chunk, workers, compile: see `fedsim.trainer.choose`.
+        executor, chunk, workers, trial, compile: see `fedsim.trainer.choose`.
         dtype: 'float32' or 'float64'.
         precision: of training: 'full', 'tf32' or 'bf16', see `fedsim.models.precision`.
         memory: where what is remembered of each client lies between rounds: 'device', 'host' or 'disk' (see
@@ -30,6 +30,7 @@ class Execution:
     executor: str = "auto"
     chunk: int | str = "auto"
     workers: int | str = "auto"
+    trial: bool = True
     compile: str = "never"
     dtype: str = "float32"
     precision: str = "full"

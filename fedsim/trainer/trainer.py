@@ -23,13 +23,13 @@ from fedsim.models.precision import tensor_cores
 from fedsim.samples import Batches, Plan
 from fedsim.shift import Shift
 from fedsim.trainer.allocator import keep_freed_memory
-from fedsim.trainer.choose import choose
+from fedsim.trainer.choose import Choice, candidates
 from fedsim.trainer.execution import Execution
-from fedsim.trainer.fused_executor import FusedExecutor, descents
-from fedsim.trainer.loop_executor import LoopExecutor
+from fedsim.trainer.executors import Executor, executor
+from fedsim.trainer.fused_executor import FusedExecutor
 from fedsim.trainer.memory_limit import out_of_memory, too_large_for_one
 from fedsim.trainer.objective import refuse_whole_batches
-from fedsim.trainer.vmap_executor import VmapExecutor
+from fedsim.trainer.trial import Rows, quickest
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class Trainer:
         shift: how data answer the deployed model.
         batches: where samples come from.
         execution: how it is computed, see `fedsim.trainer.choose`.
+        settled: executors that were found the quickest, by the rule's name; what this trainer finds goes there.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Trainer:
         shift: Shift,
         batches: Batches,
         execution: Execution | None = None,
+        settled: dict[str, str] | None = None,
     ) -> None:
         self.rule, self.model, self.shift, self.batches = rule, model, shift, batches
         replicates = batches.federation.replicates
@@ -66,25 +68,43 @@ class Trainer:
         self.rates = torch.tensor(rates, dtype=model.dtype, device=model.device)
         largest = rule.work.batch_size or int(np.max(batches.federation.sizes, initial=1))
         sample = int(np.prod(batches.dataset.shape)) + (model.dimension if rule.per_sample else 0)
-        self.choice = choose(execution or Execution(), model, rule, shift, largest, sample)
-        self.executor = self._executor()
-        self._general: LoopExecutor | VmapExecutor | None = None
+        ranks = batches.federation.ranks.count
+        asked = execution or Execution()
+        self.candidates = candidates(asked, model, rule, shift, largest, sample, ranks)
+        self.settled = {} if settled is None else settled
+        self.choice = self.candidates[0]
+        self.executor = self._made(self.choice)
+        self._general: Executor | None = None
         self._told = self._halved = False
         if model.device.type == "cpu":
             keep_freed_memory()
 
-    def _runs(self, carry: Carry) -> FusedExecutor | LoopExecutor | VmapExecutor:
+    def _made(self, choice: Choice) -> Executor:
+        return executor(choice, self.rule, self.model, self.shift, self.batches.contamination.active)
+
+    def _runs(self, carry: Carry) -> Executor:
         """The executor of such rows: a proximal term of some columns only is more than the fused one can."""
         parted = "proximal" in carry and carry["proximal"].dim() == 2
         if not parted or not isinstance(self.executor, FusedExecutor):
             return self.executor
         if self._general is None:
-            alone = self.model.traits.unvmapped is not None
-            self._general = LoopExecutor(self.rule, self.model, self.shift) if alone else self._vmapped()
+            other = "vmap" if self.model.traits.unvmapped is None else "loop"
+            self._general = self._made(dataclasses.replace(self.choice, executor=other, workers=1))
         return self._general
 
-    def _vmapped(self) -> VmapExecutor:
-        return VmapExecutor(self.rule, self.model, self.shift, self.choice.compile)
+    def _settle(self, plan: Plan, carry: Carry, rates: Tensor, deployed: Tensor | None) -> None:
+        """Choose among the candidates, once: as it was before, or the one that is quickest on this round's rows."""
+        label, names = type(self.rule).__name__, [choice.executor for choice in self.candidates]
+        like = (self.model.told(), type(self.rule), type(self.shift))
+        if self.settled.get(label) not in names:
+            with tensor_cores(self.model.precision):
+                self.settled[label] = quickest(self.candidates, self._made, plan, Rows(carry, rates, deployed), like)
+        name = self.settled[label]
+        if name != self.choice.executor:
+            self.choice = self.candidates[names.index(name)]
+            self.executor = self._made(self.choice)
+        log.info("trainer: %s", self.choice.describe())
+        self._told = True
 
     def _check_batches(self) -> None:
         """Refuse batches that are too small for the model."""
@@ -97,15 +117,6 @@ class Trainer:
                 f"normalises to nothing, but client {who % self.batches.federation.clients} has one; give "
                 "local.drop_last=true, fewer clients or another partition, or use nn.GroupNorm"
             )
-
-    def _executor(self) -> FusedExecutor | LoopExecutor | VmapExecutor:
-        """The one that was chosen."""
-        rule, workers = self.rule, self.choice.workers
-        if self.choice.executor == "loop":
-            return LoopExecutor(rule, self.model, self.shift, workers, self.batches.contamination.active)
-        if self.choice.executor == "vmap":
-            return self._vmapped()
-        return FusedExecutor(rule, self.model, descents(rule, self.shift, self.model), self.choice.stack, workers)
 
     def memory(self, model: Tensor) -> Memory:
         """What rule and shift remember before round 0, from the initial models [R, d]."""
@@ -162,14 +173,13 @@ class Trainer:
         carry |= of_round
         if self.rule.knows_round:
             carry["round"] = torch.full((len(cohort),), t, dtype=torch.int64, device=start.device)
-        if not self._told:
-            log.info("trainer: %s", self.choice.describe())
-            self._told = True
         plan = self.batches.plan(cohort, t)
         rates = self._rates(cohort, plan, t)
         if self.shift.active:
             deployed = columns.of_server(deployed, memory, cohort.federation)
         answered = self.shift.deployed(memory.server, deployed) if self.shift.active else None
+        if not self._told and len(cohort):
+            self._settle(plan, carry, rates, None if answered is None else answered[cohort.replicate])
         with tensor_cores(self.model.precision):
             end, loss, samples = self._local_steps(cohort, plan, carry, rates, answered)
         samples = self.rule.used(samples, carry, end)

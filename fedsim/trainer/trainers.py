@@ -18,17 +18,25 @@ class Trainers:
         data: the clients' samples.
         shift: how they answer; it is set up here.
         model, contamination, execution: of the run.
+        settled: which executors its trainers found the quickest, by their rules' names; None: nothing yet.
     """
 
     def __init__(
-        self, data: ClientData, shift: Shift, model: RowModel, contamination: Contamination, execution: Execution
+        self,
+        data: ClientData,
+        shift: Shift,
+        model: RowModel,
+        contamination: Contamination,
+        execution: Execution,
+        settled: dict[str, str] | None = None,
     ) -> None:
         self.data, self.shift, self.model = data, shift, model
         self.contamination, self.execution = contamination, execution
+        self.settled = {} if settled is None else settled
         shift.setup(data.federation, data, model)
 
     def __call__(self, rule: LocalRule) -> Trainer:
         """The rule's, which learns what it will meet."""
         batches = Batches(self.data, rule.work, self.contamination, self.model.keyed)
         rule.setup(self.data, self.shift, self.model)
-        return Trainer(rule, self.model, self.shift, batches, self.execution)
+        return Trainer(rule, self.model, self.shift, batches, self.execution, self.settled)

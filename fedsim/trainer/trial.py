@@ -1,0 +1,120 @@
+"""Which of several executors is fastest on rows of the run itself, timed in its first round.
+
+All executors give the same numbers to rounding; a trial only looks at the clock. What it found is remembered in the
+process, and kept in checkpoints, so that a resumed run goes on as it was.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.local.base import Carry
+from fedsim.samples import Plan
+from fedsim.trainer.choose import Choice
+from fedsim.trainer.executors import Executor
+from fedsim.trainer.memory_limit import out_of_memory
+
+WORTH = 0.01  # seconds of a step below which nothing else is tried
+ROWS = 64  # at most
+REPEATS = 3
+MARGIN = 0.95  # of the time of the rule's choice: what is not faster than this does not replace it
+HOPELESS = 2.0  # times the best one's time, in the first look: not timed again
+
+FOUND: dict[Hashable, str] = {}
+
+Contender = Callable[[int], None]
+
+
+def fastest(contenders: Mapping[str, Contender], rows: int, device: torch.device, least: int = 1) -> str:
+    """The name of the quickest; the first where it takes no time to speak of, or no other is quicker by `MARGIN`.
+
+    Args:
+        contenders: name → what takes so many rows through a local step; the one of the stated rule first.
+        rows: there are.
+        device: on which they work.
+        least: rows to begin with.
+    """
+
+    def seconds(name: str, count: int) -> float:
+        begin = time.perf_counter()
+        try:
+            contenders[name](count)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            return math.inf
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - begin
+
+    stated, count = next(iter(contenders)), min(rows, least)
+    seconds(stated, count)  # warms up
+    taken = seconds(stated, count)
+    while taken < WORTH and count < min(rows, ROWS):
+        count = min(rows, ROWS, 4 * count)
+        taken = seconds(stated, count)
+    if taken < WORTH:
+        return stated
+    best = {stated: taken}
+    for name in contenders:
+        if name != stated:
+            seconds(name, count)
+            best[name] = seconds(name, count)
+    left = [name for name in best if best[name] <= HOPELESS * min(best.values())]
+    for _ in range(REPEATS - 1 if len(left) > 1 else 0):
+        for name in left:
+            best[name] = min(best[name], seconds(name, count))
+    winner = min(best, key=lambda name: best[name])
+    return winner if best[winner] < MARGIN * best[stated] else stated
+
+
+@dataclass
+class Rows:
+    """All rows of a round: carry [n, …], rates [S, n], the parameters [n, d] that the data answer to, or None."""
+
+    carry: Carry
+    rates: Tensor
+    deployed: Tensor | None
+
+
+def contender(executor: Executor, plan: Plan, all_rows: Rows) -> Contender:
+    """One step of the first rows of a round, of which nothing is kept."""
+    order, rates, deployed = plan.load.order, all_rows.rates, all_rows.deployed
+    positions = np.arange(len(plan.load.steps)) if order is None else order
+
+    def run(count: int) -> None:
+        chunk, pick = plan.chunk(positions[:count]), torch.as_tensor(positions[:count], device=rates.device)
+        chunk.steps = np.minimum(chunk.steps, 1)
+        own = {name: value[pick] for name, value in all_rows.carry.items()}
+        executor.run(chunk, own, rates[:, pick], None if deployed is None else deployed[pick])
+
+    return run
+
+
+def quickest(
+    candidates: Sequence[Choice], made: Callable[[Choice], Executor], plan: Plan, rows: Rows, like: Hashable
+) -> str:
+    """The executor that takes the round's rows through a step in the least time.
+
+    Args:
+        candidates: the stated rule's choice first.
+        made: makes a candidate's executor.
+        plan, rows: the round.
+        like: what else the time depends on; what has been found in this process is not timed again.
+    """
+    if len(candidates) == 1:
+        return candidates[0].executor
+    count = min(len(plan.load.steps), *(choice.chunk for choice in candidates))
+    key = (like, tuple(candidates), int(plan.load.size.max()), count, tuple(sorted(rows.carry)))
+    if key not in FOUND:
+        contenders = {choice.executor: contender(made(choice), plan, rows) for choice in candidates}
+        workers = max(choice.workers for choice in candidates)
+        FOUND[key] = fastest(contenders, count, rows.rates.device, workers)
+    return FOUND[key]

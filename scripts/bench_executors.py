@@ -1,0 +1,190 @@
+"""Which executor is fastest for which model, whether `auto` finds it, and how all of them compare with a plain loop.
+
+Per model, interleaved in one process: whole rounds of fedsim under `auto` and under every executor that can run it, and
+a plain PyTorch loop over the same clients (a copy of the module, torch.optim.SGD, batches by indexing, an average).
+Numbers are the loop's seconds divided by the executor's: above 1 is faster than the loop. Evaluation is off.
+
+usage: python scripts/bench_executors.py [--json FILE] [--only resnet18_gn,vit] [--repeat 5] [--device auto]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from bench import interleaved, timed
+from bench_rounds import Rounds
+from bench_workloads import LR, Workload, mlp, noise
+from torch import Tensor, nn
+
+from fedsim.core.errors import ConfigError
+from fedsim.datasets import Dataset
+from fedsim.models import CIFAR10CNN, CharLSTM, LeafCNN, Linear, Transformer, ViT, from_torchvision
+
+EXECUTORS = ("auto", "fused", "vmap", "loop")
+
+
+def normalised(shape: tuple[int, ...], classes: int, norm: Callable[[int], nn.Module]) -> nn.Module:
+    """A convolutional network with a normalisation after each convolution."""
+    layers: list[nn.Module] = []
+    for source, width in ((shape[0], 32), (32, 64)):
+        layers += [nn.Conv2d(source, width, 3, padding=1), norm(width), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * (shape[1] // 4) * (shape[2] // 4), classes))
+
+
+def cnn_gn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return normalised(shape, classes, lambda width: nn.GroupNorm(2, width))
+
+
+def cnn_bn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return normalised(shape, classes, nn.BatchNorm2d)
+
+
+def mlp_bn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.BatchNorm1d(200), nn.ReLU(), nn.Linear(200, classes))
+    return wide
+
+
+def mlp_ln(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.LayerNorm(200), nn.ReLU(), nn.Linear(200, classes))
+
+
+def resnet18_gn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return from_torchvision("resnet18", classes, shape, "group", small_images=True)
+
+
+def text(length: int, samples: int) -> Dataset:
+    """Tokens without sense."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 80, (samples, length + 1), generator=draw)
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    return Dataset("noise", x, y, x[:100], y[:100], classes=80)
+
+
+def small() -> Dataset:
+    return noise((1, 28, 28), 20_000)
+
+
+def colours() -> Dataset:
+    return noise((3, 32, 32), 20_000)
+
+
+def each(classes: int, **_: Any) -> nn.Module:
+    return CharLSTM(classes, hidden=64, every=True)
+
+
+MODELS: dict[str, Callable[[], Workload]] = {
+    "linear": lambda: Workload("linear", "MNIST, batch 20", small(), Linear, 20, 10),
+    "mlp": lambda: Workload("mlp", "2×200, MNIST, batch 20", small(), mlp, 20, 10),
+    "mlp_ln": lambda: Workload("mlp_ln", "LayerNorm, MNIST, batch 20", small(), mlp_ln, 20, 10),
+    "mlp_bn": lambda: Workload("mlp_bn", "BatchNorm, MNIST, batch 20", small(), mlp_bn, 20, 10),
+    "leaf_cnn": lambda: Workload("leaf_cnn", "FEMNIST's, batch 10", small(), LeafCNN, 10, 3, active=8),
+    "cifar10_cnn": lambda: Workload("cifar10_cnn", "3×32×32, batch 32", colours(), CIFAR10CNN, 32, 5, active=16),
+    "cnn_gn": lambda: Workload("cnn_gn", "GroupNorm, 3×32×32, batch 32", colours(), cnn_gn, 32, 5, active=8),
+    "cnn_bn": lambda: Workload("cnn_bn", "BatchNorm, 3×32×32, batch 32", colours(), cnn_bn, 32, 5, active=8),
+    "resnet18_gn": lambda: Workload("resnet18_gn", "3×32×32, batch 16", colours(), resnet18_gn, 16, 2, active=2),
+    "vit": lambda: Workload("vit", "3×32×32, batch 32", colours(), ViT, 32, 5, active=16),
+    "char_lstm": lambda: Workload("char_lstm", "40 tokens, batch 10", text(40, 4000), each, 10, 5, active=8),
+    "transformer": lambda: Workload(
+        "transformer", "40 tokens, batch 10", text(40, 4000), Transformer, 10, 5, active=16
+    ),
+}
+
+
+def plain_round(work: Workload, device: torch.device) -> Callable[[], None]:
+    """A round of a plain loop: clients one after another, each with a copy of the module and torch.optim.SGD."""
+    server = work.module().to(device)
+    data, shares = work.data.to(device), [torch.as_tensor(share, device=device) for share in work.shares()]
+    integers = not data.train_x.is_floating_point() and data.train_x.dtype == torch.uint8
+
+    def run() -> None:
+        mean: list[Tensor] = []
+        count = len(shares) if work.active is None else work.active
+        for share in shares[:count]:
+            model = copy.deepcopy(server)
+            optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+            order = share[torch.randperm(len(share), device=device)]
+            for step in range(work.steps):
+                pick = order[step * work.batch % len(order) :][: work.batch]
+                x, y = data.train_x[pick], data.train_y[pick]  # type: ignore[index]
+                x = (x.float() / 255 - 0.5) / 0.25 if integers else x
+                optimizer.zero_grad()
+                output = model(x)
+                F.cross_entropy(output.flatten(0, -2), y.flatten()).backward()
+                optimizer.step()
+            ends = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
+            mean = (
+                [m + e.detach() / count for m, e in zip(mean, ends, strict=True)]
+                if mean
+                else [e.detach() / count for e in ends]
+            )
+        places = [*server.parameters(), *(b for b in server.buffers() if b.is_floating_point())]
+        with torch.no_grad():
+            for place, value in zip(places, mean, strict=True):
+                place.copy_(value)
+
+    return run
+
+
+def measure(work: Workload, device: str, repeat: int) -> dict[str, Any]:
+    """One row of the table: how often faster than the plain loop, median over the repetitions."""
+    rounds: dict[str, Rounds] = {}
+    for executor in EXECUTORS:
+        try:
+            rounds[executor] = Rounds(work, [0], device, {"executor": executor})
+        except ConfigError:
+            continue
+    where = next(iter(rounds.values())).simulation.device
+    contenders = {name: r.seconds for name, r in rounds.items()} | {"plain": timed(plain_round(work, where), where)}
+    times = interleaved(contenders, repeat)
+
+    def median(name: str, other: str) -> float:
+        return statistics.median(a / b for a, b in zip(times[other], times[name], strict=True))
+
+    asked = [name for name in rounds if name != "auto"]
+    best = max(asked, key=lambda name: median(name, "plain"))
+    return {
+        "model": work.name,
+        "what": work.what,
+        "speed": {name: median(name, "plain") for name in rounds},
+        "chosen": rounds["auto"].simulation.trainer.choice.executor,
+        "best": best,
+        "auto_of_best": median("auto", best),
+        "seconds": {name: statistics.median(taken) for name, taken in times.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write the figures here too")
+    parser.add_argument("--only", metavar="NAMES", help="comma-separated models (default: all)")
+    parser.add_argument("--repeat", type=int, default=5, help="measured repetitions (default 5)")
+    parser.add_argument("--device", default="auto")
+    options = parser.parse_args()
+    wanted = options.only.split(",") if options.only else list(MODELS)
+    if unknown := set(wanted) - set(MODELS):
+        parser.error(f"--only: {', '.join(sorted(unknown))} unknown; choose from {', '.join(MODELS)}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; speed of a plain loop = 1")
+    print(f"{'model':12} {'what':32} {'plain':>9} " + " ".join(f"{name:>6}" for name in EXECUTORS) + "  chosen (best)")
+    rows = []
+    for name in wanted:
+        row = measure(MODELS[name](), options.device, options.repeat)
+        speeds = " ".join(f"{row['speed'][e]:6.2f}" if e in row["speed"] else "     –" for e in EXECUTORS)
+        print(
+            f"{name:12} {row['what']:32} {row['seconds']['plain']:7.3f} s {speeds}  {row['chosen']} ({row['best']})",
+            flush=True,
+        )
+        rows.append(row)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"rows": rows, "torch": torch.__version__, "threads": torch.get_num_threads()}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The quickest executor is found by a trial that leaves nothing behind, and a resumed run goes on with it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fedsim import Evaluation, Execution, Simulation
+from fedsim.datasets import Digits
+from fedsim.local import SGD
+from fedsim.models import Linear
+from fedsim.trainer import trial
+from fedsim.trainer.trial import ROWS, WORTH, fastest
+
+CPU = torch.device("cpu")
+
+
+class Clock:
+    """Time passes by what contenders say they take."""
+
+    def __init__(self, monkeypatch, **seconds) -> None:
+        self.now, self.rows, self.seconds = 0.0, {name: [] for name in seconds}, seconds
+        monkeypatch.setattr(trial.time, "perf_counter", lambda: self.now)
+
+    def contenders(self):
+        return {name: lambda rows, name=name: self.works(name, rows) for name in self.seconds}
+
+    def works(self, name: str, rows: int) -> None:
+        self.rows[name].append(rows)
+        taken = self.seconds[name](rows)
+        if taken == math.inf:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+        self.now += taken
+
+
+def per_row(seconds: float, once: float = 0.0):
+    return lambda rows: once + seconds * rows
+
+
+@pytest.mark.parametrize(
+    ("seconds", "winner"),
+    [
+        ({"fused": per_row(0.02), "vmap": per_row(0.01), "loop": per_row(0.03)}, "vmap"),
+        ({"fused": per_row(0.02), "vmap": per_row(0.025), "loop": per_row(0.01)}, "loop"),
+        ({"fused": per_row(0.01), "vmap": per_row(0.0097), "loop": per_row(0.03)}, "fused"),  # not worth a change
+        ({"fused": per_row(0.02), "vmap": per_row(math.inf), "loop": per_row(0.01)}, "loop"),  # has no room
+        ({"fused": per_row(math.inf), "vmap": per_row(math.inf)}, "fused"),
+        ({"vmap": per_row(0.0001, 0.005), "loop": per_row(0.001)}, "vmap"),  # the overhead is shared by many rows
+    ],
+)
+def test_the_quickest_wins(monkeypatch, seconds, winner):
+    clock = Clock(monkeypatch, **seconds)
+    assert fastest(clock.contenders(), 100, CPU) == winner
+
+
+def test_what_takes_no_time_is_left_to_the_rule(monkeypatch):
+    clock = Clock(monkeypatch, vmap=per_row(WORTH / ROWS / 2), loop=per_row(0.0))
+    assert fastest(clock.contenders(), 1000, CPU) == "vmap"
+    assert max(clock.rows["vmap"]) == ROWS
+    assert not clock.rows["loop"]
+
+
+def test_the_hopeless_are_not_timed_again(monkeypatch):
+    clock = Clock(monkeypatch, vmap=per_row(0.1), loop=per_row(1.0), fused=per_row(0.11))
+    assert fastest(clock.contenders(), 4, CPU, least=2) == "vmap"
+    assert [len(clock.rows[name]) for name in ("vmap", "loop", "fused")] == [4, 2, 4]
+    assert {rows for seen in clock.rows.values() for rows in seen} == {2}
+
+
+def test_a_moment_of_noise_does_not_decide(monkeypatch):
+    hiccups = iter([0.1, 0.15, *[0.1] * 9])  # of the stated one: its first look took half as long again
+    clock = Clock(monkeypatch, vmap=lambda rows: next(hiccups), loop=lambda rows: 0.12)
+    assert fastest(clock.contenders(), 1, CPU) == "vmap"
+
+
+class Normalised(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.LayerNorm(8), nn.Dropout(0.1), nn.Linear(8, 10))
+
+
+def simulation_of(model=Normalised, **options) -> Simulation:
+    local = SGD(lr=0.1, epochs=1, batch_size=40, drop_last=False)
+    return Simulation(Digits(), model, clients=9, local=local, rounds=3, **options)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What the trial answers, and how often it was asked."""
+    answers = []
+
+    def answer(contenders, rows, device, least):
+        for contender in contenders.values():
+            contender(rows)
+        answers.append(list(contenders))
+        return told.winner
+
+    def told(winner: str) -> list[list[str]]:
+        told.winner = winner
+        return answers
+
+    monkeypatch.setattr(trial, "FOUND", {})
+    monkeypatch.setattr(trial, "fastest", answer)
+    return told
+
+
+@pytest.mark.parametrize("winner", ["fused", "vmap", "loop"])
+def test_a_trial_leaves_nothing_behind(told, winner):
+    asked = told(winner)
+    found, named = simulation_of(), simulation_of(execution=Execution(winner))
+    assert torch.equal(found.run().state.model, named.run().state.model)
+    assert found.trainer.choice.executor == found.trainer.choice.executor == winner
+    assert asked == [["vmap", "fused", "loop"]]
+
+
+def test_it_is_held_once_for_what_is_alike(told):
+    asked = told("loop")
+    for seed in (0, 1):
+        assert simulation_of(seeds=[seed]).run().final
+    assert len(asked) == 1
+    simulation_of(execution=Execution(dtype="float64")).run()
+    assert len(asked) == 2
+
+
+def test_a_resumed_run_goes_on_with_what_was_found(told, tmp_path):
+    told("loop")
+    whole = simulation_of().run()
+    half = simulation_of()
+    half.rounds = 1
+    half.run(tmp_path)
+    trial.FOUND.clear()
+    asked = told("vmap")
+    before = len(asked)
+    resumed = simulation_of()
+    assert torch.equal(resumed.run(tmp_path, resume=True).state.model, whole.state.model)
+    assert resumed.trainer.choice.executor == "loop"
+    assert len(asked) == before
+    assert simulation_of(execution=Execution("vmap")).run(tmp_path, resume=True)  # who names one gets it
+
+
+ALONE = {
+    "asked for": (Normalised, {"execution": Execution("loop")}, "loop"),
+    "no trial": (Normalised, {"execution": Execution(trial=False)}, "vmap"),
+    "deterministic": (Normalised, {"execution": Execution(deterministic=True)}, "vmap"),
+    "linear layers": (lambda: Linear((8, 8), 10), {}, "fused"),
+}
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_where_there_is_nothing_to_try(told, monkeypatch, case):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    model, options, executor = ALONE[case]
+    asked = told("none")
+    simulation = simulation_of(model, **options)
+    simulation.run()
+    assert simulation.trainer.choice.executor == executor
+    assert not asked
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_the_loop_evaluates_too(executor):
+    simulation = simulation_of(execution=Execution(executor), evaluation=Evaluation(every=1))
+    assert simulation.evaluator.loop == (executor == "loop")
+    assert simulation.run().final
