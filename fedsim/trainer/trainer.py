@@ -84,8 +84,7 @@ class Trainer:
 
     def _runs(self, carry: Carry) -> Executor:
         """The executor of such rows: a proximal term of some columns only is more than the fused one can."""
-        parted = "proximal" in carry and carry["proximal"].dim() == 2
-        if not parted or not isinstance(self.executor, FusedExecutor):
+        if not parted(carry) or not isinstance(self.executor, FusedExecutor):
             return self.executor
         if self._general is None:
             other = "vmap" if self.model.traits.unvmapped is None else "loop"
@@ -94,14 +93,16 @@ class Trainer:
 
     def _settle(self, plan: Plan, carry: Carry, rates: Tensor, deployed: Tensor | None) -> None:
         """Choose among the candidates, once: as it was before, or the one that is quickest on this round's rows."""
-        label, names = type(self.rule).__name__, [choice.executor for choice in self.candidates]
+        able = [choice for choice in self.candidates if choice.executor != "fused" or not parted(carry)]
+        able = able or self.candidates
+        label, names = type(self.rule).__name__, [choice.executor for choice in able]
         like = (self.model.told(), type(self.rule), type(self.shift))
         if self.settled.get(label) not in names:
             with tensor_cores(self.model.precision):
-                self.settled[label] = quickest(self.candidates, self._made, plan, Rows(carry, rates, deployed), like)
+                self.settled[label] = quickest(able, self._made, plan, Rows(carry, rates, deployed), like)
         name = self.settled[label]
         if name != self.choice.executor:
-            self.choice = self.candidates[names.index(name)]
+            self.choice = able[names.index(name)]
             self.executor = self._made(self.choice)
         log.info("trainer: %s", self.choice.describe())
         self._told = True
@@ -277,6 +278,11 @@ class Trainer:
         factors = np.array(table).reshape(most, len(kinds))[:, kind.reshape(-1)]
         column = torch.as_tensor(factors, dtype=self.model.dtype).to(self.model.device, non_blocking=True)
         return column * self.rates[cohort.replicate]
+
+
+def parted(carry: Carry) -> bool:
+    """Has the strategy a proximal term for some columns only?"""
+    return "proximal" in carry and carry["proximal"].dim() == 2
 
 
 def finite_rows(loss: Tensor, carry: dict[str, Tensor]) -> Tensor:
