@@ -139,9 +139,12 @@ def _found(target: str) -> Any:
 def _check_node(path: str, node: dict[str, Any], names: dict[str, str]) -> None:
     """The types of one object's settings, and of those of the objects inside it."""
     for key, value in node.items():
-        if isinstance(value, dict) and "_target_" in value:
-            _check_node(f"{path}.{key}", value, names)
-        elif isinstance(value, str) and (group := f"{path}.{key}".replace(".", "/")) in groups():
+        inside = [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, dict) and "_target_" in v]
+        for each in inside:
+            _check_node(f"{path}.{key}", each, names)
+        if inside:
+            continue
+        if isinstance(value, str) and (group := f"{path}.{key}".replace(".", "/")) in groups():
             raise ConfigError(f"{path}.{key}={value} is a value where a choice is wanted; give {group}={value}")
     target = node.get("_target_")
     if not isinstance(target, str) or target == "???":

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import Evaluation, Execution, Simulation, Stop
 from fedsim.availability import Bernoulli, Multiset, Sine, Uniform, UniformK
 from fedsim.contamination import Gaussian
 from fedsim.core import ConfigError, DivergenceError, PeerError, Ranks
@@ -256,6 +256,17 @@ def one_cannot_write(folder: Path, ranks: Ranks) -> None:
     except (ConfigError, PeerError) as error:
         note(folder, ranks, error)
         ranks.leave()
+
+
+def ended(folder: Path, ranks: Ranks) -> None:
+    """A rule ends one run, an observer another, of which only the first rank has one that speaks."""
+    say = [lambda seen: "enough" if seen.round >= HALF else None]
+    watched = Tracking(progress="none", tensorboard=False, observers=say)
+    for name, stop, tracking in (("rule", Stop(target={"train_loss": 1e9}), None), ("watched", None, watched)):
+        quiet = tracking or Tracking(progress="none", tensorboard=False)
+        run = simulation("fedawe", ranks, stop=stop, evaluation=Evaluation(every=1))
+        result = run.run(folder / name, tracking=quiet)
+        (folder / f"{name}-{ranks.rank}").write_text(f"{result.stopped}")
 
 
 def rank_of(rank: int, count: int, folder: Path, jobs: list) -> None:

@@ -13,10 +13,12 @@ import torch
 from ranked_runs import (
     CASES,
     CLOSE,
+    HALF,
     RESUMED,
     ROUNDS,
     all_cases,
     assert_same_run,
+    ended,
     first_halves,
     one_cannot_write,
     one_dies,
@@ -37,7 +39,10 @@ def played_fixture(tmp_path_factory) -> Path:
     (folder / "halves-1").mkdir()
     first_halves(folder / "halves-1", Ranks())
     jobs = [(all_cases, "2"), (first_halves, "halves-2"), (second_halves, "halves-1"), (one_is_told_to_stop, "stopped")]
-    assert spawn(2, folder, *jobs, (one_diverges, "diverged"), (one_cannot_write, "unwritable")) == [0, 0]
+    assert spawn(2, folder, *jobs, (one_diverges, "diverged"), (ended, "ended"), (one_cannot_write, "unwritable")) == [
+        0,
+        0,
+    ]
     assert spawn(3, folder, (all_cases, "3"), (second_halves, "halves-2"), (one_dies, "dead")) == [0, 0, 9]
     return folder
 
@@ -114,3 +119,14 @@ def test_a_rank_that_dies_ends_the_run_which_is_resumed_without_it(played, alone
         assert "\n" not in told
     play("fedawe", folder, Ranks())
     assert_same_run(folder / "fedawe", alone("fedawe"), **CLOSE)
+
+
+@pytest.mark.slow
+def test_rules_and_observers_end_the_run_of_all_ranks_in_the_same_round(played) -> None:
+    for name, why in (
+        ("rule", "stop.target: train_loss 1e+09 was reached in every replicate after round 1"),
+        ("watched", f"after round {HALF}"),
+    ):
+        told = [(played / "ended" / f"{name}-{rank}").read_text() for rank in range(2)]
+        assert told[0] == told[1]
+        assert why in told[0]
