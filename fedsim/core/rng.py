@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     CONTAMINATION = 13
     STRATEGY = 14
     CLIENTS = 15
+    FEATURES = 16
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

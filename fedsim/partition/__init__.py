@@ -1,9 +1,10 @@
 """Who holds which samples: a ragged index table per replicate."""
 
-from fedsim.partition.base import Partition, Table
+from fedsim.partition.base import Partition, Skew, Table
 from fedsim.partition.class_split import ClassSplit
 from fedsim.partition.dirichlet import Dirichlet
 from fedsim.partition.even import IID, Equal
+from fedsim.partition.features import FeatureNoise, FeatureRotation
 from fedsim.partition.flwr import Flwr
 from fedsim.partition.grouped import Grouped
 from fedsim.partition.hierarchical import Hierarchical
@@ -16,6 +17,8 @@ __all__ = [
     "ClassSplit",
     "Dirichlet",
     "Equal",
+    "FeatureNoise",
+    "FeatureRotation",
     "Flwr",
     "Grouped",
     "Hierarchical",
@@ -23,5 +26,6 @@ __all__ = [
     "Natural",
     "Partition",
     "Quantity",
+    "Skew",
     "Table",
 ]

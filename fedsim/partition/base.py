@@ -6,9 +6,22 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
+
+
+class Skew(ABC):
+    """What a client's inputs go through before anybody meets them: the same for a sample whenever it is met."""
+
+    @abstractmethod
+    def check(self, name: str, shape: tuple[int, ...], tokens: bool) -> None:
+        """Refuse inputs [*shape] of a data set that it is not for."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor, client: Tensor, numbers: Tensor) -> Tensor:
+        """Prepared inputs [n, B, …] of samples [n, B] of clients [n], as these clients have them."""
 
 
 @dataclass
@@ -19,6 +32,7 @@ class Table:
     offsets: np.ndarray  # int64 [m + 1]
     validation: Table | None = None  # what was split off each client's share; some may have nothing there
     names: tuple[str, ...] | None = None  # of the clients, where the data have names for them
+    skew: Skew | None = None  # what tells clients' inputs apart
 
     @classmethod
     def of(cls, parts: list[np.ndarray]) -> Table:
@@ -35,12 +49,12 @@ class Table:
         """The table of the first clients alone."""
         held = None if self.validation is None else self.validation.first(clients)
         names = None if self.names is None else self.names[:clients]
-        return Table(self.order[: self.offsets[clients]], self.offsets[: clients + 1], held, names)
+        return Table(self.order[: self.offsets[clients]], self.offsets[: clients + 1], held, names, self.skew)
 
     def renumbered(self, numbers: np.ndarray) -> Table:
         """The same shares, sample k of which is called numbers[k]."""
         held = None if self.validation is None else self.validation.renumbered(numbers)
-        return Table(numbers[self.order].astype(np.int32), self.offsets, held, self.names)
+        return Table(numbers[self.order].astype(np.int32), self.offsets, held, self.names, self.skew)
 
     def split_off(self, share: float, draw: np.random.Generator) -> Table:
         """The same clients, ⌊share · n_i⌋ random samples of each (at least one is left) moved to `validation`."""
@@ -51,7 +65,8 @@ class Table:
         out = np.zeros(len(owner), dtype=bool)
         out[shuffled] = np.arange(len(owner)) - self.offsets[owner] < held[owner]
         bounds = [np.concatenate([[0], np.cumsum(n)]).astype(np.int64) for n in (sizes - held, held)]
-        return Table(self.order[~out], bounds[0], Table(self.order[out], bounds[1]), self.names)
+        apart = Table(self.order[out], bounds[1], skew=self.skew)
+        return Table(self.order[~out], bounds[0], apart, self.names, self.skew)
 
     def class_fractions(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """[m, C] the label distribution each client really holds."""
@@ -113,11 +128,15 @@ class Partition(ABC):
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray] | Table:
         """One array of sample numbers per client, or the table; `draw` is keyed by the replicate's seed."""
 
+    def skew(self, clients: int) -> Skew | None:
+        """What the inputs of m clients go through; nothing, in most partitions."""
+        return None
+
     def table(self, samples: Samples, clients: int, seed: int) -> Table:
         """Split and check: every sample is used at most once, no client is empty."""
         parts = self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION))
         table = parts if isinstance(parts, Table) else Table.of(parts)
-        name = self.name
+        table.skew, name = self.skew(clients), self.name
         empty = np.flatnonzero(table.sizes == 0)
         if len(empty):
             raise ConfigError(

@@ -171,6 +171,11 @@ class Setup:
             raise ConfigError(
                 f"shift={type(self.shift).__name__} moves numbers, but dataset={self.dataset.name} has tokens"
             )
+        if self.shift.active and self.tables and self.tables[0].skew is not None:
+            raise ConfigError(
+                f"shift={type(self.shift).__name__} knows the data as they are stored, and the partition gives clients "
+                "others; use another partition, or shift=none"
+            )
         if len(self.model.columns.averaged) and isinstance(self.strategy, KeepsClientModels):
             raise ConfigError(
                 f"strategy={type(self.strategy).__name__} lets clients keep models of their own, and statistics "

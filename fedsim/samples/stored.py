@@ -39,6 +39,9 @@ class Stored(ClientData):
         self.sizes = np.concatenate([table.sizes for table in tables])
         self.order = torch.as_tensor(np.concatenate([table.order for table in tables]), device=device)
         self.offsets = torch.as_tensor(np.concatenate(offsets), device=device)
+        self.skew = tables[0].skew
+        if self.skew is not None:
+            self.skew.check(dataset.name, dataset.shape, dataset.tokens)
 
     def workload(self, work: LocalWork, rows: np.ndarray) -> Workload:
         held = self.sizes[rows]
@@ -62,8 +65,12 @@ class Stored(ClientData):
     def fixed(self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False) -> Batch:
         numbers, real = self.numbers(rows, width)
         batch = self.gather(numbers, dtype)
-        batch["x"] = self.dataset.prepare(batch["x"], dtype)
+        batch["x"] = self.seen(self.dataset.prepare(batch["x"], dtype), rows % self.federation.clients, numbers)
         return batch | {"weight": real.to(dtype), "client": rows % self.federation.clients, "row": rows}
+
+    def seen(self, x: Tensor, client: Tensor, numbers: Tensor) -> Tensor:
+        """Prepared inputs [n, B, …] of samples [n, B], as clients [n] have them."""
+        return x if self.skew is None else self.skew(x, client, numbers)
 
     def numbers(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """[n, width] numbers of stored samples of virtual clients [n], and which of them are real.
@@ -128,6 +135,7 @@ class StoredFeed:
         batch["x"] = dataset.prepare(batch["x"], dtype)
         if augment is not None and augment.border == "mean":  # the mean colour is zero now
             batch["x"] = augment(batch["x"], self.keys.of_step(rng.Purpose.AUGMENT, step, pick))
+        batch["x"] = self.data.seen(batch["x"], self.keys.clients[pick], self.numbers[pick, step, :width])
         return batch
 
 
