@@ -39,24 +39,12 @@ def doubt(output: Tensor, target: Tensor, scale: float = 1.0) -> Tensor:
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs that differ in their rate, three replicates each."""
     root = tmp_path_factory.mktemp("runs")
-    chosen = ["evaluate=[global,client_mean]", "objective=test_f1", "stop.metric=test_auc_doubt"]
+    chosen = ["seeds=[0,1,2]", "evaluate=[global,client_mean]", "partition.validation=0.3", "personal.over=all"]
+    chosen += ["objective=test_f1", "stop.metric=test_auc_doubt"]
     for lr in (0.01, 0.5):
         overrides = [option for option in QUICK if not option.startswith("tracking.tensorboard")]
-        overrides += [
-            *chosen,
-            "seeds=[0,1,2]",
-            f"lr={lr}",
-            "partition.validation=0.3",
-            "personal.over=all",
-            f"metrics={WANTED}",
-        ]
-        run(
-            configuration(
-                *overrides, "evaluate=[global,client_mean]", "objective=test_f1", "stop.metric=test_auc_doubt"
-            ),
-            root / f"lr={lr}",
-            {},
-        )
+        overrides += [*chosen, f"lr={lr}", f"metrics={WANTED}"]
+        run(configuration(*overrides), root / f"lr={lr}", {})
     return root
 
 

@@ -4,6 +4,8 @@ all outputs at once.
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import own_metrics as own
 import pytest
@@ -259,3 +261,10 @@ def test_a_score_that_one_sample_does_not_have_is_none_of_its_client():
     simulation = of(dataset, Score, ["r2_score"], loss="squared")
     values = simulation.evaluator(models_of(simulation)).client_metrics["r2_score"]
     np.testing.assert_array_equal(np.isnan(values), np.tile(np.array(SIZES) == 1, (len(SEEDS), 1)))
+
+
+def test_nobody_is_warned_of_every_client_that_lacks_a_class():
+    simulation = of(labelled(20), Linear, ["auroc", "average_precision"])
+    with warnings.catch_warnings(record=True) as said:
+        simulation.evaluator(models_of(simulation))
+    assert not said

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import pkgutil
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,9 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.torchvision_import import torchvision
 from fedsim.evaluation.columns import UNDIRECTED
 from fedsim.evaluation.metrics.entries import BETTER, Entry
-from fedsim.evaluation.metrics.named import Task, named
+from fedsim.evaluation.metrics.named import Task, named, prepare
 from fedsim.evaluation.metrics.tallies import OfOutputs, PerSample, Streamed, Tally, number
 from fedsim.trainer.memory_limit import out_of_memory
 
@@ -85,7 +83,7 @@ def _own(entry: Entry) -> Any:
     if isinstance(target, str):
         try:
             if target.startswith("torchmetrics."):
-                torchvision()  # it imports this, which may need help
+                prepare()
             target = pkgutil.resolve_name(target)
         except Exception as error:  # a module may raise anything
             raise ConfigError(f"metrics: _target_={entry.target!r} cannot be imported ({error})") from error
@@ -126,9 +124,8 @@ def _value(tally: Tally, output: Tensor, target: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def told(sentence: str) -> Iterator[None]:
-    """Whatever a metric raises, after this sentence; torchmetrics warns of every client that lacks a class."""
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    """Whatever a metric raises, after this sentence."""
+    with torch.no_grad():
         try:
             yield
         except Exception as error:  # somebody else's function may raise anything

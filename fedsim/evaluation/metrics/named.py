@@ -8,6 +8,7 @@ torchmetrics takes any batch of scores that happen to lie in [0, 1] for probabil
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,7 @@ class Task:
 
     Attributes:
         kind: 'binary', 'multiclass' or 'multilabel'; None for numbers.
-        size: classes or labels.
+        size: classes, labels, or numbers.
         positions: are there labels of positions, some of which may have none?
     """
 
@@ -44,7 +45,7 @@ class Task:
     def of(cls, output: Tensor, target: Tensor, labelled: bool) -> Task:
         """That of outputs [B, …, C], [B, …, 1] or [B, k] and targets [B, …]; `labelled`: are targets labels?"""
         if not labelled:
-            return cls()
+            return cls(None, output[0].numel())
         if target.is_floating_point() and target.dim() > 1:
             return cls(MULTILABEL, output.shape[-1])
         kind = BINARY if output.shape[-1] == 1 else MULTICLASS
@@ -163,6 +164,8 @@ def named(name: str, given: Mapping[str, Any], task: Task, dataset: str) -> Stre
         "num_labels": task.size if wanted == MULTILABEL else None,
         "ignore_index": IGNORED if task.positions else None,
     }
+    if task.kind is None and "num_outputs" in inspect.signature(made_by).parameters.keys() - set(known):
+        filled["num_outputs"], known = task.size, [*known, "num_outputs"]  # what functions see, some classes are told
     arguments = {key: value for key, value in filled.items() if key in known and value is not None} | dict(given)
 
     def build(**changed: Any) -> Any:
@@ -185,10 +188,17 @@ def named(name: str, given: Mapping[str, Any], task: Task, dataset: str) -> Stre
     return Ranked(build(average="none") if average else whole, task, wanted, average, RANKED[name])
 
 
+def prepare() -> None:
+    """Before torchmetrics is imported: it imports torchvision, which may need help, and it warns of every client that
+    lacks a class, as often as it meets one."""
+    torchvision()
+    warnings.filterwarnings("ignore", module=r"torchmetrics\.")
+
+
 def _found(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """torchmetrics' function of this name, and the class beside it."""
     try:
-        torchvision()  # it imports this, which may need help
+        prepare()
         import torchmetrics.classification
         import torchmetrics.functional
         import torchmetrics.regression
