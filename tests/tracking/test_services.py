@@ -85,17 +85,18 @@ def pieces(content: bytes, block: int = 32768) -> Iterator[bytes]:
 
 
 def test_weights_and_biases_keeps_an_offline_run(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
 
     result = carried_out(tmp_path / "run", WandB("mine", mode="offline"))
+    wandb.teardown()  # its own process, which writes the file, has ended
     (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
     curves: dict[str, list[tuple[int, float]]] = {}
     config, final = {}, {}
     for data in pieces(file.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
-        for item in record.run.config.update:
+        for item in [*record.run.config.update, *record.config.update]:
             config[item.key] = json.loads(item.value_json)
         seen = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
         for name in losses(result).keys() & seen.keys():
