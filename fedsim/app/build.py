@@ -183,7 +183,8 @@ def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
         reason = (str(cause).splitlines() or [type(cause).__name__])[0]
         if re.search("unexpected keyword argument|takes no arguments", reason) and "custom" in groups().get(group, []):
             reason += f"; {group}=custom leaves out the keys of {group}'s other choices"
-        raise ConfigError(f"{group}: {reason}") from error
+        inside = re.search(r"full_key: ([\w.]+)", str(error))  # of an object in the group's
+        raise ConfigError(f"{group}{'.' + inside[1] if inside else ''}: {reason}") from error
 
 
 def _model_builder(node: dict[str, Any], names: dict[str, str]) -> Any:

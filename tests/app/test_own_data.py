@@ -87,3 +87,8 @@ def test_any_dataset_of_pytorch_by_its_path(tmp_path: Path, fedsim) -> None:
     ended = fedsim(tmp_path, *QUICK, "dataset=torch", *named, *test, "partition=iid", "clients=3")
     assert ended.code == 0, ended.err
     assert "dataset.train._target_ is missing" in fedsim(tmp_path, *QUICK, "dataset=torch", "out=b").err
+
+
+def test_a_mistake_in_an_object_inside_names_where_it_is(tmp_path: Path, fedsim) -> None:
+    ended = fedsim(tmp_path, *QUICK, "dataset=torch", "dataset.train._target_=builtins.range")
+    assert "dataset.train: range expected at least 1 argument" in ended.err
