@@ -18,7 +18,7 @@ from fedsim.app.reproduce.recipe import load
 from fedsim.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
-from fedsim.strategies import FedAvg, FedAWE, Strategy
+from fedsim.strategies import FedAvg, FedAvgAll, FedAWE, Strategy
 
 TWO = [0.0, 100.0]
 
@@ -106,6 +106,15 @@ def test_fedavg_goes_to_the_biased_limit_at_a_known_rate(p, steps, Scripted, pla
     assert found == pytest.approx(end * (1 - factor**3), abs=1e-9)
     closed = (p[0] * TWO[0] * (1 - p[1] / 2) + p[1] * TWO[1] * (1 - p[0] / 2)) / (1 - (1 - p[0]) * (1 - p[1]))
     assert end == pytest.approx(closed, abs=1e-9)
+
+
+def test_fedavg_over_all_clients_is_slow_and_ends_at_the_mean_by_probabilities(Scripted, play) -> None:
+    """x ← x + (1/m) Σ_A (x_i − x): E[x^t] shrinks its distance to Σ p_i u_i / Σ p_i by 1 − p̄ (1 − (1−η)^s) a round."""
+    p, lr, steps, counts = [0.2, 0.9], 0.3, 2, traces(2, 3)
+    found = chance(counts, p) @ ended(simulation_of(TWO, FedAvgAll(), Scripted(counts), lr, steps), play)
+    factor = 1 - np.mean(p) * (1 - (1 - lr) ** steps)
+    assert found == pytest.approx(np.dot(p, TWO) / sum(p) * (1 - factor**3), abs=1e-9)
+    assert factor > 1 - limit(p, TWO)[1] * (1 - (1 - lr) ** steps)  # slower than over active clients
 
 
 def test_three_clients_have_a_limit_of_their_own(Scripted, play) -> None:
