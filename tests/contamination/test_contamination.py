@@ -28,7 +28,7 @@ def many(classes: int = 4) -> Dataset:
     return Dataset("many", x, y, classes=classes, owners=torch.arange(M).repeat_interleave(B))
 
 
-double = functools.partial(Execution, dtype="float64")
+double = functools.partial(Execution, dtype="float64", trial=False)
 
 
 class Recording(SGD):
@@ -115,7 +115,14 @@ def test_padding_is_not_counted_among_an_exact_fraction():
     owners = torch.arange(3).repeat_interleave(torch.tensor([3, 7, 20]))
     data = Dataset("ragged", torch.ones(30, 1), torch.zeros(30).long(), classes=2, owners=owners)
     rule = Recording(steps=1, batch_size=None)
-    simulation = Simulation(data, Linear, clients=3, local=rule, contamination=LabelFlip(fraction=0.3, exact=True))
+    simulation = Simulation(
+        data,
+        Linear,
+        clients=3,
+        local=rule,
+        contamination=LabelFlip(fraction=0.3, exact=True),
+        execution=Execution(trial=False),
+    )
     cohort = simulation.federation.cohort(np.ones((1, 3)), np.ones((1, 3)))
     start = simulation.initial_state().model
     simulation.trainer.run(cohort.broadcast(start), cohort, 0, start)

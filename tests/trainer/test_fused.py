@@ -267,7 +267,7 @@ CHOICES = {
 @pytest.mark.parametrize("case", CHOICES)
 def test_what_is_chosen(case):
     model, rule, options, executor = CHOICES[case]
-    simulation = simulation_of(model, rule, **options)
+    simulation = simulation_of(model, rule, **{"execution": double(trial=False)} | options)
     simulation.run()
     assert simulation.trainer.choice.executor == executor
 
