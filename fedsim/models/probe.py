@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsim.core.errors import ConfigError
@@ -38,7 +39,7 @@ class Findings:
     mixes: does a sample's output in training depend on the others of its batch?
     evaluation_mixes: and in evaluation?
     least: samples that a batch in training must have.
-    unvmapped, evaluation_unvmapped: why several rows cannot go through one vmapped pass; None where they can.
+    evaluation_unvmapped: why several rows cannot go through one vmapped pass of evaluation; None where they can.
     """
 
     statistics: list[str] = field(default_factory=list)
@@ -46,7 +47,6 @@ class Findings:
     mixes: bool = False
     evaluation_mixes: bool = False
     least: int = 1
-    unvmapped: str | None = None
     evaluation_unvmapped: str | None = None
 
 
@@ -109,6 +109,11 @@ def why_not(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | No
     except Exception as error:  # whatever torch says of somebody else's module
         return (str(error) or type(error).__name__).splitlines()[0][:200]
     return None if _same(right, got, ALIKE) else "it gives other numbers"
+
+
+def second_of_two(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """What the function gives, vmapped, of its arguments when they are the second of two alike."""
+    return vmap(function)(*tree_map(lambda value: torch.stack([value, value]), arguments))[1]
 
 
 def _output(call: Calling, module: nn.Module, x: Any) -> Tensor:

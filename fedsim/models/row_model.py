@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch.func import grad
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
@@ -26,7 +27,7 @@ from fedsim.models.dropout import key_dropouts
 from fedsim.models.losses import LOSSES, Loss, weighted_mean
 from fedsim.models.naming import Naming, named
 from fedsim.models.precision import checked
-from fedsim.models.probe import Findings, probe, why_not
+from fedsim.models.probe import Findings, probe, second_of_two, why_not
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.selectors import Selector
 
@@ -81,6 +82,7 @@ class RowModel:
         self.shapes = {name: p.shape for name, p in template.named_parameters() if p.requires_grad}
         self.statistics: dict[str, torch.Size] = {}
         self._kinds: dict[str, torch.dtype] = {}
+        self._checked: Mapping[str, Tensor] | None = None
         self.home: set[str] = set()
         self.trained = self.dimension = sum(s.numel() for s in self.shapes.values())
         self.traits = Findings()
@@ -232,10 +234,8 @@ class RowModel:
         try:
             output = self.evaluate(row, inputs)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(
-                f"model does not fit dataset={dataset}, whose inputs have shape {list(x.shape[1:])}: {reason}"
-            ) from error
+            unfit = f"model does not fit dataset={dataset}, whose inputs have shape {list(x.shape[1:])}"
+            raise ConfigError(f"{unfit}: {str(error).splitlines()[0]}") from error
         if classes is not None and y is not None and self.loss is LOSSES["cross_entropy"]:
             expected = (*y.shape, classes)
             if output.shape != expected and output.dim() > 2 and output.movedim(1, -1).shape == expected:
@@ -251,19 +251,27 @@ class RowModel:
         except KeyError as error:
             raise ConfigError(f"model.loss needs {error}, which dataset={dataset} does not have") from error
         except (RuntimeError, ValueError, IndexError) as error:
-            reason = str(error).splitlines()[0]
-            raise ConfigError(
-                f"model.loss does not fit the output of the model on dataset={dataset}: {reason}"
-            ) from error
+            unfit = f"model.loss does not fit the output of the model on dataset={dataset}"
+            raise ConfigError(f"{unfit}: {str(error).splitlines()[0]}") from error
         if losses.shape != (len(x),):
             raise ConfigError(f"model.loss returns shape {list(losses.shape)}; it must give one number per sample, [B]")
         self._know(probe(self.training_module, inputs, self.call))
-        self._try_vmap(batch)
+        row, self._checked = self.initial([0])[0], batch
+        with self._untouched():
+            self.traits.evaluation_unvmapped = why_not(
+                lambda: second_of_two(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)
+            )
 
-    def _try_vmap(self, batch: Mapping[str, Tensor]) -> None:
-        """Whether two rows at once give what one gives alone, in training and in evaluation."""
-        row = self.initial([0])[0]
-        keyed = dict(batch) | {"key": torch.zeros((), dtype=torch.int64, device=self.device)}
+    @functools.cached_property
+    def unvmapped(self) -> str | None:
+        """Why rows cannot go through one vmapped pass of training; None where they can, or before `check`.
+
+        Found out when asked for: what differentiates under vmap takes seconds to load.
+        """
+        if self._checked is None:
+            return None
+        row, key = self.initial([0])[0], torch.zeros((), dtype=torch.int64, device=self.device)
+        keyed = dict(self._checked) | {"key": key}
 
         def loss(parameters: dict[str, Tensor], row: Tensor, batch: dict[str, Tensor]) -> Tensor:
             output = self.predict(parameters, batch, self.statistics_of(row))
@@ -279,14 +287,13 @@ class RowModel:
             found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
             return torch.cat([g.reshape(-1) for g in found])
 
-        def second_of_two(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-            return vmap(function)(*tree_map(lambda value: torch.stack([value, value]), arguments))[1]
+        with self._untouched():
+            return why_not(lambda: second_of_two(functionally, row, keyed), plainly)
 
+    @contextlib.contextmanager
+    def _untouched(self) -> Iterator[None]:
+        """Passes within the block, in full precision, may leave their tensors in the modules."""
         kept, precision, self.precision = (self.training_module, self.evaluation_module), self.precision, "full"
-        self.training_module, self.evaluation_module = map(copy.deepcopy, kept)  # a pass may leave its tensors there
-        self.traits.unvmapped = why_not(lambda: second_of_two(functionally, row, keyed), plainly)
-        inputs = self.call.inputs(batch)
-        self.traits.evaluation_unvmapped = why_not(
-            lambda: second_of_two(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)
-        )
+        self.training_module, self.evaluation_module = map(copy.deepcopy, kept)
+        yield
         (self.training_module, self.evaluation_module), self.precision = kept, precision

@@ -87,7 +87,8 @@ def candidates(
     if compile != "never" and executor != "vmap":
         raise ConfigError(f"trainer.compile={compile} is for trainer.executor=vmap, not {executor}")
     plain, together = bool(descents(rule, shift, model)), stacks(model)
-    alone = model.traits.unvmapped
+    settled = executor in ("fused", "loop") or (executor == "auto" and plain and together)
+    alone = None if settled else model.unvmapped
     if executor == "vmap" and alone is not None:
         raise ConfigError(
             f"trainer.executor=vmap cannot run {type(model.training_module).__name__} ({alone}); use "

@@ -87,7 +87,7 @@ class Trainer:
         if not parted(carry) or not isinstance(self.executor, FusedExecutor):
             return self.executor
         if self._general is None:
-            other = "vmap" if self.model.traits.unvmapped is None else "loop"
+            other = "vmap" if self.model.unvmapped is None else "loop"
             self._general = self._made(dataclasses.replace(self.choice, executor=other, workers=1))
         return self._general
 

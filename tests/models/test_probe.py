@@ -150,7 +150,7 @@ def test_what_vmap_cannot_do_is_known_beforehand() -> None:
 
     model = RowModel(Branch(3, 3))
     model.check({"x": X, "y": torch.tensor([0, 1])}, 3, "test")
-    assert "data-dependent control flow" in str(model.traits.unvmapped)
+    assert "data-dependent control flow" in str(model.unvmapped)
     assert "data-dependent control flow" in str(model.traits.evaluation_unvmapped)
     plain = RowModel(nn.Linear(3, 3))
     plain.check({"x": X, "y": torch.tensor([0, 1])}, 3, "test")
