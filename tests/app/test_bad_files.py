@@ -245,6 +245,7 @@ def test_the_tables_are_as_long_as_they_were_promised() -> None:
     assert len(DATA) + len(RUNS) >= 45
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_checkpoint_with_any_bytes_changed_is_read_or_refused_by_name(tmp_path: Path, data: st.DataObject) -> None:

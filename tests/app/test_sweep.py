@@ -116,6 +116,7 @@ def test_a_longer_run_that_breaks_off_is_not_taken_for_finished(
     assert finished(configured(2), tmp_path) is None  # its checkpoint may be the longer run's by now
 
 
+@pytest.mark.slow
 def test_a_study_finds_its_best_trial_and_is_repeated_for_nothing(fedsim, tmp_path: Path) -> None:
     if not installed("hydra_plugins.hydra_optuna_sweeper"):
         pytest.skip("hydra-optuna-sweeper is not installed")

@@ -78,6 +78,7 @@ def test_both_models_keep_a_share_of_the_resting_federations(alpha, rounds):
     assert abs(kept_share(alpha)) < Q
 
 
+@pytest.mark.slow
 def test_apfl_is_ahead_of_fine_tuning_until_the_federations_model_is_good():
     """E ‖û + s (x − û) − u‖² = (1 − s)² σ² + s² D²: ahead while D² > σ² (2 − p − q) / (p + q), and no more then.
 

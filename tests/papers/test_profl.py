@@ -138,7 +138,9 @@ def test_the_filter_finds_no_gap_once_foreign_samples_are_nearly_half() -> None:
     assert 0.15 < (draw.binomial(500, 0.4, 100_000) >= 210).mean() < 0.25
 
 
-@pytest.mark.parametrize(("lr", "bounded"), [(0.001, False), (0.01, True), (0.03, True)])
+@pytest.mark.parametrize(
+    ("lr", "bounded"), [pytest.param(0.001, False, marks=pytest.mark.slow), (0.01, True), (0.03, True)]
+)
 def test_before_the_window_is_full_large_rates_run_into_the_bound(lr: float, bounded: bool, play) -> None:
     """Fig. 2b: H = 20 steps along the mean demand Σ_k ν_k(θ) μ_k, as PFL takes them; with a growing window, one."""
     data = PricingGroups(4, [2.0, 10.0], std=1.0, loss="negative_revenue")
