@@ -111,7 +111,7 @@ def test_a_run_that_is_killed_again_and_again_is_the_uninterrupted_one(simulatio
     assert [(row["round"], row["seed"]) for row in expected["rows"]] == [
         (t, s) for t in range(ROUNDS + 1) for s in SEEDS
     ]
-    assert len(expected["points"]) == 7 * (1 + len(SEEDS))
+    assert len(expected["points"]) == 11 * (1 + len(SEEDS))
     assert all([step for step, _ in curve] == list(range(ROUNDS + 1)) for curve in expected["points"].values())
 
     lines: list[str] = []
