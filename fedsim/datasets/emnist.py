@@ -18,6 +18,18 @@ FILE = "emnist/fed_emnist_digitsonly_{}.h5"
 ALL = "emnist/fed_emnist_{}.h5"
 
 
+def _files(file: str, archive: str) -> Files:
+    """Two files, for training and testing, out of an archive of TensorFlow Federated's."""
+    return Files(
+        ((file.format("train"), file.format("test")),),
+        "TensorFlow Federated",
+        f"https://storage.googleapis.com/tff-datasets-public/{archive}",
+        folder="emnist",
+        module="h5py",
+        extra="emnist",
+    )
+
+
 class EMNIST(Dataset):
     """Grey images [1, 28, 28] of handwritten digits, ten classes; every writer is a client (partition=natural).
 
@@ -31,14 +43,7 @@ class EMNIST(Dataset):
         seed: of that draw; the same writers serve every replicate.
     """
 
-    files = Files(
-        ((FILE.format("train"), FILE.format("test")),),
-        "TensorFlow Federated",
-        "https://storage.googleapis.com/tff-datasets-public/fed_emnist_digitsonly.tar.bz2",
-        folder="emnist",
-        module="h5py",
-        extra="emnist",
-    )
+    files = _files(FILE, "fed_emnist_digitsonly.tar.bz2")
     title, file, kinds = "emnist", FILE, 10
 
     def __init__(self, writers: int | str | None = None, root: str | None = None, seed: int = 0) -> None:
@@ -113,14 +118,7 @@ class FEMNIST(EMNIST):
         writers, root, seed: of `EMNIST`.
     """
 
-    files = Files(
-        ((ALL.format("train"), ALL.format("test")),),
-        "TensorFlow Federated",
-        "https://storage.googleapis.com/tff-datasets-public/fed_emnist.tar.bz2",
-        folder="emnist",
-        module="h5py",
-        extra="emnist",
-    )
+    files = _files(ALL, "fed_emnist.tar.bz2")
     title, file, kinds = "femnist", ALL, 62
 
 

@@ -178,9 +178,8 @@ class RowModel:
     def statistics_of(self, row: Tensor) -> dict[str, Tensor]:
         """[d] → the named statistics, copies of the buffers' types."""
         moved = named(row[self.trained :], self.statistics) if self.statistics else {}
-        kinds = self._kinds
         return {
-            name: value.clone() if kinds[name].is_floating_point else value.round().to(kinds[name])
+            name: value.clone() if (kind := self._kinds[name]).is_floating_point else value.round().to(kind)
             for name, value in moved.items()
         }
 
@@ -295,5 +294,7 @@ class RowModel:
         """Passes within the block, in full precision, may leave their tensors in the modules."""
         kept, precision, self.precision = (self.training_module, self.evaluation_module), self.precision, "full"
         self.training_module, self.evaluation_module = map(copy.deepcopy, kept)
-        yield
-        (self.training_module, self.evaluation_module), self.precision = kept, precision
+        try:
+            yield
+        finally:
+            (self.training_module, self.evaluation_module), self.precision = kept, precision

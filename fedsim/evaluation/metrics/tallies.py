@@ -18,9 +18,11 @@ Function = Callable[[Tensor, Tensor], Any]  # (output, target) → a number, or 
 class Tally(ABC):
     """One metric of one set."""
 
-    @abstractmethod
     def fresh(self) -> Tally:
         """The same of another set."""
+        other = copy.copy(self)
+        other.reset()
+        return other
 
     @abstractmethod
     def reset(self) -> None:
@@ -46,9 +48,6 @@ class PerSample(Tally):
         self.function = function
         self.reset()
 
-    def fresh(self) -> PerSample:
-        return PerSample(self.function)
-
     def reset(self) -> None:
         self.total: Tensor | float = 0.0
         self.weight: Tensor | float = 0.0
@@ -68,9 +67,6 @@ class OfOutputs(Tally):
     def __init__(self, function: Function) -> None:
         self.function = function
         self.reset()
-
-    def fresh(self) -> OfOutputs:
-        return OfOutputs(self.function)
 
     def reset(self) -> None:
         self.seen: list[tuple[Tensor, Tensor]] = []
