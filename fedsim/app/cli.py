@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -19,8 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app import commands, sweep
 from fedsim.app.build import build
-from fedsim.app.config import RESUME, config_folder, plain
+from fedsim.app.config import config_folder, plain
 from fedsim.app.explain import before_the_job, explain, in_one_line
+from fedsim.app.folders import RESUME
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.core.settings import flatten
 
@@ -47,6 +49,7 @@ def _main() -> None:
     _prepare()
     if sys.argv[1:2] and sys.argv[1] in commands.WORDS:
         return commands.answer(sys.argv[1], sys.argv[2:])
+    sys.argv[1:] = flags_first(sys.argv[1:])
     problem = None
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         _one_of_several()
@@ -66,6 +69,12 @@ def _main() -> None:
         problem = "it was asked to stop" if isinstance(error, KeyboardInterrupt) else sweep.one_line(error)
     if sweep.Begin.records is not None and not sweep.conclude(problem):
         sys.exit(1)
+
+
+def flags_first(arguments: list[str]) -> list[str]:
+    """The same with overrides last: Hydra reads none of those that stand behind a flag and before it alike."""
+    overrides = [text for text in arguments if not text.startswith("-") and (text.startswith("~") or "=" in text)]
+    return [text for text in arguments if text not in overrides] + overrides
 
 
 def _of_job(error: BaseException) -> bool:
@@ -112,7 +121,7 @@ def _job(cfg: DictConfig) -> float | None:
             cfg.resume = "auto"
         if told.runtime.choices["hydra/launcher"] != "basic" and sys.stderr.isatty():
             cfg.tracking.progress = "none"  # several would draw their lines over one another
-        return sweep.carry_out(cfg, folder, lambda: run(cfg, folder, choices), report)
+        return sweep.carry_out(cfg, folder, lambda: run(cfg, folder, choices), functools.partial(report, alone=False))
     ranks = Ranks()
     try:
         ranks = Ranks.join()
@@ -180,9 +189,11 @@ def table_row(identity: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in known.items() if key not in twice and not key.endswith("_target_")}
 
 
-def report(result: Result) -> str:
-    """What a finished run prints."""
-    lines = [f"  {name:24} {mean:.4g}" + (f" ± {std:.2g}" if std else "") for name, (mean, std) in result.final.items()]
+def report(result: Result, alone: bool = True) -> str:
+    """What a finished run prints; of a sweep the sweep says at its end what may be done with all runs."""
+    from fedsim.tracking.result import spread
+
+    lines = [f"  {name:24} {mean:.4g}{spread(std)}" for name, (mean, std) in result.final.items()]
     speed = result.samples / max(result.seconds, 1e-9)
     return "\n".join(
         [
@@ -190,7 +201,7 @@ def report(result: Result) -> str:
             f"after {result.history[-1]['round']} rounds in {result.seconds:.1f} s ({speed:,.0f} samples/s):",
             *lines,
             f"saved in {result.folder}",
-            f"curves:   tensorboard --logdir {result.folder}",
-            f"pictures: fedsim-plot {result.folder} --html report.html",
+            *([f"curves:   tensorboard --logdir {result.folder}"] if alone else []),
+            *([f"pictures: fedsim-plot {result.folder} --html report.html"] if alone else []),
         ]
     )

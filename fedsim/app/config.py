@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 import fedsim
+from fedsim.app.folders import job_folder, run_folder
 from fedsim.core.settings import flatten
 
 if TYPE_CHECKING:  # help and shell completion do without PyTorch
@@ -36,8 +36,6 @@ WITHOUT_EFFECT = (
 )
 # Settings that a resumed run may change: they decide neither what is computed nor what was written.
 FREE_ON_RESUME = (*WITHOUT_EFFECT, "rounds", "tracking", "on_nonfinite", "stop")
-RESUME = ("never", "auto", "overwrite")
-LONGEST_NAME = 200  # of a run's folder in a sweep; file systems end at 255 bytes
 
 
 def config_folder() -> Path:
@@ -52,19 +50,6 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("fedsim_run_dir", run_folder, replace=True)
     OmegaConf.register_new_resolver("fedsim_steps", default_steps, replace=True)
     OmegaConf.register_new_resolver("fedsim_job_dir", job_folder, replace=True)
-
-
-def run_folder(out: str, resume: str | None) -> str:
-    """`resume` may name the run folder itself."""
-    return out if resume is None or resume in RESUME else resume
-
-
-def job_folder(overrides: str) -> str:
-    """A sweep names its runs' folders by their overrides; where these are many, the rest becomes a digest."""
-    if len(overrides.encode()) <= LONGEST_NAME:
-        return overrides
-    start = overrides.encode()[: LONGEST_NAME - 17].decode(errors="ignore")
-    return f"{start}-{hashlib.sha256(overrides.encode()).hexdigest()[:16]}"
 
 
 def default_steps(steps: int | None, epochs: int | None) -> int | None:

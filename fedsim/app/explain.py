@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import yaml
 from hydra.errors import OverrideParseException
 
 from fedsim.app import commands
@@ -28,6 +29,8 @@ def explain(error: BaseException) -> str:
         return f"{error.override} cannot be read ({in_one_line(text)}); quote what the shell or Hydra takes for its own"
     if match := re.search(r"hydra_plugins\.hydra_(\w+?)_(launcher|sweeper)\b", text):
         return _missing_extra(match[1], f"this hydra/{match[2]}")
+    if match := re.search(r"Ambiguous value for argument '([^'=]+)=([^']*)'", text):
+        return _several_values(match[1], match[2])
     if match := re.search(r"Could not override '([^']+)'", text):
         return _unknown_key(match[1].split("@")[0])
     if match := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text):
@@ -52,6 +55,11 @@ def before_the_job(error: ValueError | OSError) -> str:
     return f"the command cannot be composed ({in_one_line(str(error))}); fedsim --help lists groups and keys"
 
 
+def _several_values(name: str, values: str) -> str:
+    one = "" if name in groups() else f", or for a list write '{name}=[{values}]'"
+    return f"{name}={values} are several values; add -m for a run of each{one}"
+
+
 def _missing_extra(extra: str, what: str) -> str:
     return f"{what} is an extra; pip install 'fedsim-torch[{extra}]'"
 
@@ -69,8 +77,20 @@ def _unknown_key(name: str) -> str:
     if name in known:
         return f"{name} exists only with {' or '.join(known[name])}"
     if name in groups():
-        return f"{name} does not belong to the chosen {name.rpartition('/')[0]}"
+        return _unfitting_group(name)
     return f"{name} is not a setting{_nearest_key(name)} (fedsim --help lists groups and keys)"
+
+
+def _unfitting_group(name: str) -> str:
+    """availability/base goes with what lists `base` among its defaults."""
+    outer, _, inner = name.rpartition("/")
+    fitting = []
+    for choice in groups().get(outer, []):
+        with open(config_folder() / outer / f"{choice}.yaml", encoding="utf-8") as file:
+            defaults = (yaml.safe_load(file) or {}).get("defaults", [])
+        if any(isinstance(entry, dict) and inner in entry for entry in defaults):
+            fitting.append(choice)
+    return f"{name} does not belong to the chosen {outer}; it goes with {outer}={', '.join(fitting)}"
 
 
 def _nearest_key(name: str) -> str:

@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from math import isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app.config import WITHOUT_EFFECT, identity, plain
-from fedsim.app.explain import explain
+from fedsim.app.explain import explain, in_one_line
+from fedsim.app.folders import key_of
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError
 
@@ -43,6 +45,7 @@ WORDS = {
 }
 RECORDS = ".runs"  # folder of a sweep's records
 BEST = "optimization_results.yaml"  # what Optuna's sweeper writes in the end
+EXCLUDED = "hydra.job.config.override_dirname.exclude_keys"  # keys that are not in the names of runs' folders
 SUMMARY, CONFIG = "summary.json", "config.yaml"  # a run writes the one in the end, the other as it begins
 
 Final = dict[str, tuple[float, float]]
@@ -131,7 +134,10 @@ def finished(cfg: DictConfig, folder: Path) -> Final | None:
         assert isinstance(was, DictConfig)
         if identity(was, WITHOUT_EFFECT) != identity(cfg, WITHOUT_EFFECT):
             return None
-        return {name: (float(found["mean"]), float(found["std"])) for name, found in final.items()}
+        known = {name: (found["mean"], found["std"]) for name, found in final.items()}  # null: not a number
+        return {
+            name: (float(nan if m is None else m), float(nan if s is None else s)) for name, (m, s) in known.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AssertionError, yaml.YAMLError, OmegaConfBaseException):
         return None  # nothing there, or nothing whole
 
@@ -158,7 +164,7 @@ def _objective(name: str | None, final: Final) -> float | None:
     if name not in final:
         raise ConfigError(f"objective={name} is not measured in this run; choose one of {', '.join(final)}")
     mean = final[name][0]
-    if not math.isfinite(mean):
+    if not isfinite(mean):
         raise DivergenceError(f"objective={name} ended as {mean}")
     return mean
 
@@ -180,7 +186,14 @@ class Begin(Callback):
     tuned: ClassVar[str | None] = None
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Forget the records of an earlier sweep into the same folder."""
+        """Forget the records of an earlier sweep into the same folder, and name the runs' folders by what varies."""
+        given = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
+        swept = {key_of(override.get_key_element()) for override in given if override.is_sweep_override()}
+        if "out" in swept:  # an exit, since Hydra takes a callback's errors for warnings
+            sys.exit("fedsim: out is the folder of the whole sweep; inside it every run gets one by what varies")
+        fixed = sorted({key_of(override.get_key_element()) for override in given} - swept)
+        # launchers compose every run again, from these and the run's own overrides
+        config.hydra.overrides.hydra.append(f"{EXCLUDED}=[{','.join(map(repr, fixed))}]")
         Begin.records = Path(config.hydra.sweep.dir) / RECORDS
         Begin.tuned = config.objective if "optuna" in config.hydra.sweeper._target_ else None
         for path in Begin.records.glob("*.json"):
@@ -203,13 +216,17 @@ def conclude(problem: str | None = None) -> bool:
     counts = Counter(record.status for record in found)
     tally = ", ".join(f"{counts[status]} {word}" for status, word in WORDS.items() if counts[status])
     tell(f"sweep of {len(found)} runs in {folder}: {tally}")
+    if counts["done"] + counts["kept"]:
+        tell(f"table:    fedsim table {folder}")
+        tell(f"curves:   tensorboard --logdir {folder}")
+        tell(f"pictures: fedsim-plot {folder} --html {folder}/report.html")
     if Begin.tuned and problem is None:
         best = OmegaConf.load(folder / BEST)
         chosen = " ".join(f"{name}={value}" for name, value in best.best_params.items())
         tell(f"best {Begin.tuned}: {best.best_value:.6g} with {chosen}")
     missing = [record for record in found if record.status not in ("done", "kept")]
     for record in missing:
-        why = record.message or "its process ended without a word, or goes on elsewhere"
+        why = in_one_line(record.message) or "its process ended without a word, or goes on elsewhere"
         tell(f"fedsim: {WORDS[record.status]}: {_label(record, found)}: {why}")
     if problem is not None:
         tell(f"fedsim: the sweep broke off: {problem}")

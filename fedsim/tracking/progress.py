@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rich import filesize
 
-from fedsim.tracking.result import Row, mean_std
+from fedsim.tracking.result import Row, mean_std, spread
 
 log = logging.getLogger("fedsim.progress")
 
@@ -101,17 +101,17 @@ def progress_view(style: str, rounds: int, completed: int) -> ProgressView:
 def facts(rows: list[Row], speed: float | None) -> str:
     """The line a person reads."""
     found = []
+    told = ("test accuracy", 100, ".1f") if "test_accuracy" in rows[0] else ("test loss", 1, ".3g")
     for name, label, scale, form in (
-        ("train_loss", "loss", 1, ".3g"),
-        ("test_accuracy", "accuracy", 100, ".1f"),
+        ("train_loss", "train loss", 1, ".3g"),
+        ("test_accuracy" if "test_accuracy" in rows[0] else "test_loss", *told),
         ("distance_to_optimum", "distance", 1, ".3g"),
         ("distance_to_ps", "to PS", 1, ".3g"),
         ("distance_to_po", "to PO", 1, ".3g"),
     ):
         if name in rows[0]:
             mean, std = mean_std([row[name] * scale for row in rows])
-            spread = f" ± {std:.2g}" if len(rows) > 1 else ""
-            found.append(f"{label} {mean:{form}}{spread}" + (" %" if scale == 100 else ""))
+            found.append(f"{label} {mean:{form}}{spread(std)}" + (" %" if scale == 100 else ""))
     if speed is not None:
         found.append(f"{short(speed)} samples/s")
     if rows[0]["total_bytes_up"]:

@@ -48,7 +48,8 @@ class Result:
 
     @property
     def final(self) -> dict[str, tuple[float, float]]:
-        """Mean and standard deviation of every metric after the last round, over the replicates not given up."""
+        """Mean and standard deviation of every metric after the last round, over the replicates not given up.
+        Of a single one the standard deviation is NaN."""
         last = [row for row in self.history if row["round"] == self.history[-1]["round"]]
         return {name: mean_std([row[name] for row in last]) for name in self.metrics}
 
@@ -87,8 +88,13 @@ def measured(history: list[Row]) -> list[str]:
 
 
 def mean_std(values: list[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (0 for a single value) of those that are numbers; NaN where none is."""
+    """Mean and sample standard deviation of those that are numbers; NaN where none is, the latter also of one alone."""
     known = [value for value in values if not math.isnan(value)]
     if not known:
         return math.nan, math.nan
-    return float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0
+    return float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else math.nan
+
+
+def spread(std: float) -> str:
+    """A standard deviation behind its mean; nothing where there is none."""
+    return "" if math.isnan(std) else f" ± {std:.2g}"

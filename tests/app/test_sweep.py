@@ -13,7 +13,6 @@ from joblib.externals.loky import get_reusable_executor
 from small_runs import QUICK, configuration
 
 from fedsim.app.cli import run
-from fedsim.app.config import LONGEST_NAME, job_folder
 from fedsim.app.sweep import finished
 from fedsim.trainer import Trainer
 
@@ -129,10 +128,3 @@ def test_a_study_finds_its_best_trial_and_is_repeated_for_nothing(fedsim, tmp_pa
     assert f"with lr={best['best_params']['lr']}" in first.err
     again = fedsim(tmp_path, *study)
     assert "sweep of 3 runs in tuned: 3 finished before" in again.err
-
-
-def test_long_names_of_runs_are_cut_and_stay_distinct() -> None:
-    names = ["x" * 300 + end for end in ("a", "b")]
-    assert len({job_folder(name) for name in names}) == 2
-    assert all(len(job_folder(name).encode()) <= LONGEST_NAME for name in names)
-    assert job_folder("lr=0.1") == "lr=0.1"

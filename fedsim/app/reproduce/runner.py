@@ -27,6 +27,7 @@ from fedsim.app.explain import explain
 from fedsim.app.reproduce.recipe import Setting
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError
 from fedsim.run.stopping import Stopped
+from fedsim.tracking.result import spread
 
 MOST_JOBS = 8  # every process holds its own copy of the data
 
@@ -125,7 +126,7 @@ def carry_out(job: Job, quiet: bool, threads: int | None = None) -> Outcome:
         return Outcome("diverged", str(error))
     except Stopped as stop:
         return Outcome("stopped", str(stop))
-    finals = [f"{name} {mean:.4g}" + (f" ± {std:.2g}" if std else "") for name, (mean, std) in result.final.items()]
+    finals = [f"{name} {mean:.4g}{spread(std)}" for name, (mean, std) in result.final.items()]
     return Outcome("done", f"{result.seconds:.0f} s, {', '.join(finals[:3])}")
 
 
