@@ -24,7 +24,7 @@ from fedsim.local import SGD, LocalRule
 from fedsim.models.losses import Loss
 from fedsim.models.naming import Naming
 from fedsim.models.selectors import Selector
-from fedsim.partition import Partition
+from fedsim.partition import Partition, Table
 from fedsim.performative.references import References, references
 from fedsim.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.personal.models import OwnModels
@@ -43,6 +43,7 @@ from fedsim.run.wiring import (
     scores_of,
     split,
 )
+from fedsim.samples import ClientData
 from fedsim.shift import NoShift, Shift
 from fedsim.shift.pooled import PooledShift
 from fedsim.strategies import FedAvg, Strategy
@@ -121,9 +122,7 @@ class Setup:
         self.strategy, self.shift = strategy or FedAvg(), shift or NoShift()
         self.dataset, clients = clients_of(dataset.to(self.device), partition, clients)
         if rule.pooled:
-            log.info("one client holds the data of all %d; partition and availability do not apply", clients)
-            self.shift = PooledShift(self.shift, self.dataset, clients)
-            self.dataset = PooledData(self.dataset, clients, rule.one_at_a_time)
+            self._pool(clients, rule)
             clients, partition, availability = 1, None, None
         self.tables = split(self.dataset, partition, clients, seeds)  # newcomers' shares among them
         personal.check(clients, not self.tables or self.tables[0].validation is not None)
@@ -138,32 +137,57 @@ class Setup:
         self._check_columns()
         self.availability = bound(availability, self.federation, rounds)
         self.strategy.check(self.availability)
-        whole = (
+        everybody = (
             client_data(seeds, clients, self.dataset, self.tables, *how, members) if personal.newcomers else self.data
         )
-        contamination.setup(whole.federation, self.dataset)
+        contamination.setup(everybody.federation, self.dataset)
         late = copy.deepcopy(self.shift) if personal.newcomers else self.shift  # of newcomers, set up for everybody
+        trainers = self._train(rule, contamination)
+        self._judge(personal, trainers, tables)
+        self.newcomers = self._expect(personal, everybody, late, rule, contamination) if personal.newcomers else None
 
+    def _pool(self, clients: int, rule: LocalRule) -> None:
+        """One client holds all data, and the shift answers it as it answers the clients they come from."""
+        log.info("one client holds the data of all %d; partition and availability do not apply", clients)
+        self.shift = PooledShift(self.shift, self.dataset, clients)
+        self.dataset = PooledData(self.dataset, clients, rule.one_at_a_time)
+
+    def _train(self, rule: LocalRule, contamination: Contamination) -> Trainers:
+        """What trains the clients, and what they send for it."""
         trainers = Trainers(self.data, self.shift, self.model, contamination, self.execution)
         self.trainer, self.settled = trainers(rule), trainers.settled
         self.traffic = Traffic.of(self.strategy, self.trainer.rule, self.model)
-        looks: dict[str, Any] = {
-            "client_samples": self.evaluation.client_samples,
-            "loop": self.execution.executor == "loop",
-            "metrics": Metrics(self.evaluation.metrics, self.model, self.data),
-        }
-        self.evaluator = Evaluator(self.model, self.data, self.shift, **looks)
+        return trainers
+
+    def _judge(self, personal: Personal, trainers: Trainers, tables: list[Table]) -> None:
+        """What judges the models: the federation's, and where it is asked for clients' own."""
+        self._metrics = Metrics(self.evaluation.metrics, self.model, self.data)
+        self.evaluator = self._evaluator(self.data, self.shift)
         self.models = EvaluatedModels(self.evaluation.models, self.strategy, self.federation, self.model.columns)
         self.personal: PersonalEvaluator | None = None
-        self.newcomers: Newcomers | None = None
         if personal.over != "none":
             own = OwnModels(self.trainer, self.strategy, trainers, personal.localize)
             scores = scores_of(self.evaluator, personal, tables)
             self.personal = PersonalEvaluator(personal, self.federation, self.strategy, own, scores)
-        if personal.newcomers:
-            trainers = Trainers(whole, late, self.model, contamination, self.execution, self.settled)
-            scores = scores_of(Evaluator(self.model, whole, late, **looks), personal, self.tables)
-            self.newcomers = Newcomers(personal, self.federation, self.strategy, trainers, rule, scores)
+
+    def _expect(
+        self, personal: Personal, everybody: ClientData, shift: Shift, rule: LocalRule, contamination: Contamination
+    ) -> Newcomers:
+        """Who joins when training is over; `everybody` has their data too, and their shift is another one."""
+        trainers = Trainers(everybody, shift, self.model, contamination, self.execution, self.settled)
+        scores = scores_of(self._evaluator(everybody, shift), personal, self.tables)
+        return Newcomers(personal, self.federation, self.strategy, trainers, rule, scores)
+
+    def _evaluator(self, data: ClientData, shift: Shift) -> Evaluator:
+        """What scores models on these clients' samples."""
+        return Evaluator(
+            self.model,
+            data,
+            shift,
+            client_samples=self.evaluation.client_samples,
+            loop=self.execution.executor == "loop",
+            metrics=self._metrics,
+        )
 
     def _check_columns(self) -> None:
         """Refuse what shift and strategy could not make sense of in inputs and rows."""

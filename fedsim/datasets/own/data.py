@@ -61,30 +61,14 @@ class OwnData(Dataset):
         augment: CropFlip | None = None,
         encode: Encode | None = None,
     ) -> None:
-        checks.choice("dataset.task", task, TASKS)
-        for key, value, options in (("inputs", inputs, tensors.INPUTS), ("channels", channels, tensors.CHANNELS)):
-            if value is not None:
-                checks.choice(f"dataset.{key}", value, options)
-        if classes is not None and checks.whole("dataset.classes", classes) < 2:
-            raise ConfigError(f"dataset.classes={classes} leaves nothing to tell apart; give at least 2")
+        check_options(task, classes, inputs, channels)
         parts = [train] if test is None else [train, test]
-        found = [tensors.inputs(part, inputs, channels, encode is not None) for part in parts]
-        counts = [len(x) for x in found]
-        alike(parts[-1], "inputs", found)
-        called: tuple[str, ...] | None = None
-        if task == "regression":
-            targets = [real(part, count) for part, count in zip(parts, counts, strict=True)]
-            alike(parts[-1], "targets", targets)
-        else:
-            targets, called = labels(parts, counts, classes)
-        owners, test_owners, clients = owned(parts, counts, min_samples)
+        found, targets, called = read(parts, task, classes, inputs, channels, encode is not None)
+        owners, test_owners, clients = owned(parts, [len(x) for x in found], min_samples)
         x, y, mapped = found[0], targets[0], any(part.mapped for part in parts)
         test_x, test_y = (None, None) if test is None else (found[1], targets[1])
         if test_x is not None and test_y is not None and test_owners is not None:
-            own = (test_owners >= 0).nonzero()[:, 0]
-            if len(own) < len(test_owners):
-                log.info("dataset: %d test samples of nobody who trains are left out", len(test_owners) - len(own))
-                test_x, test_y, test_owners = test_x[own], test_y[own], test_owners[own]
+            test_x, test_y, test_owners = of_trained(test_x, test_y, test_owners)
         kept = torch.arange(len(x)) if owners is None else (owners >= 0).nonzero()[:, 0]
         fraction = share_held_out(test_fraction, test)
         if fraction:
@@ -118,6 +102,39 @@ class OwnData(Dataset):
             kept=kept if len(kept) < len(x) else None,
             mapped=mapped,
         )
+
+
+def check_options(task: str, classes: int | None, inputs: str | None, channels: str | None) -> None:
+    """Refuse what no samples could be read as."""
+    checks.choice("dataset.task", task, TASKS)
+    for key, value, options in (("inputs", inputs, tensors.INPUTS), ("channels", channels, tensors.CHANNELS)):
+        if value is not None:
+            checks.choice(f"dataset.{key}", value, options)
+    if classes is not None and checks.whole("dataset.classes", classes) < 2:
+        raise ConfigError(f"dataset.classes={classes} leaves nothing to tell apart; give at least 2")
+
+
+def read(
+    parts: list[Part], task: str, classes: int | None, inputs: str | None, channels: str | None, encoded: bool
+) -> tuple[list[Tensor], list[Tensor], tuple[str, ...] | None]:
+    """Inputs and targets of each part as tensors, and what the labels were called: None where targets are numbers."""
+    found = [tensors.inputs(part, inputs, channels, encoded) for part in parts]
+    counts = [len(x) for x in found]
+    alike(parts[-1], "inputs", found)
+    if task != "regression":
+        return found, *labels(parts, counts, classes)
+    targets = [real(part, count) for part, count in zip(parts, counts, strict=True)]
+    alike(parts[-1], "targets", targets)
+    return found, targets, None
+
+
+def of_trained(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The test samples of clients who train: those of others, marked by −1, are left out."""
+    own = (owners >= 0).nonzero()[:, 0]
+    if len(own) == len(owners):
+        return x, y, owners
+    log.info("dataset: %d test samples of nobody who trains are left out", len(owners) - len(own))
+    return x[own], y[own], owners[own]
 
 
 def alike(test: Part, what: str, found: list[Tensor]) -> None:
