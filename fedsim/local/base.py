@@ -145,6 +145,11 @@ class LocalRule(ABC):
         """Is there something to `begin`?"""
         return type(self).begin is not LocalRule.begin
 
+    def gradient_weight(self, step: int) -> float | None:
+        """What a step, counted from 0, weighs gradients in sum: it moves the model by its rate times that many of them.
+        None where a model's move is no such sum."""
+        return None
+
     def begin(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         """What happens once a round, before the first local step, on that step's batch and at its rate."""
         return carry

@@ -47,6 +47,9 @@ class FedRep(SGD):
         self.head = torch.zeros(model.dimension, dtype=model.dtype, device=model.device)
         self.head[model.columns.own] = 1.0
 
+    def gradient_weight(self, step: int) -> float | None:
+        return float(step >= self.head_steps)  # of what travels
+
     def round_state(self, params: Tensor) -> Carry:
         return {TAKEN: params.new_zeros(len(params))}
 

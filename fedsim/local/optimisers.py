@@ -52,6 +52,9 @@ class Optimiser(SGD):
         gradient, loss = objective.gradient(carry["params"], batch)
         return carry | self.stepped(carry, self.direction(carry, gradient), lr), loss
 
+    def gradient_weight(self, step: int) -> float | None:
+        return None
+
     @abstractmethod
     def stepped(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
         """The new 'params', and what is remembered."""
@@ -74,6 +77,12 @@ class Momentum(Optimiser):
         if self.momentum == 1:
             raise ConfigError(f"local.momentum={momentum} never forgets; it must be below 1")
         self.nesterov = nesterov
+
+    def gradient_weight(self, step: int) -> float | None:
+        if self.state == "client":
+            return None  # its velocity begins with gradients of earlier rounds
+        velocity = (1 - self.momentum ** (step + 1)) / (1 - self.momentum)
+        return 1 + self.momentum * velocity if self.nesterov else velocity
 
     def stepped(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
         velocity = self.momentum * carry["velocity"] + gradient

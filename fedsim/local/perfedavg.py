@@ -55,6 +55,9 @@ class PerFedAvg(SGD):
             return None
         return SGD(lr=self.inner_lr, steps=self.adapt_steps, batch_size=self.adapt_size, sampling=self.work.sampling)
 
+    def gradient_weight(self, step: int) -> float | None:
+        return None if self.keep_inner else 1.0
+
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         params = carry["params"]
         inner, outer = parts(batch, 2)

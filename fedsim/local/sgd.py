@@ -29,6 +29,9 @@ class SGD(LocalRule):
         self.weight_decay = checks.not_negative("local.weight_decay", weight_decay)
         self.clip = None if clip is None else checks.positive("local.clip", clip)
 
+    def gradient_weight(self, step: int) -> float | None:
+        return 1.0
+
     def descents(self) -> tuple[Descent, ...]:
         # of this class alone: one derived from it has a step of its own
         return (Descent(decay=self.weight_decay),) if type(self) is SGD and self.clip is None else ()

@@ -137,6 +137,7 @@ class Setup:
         self._check_columns()
         self.availability = bound(availability, self.federation, rounds)
         self.strategy.check(self.availability)
+        self.strategy.check_local(rule)
         everybody = (
             client_data(seeds, clients, self.dataset, self.tables, *how, members) if personal.newcomers else self.data
         )

@@ -4,7 +4,12 @@ from fedsim.strategies.base import KeepsClientModels, ServerStep, State, Strateg
 from fedsim.strategies.f3ast import F3AST
 from fedsim.strategies.fedau import FedAU
 from fedsim.strategies.fedavg import FedAvg, FedAvgAll, FedAvgKnown
+from fedsim.strategies.fedavgm import FedAvgM
 from fedsim.strategies.fedawe import FedAWE
+from fedsim.strategies.feddc import FedDC
+from fedsim.strategies.feddyn import FedDyn
+from fedsim.strategies.fedexp import FedExP
+from fedsim.strategies.fednova import FedNova
 from fedsim.strategies.fedopt import FedOpt
 from fedsim.strategies.fedpbc import FedPBC
 from fedsim.strategies.fedprox import FedProx
@@ -22,6 +27,11 @@ __all__ = [
     "FedAvg",
     "FedAvgAll",
     "FedAvgKnown",
+    "FedAvgM",
+    "FedDC",
+    "FedDyn",
+    "FedExP",
+    "FedNova",
     "FedOpt",
     "FedPBC",
     "FedProx",

@@ -13,6 +13,7 @@ from fedsim.availability import Availability
 from fedsim.core import checks
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
+from fedsim.local import LocalRule
 
 
 @dataclass
@@ -45,6 +46,10 @@ class Strategy(ABC, Generic[S]):
 
     def check(self, availability: Availability) -> None:
         """Refuse, before the first round, an availability process the algorithm cannot run under."""
+
+    def check_local(self, rule: LocalRule) -> None:
+        """Refuse, before the first round, a local rule the algorithm cannot run with. What `start` hands to a rule that
+        does not use it is refused anyway."""
 
     def initial(self, model: Tensor, federation: Federation) -> S:
         """The state before round 0, from the initial models [R, d]."""

@@ -52,9 +52,16 @@ class RemembersClients(ServerStep[M]):
 
 def remember(state: ClientMemory, cohort: Cohort, values: Tensor) -> Tensor:
     """Store the cohort's values [n, d] in place; return the new mean [R, d] of what is stored."""
-    old = cohort.gather(state.memory)
-    new = values.to(state.memory.dtype)  # the mean is that of the stored, rounded values
-    cohort.scatter(state.memory, new)
+    return stored(state.memory, state.mean, cohort, values)
+
+
+def stored(memory: Tensor, mean: Tensor, cohort: Cohort, values: Tensor, weighting: str = "uniform") -> Tensor:
+    """The same for any memory [R·m, d] and its mean [R, d] over clients, plain or by their data."""
+    old = cohort.gather(memory)
+    new = values.to(memory.dtype)  # the mean is that of the stored, rounded values
+    cohort.scatter(memory, new)
     change = new.to(values.dtype) - old.to(values.dtype)
     once = 1.0 / cohort.count.clamp(min=1)  # a multiset's repeated client is still remembered once
-    return state.mean + cohort.sum(change, once) / cohort.federation.clients
+    if weighting == "data":
+        return mean + cohort.sum(change, once * cohort.weights("data"))
+    return mean + cohort.sum(change, once) / cohort.federation.clients

@@ -184,7 +184,7 @@ class Trainer:
         with tensor_cores(self.model.precision):
             end, loss, samples = self._local_steps(cohort, plan, carry, rates, answered)
         samples = self.rule.used(samples, carry, end)
-        rates, steps = self._sums(rates, plan)
+        rates, weight, steps = self._sums(rates, plan)
         finite = finite_rows(loss, end)
         kept = None if accept is None else accept(t, cohort, finite)
         if kept is not None:
@@ -192,6 +192,7 @@ class Trainer:
             cohort, samples = cohort.subset(kept), samples[kept]
             handed = {name: value[pick] for name, value in handed.items()}
             start, loss, rates, steps, finite = (value[pick] for value in (start, loss, rates, steps, finite))
+            weight = None if weight is None else weight[pick]
             end = {name: value[pick] for name, value in end.items()}
         memory.scatter(cohort, end)
         rows = end["params"]
@@ -204,7 +205,7 @@ class Trainer:
             end.pop(name, None)
         lr = self.rates * self.rule.schedule.factor(t, 0, *self.batches.longest)
         sent = deployed if answered is None else answered
-        return Report(cohort, start, end, loss / steps, lr, rates, samples, sent, finite, rows)
+        return Report(cohort, start, end, loss / steps, lr, rates, samples, sent, finite, rows, weight)
 
     def _local_steps(
         self, cohort: Cohort, plan: Plan, carry: Carry, rates: Tensor, answered: Tensor | None
@@ -262,11 +263,15 @@ class Trainer:
             )
         self._halved = True
 
-    def _sums(self, rates: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        """[n] the sum of every row's learning rates [S, n], and the number of its steps."""
+    def _sums(self, rates: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None, Tensor]:
+        """[n] the sum of every row's rates [S, n], that with what steps weigh gradients, and how many there are."""
         taken = torch.as_tensor(plan.load.steps, dtype=rates.dtype).to(rates.device, non_blocking=True)
         going = torch.arange(len(rates), device=rates.device)[:, None] < taken
-        return (rates * going).sum(0), taken
+        total, of_steps = (rates * going).sum(0), [self.rule.gradient_weight(k) for k in range(len(rates))]
+        if all(weight == 1 for weight in of_steps):
+            return total, total, taken
+        known = None if None in of_steps else rates.new_tensor(of_steps) @ (rates * going)
+        return total, known, taken
 
     def _rates(self, cohort: Cohort, plan: Plan, t: int) -> Tensor:
         """[S, n] the learning rate of every step and row; a row's schedule counts its own steps."""

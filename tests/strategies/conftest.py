@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import library
 import numpy as np
 import pytest
+import torch
 from naive_strategies import (
     CLIENTS,
     LRS,
@@ -38,3 +40,54 @@ def regression_fixture(Regression, regression_of, Scripted):
         )
 
     return build
+
+
+@pytest.fixture(name="federated", scope="session")
+def federated_fixture(regression_of, Scripted):
+    """Builds five rounds of a strategy on the small regression; `rule` replaces plain full-batch SGD.
+
+    A federation is built once and lent to one strategy after another: building is most of such a run.
+    """
+    built = {}
+
+    def build(strategy, counts=None, rule=SGD, schedule="constant", seeds=SEEDS, work=None, **options) -> Simulation:
+        rates = {"lr": [LRS[SEEDS.index(seed)] for seed in seeds], "steps": STEPS, "batch_size": None}
+        counts = library.script() if counts is None else counts
+        options = {"execution": Execution(dtype="float64", chunk=3)} | options
+        key = repr((counts.tolist(), rule, schedule, seeds, work, {k: options[k] for k in sorted(options)}))
+        if key not in built or "dataset" in options:
+            built[key] = Simulation(
+                options.pop("dataset", None) or regression_of(SIZES),
+                library.Line,
+                clients=CLIENTS,
+                availability=Scripted(counts[:, [SEEDS.index(s) for s in seeds]], np.array(library.PROBABILITIES)),
+                strategy=strategy,
+                local=rule(schedule=SCHEDULES[schedule][0], **rates | (work or {})),
+                rounds=len(counts),
+                seeds=seeds,
+                **options,
+            )
+        built[key].strategy = strategy
+        return built[key]
+
+    return build
+
+
+@pytest.fixture(name="follows")
+def follows_fixture(federated, play):
+    """Compares a strategy with its naive version, round by round."""
+
+    def run(strategy, naive, **options):
+        return library.compare(federated(strategy, **options), naive, play)
+
+    return run
+
+
+@pytest.fixture(name="models")
+def models_fixture(federated, play):
+    """[T, R, d] the models after each round of a strategy."""
+
+    def run(strategy, **options) -> torch.Tensor:
+        return torch.stack([played.after.model for played in play(federated(strategy, **options))])
+
+    return run

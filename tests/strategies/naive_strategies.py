@@ -38,12 +38,15 @@ class Learner:
     def rates(self, t: int, steps: int = STEPS) -> list[float]:
         return [self.lr * self.rate(t, k, steps) for k in range(steps)]
 
-    def train(self, i: int, x: np.ndarray, t: int, correction=0.0, mu: float = 0.0, steps: int = STEPS) -> np.ndarray:
-        (features, targets), start = self.data[i], x
+    def train(
+        self, i: int, x: np.ndarray, t: int, correction=0.0, mu: float = 0.0, steps: int = STEPS, momentum: float = 0.0
+    ) -> np.ndarray:
+        (features, targets), start, velocity = self.data[i], x, 0.0
         for rate in self.rates(t, steps):
             error = features @ x[:-1] + x[-1] - targets
             gradient = np.append(features.T @ error, error.sum()) / len(targets)
-            x = x - rate * (gradient + correction + mu * (x - start))
+            velocity = momentum * velocity + gradient + correction + mu * (x - start)
+            x = x - rate * velocity
         return x
 
     def innovation(self, i: int, x: np.ndarray, t: int, **options) -> np.ndarray:

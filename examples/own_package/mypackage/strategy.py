@@ -1,4 +1,4 @@
-"""FedAvgM: federated averaging with momentum on the server."""
+"""Federated averaging with momentum on the server, as an example of a strategy of one's own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Velocity(State):
     velocity: Tensor
 
 
-class FedAvgM(Strategy[Velocity]):
+class ServerMomentum(Strategy[Velocity]):
     """v ← β v + mean_{i∈A} G_i; x ← x − η_g v (Hsu et al. 2019). A round in which nobody takes part changes nothing.
 
     Args:

@@ -12,7 +12,7 @@ import torch
 from mypackage.availability import OfficeHours
 from mypackage.local import HeavyBall
 from mypackage.shift import Saturating
-from mypackage.strategy import FedAvgM
+from mypackage.strategy import ServerMomentum
 from scipy.optimize import brentq
 
 from fedsim import Execution, Simulation
@@ -36,8 +36,8 @@ def trained(strategy: object, rounds: int = 5) -> torch.Tensor:
 
 
 def test_without_momentum_it_is_fedavg() -> None:
-    assert torch.equal(trained(FedAvgM(momentum=0.0)), trained(FedAvg()))
-    assert not torch.allclose(trained(FedAvgM()), trained(FedAvg()))
+    assert torch.equal(trained(ServerMomentum(momentum=0.0)), trained(FedAvg()))
+    assert not torch.allclose(trained(ServerMomentum()), trained(FedAvg()))
 
 
 def test_without_momentum_steps_are_those_of_sgd() -> None:
@@ -81,4 +81,4 @@ def test_the_command_line_finds_them(found_by: list[str], tmp_path: Path, monkey
     monkeypatch.setattr(sys, "argv", ["fedsim", *found, "experiment=office", *quick])
     main()
     assert len(read_metrics(tmp_path / "metrics.csv")) == 3
-    assert "mypackage.strategy.FedAvgM" in (tmp_path / "config.yaml").read_text()
+    assert "mypackage.strategy.ServerMomentum" in (tmp_path / "config.yaml").read_text()

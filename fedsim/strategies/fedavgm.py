@@ -1,0 +1,42 @@
+"""FedAvgM: federated averaging with momentum on the server (Hsu et al. 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.core import Federation, Report, checks
+from fedsim.strategies.base import State, Strategy
+
+
+@dataclass
+class FedAvgMState(State):
+    """Adds the velocity v, [R, d]."""
+
+    velocity: Tensor
+
+
+class FedAvgM(Strategy[FedAvgMState]):
+    """v ← β v + mean_{i∈A} G_i; x ← x − η_g v. Memory: one row on the server.
+
+    A round in which nobody takes part changes neither v nor x.
+
+    Args:
+        server_lr: η_g.
+        momentum: β.
+    """
+
+    def __init__(self, server_lr: float = 1.0, momentum: float = 0.9) -> None:
+        self.server_lr = checks.positive("strategy.server_lr", server_lr)
+        self.momentum = checks.fraction("strategy.momentum", momentum)
+
+    def initial(self, model: Tensor, federation: Federation) -> FedAvgMState:
+        return FedAvgMState(model, torch.zeros_like(model))
+
+    def aggregate(self, state: FedAvgMState, report: Report, t: int) -> FedAvgMState:
+        cohort = report.cohort
+        velocity = self.momentum * state.velocity + cohort.mean(report.innovation)  # v^{t+1}
+        model = state.model - self.server_lr * velocity  # x^{t+1}
+        return FedAvgMState(cohort.unless_empty(model, state.model), cohort.unless_empty(velocity, state.velocity))

@@ -1,0 +1,45 @@
+"""FedDyn: every client's loss is corrected until its minimum is the federation's (Acar et al., ICLR 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.federation import WEIGHTINGS, Cohort
+from fedsim.core.report import Report
+from fedsim.strategies.memory import ClientMemory, RemembersClients, remember
+
+
+class FedDyn(RemembersClients[ClientMemory]):
+    """Local steps descend f_i(θ) + α_i ⟨b_i, θ⟩ + α_i/2 ‖θ − x^t‖²; then b_i ← b_i + θ_i − x^t for i∈A, and
+    x^{t+1} = mean_{i∈A} θ_i + (1/m) Σ_i b_i.
+
+    b_i is what the client has moved in all its rounds; the paper stores −α b_i, and its server h = −(α/m) Σ_i b_i. An
+    empty round changes nothing (the authors' program draws again). That program evaluates the mean of the active
+    clients' models, and that of all clients' last ones, beside x^t; here x^t alone is the model. Runs under local=sgd,
+    whose carry takes the correction and the anchor. Memory: one row per client.
+
+    Args:
+        alpha: α, 0.001 to 0.1 in the paper.
+        weighting: 'uniform' takes α_i = α; 'data' α / (m w_i), as the authors' program does, which makes the limit the
+            minimum of Σ w_i F_i.
+        memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
+    """
+
+    def __init__(self, alpha: float = 0.01, weighting: str = "uniform", memory_dtype: str = "same") -> None:
+        super().__init__(1.0, memory_dtype)
+        self.alpha = checks.positive("strategy.alpha", alpha)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+
+    def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
+        model, moved = cohort.broadcast(state.model), cohort.gather(state.memory).to(state.model.dtype)
+        alpha = self.alpha / (cohort.weights(self.weighting) * cohort.federation.clients)  # α_i, [n]
+        return {"params": model, "anchor": model, "proximal": alpha, "correction": alpha[:, None] * moved}
+
+    def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
+        cohort = report.cohort
+        mean = remember(state, cohort, cohort.gather(state.memory).to(state.model.dtype) - report.innovation)
+        model = cohort.mean(report.end) + mean
+        return replace(state, model=cohort.unless_empty(model, state.model), mean=mean)

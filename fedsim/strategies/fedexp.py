@@ -1,0 +1,56 @@
+"""FedExP: the server's rate grows with the disagreement of the clients (Jhunjhunwala et al., ICLR 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
+from fedsim.core.report import Report
+from fedsim.strategies.base import State, Strategy
+
+
+@dataclass
+class Iterates(State):
+    """Of strategies that report an average of their iterates as the model; training goes on from the last one.
+
+    Attributes:
+        iterate: [R, d] x^t, what is sent to clients.
+    """
+
+    iterate: Tensor
+
+
+class FedExP(Strategy[Iterates]):
+    """x ← x − η_g Ḡ with Ḡ = mean_{i∈A} G_i and η_g = max(1, mean_{i∈A} ‖G_i‖² / (2 (‖Ḡ‖² + ε))), means weighed by w_i.
+
+    The reported model is the mean of the last two iterates, training goes on from the last one; `average` false reports
+    that. Memory: one row on the server. The authors' program has n ε in the place of ε, n the clients of the round.
+
+    Args:
+        eps: ε; their programs take 0.001 (CIFAR) and 0.1 (EMNIST).
+        average: whether the model of a run is the mean of the last two iterates.
+        weighting: w_i, 'uniform' or 'data'.
+    """
+
+    def __init__(self, eps: float = 1e-3, average: bool = True, weighting: str = "uniform") -> None:
+        self.eps = checks.not_negative("strategy.eps", eps)
+        self.average = average
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+
+    def initial(self, model: Tensor, federation: Federation) -> Iterates:
+        return Iterates(model, model.clone())
+
+    def start(self, state: Iterates, cohort: Cohort) -> Tensor:
+        return cohort.broadcast(state.iterate)
+
+    def aggregate(self, state: Iterates, report: Report, t: int) -> Iterates:
+        cohort, weights = report.cohort, report.cohort.weights(self.weighting)
+        mean = cohort.mean(report.innovation, weights)
+        spread = cohort.mean(report.innovation.square().sum(1), weights)  # mean of ‖G_i‖²
+        rate = (spread / (2 * (mean.square().sum(1) + self.eps))).nan_to_num(nan=1.0, posinf=1.0).clamp(min=1.0)
+        iterate = state.iterate - rate[:, None] * mean
+        model = (iterate + state.iterate) / 2 if self.average else iterate.clone()
+        return Iterates(cohort.unless_empty(model, state.model), iterate)

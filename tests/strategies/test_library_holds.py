@@ -1,0 +1,113 @@
+"""What every strategy must hold: replicates alone as together, any chunks, memory anywhere, resumed, on ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from naive_strategies import CLIENTS, SEEDS
+
+from fedsim import Execution
+from fedsim.core import Ranks
+from fedsim.strategies import FedAvgM, FedDC, FedDyn, FedExP, FedNova
+
+LIBRARY = {
+    "fedavgm": lambda: FedAvgM(0.7, 0.5),
+    "fednova": lambda: FedNova(0.8, "data"),
+    "fedexp": lambda: FedExP(0.001),
+    "feddyn": lambda: FedDyn(0.3, "data"),
+    "feddc": lambda: FedDC(0.2),
+}
+CLOSE = {"rtol": 0, "atol": 1e-10}
+
+
+def fields(state) -> dict[str, torch.Tensor]:
+    return {part.name: getattr(state, part.name) for part in dataclasses.fields(state)}
+
+
+@pytest.fixture(name="whole")
+def whole_fixture(federated, play):
+    """The states of an ordinary run, round by round."""
+    return lambda name, **options: [fields(played.after) for played in play(federated(LIBRARY[name](), **options))]
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_a_strategy_holds_what_all_must_hold(name, whole, federated):
+    """A run is compared with that of its second replicate alone; and with two ranks that give the state to another
+    object of the strategy after every round, take two rows at a time and have their memory on disk."""
+    expected = whole(name)
+    assert not torch.equal(expected[0]["model"], expected[-1]["model"])
+    for together, alone in zip(expected, whole(name, seeds=SEEDS[1:]), strict=True):
+        for part, value in alone.items():
+            torch.testing.assert_close(value, together[part][len(value) :], **CLOSE, msg=f"alone, {part}")
+    for rank, state in enumerate(divided(federated, name)):
+        for part, value in state.items():
+            wanted = expected[-1][part]
+            if value.shape != wanted.shape:
+                wanted = wanted.unflatten(0, (len(SEEDS), CLIENTS))[:, rank::2].flatten(0, 1)
+            torch.testing.assert_close(value, wanted, **CLOSE, msg=f"rank {rank}, {part}")
+
+
+@dataclass(frozen=True)
+class Threads(Ranks):
+    """Ranks that are threads of this process."""
+
+    slots: list = field(default_factory=lambda: [None, None], repr=False)
+    barrier: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=60), repr=False)
+
+    def gather(self, value):
+        self.slots[self.rank] = value
+        self.barrier.wait()
+        gathered = list(self.slots)
+        self.barrier.wait()
+        return gathered
+
+    def sum(self, values):
+        return values.copy_(sum(self.gather(values.clone())))
+
+    def rows(self, values, lengths):
+        return torch.cat(self.gather(values))
+
+    def tell(self, value):
+        return self.gather(value)[0]
+
+
+FIRST = Threads(0, 2)
+BOTH = (FIRST, dataclasses.replace(FIRST, rank=1))
+EXECUTORS: dict[str, str] = {}  # vmapped steps cannot run in threads
+
+
+def divided(federated, name: str) -> list[dict[str, torch.Tensor]]:
+    """The last states of two ranks."""
+    states, errors = [{}, {}], []
+
+    def work(simulation, state) -> None:
+        ranks = simulation.federation.ranks
+        try:
+            memory = simulation.trainer.memory(state.model)
+            for t in range(simulation.rounds):
+                strategy = LIBRARY[name]()
+                cohort = strategy.cohort(state, simulation.availability.sample(t))
+                report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, state.model, memory)
+                state = strategy.aggregate(state, report, t)
+                addresses = [value.data_ptr() for value in fields(state).values()]
+                assert len(set(addresses)) == len(addresses), "two fields are one tensor"
+            states[ranks.rank] = fields(state)
+        except BaseException as error:
+            errors.append(error)
+            ranks.barrier.abort()
+
+    how = Execution(dtype="float64", chunk=2, memory="disk", executor=EXECUTORS.get(name, "fused"))
+    both = [federated(LIBRARY[name](), ranks=ranks, execution=how) for ranks in BOTH]
+    starts = [simulation.initial_state() for simulation in both]  # initial models are drawn from a global stream
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(both, starts, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return states
