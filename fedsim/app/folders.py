@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
+
+from fedsim.core.settings import short
 
 RESUME = ("never", "auto", "overwrite")
 LONGEST_NAME = 200  # of a run's folder in a sweep; file systems end at 255 bytes
@@ -38,14 +39,6 @@ def job_folder(overrides: Iterable[str], fixed: Sequence[str] = ()) -> str:
 def key_of(override: str) -> str:
     """Its key or group, without signs that add and remove."""
     return override.partition("=")[0].lstrip("+~")
-
-
-def short(keys: Iterable[str]) -> dict[str, str]:
-    """Key → its last word, or the whole key where others end alike."""
-    known = list(keys)
-    last = {key: re.split(r"[./]", key.removesuffix("._target_"))[-1] for key in known}
-    count = Counter(last.values())
-    return {key: last[key] if count[last[key]] == 1 else key.replace("/", ".") for key in known}
 
 
 def _value(text: str) -> str:

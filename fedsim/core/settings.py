@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -13,3 +15,16 @@ def flatten(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any
             yield from flatten(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", value
+
+
+def short(keys: Iterable[str]) -> dict[str, str]:
+    """Key → its last word, or the whole key where others end alike."""
+    known = list(dict.fromkeys(keys))
+    last = {key: re.split(r"[./]", said(key))[-1] for key in known}
+    count = Counter(last.values())
+    return {key: last[key] if count[last[key]] == 1 else said(key).replace("/", ".") for key in known}
+
+
+def said(key: str) -> str:
+    """A key as a person says it: the class of the strategy is the strategy."""
+    return key.removesuffix("._target_")

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.plots.cells import Cell, at, labels
-from fedsim.plots.style import FITTED, HATCHED, STYLE, colour, legend_below, panels, wrapped
+from fedsim.plots.style import FITTED, HATCHED, STYLE, colour, formulas, legend_below, panels, wrapped
 
 
 def bars(
@@ -38,7 +38,7 @@ def bars(
     with matplotlib.rc_context(STYLE):
         drawing, grid = panels(len(boxes), width=max(4.4, 0.26 * len(groups) * max(len(tints), 5)), columns=1)
         for axes, (box, shown) in zip(grid, boxes, strict=True):
-            axes.set_title(", ".join([box, shown] if box and len(names) > 1 else [box or shown]))
+            axes.set_title(formulas(", ".join([box, shown] if box and len(names) > 1 else [box or shown])))
             axes.grid(visible=False, axis="x")
             for number, tint in enumerate(tints):
                 literal = not all(cell.fitted for cell in at(cells, colours, tint))
@@ -57,7 +57,7 @@ def bars(
                                 x, paper, "o", color="black", markeredgecolor="white", markersize=5, label="paper"
                             )
             axes.set_xticks(range(len(groups)), [wrapped(name, 14) for name in groups])
-            axes.set_ylabel(unit)
+            axes.set_ylabel(formulas(unit))
             if least is not None:
                 highest = axes.dataLim.ymax
                 axes.set_ylim(least, highest + 0.1 * (highest - least))
@@ -104,7 +104,7 @@ def heatmap(
             axes.set_yticks(range(len(rows)), rows)
             axes.set_xlabel(x)
             axes.set_ylabel(y)
-            axes.set_title(boxes[number] or measure)
+            axes.set_title(formulas(boxes[number] or measure))
             axes.grid(visible=False)
-        drawing.colorbar(picture, ax=grid, label=unit, shrink=0.85)
+        drawing.colorbar(picture, ax=grid, label=formulas(unit), shrink=0.85)
     return drawing

@@ -13,7 +13,7 @@ from fedsim.plots.report import html
 from fedsim.results.differences import find
 from fedsim.results.forms import FORMS
 from fedsim.results.measured import Cell, metric
-from fedsim.results.runs import Run
+from fedsim.results.runs import Run, measured_by
 from fedsim.results.table import Table
 
 
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         runs = find(options.runs)
-        known = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
+        known = measured_by(runs)
         for name in options.metric or []:
             checks.choice("--metric", name, known)
         out = options.out

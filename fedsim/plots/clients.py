@@ -10,6 +10,7 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from fedsim.plots.looks import looks
 from fedsim.plots.style import STYLE, colour, panels, wrapped
 from fedsim.results.differences import shared_name
 from fedsim.results.runs import Run
@@ -25,6 +26,7 @@ ABSENT, PRESENT = "#f2f2ed", "#1f61a0"
 def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
     """A box of the clients' accuracies, or of another metric, for each run, a dot for each client; replicates put
     together."""
+    tints = [look.tint for look in looks(runs).of]
     known = [(n, run, run.clients) for n, run in enumerate(runs) if run.clients is not None]
     found = [(n, run.label, c.accuracy if metric is None else c.metrics.get(metric)) for n, run, c in known]
     scale = 100 if metric is None else 1
@@ -36,7 +38,7 @@ def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
     with matplotlib.rc_context(STYLE):
         drawing, (axes,) = panels(1, width=8.0, height=1.1 + 0.62 * len(shown))
         for place, (number, _, values) in enumerate(shown):
-            tint = colour(number)
+            tint = tints[number]
             across = place + draw.uniform(-0.26, 0.26, len(values))
             axes.scatter(values, across, s=9, color=tint, alpha=0.35, linewidths=0, rasterized=len(values) > 300)
             axes.boxplot(

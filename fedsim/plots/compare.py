@@ -10,10 +10,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.plots import clients
-from fedsim.plots.curves import figure, telling
-from fedsim.plots.style import DISTANCES, STYLE, colour, drawn, panels, percent, wrapped
+from fedsim.plots.curves import beside_a_loss, figure, telling
+from fedsim.plots.looks import looks
+from fedsim.plots.style import DISTANCES, STYLE, measured_in, panels, percent, wrapped
+from fedsim.results.differences import ABSENT
 from fedsim.results.runs import Run
 from fedsim.tracking.clients import MOST_CLIENTS, MOST_ROUNDS
+from fedsim.tracking.result import spread as after
 
 
 @dataclass
@@ -41,14 +44,15 @@ def pictures(runs: list[Run], metrics: list[str] | None = None, most: int = 2) -
     """
     several = max(run.replicates for run in runs) > 1
     band = " Bands are ±1 standard deviation over the replicates." if several else ""
-    chosen = metrics or [name for name in telling(runs) if name not in DISTANCES][:most]
+    inner = " Bands hold the replicates from the 10 % to the 90 % quantile." if several else ""
+    chosen = metrics or beside_a_loss([name for name in telling(runs) if name not in DISTANCES][:most], runs)
     if chosen:
         yield Picture("curves", "Over the rounds", f"Mean over the replicates.{band}", figure(runs, chosen))
     if len(runs) > 1:
         ends = f"After the last round.{' Whiskers are ±1 standard deviation, dots the replicates.' if several else ''}"
         yield Picture("final", "Where the runs ended", ends, final(runs))
     if distances := [name for name in DISTANCES if any(name in run.metrics for run in runs)]:
-        known = f"Euclidean distance of the evaluated model, on a logarithmic axis.{band}"
+        known = f"Euclidean distance of the evaluated model, on a logarithmic axis.{inner}"
         yield Picture("distances", "How far from the reference points", known, figure(runs, distances))
     if drawing := clients.accuracies(runs):
         how = "A dot is a client, evaluated on its own data after the last round; all replicates together. Boxes hold "
@@ -70,23 +74,24 @@ def pictures(runs: list[Run], metrics: list[str] | None = None, most: int = 2) -
 
 def final(runs: list[Run]) -> Figure:
     """A bar per run for each of the (up to two) most telling metrics, mean ± 1 standard deviation over replicates."""
-    metrics = telling(runs)[:2]
+    metrics, tints = telling(runs)[:2], [look.tint for look in looks(runs).of]
     with matplotlib.rc_context(STYLE):
         width = 5.4 if len(metrics) > 1 else 8.0
         drawing, grid = panels(len(metrics), width=width, height=1.0 + 0.42 * len(runs))
         for axes, metric in zip(grid, metrics, strict=True):
             for place, run in enumerate(runs):
-                values = run.curve(metric)[1][-1]
+                values = run.ended(metric)
                 mean, spread = run.final(metric)
-                axes.barh(place, mean, 0.62, color=colour(place), alpha=0.85)
+                if run.has(metric):
+                    axes.barh(place, mean, 0.62, color=tints[place], alpha=0.85)
                 if len(values) > 1:
                     axes.errorbar(mean, place, xerr=spread, color="#333333", capsize=3, linewidth=1.2)
                     axes.plot(values, np.full(len(values), place), ".", color="#333333", markersize=4, alpha=0.6)
                 axes.annotate(
-                    written(metric, mean, spread if len(values) > 1 else None), (1, place), (6, 0),
+                    written(metric, mean, spread) if run.has(metric) else ABSENT, (1, place), (6, 0),
                     xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=9,
                 )  # fmt: skip
-            axes.set_title(drawn(metric))
+            axes.set_xlabel(measured_in(metric))
             axes.set_ylim(len(runs) - 0.45, -0.55)
             axes.set_yticks(range(len(runs)), [wrapped(run.label) for run in runs] if axes is grid[0] else [])
             axes.grid(visible=False, axis="y")
@@ -96,8 +101,8 @@ def final(runs: list[Run]) -> Figure:
     return drawing
 
 
-def written(metric: str, mean: float, std: float | None) -> str:
-    """Accuracies in per cent, everything else to four digits; no deviation of a single replicate."""
+def written(metric: str, mean: float, std: float) -> str:
+    """Accuracies in per cent, everything else to four digits; no deviation where there is none (NaN)."""
     if "accuracy" in metric:
-        return f"{100 * mean:.1f}" + ("" if std is None else f" ± {100 * std:.1f}") + " %"
-    return f"{mean:.4g}" + ("" if std is None else f" ± {std:.2g}")
+        return f"{100 * mean:.1f}" + ("" if np.isnan(std) else f" ± {100 * std:.1f}") + " %"
+    return f"{mean:.4g}{after(std)}"

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from fedsim.evaluation.columns import MODELS
 from fedsim.plots.cells import Cell, at, labels
+from fedsim.plots.looks import looks
 from fedsim.plots.style import (
     DASHES,
     FITTED,
@@ -19,12 +20,14 @@ from fedsim.plots.style import (
     STYLE,
     colour,
     drawn,
+    formulas,
     legend_below,
-    line,
+    measured_in,
     panels,
     percent,
+    wrapped,
 )
-from fedsim.results.runs import NEWCOMERS, Run
+from fedsim.results.runs import NEWCOMERS, Run, measured_by
 
 PREFERRED = (
     "test_accuracy",
@@ -36,21 +39,34 @@ PREFERRED = (
     "train_loss",
     "test_loss",
 )
-BAND_FLOOR = 0.1  # on a logarithmic axis a band does not fall below this share of its mean: it would fill the picture
+QUANTILES = (0.1, 0.9)  # of a band on a logarithmic axis, on which a mean less a deviation may be nothing
+STRETCHED = 1.5  # round 0 is left out of view where it would make an axis so much longer
+LOSSES = ("test_loss", "train_loss")
 
 
 def draw_curve(
-    axes: Axes, rounds: np.ndarray, values: np.ndarray, metric: str, label: str, tint: str, dashes: Any = "-"
+    axes: Axes,
+    rounds: np.ndarray,
+    values: np.ndarray,
+    metric: str,
+    label: str,
+    tint: str,
+    dashes: Any = "-",
+    marker: str = "",
 ) -> None:
-    """Mean over replicates and ±1 standard deviation of [E, R] values at [E] rounds; NaN is no value."""
+    """Mean over replicates of [E, R] values at [E] rounds, and a band of ±1 standard deviation, on a logarithmic axis
+    from the 10 % to the 90 % quantile; NaN is no value."""
     values = np.ma.masked_invalid(values)
     mean = values.mean(1)
-    axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=1.6, label=label)
+    often = max(1, len(rounds) // 8)
+    marked = {"marker": marker, "markersize": 4.5, "markevery": often}
+    axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=1.6, label=label, **marked)
     if values.shape[1] > 1:
         spread = values.std(1, ddof=1)
         low, high = mean - spread, mean + spread
         if axes.get_yscale() == "log":
-            low = np.maximum(low, mean * BAND_FLOOR)
+            known = [row.compressed() for row in values]
+            low, high = np.array([np.quantile(k, QUANTILES) if len(k) else (np.nan, np.nan) for k in known]).T
         if "accuracy" in metric:
             low, high = low.clip(0, 1), high.clip(0, 1)
         axes.fill_between(rounds, low, high, color=tint, alpha=0.18, linewidth=0)
@@ -65,24 +81,51 @@ def smooth(values: np.ndarray, decay: float) -> np.ndarray:
 
 
 def figure(runs: list[Run], metrics: list[str] | None = None) -> Figure:
-    """A panel per metric, of the runs that have it; by default the (up to two) most telling ones that all have."""
-    chosen = metrics or telling(runs)[:2]
+    """A panel per metric, of the runs that have it; by default the (up to two) most telling ones, and a loss."""
+    chosen, looking = metrics or beside_a_loss(telling(runs)[:2], runs), looks(runs)
     with matplotlib.rc_context(STYLE):
-        drawing, grid = panels(len(chosen), width=5.0, height=3.6, columns=min(len(chosen), 2))
+        columns = 3 if len(chosen) == 3 else min(len(chosen), 2)
+        drawing, grid = panels(len(chosen), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns)
         for axes, metric in zip(grid, chosen, strict=True):
-            _prepare(axes, metric, drawn(metric), metric in LOGARITHMIC)
-            for number, run in enumerate(runs):
-                if metric in run.metrics:
-                    draw_curve(axes, *run.curve(metric), metric, run.label, colour(number), line(number))
+            _prepare(axes, metric, "", metric in LOGARITHMIC)
+            axes.set_ylabel(wrapped(measured_in(metric), 36))
+            for run, look in zip(runs, looking.of, strict=True):
+                if run.has(metric):
+                    draw_curve(axes, *run.curve(metric), metric, "", look.tint, look.dashes, look.marker)
+            _without_round_0(axes)
             percent(axes.yaxis, metric)
-        legend_below(drawing, grid)
+        legend_below(drawing, grid, looking.entries())
     return drawing
 
 
+def _without_round_0(axes: Axes) -> None:
+    """Where the initial model would take most of a linear axis, the curves come in from outside."""
+    points = [line.get_xydata() for line in axes.get_lines()]
+    points += [path.vertices for band in axes.collections for path in band.get_paths()]
+    if axes.get_yscale() == "log" or not points:
+        return
+    x, y = np.ma.masked_invalid(np.concatenate([np.asarray(p) for p in points])).T
+    later = y[x > 0].compressed()
+    if len(set(x.compressed())) < 4 or not len(later):
+        return
+    low, high = later.min(), later.max()
+    if high > low and y.max() - y.min() > STRETCHED * (high - low):
+        axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+
+
+def beside_a_loss(metrics: list[str], runs: list[Run]) -> list[str]:
+    """The metrics, a loss among them where runs have one: accuracy alone does not show that a loss grows."""
+    if any("loss" in name or "risk" in name for name in metrics):
+        return metrics
+    return metrics[:1] + [name for name in LOSSES if any(run.has(name) for run in runs)][:1] + metrics[1:]
+
+
 def telling(runs: list[Run]) -> list[str]:
-    """The metrics that all runs have, the most telling first."""
-    shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
-    return [name for name in PREFERRED if name in shared] or shared
+    """The metrics that runs have, those of all runs before those of some, the most telling first."""
+    known = measured_by(runs)
+    order = [*PREFERRED, *(name for name in known if name not in PREFERRED)]
+    found = [name for name in PREFERRED if name in known] or known
+    return sorted(found, key=lambda name: (not all(run.has(name) for run in runs), order.index(name)))
 
 
 def curves(
@@ -119,14 +162,13 @@ def curves(
         drawing, grid = panels(len(boxes), columns=across if across > 1 and len(metrics) > 1 else None)
         for axes, (name, label) in zip(grid, boxes, strict=True):
             logarithmic = log if isinstance(log, bool) else name in log
-            _prepare(axes, name, label or drawn(name), logarithmic)
+            _prepare(axes, name, formulas(label), logarithmic)
             if iterations:
                 axes.set_xlabel("iteration")
             first_of_its_kind = grid[next(n for n, box in enumerate(boxes) if box[0] == name)]
             if axes is not first_of_its_kind:
                 axes.sharey(first_of_its_kind)
-            if label:
-                axes.set_ylabel(drawn(name))
+            axes.set_ylabel(drawn(name))
             for cell in at(cells, panel, label):
                 assert cell.run is not None
                 tint = colour(tints.index(cell.at[colours]) if colours else 0)

@@ -15,15 +15,18 @@ import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
+from fedsim.core.settings import said
 from fedsim.evaluation.columns import UNDIRECTED
 from fedsim.plots.compare import pictures, written
 from fedsim.plots.curves import telling
-from fedsim.plots.style import colour, title
-from fedsim.results.differences import ABSENT, differing, of_their_own, said, value
-from fedsim.results.runs import Run
+from fedsim.plots.looks import looks
+from fedsim.plots.style import title
+from fedsim.results.differences import ABSENT, differing, of_their_own, value
+from fedsim.results.runs import Run, knowing, measured_by
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 CURVES = 4  # metrics
+STROKES = {"-": "", "--": "6 3", ":": "1.5 2.5", "-.": "6 2.5 1.5 2.5"}  # dashes as SVG has them
 RUNS_ACROSS = 5  # more runs than this are rows of the table of differences
 
 
@@ -44,7 +47,10 @@ def html(runs: list[Run], metrics: list[str] | None = None) -> str:
         heading=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
         made=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
         about=_about(runs),
-        runs=[{"label": run.label, "colour": colour(number)} for number, run in enumerate(runs)],
+        runs=[
+            {"label": run.label, "colour": look.tint, "dashes": STROKES.get(look.dashes, "0 99"), "marker": look.marker}
+            for run, look in zip(runs, looks(runs).of, strict=True)
+        ],
         differences=_differences(runs, keys),
         across=len(runs) <= RUNS_ACROSS,
         results=_results(runs),
@@ -89,18 +95,17 @@ def _differences(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
 
 
 def _results(runs: list[Run]) -> list[dict[str, Any]]:
-    """Every metric that all runs have: its title, and per run what is written and whether it is the best."""
-    first = telling(runs)
-    shared = first + [m for m in runs[0].metrics if m not in first and all(m in run.metrics for run in runs)]
+    """Every metric that a run has: its title, and per run what is written and whether it is the best."""
     table = []
-    for metric in shared:
+    for metric in dict.fromkeys([*telling(runs), *measured_by(runs)]):
+        first = knowing(runs, metric)
         ends = [run.final(metric) for run in runs]
         means = [mean for mean, _ in ends]
-        directed = not runs[0].meanings.get(metric, "").endswith(UNDIRECTED)
+        directed = not first.meanings.get(metric, "").endswith(UNDIRECTED)
         known = [mean for mean in means if directed and not math.isnan(mean)]
-        best = (max if runs[0].rises(metric) else min)(known, default=math.nan)
+        best = (max if first.rises(metric) else min)(known, default=math.nan)
         texts = [
-            written(metric, mean, std if run.replicates > 1 else None)
+            written(metric, mean, std) if run.has(metric) else ABSENT
             for run, (mean, std) in zip(runs, ends, strict=True)
         ]
         marks = [len(runs) > 1 and mean == best for mean in means]

@@ -12,12 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import FuncFormatter
 
 from fedsim.evaluation.columns import MODELS
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")  # Okabe–Ito
 DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 FITTED = "fitted"  # in a legend: what uses constants that were fitted after seeing the paper's numbers
 HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0}  # its bars
 FITTED_DASHES = (0, (6, 1.5, 1, 1.5, 1, 1.5))  # its curves where dashes already say something; else the plain ones
@@ -39,6 +40,7 @@ TITLES = {
 }
 DISTANCES = ("distance_to_ps", "distance_to_po", "distance_to_optimum")
 LOGARITHMIC = DISTANCES
+UNITS = {"bytes": ", bytes", "seconds": ", s"}
 
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -68,9 +70,20 @@ def title(metric: str) -> str:
     return metric.replace("_", " ") + of
 
 
+def formulas(text: str) -> str:
+    """θ^PS set as mathematics, in a picture and in LaTeX."""
+    return re.sub(r"θ\^([A-Za-z]+)", r"$\\theta^{\\mathrm{\1}}$", text)
+
+
 def drawn(metric: str) -> str:
-    """The same in a picture, where θ^PS is set as a formula."""
-    return re.sub(r"θ\^(\w+)", r"$\\theta^{\\mathrm{\1}}$", title(metric))
+    """A metric's name in a picture."""
+    return formulas(title(metric))
+
+
+def measured_in(metric: str) -> str:
+    """The same on an axis, with the unit that ticks have none of."""
+    unit = ", %" if "accuracy" in metric else next((u for name, u in UNITS.items() if name in metric), "")
+    return drawn(metric) + unit
 
 
 def colour(position: int) -> str:
@@ -78,15 +91,10 @@ def colour(position: int) -> str:
     return COLOURS[position % len(COLOURS)]
 
 
-def line(position: int) -> str:
-    """The line style of the n-th thing: another one each time the colours begin again."""
-    return DASHES[position // len(COLOURS) % len(DASHES)]
-
-
 def percent(axis: Axis, metric: str) -> None:
-    """Accuracies are read in per cent."""
+    """Accuracies are read in per cent, which the axis's label says."""
     if "accuracy" in metric:
-        axis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}"))
 
 
 def panels(
@@ -105,12 +113,17 @@ def panels(
     return figure, list(grid[:count])
 
 
-def legend_below(figure: Figure, grid: list[Axes]) -> None:
-    """One legend for all panels, below them, as many columns as the figure is wide for. None for a single name."""
-    known: dict[str, Artist] = {}
-    for axes in grid:
+def legend_below(figure: Figure, grid: list[Axes], entries: dict[str, Artist] | None = None) -> None:
+    """One legend for all panels, below them, as many columns as the figure is wide for. None for a single name.
+
+    Args:
+        figure, grid: with its panels.
+        entries: names and what they stand for; those of the panels' curves unless given.
+    """
+    known: dict[str, Artist] = {} if entries is None else entries
+    for axes in grid if entries is None else []:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            known.setdefault(name, handle)
+            known.setdefault(formulas(name), handle)
     if len(known) > 1:
         room = int(figure.get_figwidth() / (0.65 + 0.085 * max(map(len, known))))
         columns = max(1, min(len(known), room))

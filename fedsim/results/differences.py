@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.settings import said, short
 from fedsim.results.runs import Run, load
 from fedsim.tracking.metrics_csv import NAME
 
@@ -31,26 +33,36 @@ def of_their_own(keys: Sequence[str]) -> set[str]:
     return {key for key in keys if not key.endswith(_CLASS) and key.startswith(inside)}
 
 
+def named(run: Run, key: str, among: Sequence[str] = ()) -> str:
+    """A run's value of a key as a label has it: a target class by its own name, else the key's last word with it, the
+    whole key where others of them end alike; nothing where the run knows no such key."""
+    if key not in run.settings:
+        return ""
+    if key.endswith(_CLASS):
+        return str(run.settings[key]).rpartition(".")[2]
+    return f"{short([*among, key])[key]}={shortened(value(run.settings, key))}"
+
+
+def shortened(text: str, most: int = 24) -> str:
+    """A path by its last word, a long text by its beginning and end."""
+    last = text.rstrip("/").rpartition("/")[2] or text
+    return last if len(last) <= most else f"{last[: most - 9]}…{last[-8:]}"
+
+
 def name(run: Run, keys: Sequence[str]) -> str:
-    """A run by its values of some keys; a target class goes by its own name, its options go unsaid."""
-    own = of_their_own(keys)
-    parts = [
-        str(run.settings.get(key, "")).rpartition(".")[2] if key.endswith(_CLASS) else f"{key}={run.settings.get(key)}"
-        for key in keys
-        if key not in own
-    ]
-    return " ".join(part for part in parts if part)
+    """A run by its values of some keys."""
+    return " ".join(part for part in (named(run, key, keys) for key in keys) if part)
 
 
 def label(runs: list[Run]) -> None:
-    """Name every run by the settings in which the runs differ; by its folder too, where these are the same."""
-    keys = differing(runs)
+    """Name every run by the settings that tell the runs apart; by its folder too, where these do not."""
+    keys = swept_settings(runs)
     for run in runs:
         run.label = name(run, keys) or run.folder.name
-    labels = [run.label for run in runs]
-    for run in runs:
-        if labels.count(run.label) > 1:
-            run.label = f"{run.label} ({run.folder})"
+    for of in (lambda run: run.folder.name, lambda run: str(run.folder)):
+        labels = Counter(run.label for run in runs)
+        for run in (run for run in runs if labels[run.label] > 1):
+            run.label = f"{run.label.removesuffix(f' ({run.folder.name})')} ({of(run)})"
 
 
 def shared_name(group: Sequence[Run], runs: Sequence[Run]) -> str:
@@ -59,13 +71,8 @@ def shared_name(group: Sequence[Run], runs: Sequence[Run]) -> str:
         return "all runs" if len(runs) > 1 else ""
     if len(group) == 1:
         return group[0].label
-    keys = [key for key in differing(runs) if len({str(run.settings.get(key)) for run in group}) == 1]
+    keys = [key for key in swept_settings(runs) if len({str(run.settings.get(key)) for run in group}) == 1]
     return name(group[0], keys) or f"{group[0].label} and {len(group) - 1} more"
-
-
-def said(key: str) -> str:
-    """A key as a person says it: the class of the strategy is the strategy."""
-    return key.removesuffix(f".{_CLASS}")
 
 
 def value(settings: dict[str, Any], key: str) -> str:
@@ -81,7 +88,8 @@ def value(settings: dict[str, Any], key: str) -> str:
 
 
 def find(folders: list[Path]) -> list[Run]:
-    """The runs in the given folders, or one or more levels below them (a sweep), labelled by their differences.
+    """The runs in the given folders, or one or more levels below them (a sweep), labelled by their differences. Those
+    of one folder are in the order of what differs.
 
     What does not exist may be a glob that the shell left alone.
     """
@@ -92,8 +100,19 @@ def find(folders: list[Path]) -> list[Run]:
             raise ConfigError(f"{folder} holds no run: there is no {NAME} in it or below it")
         found.update(dict.fromkeys(below))
     runs = [load(folder) for folder in found]
+    if len(folders) == 1:
+        keys = swept_settings(runs)
+        runs.sort(key=lambda run: [order(value(run.settings, key)) for key in keys])
     label(runs)
     return runs
+
+
+def order(text: str) -> tuple[bool, Any]:
+    """Numbers by size before words by letters."""
+    try:
+        return False, float(text)
+    except ValueError:
+        return True, text.casefold()
 
 
 def _matching(pattern: Path) -> list[Path]:
@@ -102,8 +121,12 @@ def _matching(pattern: Path) -> list[Path]:
 
 
 def swept(runs: Sequence[Run]) -> list[str]:
-    """The keys that tell the runs apart, as a person says them: a class by its group, and no option of a class that
-    itself differs unless runs differ in nothing else."""
+    """The keys that tell the runs apart, as a person says them."""
+    return [said(key) for key in swept_settings(runs)]
+
+
+def swept_settings(runs: Sequence[Run]) -> list[str]:
+    """The keys that tell the runs apart: no option of a class that itself differs unless nothing else does."""
     keys = differing(runs)
     own = of_their_own(keys)
     first = [key for key in keys if key not in own]
@@ -114,7 +137,7 @@ def swept(runs: Sequence[Run]) -> list[str]:
     for key in (key for key in keys if key in own):
         if apart(first) < apart([*first, key]):
             first.append(key)
-    return [said(key) for key in first]
+    return first
 
 
 def given(run: Run, key: str) -> Any:

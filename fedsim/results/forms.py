@@ -68,8 +68,12 @@ def latex(found: Table) -> str:
 
 
 def plain(text: str) -> str:
-    """Text in which no sign means anything to LaTeX."""
-    return re.sub(r"[\\&%$#_{}~^±θ–]", lambda sign: SPECIAL[sign[0]], text)
+    """Text in which no sign means anything to LaTeX; θ^PS as mathematics."""
+    return re.sub(r"θ\^([A-Za-z]+)|[\\&%$#_{}~^±θ–]", _plain, text)
+
+
+def _plain(found: re.Match[str]) -> str:
+    return rf"$\theta^{{\mathrm{{{found[1]}}}}}$" if found[1] else SPECIAL[found[0]]
 
 
 def _entries(found: Table, form: int, bold: str) -> list[list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,12 +150,24 @@ class Run:
         return _first(metric, self.rows[0]) in self.rows[0]
 
     def ended(self, metric: str, last: int = 1) -> np.ndarray:
-        """[R] the metric's mean over the last so many evaluations."""
+        """[R] the metric's mean over the last so many evaluations; NaN of a run that has not measured it."""
+        if not self.has(metric):
+            return np.full(self.replicates, np.nan)
         return np.asarray(self.curve(metric)[1][-last:].mean(0))
 
     def final(self, metric: str) -> tuple[float, float]:
         """Mean and standard deviation over replicates after the last round."""
-        return mean_std(list(self.curve(metric)[1][-1]))
+        return mean_std(list(self.ended(metric)))
+
+
+def measured_by(runs: Sequence[Run]) -> list[str]:
+    """The measured columns of any of the runs, in their order; unlike runs have unlike ones."""
+    return list(dict.fromkeys(name for run in runs for name in run.metrics))
+
+
+def knowing(runs: Sequence[Run], metric: str) -> Run:
+    """The first run that has measured it, and knows what it means."""
+    return next(run for run in runs if run.has(metric))
 
 
 def _first(metric: str, row: Row) -> str:

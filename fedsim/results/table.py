@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.results.differences import given, same, swept, value
+from fedsim.results.differences import given, order, same, swept, value
 from fedsim.results.measured import Cell, Difference, Measure
 from fedsim.results.paired import paired
 from fedsim.results.runs import Run
@@ -127,7 +126,7 @@ def table(
                 )
             )
         beside[at] = run
-    across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [_order(text) for text in at])
+    across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [order(text) for text in at])
     found = Table(rows or ["run"], [], notes=list(choice.notes))
     pairs = {id(run): partner(run, runs, keys, against) for run in runs} if against else {}
     for at in across:
@@ -137,7 +136,7 @@ def table(
                 replace(m, heading=" ".join([f"difference of {m.heading}", _called(columns, at)]).strip())
                 for m in measures
             ]
-    for place in sorted(places, key=lambda place: [_order(text) for text in place]):
+    for place in sorted(places, key=lambda place: [order(text) for text in place]):
         cells: list[Cell | Difference | None] = []
         for at in across:
             cell = places[place].get(at)
@@ -206,12 +205,4 @@ def _text(run: Run, key: str) -> str:
 
 def _called(columns: Sequence[str], at: tuple[str, ...]) -> str:
     """A place among the columns: 'lr=0.1', a class by its name alone."""
-    return ", ".join(text if _order(text)[0] else f"{key}={text}" for key, text in zip(columns, at, strict=True))
-
-
-def _order(text: str) -> tuple[bool, Any]:
-    """Numbers by size before words by letters."""
-    try:
-        return False, float(text)
-    except ValueError:
-        return True, text
+    return ", ".join(text if order(text)[0] else f"{key}={text}" for key, text in zip(columns, at, strict=True))

@@ -181,5 +181,5 @@ def test_a_screenshot_has_the_colours_of_every_run(report: Path, tmp_path: Path)
     browse(profile, "--window-size=1200,2400", f"--screenshot={target}", report.as_uri())
     with Image.open(target) as page:
         counts = {rgb: n for n, rgb in page.convert("RGB").getcolors(1 << 24) or []}
-    for tint in COLOURS[:4]:
+    for tint in COLOURS[:2]:  # a strategy's each; rates are dashes
         assert counts.get(tuple(bytes.fromhex(tint[1:])), 0) > 100, tint

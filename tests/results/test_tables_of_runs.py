@@ -94,7 +94,7 @@ def test_a_pivot_of_one_key_over_the_other(runs: Path, tell: Any) -> None:
     found = frame(text).set_index("lr")
     assert found.loc[0.5, "test_accuracy fedawe"] == pytest.approx(ends("FedAWE", 0.5).mean())
     assert found.loc[0.1, "test_accuracy fedavg std"] == pytest.approx(ends("FedAvg", 0.1).std(ddof=1))
-    with pytest.raises(ConfigError, match=r"several runs have strategy=fedawe; add lr to --rows or --columns, or take"):
+    with pytest.raises(ConfigError, match=r"several runs have strategy=fedavg; add lr to --rows or --columns, or take"):
         tell(runs, "--rows", "strategy")
     with pytest.raises(ConfigError, match="--rows='momentum' is unknown; choose one of strategy, lr"):
         tell(runs, "--rows", "momentum")
@@ -159,7 +159,7 @@ def test_a_class_goes_by_its_name_where_no_choice_is_known(told: str, tmp_path: 
 
 
 def test_what_cannot_be_compared_is_one_sentence(runs: Path, tmp_path: Path, tell: Any) -> None:
-    with pytest.raises(ConfigError, match="--against strategy=mifa: no run has it; strategy is fedawe, fedavg"):
+    with pytest.raises(ConfigError, match="--against strategy=mifa: no run has it; strategy is fedavg, fedawe"):
         tell(runs, "--against", "strategy=mifa")
     with pytest.raises(ConfigError, match="--against='rate' is unknown"):
         tell(runs, "--against", "rate=1")

@@ -13,7 +13,7 @@ from fedsim.evaluation.columns import validation_metric
 from fedsim.results.differences import find
 from fedsim.results.forms import FORMS
 from fedsim.results.measured import Measure, costs, metric
-from fedsim.results.runs import Run
+from fedsim.results.runs import Run, measured_by
 from fedsim.results.table import choose, table
 
 FIRST = ("test_accuracy", "test_loss", "performative_risk", "distance_to_optimum", "train_loss")  # unless asked for
@@ -89,8 +89,8 @@ def _metrics(runs: list[Run], asked: list[str] | None) -> list[str]:
     """What is told of the runs: what was asked for, else the most telling column and what validation samples say."""
     shared = _shared(runs)
     for name in asked or []:
-        checks.choice("--metric", name, shared)
-    first = [name for name in FIRST if name in shared][:1] or shared[:1]
+        checks.choice("--metric", name, measured_by(runs))
+    first = [name for name in FIRST if name in shared][:1] or shared[:1] or measured_by(runs)[:1]
     chosen = validation_metric(shared)
     return asked or [*first, *([chosen] if chosen else [])]
 
