@@ -1,8 +1,8 @@
 """The rows of a run: R replicates × m clients are R·m virtual clients, numbered v = r·m + i.
 
-`Cohort` is what a strategy meets: rows, and sums over the rows of each replicate. `Federation.reduce` is the only place
-where clients meet. Of several ranks (`fedsim.core.ranks`) each has the rows of its own clients only, and the sums are
-those over all of them.
+`Cohort` is what a strategy meets: rows, sums over the rows of each replicate, and other functions of them
+(`fedsim.core.statistics`). `Federation.reduce` is the only place where clients are added. Of several ranks
+(`fedsim.core.ranks`) each has the rows of its own clients only, and the sums are those over all of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import PLACES, placed
 from fedsim.core.ranks import Ranks
+from fedsim.core.statistics import HostRows, RowStatistics
 
 WEIGHTINGS = ("uniform", "data")
 
@@ -68,7 +69,7 @@ class Federation:
         belongs = np.arange(self.clients) < (self.clients if self.members is None else self.members)
         shares = np.where(shares.sum(1, keepdims=True) > 0, shares, 1.0) * belongs
         self.data_fractions = (shares / shares.sum(1, keepdims=True)).reshape(-1)
-        self.data_weights = torch.as_tensor(self.data_fractions, dtype=self.dtype, device=self.device)
+        self.data_weights = torch.tensor(self.data_fractions, dtype=self.dtype, device=self.device)
         even = np.tile(belongs / belongs.sum(), (self.replicates, 1))
         self.client_weights = self.data_fractions.reshape(even.shape) if self.weighting == "data" else even
 
@@ -126,7 +127,7 @@ class Federation:
         return self.ranks.totals(whole)[0].reshape(-1)
 
     def reduce(self, weights: Tensor, rows: Tensor, bounds: Sequence[int]) -> Tensor:
-        """Weighted sum of rows per replicate: the only place where clients meet.
+        """Weighted sum of rows per replicate: the only place where clients are added.
 
         Each replicate's rows are summed on their own, so one replicate's non-finite values never reach another. Several
         ranks sum their own rows, and end with one all-reduce.
@@ -143,24 +144,7 @@ class Federation:
         return self.ranks.sum(own.to(self.device))
 
 
-@dataclass(frozen=True)
-class HostRows:
-    """Who computes in a round, in host numbers: n rows, sorted by replicate, then by client.
-
-    Attributes:
-        rows: [n] the index into any per-client memory here.
-        virtual: [n] numbers r·m + i of the virtual clients; equal to `rows` in a lone process.
-        count: [n] how often each takes part: 0 computes, but does not take part; more than 1 is a multiset.
-        probability: [n] true p_i^t.
-    """
-
-    rows: np.ndarray
-    virtual: np.ndarray
-    count: np.ndarray
-    probability: np.ndarray
-
-
-class Cohort:
+class Cohort(RowStatistics):
     """The virtual clients (of this rank) that compute in one round. What `host` knows of them, the device knows under
     the same name, made when it is first asked for.
 
@@ -170,7 +154,8 @@ class Cohort:
     """
 
     def __init__(self, federation: Federation, rows: np.ndarray, count: np.ndarray, probability: np.ndarray) -> None:
-        self.federation = federation
+        self.federation, self.ranks = federation, federation.ranks
+        self.shape = (federation.replicates, federation.clients)
         m, virtual = len(federation.own), rows
         if m < federation.clients:
             virtual = rows // m * federation.clients + federation.own[rows % m]
@@ -213,7 +198,8 @@ class Cohort:
 
     def _on_device(self, numbers: np.ndarray) -> Tensor:
         federation = self.federation
-        return torch.as_tensor(numbers, dtype=federation.dtype).to(federation.device, non_blocking=True)
+        own = torch.tensor(numbers, dtype=federation.dtype)  # a copy begins where all of torch's memory does: same bits
+        return own.to(federation.device, non_blocking=True)
 
     def __len__(self) -> int:
         return len(self.host.rows)
@@ -238,20 +224,6 @@ class Cohort:
         host, virtual, bounds = self.united(values.cpu().numpy())
         chosen = [virtual[a:b][np.argsort(-host[a:b], kind="stable")[:k]] for a, b in itertools.pairwise(bounds)]
         return self.subset(np.flatnonzero(np.isin(self.host.virtual, np.concatenate(chosen))))
-
-    def united(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
-        """Host numbers [..., n] of the cohort's rows → those of all ranks' rows [..., n'], in the same order; their
-        virtual clients [n']; and their bounds."""
-        federation = self.federation
-        if federation.ranks.count == 1:
-            return values, self.host.virtual, self.bounds
-        everyone = federation.replicates * federation.clients
-        whole, there = np.zeros((*values.shape[:-1], everyone)), np.zeros(everyone)
-        whole[..., self.host.virtual], there[self.host.virtual] = values, 1
-        whole, there = federation.ranks.totals(whole, there)
-        virtual = np.flatnonzero(there)
-        bounds = np.searchsorted(virtual, np.arange(0, everyone + 1, federation.clients))
-        return whole[..., virtual].astype(values.dtype), virtual, [int(b) for b in bounds]
 
     @property
     def seed(self) -> Tensor:

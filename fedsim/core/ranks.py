@@ -108,6 +108,16 @@ class Ranks:
         self._talk(lambda: dist.all_gather_object(gathered, value))
         return gathered
 
+    def rows(self, values: Tensor, lengths: list[int]) -> Tensor:
+        """[n, …] of every rank, rank after rank, given how many each has: one all-gather."""
+        if self.count == 1:
+            return values
+        padded = values.new_zeros(max(lengths), *values.shape[1:])
+        padded[: len(values)] = values
+        gathered = [torch.empty_like(padded) for _ in lengths]
+        self._talk(lambda: dist.all_gather(gathered, padded))
+        return torch.cat([rows[:length] for rows, length in zip(gathered, lengths, strict=True)])
+
     def tell(self, value: T) -> T:
         """What rank 0 says, whatever the others say."""
         if self.count == 1:

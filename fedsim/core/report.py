@@ -8,7 +8,10 @@ from functools import cached_property
 import numpy as np
 from torch import Tensor
 
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
+from fedsim.core.memory import Memory
 
 
 @dataclass
@@ -28,6 +31,7 @@ class Report:
     deployed: [R, d] what the server deployed in this round (θ̃ where the shift has inertia and answers to the server).
     finite: [n] bool: is all of the row finite, with what rule and shift remember of the client? None: not looked at.
     whole: [n, d] where each row arrived, columns that no strategy sees included (`fedsim.core.columns`).
+    memory: what local rule and shift remember of the clients after this round; `remembered` reads it.
     """
 
     cohort: Cohort
@@ -41,6 +45,7 @@ class Report:
     finite: Tensor | None = None
     whole: Tensor | None = None
     weight: Tensor | None = None
+    memory: Memory | None = None
 
     @property
     def end(self) -> Tensor:
@@ -56,3 +61,19 @@ class Report:
     def innovation(self) -> Tensor:
         """[n, d] G_i = start − end: positive along the descent."""
         return self.start - self.end
+
+    def remembered(self, name: str) -> Tensor:
+        """[n, …] what the local rule (or the shift) remembers of each row's client under this name after the round, as
+        its `memory` or `own_models` call it: APFL's 'personal', say.
+
+        Raises:
+            ConfigError: nothing is remembered under this name.
+        """
+        memory = self.memory or Memory()
+        if name not in memory.clients:
+            known = sorted(memory.clients)
+            raise ConfigError(
+                f"the strategy asks what clients remember as {name!r}, but local rule and shift of this run remember "
+                f"{', '.join(known) or 'nothing'}{checks.nearest(name, known)}; choose another local rule"
+            )
+        return self.cohort.gather(memory.clients[name]) if memory.kept else memory.ended[name]

@@ -100,6 +100,8 @@ class Dataset:
         for name, value in vars(self).items():
             if isinstance(value, Tensor) and not (self.mapped and name in ("train_x", "test_x")):
                 setattr(self, name, value.to(device))
+        if self.test_x is not None and self.test_x.data_ptr() % 64 and not self.mapped:
+            self.test_x = self.test_x.clone()  # where NumPy put it: last bits of products may depend on that
         self.more, self.test_more = ({k: v.to(device) for k, v in of.items()} for of in (self.more, self.test_more))
         return self
 

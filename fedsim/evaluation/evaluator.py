@@ -77,7 +77,7 @@ class Evaluator:
         self.samples = ClientSamples(data, client_samples, model.dtype)
         weights = federation.client_weights[:, self.everyone]
         uniform = federation.weighting == "uniform"
-        self.weights = None if uniform else torch.as_tensor(weights, dtype=model.dtype, device=device)
+        self.weights = None if uniform else torch.tensor(weights, dtype=model.dtype, device=device)
         self.optimum = None if shift.active else optimum(data, model)
 
     @property

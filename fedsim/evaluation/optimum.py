@@ -17,5 +17,5 @@ def optimum(data: ClientData, model: RowModel) -> Tensor | None:
     means = data.means() if estimation else None
     if means is None:
         return None
-    weights = torch.as_tensor(data.federation.client_weights, device=means.device)
+    weights = torch.tensor(data.federation.client_weights, device=means.device)
     return torch.einsum("rm,rmd->rd", weights, means) / (1 + model.ridge)

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fedsim.core import streams
 from fedsim.core.errors import ConfigError
 from fedsim.models.calling import Calling
 from fedsim.models.randomness import KeyedRandomness
@@ -62,13 +61,13 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> Findings:
         ConfigError: names the layer and what to do.
     """
     found, call = Findings(), call or Calling()
-    with torch.no_grad(), _streams_restored():
+    with torch.no_grad(), streams.restored():
         training = copy.deepcopy(module).train()
         first, calls = _watched(call, training, x)
         found.random = calls > 0
         before = {name: value.clone() for name, value in training.named_buffers()}
         again = copy.deepcopy(module).train()
-        _reseed(1)
+        streams.reseed(1)
         if not _same(first, _output(call, again, x)):
             _refuse_unkeyed(call, module, x)
         second = {name: value.clone() for name, value in again.named_buffers()}
@@ -103,7 +102,7 @@ def why_not(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | No
     """Why two ways do not lead to the same numbers; None where they do. The second is to be trusted."""
     right = expected()
     try:
-        with warnings.catch_warnings(), _streams_restored():
+        with warnings.catch_warnings(), streams.restored():
             warnings.simplefilter("ignore")
             got = attempt()
     except Exception as error:  # whatever torch says of somebody else's module
@@ -130,7 +129,7 @@ def _key(x: Any) -> Tensor:
 def _watched(call: Calling, module: nn.Module, x: Any, mode: str = "training") -> tuple[Tensor, int]:
     """The output of a pass that must leave inputs and random streams as they are; random calls it made."""
     given = tree_map(lambda value: value.clone(), x)
-    streams = _streams()
+    before_it = streams.now()
     with KeyedRandomness(_key(x)) as keyed:
         buffers = {name: value.clone() for name, value in module.named_buffers()}
         output = call(module, x)
@@ -147,7 +146,7 @@ def _watched(call: Calling, module: nn.Module, x: Any, mode: str = "training") -
         raise ConfigError(
             f"model: the forward pass of {who} writes into its input, which is the stored data set's; work on a copy"
         )
-    if not _equal_streams(streams, _streams()):
+    if not streams.equal(before_it, streams.now()):
         _refuse_unkeyed(call, module, x)
     return output, keyed.calls
 
@@ -160,7 +159,7 @@ def _refuse_unkeyed(call: Calling, module: nn.Module, x: Any) -> None:
         copied = copy.deepcopy(module).train()
         for name, layer in copied.named_modules():
             layer.register_forward_hook(_keeping(record, name, order))
-        _reseed(number)
+        streams.reseed(number)
         with contextlib.suppress(ConfigError):
             _output(call, copied, x)
     named = dict(module.named_modules())
@@ -257,32 +256,3 @@ def _same(one: Any, other: Any, tolerance: float = 1e-6) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[k], other[k], tolerance) for k in one)
     return type(one) is type(other) and (not isinstance(one, (int, float, str, set)) or one == other)
-
-
-def _streams() -> tuple[Tensor, Any, Any]:
-    """The states of the host's random streams."""
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 (a user's module may draw from it)
-
-
-def _equal_streams(one: tuple[Tensor, Any, Any], other: tuple[Tensor, Any, Any]) -> bool:
-    legacy = all(np.array_equal(a, b) for a, b in zip(one[1], other[1], strict=True))
-    return torch.equal(one[0], other[0]) and legacy and one[2] == other[2]
-
-
-def _reseed(seed: int) -> None:
-    """All streams that a module could draw from."""
-    torch.manual_seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 (a user's module may draw from it)
-    random.seed(seed)
-
-
-@contextlib.contextmanager
-def _streams_restored() -> Iterator[None]:
-    kept = _streams()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])  # noqa: NPY002 (a user's module may draw from it)
-        random.setstate(kept[2])

@@ -1,4 +1,8 @@
-"""Minimisation on a box: SciPy's L-BFGS-B with torch's gradients."""
+"""Minimisation on a box: SciPy's L-BFGS-B with torch's gradients.
+
+NumPy's arrays are copied: the last bit of a matrix product may depend on where in memory its factors begin, and torch's
+own memory always begins alike.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +23,11 @@ def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> t
     evaluate = grad_and_value(function)
 
     def on_host(point: np.ndarray) -> tuple[float, np.ndarray]:
-        gradient, value = evaluate(torch.as_tensor(point, dtype=torch.float64, device=start.device))
+        gradient, value = evaluate(torch.tensor(point, dtype=torch.float64, device=start.device))
         return float(value), gradient.cpu().numpy()
 
     if box is None:
-        value, gradient = (torch.as_tensor(v) for v in on_host(start.cpu().numpy()))
+        value, gradient = (torch.tensor(v) for v in on_host(start.cpu().numpy()))
         away = on_host((start.cpu() - FAR * gradient / gradient.norm().clamp(min=1e-300)).numpy())[0]
         if away < value:  # lower still where no minimiser is looked for
             return None
@@ -32,4 +36,4 @@ def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> t
     found = minimize(on_host, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     if not (np.isfinite(found.fun) and np.isfinite(found.x).all() and np.abs(found.x).max() < FAR):
         return None
-    return torch.as_tensor(found.x, dtype=torch.float64, device=start.device), float(found.fun)
+    return torch.tensor(found.x, dtype=torch.float64, device=start.device), float(found.fun)

@@ -45,7 +45,7 @@ class Risk:
         rows = torch.arange(m, device=device) + replicate * m
         width = data.width(samples, rows.cpu().numpy())
         self.base = data.fixed(rows, width, torch.float64, rng.Purpose.EVALUATION)
-        self.weights = torch.as_tensor(federation.client_weights[replicate], device=device)
+        self.weights = torch.tensor(federation.client_weights[replicate], device=device)  # a copy: see `minimise`
 
     def __call__(self, theta: Tensor, deployed: Tensor) -> Tensor:
         """R(θ, θ') [] for θ and θ' [d], differentiable in both."""

@@ -45,6 +45,7 @@ def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance:
         box: bounds of every coordinate.
         tolerance: largest residual, relative to 1 + ‖θ‖.
     """
+    driver = "gelsd" if start.device.type == "cpu" else None  # the default's last bits differ from call to call
     theta = project(start, box)
     gradient = field(theta)
     for _ in range(STEPS):
@@ -57,7 +58,8 @@ def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance:
             return None
         moving = free(theta, gradient, box)
         step = torch.zeros_like(theta)
-        step[moving] = torch.linalg.lstsq(slope[moving][:, moving], -gradient[moving, None]).solution[:, 0]
+        solved = torch.linalg.lstsq(slope[moving][:, moving], -gradient[moving, None], driver=driver)
+        step[moving] = solved.solution[:, 0]
         new = project(theta + step, box)
         ahead = field(new)
         if not residual(new, ahead, box) <= 0.5 * size:  # also where it is not a number

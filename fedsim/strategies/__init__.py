@@ -17,6 +17,7 @@ from fedsim.strategies.fedvarp import FedVARP
 from fedsim.strategies.local_only import LocalOnly
 from fedsim.strategies.mifa import MIFA
 from fedsim.strategies.p_fedavg import PFedAvg
+from fedsim.strategies.per_replicate import PerReplicate, Rows
 from fedsim.strategies.scaffold import Scaffold
 
 __all__ = [
@@ -39,6 +40,8 @@ __all__ = [
     "KeepsClientModels",
     "LocalOnly",
     "PFedAvg",
+    "PerReplicate",
+    "Rows",
     "Scaffold",
     "ServerStep",
     "State",

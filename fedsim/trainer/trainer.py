@@ -205,7 +205,7 @@ class Trainer:
             end.pop(name, None)
         lr = self.rates * self.rule.schedule.factor(t, 0, *self.batches.longest)
         sent = deployed if answered is None else answered
-        return Report(cohort, start, end, loss / steps, lr, rates, samples, sent, finite, rows, weight)
+        return Report(cohort, start, end, loss / steps, lr, rates, samples, sent, finite, rows, weight, memory)
 
     def _local_steps(
         self, cohort: Cohort, plan: Plan, carry: Carry, rates: Tensor, answered: Tensor | None

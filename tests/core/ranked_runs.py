@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from nonlinear import Krum, MedianMomentum
 from safetensors.torch import load_file
 
 from fedsim import Evaluation, Execution, Simulation, Stop
@@ -154,6 +155,8 @@ CASES = {
     "fedopt": lambda: {"strategy": FedOpt()},
     "p-fedavg I": lambda: {"strategy": PFedAvg("I"), "availability": Multiset(5)},
     "p-fedavg II": lambda: {"strategy": PFedAvg("II"), "availability": UniformK(3)},
+    "krum": lambda: {"strategy": Krum()},
+    "median": lambda: {"strategy": MedianMomentum(), "local": APFL(lr=0.2, epochs=1, batch_size=4)},
     "local only": lambda: {"strategy": LocalOnly(), "personal": Personal(over="all"), **VALIDATED},
     "apfl": lambda: {
         "local": APFL(0.3, adaptive=True, lr=0.2, steps=3, batch_size=4),
@@ -201,7 +204,7 @@ def play(name: str, folder: Path, ranks: Ranks, every: int = 1000, **more) -> to
     return simulation(name, ranks, **more).run(folder / name, resume=True, tracking=quiet).state.model
 
 
-RESUMED = ("fedawe", "mifa", "fedau", "apfl", "demand")
+RESUMED = ("fedawe", "mifa", "fedau", "apfl", "demand", "median")
 
 
 def all_cases(folder: Path, ranks: Ranks) -> None:

@@ -1,0 +1,152 @@
+"""What is no sum over clients: medians, quantiles, distances, any function of the rows of a replicate.
+
+A strategy that is not linear in its clients' rows asks here, so that replicates stay apart however many clients each
+has in a round. Of several ranks every one gets all rows, by one all-gather: n·d numbers where a sum takes R·d.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class HostRows:
+    """Who computes in a round, in host numbers: n rows, sorted by replicate, then by client.
+
+    Attributes:
+        rows: [n] the index into any per-client memory here.
+        virtual: [n] numbers r·m + i of the virtual clients; equal to `rows` in a lone process.
+        count: [n] how often each takes part: 0 computes, but does not take part; more than 1 is a multiset.
+        probability: [n] true p_i^t.
+    """
+
+    rows: np.ndarray
+    virtual: np.ndarray
+    count: np.ndarray
+    probability: np.ndarray
+
+
+class RowStatistics:
+    """Functions of each replicate's rows. Those that do not take part (count 0) are left out; of a multiset a row is
+    there as often as it counts.
+
+    Attributes:
+        host: n rows.
+        bounds: R + 1 host integers that delimit each replicate's rows.
+        shape: (R, m).
+        ranks: the processes that share the run.
+    """
+
+    host: HostRows
+    bounds: tuple[int, ...]
+    shape: tuple[int, int]
+    ranks: Ranks
+
+    def each(self, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+        """A function of every replicate's rows, called once for each: [k, …] of every argument → […].
+
+        Args:
+            function: sees the k ≥ 1 rows of one replicate's clients that take part, in the order of their numbers.
+            rows: [n, …] each, one for every row of the cohort.
+
+        Returns:
+            [R, …]; zero where nobody takes part.
+
+        Example:
+            >>> federation = Federation((0, 1), 3, np.ones(6))
+            >>> cohort = federation.cohort(np.array([[1, 1, 1], [0, 1, 0]]), np.ones((2, 3)))
+            >>> cohort.each(lambda rows: rows.max(0).values, torch.tensor([1.0, 5.0, 3.0, 2.0])).tolist()
+            [5.0, 2.0]
+        """
+        parts = list(zip(*(self.by_replicate(own) for own in rows), strict=True))
+        found = [function(*own) if len(own[0]) else None for own in parts]
+        like = next((value for value in found if value is not None), None)
+        if like is None:  # what shape it has is seen on a row of zeros
+            like = function(*(own.new_zeros(1, *own.shape[1:]) for own in rows))
+        for value in found:
+            if value is not None and not (isinstance(value, Tensor) and value.shape == like.shape):
+                got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"each replicate's value must be a tensor of one shape, and not {got}")
+        return torch.stack([torch.zeros_like(like) if value is None else value for value in found])
+
+    def median(self, rows: Tensor) -> Tensor:
+        """[n, …] → [R, …], number by number; of an even number of rows the mean of the middle two."""
+        return self.quantile(rows, 0.5)
+
+    def quantile(self, rows: Tensor, q: float) -> Tensor:
+        """[n, …] → [R, …] the q-quantile, number by number, linear between rows (NumPy's default)."""
+        if not 0 <= q <= 1:
+            raise ValueError(f"q={q!r} must lie between 0 and 1")
+
+        def of(own: Tensor) -> Tensor:
+            place = q * (len(own) - 1)
+            ordered = own.sort(0).values
+            return torch.lerp(ordered[int(place)], ordered[min(int(place) + 1, len(own) - 1)], place % 1)
+
+        return self.each(of, _real(rows))
+
+    def trimmed_mean(self, rows: Tensor, fraction: float = 0.1) -> Tensor:
+        """[n, …] → [R, …] the mean without the ⌊fraction·k⌋ smallest and as many largest, number by number."""
+        if not 0 <= fraction < 0.5:
+            raise ValueError(f"fraction={fraction!r} must be at least 0 and below 0.5")
+
+        def of(own: Tensor) -> Tensor:
+            cut = int(fraction * len(own))
+            return own.sort(0).values[cut : len(own) - cut].mean(0)
+
+        return self.each(of, _real(rows))
+
+    def distances(self, rows: Tensor) -> list[Tensor]:
+        """[n, d] → of each replicate [k, k], the Euclidean distances between its rows."""
+        apart = (own - own.mean(0) for own in self.by_replicate(_real(rows)))
+        return [torch.cdist(own, own) for own in apart]
+
+    def by_replicate(self, rows: Tensor) -> list[Tensor]:
+        """[n, …] rows of the cohort → of each replicate [k, …] those of all ranks that take part, by client."""
+        count, order, lengths, bounds = self._everybody
+        if self.ranks.count > 1:
+            rows = self.ranks.rows(rows, lengths)[torch.as_tensor(order, device=rows.device)]
+        if not (count == 1).all():
+            times = torch.as_tensor(count.astype(np.int64), device=rows.device)
+            rows = rows.repeat_interleave(times, 0)
+            before = np.concatenate([[0], np.cumsum(count)])
+            bounds = [int(before[b]) for b in bounds]
+        return [rows[a:b] for a, b in itertools.pairwise(bounds)]
+
+    @functools.cached_property
+    def _everybody(self) -> tuple[np.ndarray, np.ndarray, list[int], Sequence[int]]:
+        """Of the rows of all ranks: counts [n']; where each is when the ranks' rows follow one another [n']; how many
+        each rank has; bounds."""
+        count, virtual, bounds = self.united(self.host.count)
+        ranks = self.ranks.count
+        owner = virtual % self.shape[1] % ranks
+        lengths = np.bincount(owner, minlength=ranks).tolist()
+        return count, np.argsort(np.argsort(owner, kind="stable")), lengths, bounds
+
+    def united(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+        """Host numbers [..., n] of the cohort's rows → those of all ranks' rows [..., n'], in the same order; their
+        virtual clients [n']; and their bounds."""
+        if self.ranks.count == 1:
+            return values, self.host.virtual, self.bounds
+        replicates, clients = self.shape
+        everyone = replicates * clients
+        whole, there = np.zeros((*values.shape[:-1], everyone)), np.zeros(everyone)
+        whole[..., self.host.virtual], there[self.host.virtual] = values, 1
+        whole, there = self.ranks.totals(whole, there)
+        virtual = np.flatnonzero(there)
+        bounds = np.searchsorted(virtual, np.arange(0, everyone + 1, clients))
+        return whole[..., virtual].astype(values.dtype), virtual, [int(b) for b in bounds]
+
+
+def _real(rows: Tensor) -> Tensor:
+    """Whole numbers as floating-point ones."""
+    return rows if rows.is_floating_point() else rows.to(torch.get_default_dtype())

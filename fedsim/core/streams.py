@@ -1,0 +1,43 @@
+"""The random streams that a user's code could draw from: whether it did, and as they were before."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def now() -> tuple[Tensor, Any, Any]:
+    """The states of the host's random streams."""
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 (a user's module may draw from it)
+
+
+def equal(one: tuple[Tensor, Any, Any], other: tuple[Tensor, Any, Any]) -> bool:
+    """Has nothing been drawn in between?"""
+    legacy = all(np.array_equal(a, b) for a, b in zip(one[1], other[1], strict=True))
+    return torch.equal(one[0], other[0]) and legacy and one[2] == other[2]
+
+
+def reseed(seed: int) -> None:
+    """All streams that a module could draw from."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (a user's module may draw from it)
+    random.seed(seed)
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Whatever is drawn inside, afterwards all streams are as before."""
+    kept = now()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.set_rng_state(kept[0])
+        np.random.set_state(kept[1])  # noqa: NPY002 (a user's module may draw from it)
+        random.setstate(kept[2])

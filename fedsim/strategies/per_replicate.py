@@ -1,0 +1,137 @@
+"""A strategy written for one replicate at a time: plain functions of its rows, linear or not."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.core.report import Report
+from fedsim.strategies.base import State, Strategy
+
+Named = dict[str, Tensor]
+
+
+class Rows:
+    """What one replicate's k ≥ 1 clients that take part in a round bring home, those of all ranks; of a multiset a
+    client is there as often as it was drawn."""
+
+    def __init__(self, report: Report, replicate: int, found: dict[str, list[Tensor]]) -> None:
+        self._report, self._replicate, self._found = report, replicate, found
+
+    def own(self, name: str, rows: Tensor) -> Tensor:
+        """[k, …] this replicate's part of [n, …], one row for every row of the cohort; `name` is whatever else is
+        called so."""
+        if name not in self._found:
+            self._found[name] = self._report.cohort.by_replicate(rows)
+        return self._found[name][self._replicate]
+
+    @property
+    def start(self) -> Tensor:
+        """[k, d] where each began: the server's model."""
+        return self.own("start", self._report.start)
+
+    @property
+    def end(self) -> Tensor:
+        """[k, d] where each arrived."""
+        return self.own("end", self._report.end)
+
+    @property
+    def innovation(self) -> Tensor:
+        """[k, d] start − end: positive along the descent."""
+        return self.own("innovation", self._report.innovation)
+
+    @property
+    def loss(self) -> Tensor:
+        """[k] mean training loss over the client's local steps."""
+        return self.own("loss", self._report.loss)
+
+    @property
+    def client(self) -> Tensor:
+        """[k] int64 the clients' numbers."""
+        return self.own("client", self._report.cohort.client)
+
+    @property
+    def weight(self) -> Tensor:
+        """[k] the fraction of all data that each client holds; 1/m where samples are drawn afresh."""
+        return self.own("weight", self._report.cohort.weights("data"))
+
+    @property
+    def probability(self) -> Tensor:
+        """[k] true p_i^t."""
+        return self.own("probability", self._report.cohort.probability)
+
+    def remembered(self, name: str) -> Tensor:
+        """[k, …] what the local rule remembers of each client (`Report.remembered`)."""
+        return self.own(f"remembered {name}", self._report.remembered(name))
+
+
+class PerReplicate(Strategy[State]):
+    """Calls `next_model` once a round for every replicate in which somebody takes part; the others stay as they are.
+
+    It costs one call for each replicate where `Cohort.sum` and `mean` take all together, and of several ranks an
+    all-gather of the rows that are looked at. Memory per client is for those who derive from `Strategy` itself.
+
+    Example:
+        >>> class Median(PerReplicate):
+        ...     def next_model(self, model, rows, memory, t):
+        ...         return model - rows.innovation.median(0).values
+    """
+
+    def memory(self, model: Tensor) -> Named:
+        """What the server remembers of a replicate from round to round, as before round 0: name → […]."""
+        return {}
+
+    @abstractmethod
+    def next_model(self, model: Tensor, rows: Rows, memory: Named, t: int) -> Tensor:
+        """[d] the next model.
+
+        Args:
+            model: [d] x^t.
+            rows: of the replicate's clients that take part.
+            memory: as `memory` named it; an entry is replaced by a tensor of the same shape.
+            t: round.
+        """
+
+    def initial(self, model: Tensor, federation: Federation) -> State:
+        each = [self.memory(own) for own in model]
+        fields = [(name, Tensor) for name in each[0]]
+        made = dataclasses.make_dataclass(f"{type(self).__name__}State", fields, bases=(State,))
+        state: State = made(model, *(torch.stack([memory[name] for memory in each]) for name in each[0]))
+        return state
+
+    def aggregate(self, state: State, report: Report, t: int) -> State:
+        names = [field.name for field in dataclasses.fields(state) if field.name != "model"]
+        before = {name: getattr(state, name) for name in names}
+        everybody: dict[str, list[Tensor]] = {}
+        present = [len(rows) > 0 for rows in report.cohort.by_replicate(report.cohort.client)]
+        models: list[Tensor] = []
+        after: dict[str, list[Tensor]] = {name: [] for name in names}
+        for replicate, model in enumerate(state.model):
+            memory = {name: value[replicate] for name, value in before.items()}
+            if present[replicate]:
+                rows = Rows(report, replicate, everybody)
+                model = self._checked("next model", self.next_model(model, rows, memory, t), model)
+                if memory.keys() != before.keys():
+                    odd = sorted(memory.keys() ^ before.keys())
+                    raise ConfigError(f"strategy={type(self).__name__}: {odd[0]} is not what `memory` named")
+            models.append(model)
+            for name in names:
+                after[name].append(self._checked(name, memory[name], before[name][replicate]))
+        return dataclasses.replace(
+            state, model=torch.stack(models), **{name: torch.stack(rows) for name, rows in after.items()}
+        )
+
+    def _checked(self, what: str, value: Tensor, like: Tensor) -> Tensor:
+        """A tensor of this shape, or one sentence."""
+        if not isinstance(value, Tensor) or value.shape != like.shape:
+            got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ConfigError(
+                f"strategy={type(self).__name__}: the {what} of a replicate must be a tensor {list(like.shape)}, and "
+                f"is {got}"
+            )
+        return value
