@@ -1,6 +1,9 @@
 """Who can take part in a round: p_i^t = p_i · f_i(t), then a draw of who shows up."""
 
 from fedsim.availability.base import Availability, Population
+from fedsim.availability.correlated import CommonFactor, CommonShock
+from fedsim.availability.cyclic import Cyclic
+from fedsim.availability.log import TraceLog
 from fedsim.availability.markov import Markov
 from fedsim.availability.probabilities import (
     ClassCorrelated,
@@ -10,7 +13,10 @@ from fedsim.availability.probabilities import (
     Probability,
     Uniform,
 )
-from fedsim.availability.processes import Bernoulli, Cyclic, Full, Multiset, UniformK, toss
+from fedsim.availability.processes import Bernoulli, Full, Multiset, UniformK, toss
+from fedsim.availability.separation import MinimumSeparation
+from fedsim.availability.sessions import DeviceSessions
+from fedsim.availability.table import TraceTable
 from fedsim.availability.trace import Trace
 from fedsim.availability.trajectories import InterleavedSine, Jitter, Sine, Staircase, Stationary, Trajectory
 
@@ -18,7 +24,10 @@ __all__ = [
     "Availability",
     "Bernoulli",
     "ClassCorrelated",
+    "CommonFactor",
+    "CommonShock",
     "Cyclic",
+    "DeviceSessions",
     "Full",
     "Groups",
     "InterleavedSine",
@@ -26,6 +35,7 @@ __all__ = [
     "LabelOrdered",
     "Lognormal",
     "Markov",
+    "MinimumSeparation",
     "Multiset",
     "Population",
     "Probability",
@@ -33,6 +43,8 @@ __all__ = [
     "Staircase",
     "Stationary",
     "Trace",
+    "TraceLog",
+    "TraceTable",
     "Trajectory",
     "Uniform",
     "UniformK",

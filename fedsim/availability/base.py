@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ class Population:
         class_fractions: [R, m, C] label distributions, or None.
         weights: [R, m] fraction of its replicate's data that each client holds; None is 1/m.
         names: what the clients are called in the data, m of them, or None.
+        names_by_replicate: [R][m] the same, where every replicate has clients of its own (partition.shuffle=true).
     """
 
     seeds: tuple[int, ...]
@@ -28,11 +30,24 @@ class Population:
     class_fractions: np.ndarray | None = None
     weights: np.ndarray | None = None
     names: tuple[str, ...] | None = None
+    names_by_replicate: tuple[tuple[str, ...], ...] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """(R, m)"""
         return len(self.seeds), self.clients
+
+
+def groups_of(clients: int, groups: int) -> np.ndarray:
+    """[m] the group of every client: as many in a row, as evenly as can be."""
+    return np.arange(clients) * groups // clients
+
+
+def by_group(key: str, values: Sequence[float], clients: int) -> np.ndarray:
+    """[m] every client's value: one for all, or one for each of as many groups in order."""
+    if len(values) > clients:
+        raise ConfigError(f"{key} has {len(values)} groups, more than clients={clients}")
+    return np.asarray(values, dtype=np.float64)[groups_of(clients, len(values))]
 
 
 class Availability(ABC):
@@ -42,9 +57,11 @@ class Availability(ABC):
         law: for algorithms that are defined under one law alone: 'full' everybody, always; 'uniform_k' K clients
             uniformly without replacement; 'multiset' K draws with replacement by the data fractions; the name of any
             other; '' where a process of one's own does not say, which is then taken at its word.
+        unknown_because: why nobody knows the true p_i^t, the rest of a sentence; '' where `probabilities` are true.
     """
 
     law: str = ""
+    unknown_because: str = ""
     population: Population
     federation: Federation | None = None
 
@@ -55,20 +72,33 @@ class Availability(ABC):
     def check_rounds(self, rounds: int) -> None:
         """Refuse a run of more rounds than the process knows (most know them all)."""
 
+    def known_to(self, strategy: str) -> None:
+        """Refuse a strategy that divides by p_i^t where the process does not know it."""
+        if self.unknown_because:
+            raise ConfigError(
+                f"{strategy} divides by the true probabilities, and availability={type(self).__name__} "
+                f"{self.unknown_because}; choose a strategy that is told none, such as fedau, fedawe or mifa"
+            )
+
     @abstractmethod
     def probabilities(self, t: int) -> np.ndarray:
         """[R, m] the true p_i^t: the expected count, for those who may ask (`fedavg_known`). A probability in [0, 1],
-        but for `Multiset`, where a client may be expected more than once."""
+        but for `Multiset`, where a client may be expected more than once. Where nobody knows it, what stands for it."""
 
     @abstractmethod
     def counts(self, t: int) -> np.ndarray:
         """[R, m] how often each client takes part in round t."""
 
-    def bind(self, federation: Federation) -> Availability:
-        """Set up for a federation, so that `sample` can return cohorts."""
+    def bind(
+        self, federation: Federation, names_by_replicate: tuple[tuple[str, ...], ...] | None = None
+    ) -> Availability:
+        """Set up for a federation, so that `sample` can return cohorts.
+
+        `names_by_replicate` [R][m] are the clients' names where replicates do not share them.
+        """
         weights = federation.data_fractions.reshape(federation.replicates, federation.clients)
         fractions, names = federation.class_fractions, federation.names
-        self.setup(Population(federation.seeds, federation.clients, fractions, weights, names))
+        self.setup(Population(federation.seeds, federation.clients, fractions, weights, names, names_by_replicate))
         self.federation = federation
         return self
 

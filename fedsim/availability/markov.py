@@ -4,55 +4,78 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.availability.base import Availability, Population
+from fedsim.availability.base import Availability, Population, by_group
 from fedsim.availability.probabilities import Probability, Uniform
+from fedsim.availability.walk import Walk, uniforms
 from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
 
 
 class Markov(Availability):
-    """A homogeneous chain per client with stationary probability p_i and correlation ρ between rounds.
+    """A homogeneous chain per client with stationary probability p_i and correlation λ between rounds, λ^k over k.
 
-    With probability ρ a client stays as it was, else it tosses its coin anew: P(on | on) = p_i + ρ (1 − p_i),
-    P(on | off) = p_i (1 − ρ). The chain starts in its stationary law. State t is a function of t all the same: the
-    coins of every round are keyed, and the chain is walked from where it was last asked.
+    P(on | on) = p_i + λ (1 − p_i), P(on | off) = p_i (1 − λ) (Rodio et al. 2023, CA-Fed): with probability λ a client
+    stays as it was, else it tosses its coin anew. Below 0 it rather changes than stays. Stretches last 1/((1 − λ)(1 −
+    p_i)) rounds on and 1/((1 − λ) p_i) off on average; a chain that comes with probability a and leaves with b is p = a
+    / (a + b), λ = 1 − a − b. It starts in its stationary law, so that p_i holds from round 0.
 
     Args:
         base: p_i.
-        persistence: ρ in [0, 1); 0 is the independent coin.
+        persistence: λ in (−1, 1), 0 is the independent coin; a list holds one for each of as many groups of clients, in
+            order. Below 0 it takes 1/(1 − λ) ≥ p_i ≥ −λ/(1 − λ).
+
+    Attributes:
+        base_probabilities: [R, m] p_i.
+        correlations: [m] λ_i.
     """
 
     law = "markov"
 
-    def __init__(self, base: Probability | None = None, persistence: float = 0.8) -> None:
+    def __init__(self, base: Probability | None = None, persistence: float | list[float] = 0.8) -> None:
         self.base = base or Uniform()
-        self.persistence = checks.fraction("availability.persistence", persistence)
-        if self.persistence == 1:
-            raise ConfigError("availability.persistence=1 freezes the first round for ever; give less")
+        given = persistence if isinstance(persistence, (list, tuple)) else [persistence]
+        if not given:
+            raise ConfigError("availability.persistence=[] must hold one number per group of clients")
+        for value in given:
+            if abs(checks.real("availability.persistence", value)) >= 1:
+                raise ConfigError(
+                    f"availability.persistence={value!r} must lie above -1 and below 1, which freezes the first round "
+                    "for ever"
+                )
+        self.persistence = [float(value) for value in given]
 
     def setup(self, population: Population) -> None:
         super().setup(population)
-        self._base = self.base.base(population)
-        self._round, self._state = -1, np.zeros(population.shape, dtype=bool)
+        self.base_probabilities = self.base.base(population)
+        self.correlations = by_group("availability.persistence", self.persistence, population.clients)
+        self._refuse_impossible()
+        self._walk = Walk(self._next)
+
+    def _refuse_impossible(self) -> None:
+        """A chain that changes more often than it stays needs room on both sides."""
+        p, correlation = self.base_probabilities, self.correlations
+        inside = (p > 0) & (p < 1)  # at 0 and 1 a chain never moves, whatever λ
+        bad = np.argwhere(inside & ((correlation + (1 - correlation) * p < 0) | ((1 - correlation) * p > 1)))
+        if len(bad):
+            replicate, client = bad[0]
+            at = p[replicate, client]
+            raise ConfigError(
+                f"availability.persistence={correlation[client]:g} cannot be for client {client}, whose p is {at:g}; "
+                f"give {-min(at / (1 - at), (1 - at) / at):.4g} or more"
+            )
 
     def probabilities(self, t: int) -> np.ndarray:
         """[R, m] the marginal p_i."""
-        return self._base.copy()
+        return self.base_probabilities.copy()
 
     def counts(self, t: int) -> np.ndarray:
-        if t < self._round:
-            self._round = -1
-        while self._round < t:
-            self._round += 1
-            self._state = self._next(self._round)
-        return self._state.astype(np.int8)
+        return self._walk.at(t).astype(np.int8)
 
-    def _next(self, t: int) -> np.ndarray:
-        draws = np.stack(
-            [
-                rng.generator(s, rng.Purpose.AVAILABILITY, t).random((2, self.population.clients))
-                for s in self.population.seeds
-            ]
-        )
-        fresh = draws[:, 0] < self._base
-        return fresh if t == 0 else np.where(draws[:, 1] < self.persistence, self._state, fresh)
+    def _next(self, state: np.ndarray | None, t: int) -> np.ndarray:
+        draws = uniforms(self.population, rng.Purpose.AVAILABILITY, t, size=(2, self.population.clients))
+        p, correlation = self.base_probabilities, self.correlations
+        if state is None:
+            return draws[:, 0] < p
+        changing = (1 - correlation) * p + np.where(state, correlation, 0.0)
+        fresh = draws[:, 0] < np.where(correlation < 0, changing, p)
+        return np.where(draws[:, 1] < correlation, state, fresh)

@@ -110,31 +110,3 @@ class Multiset(Availability):
             for seed, weights in zip(self.population.seeds, self._weights, strict=True)
         ]
         return np.stack(draws)
-
-
-class Cyclic(Availability):
-    """Groups of clients take turns: group (t // length) mod groups is there, everybody else is away.
-
-    Args:
-        groups: how many; client i belongs to group ⌊i · groups / m⌋.
-        length: rounds a turn lasts.
-    """
-
-    law = "cyclic"
-
-    def __init__(self, groups: int = 5, length: int = 1) -> None:
-        self.groups = checks.whole("availability.groups", groups)
-        self.length = checks.whole("availability.length", length)
-
-    def setup(self, population: Population) -> None:
-        if self.groups > population.clients:
-            raise ConfigError(f"availability.groups={self.groups} exceeds clients={population.clients}")
-        super().setup(population)
-
-    def probabilities(self, t: int) -> np.ndarray:
-        return self.counts(t).astype(np.float64)
-
-    def counts(self, t: int) -> np.ndarray:
-        m = self.population.clients
-        present = np.arange(m) * self.groups // m == (t // self.length) % self.groups
-        return np.broadcast_to(present, self.population.shape).astype(np.int8)

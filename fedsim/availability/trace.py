@@ -3,50 +3,92 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedsim.availability.base import Availability, Population
-from fedsim.availability.processes import toss
+from fedsim.availability.base import Population
+from fedsim.availability.recorded import RECORD, Recorded
+from fedsim.availability.table import probabilities, rounds
+from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
+from fedsim.datasets.own.columns import SEPARATORS, Columns, columns
+from fedsim.datasets.own.samples import called_of
 
 
-class Trace(Availability):
-    """Line t holds p_i^t of every client: 0 and 1 for a recording, anything between for a coin.
+class Trace(Recorded):
+    """Line t holds p_i^t of every client: 0 and 1 (or false and true) for a recording, anything between for a coin.
+
+    A first line of names says whose columns these are. It is one where an entry is neither a number with a fraction nor
+    0 or 1; where that leaves both readings open, since clients are called 0 and 1, `header` decides.
 
     Args:
-        path: a CSV (an optional header line of names, then one line per round, one column per client) or an NPY
-            array [rounds, clients].
-        repeat: start again at the end; otherwise a run longer than the trace is an error.
+        path: a CSV or Parquet file with a line per round and a column per client, or an NPY array [rounds, clients]; in
+            Python also a data frame.
+        header: whether a CSV file begins with a line of names: true, false, or auto by that rule.
+        round: the column that numbers the rounds, in any order; null: lines are rounds, in their order.
+        repeat, match, unknown, missing: see `fedsim.availability.recorded.Recorded`.
 
     Raises:
         ConfigError: for a wrong shape, gaps, or values outside [0, 1]; the message names the line.
     """
 
-    law = "trace"
-
-    def __init__(self, path: str, repeat: bool = True) -> None:
-        self.path, self.repeat = Path(path), repeat
-        self._table = self._read()
-
-    def _read(self) -> np.ndarray:
-        if not self.path.exists():
-            raise MissingDataError(f"availability.path={self.path} does not exist")
-        if self.path.suffix == ".npy":
-            table, first_line = self._read_npy(), 1
+    def __init__(
+        self,
+        path: Any,
+        repeat: bool = True,
+        header: str | bool = "auto",
+        round: str | None = None,
+        match: str = "names",
+        unknown: str = "refuse",
+        missing: str = "refuse",
+    ) -> None:
+        super().__init__(path, repeat, match, unknown, missing)
+        if not isinstance(header, bool):
+            checks.choice("availability.header", header, ("auto", "true", "false"))
+        self.header = {"true": True, "false": False}.get(str(header).lower())
+        self.names: list[str] | None = None
+        self._doubtful: list[str] | None = None
+        suffix = self.path.suffix.lower() if isinstance(self.path, Path) else ".frame"
+        if isinstance(self.path, Path) and not self.path.exists():
+            raise MissingDataError(f"{self.source} does not exist")
+        if suffix == ".npy":
+            self._table = self._checked(self._read_npy(), "line {}".format, 1)
+        elif suffix in (".parquet", ".pq", ".frame"):
+            self._table = self._of_columns(columns(self.path, key="availability.path"), round)
         else:
-            table, first_line = self._read_csv()
+            self._table = self._read_csv(round)
+        if round is not None and self.names is None:
+            raise ConfigError(f"availability.round={round} names a column, but {self.source} has no line of names")
+        self.length = len(self._table)
+        self.unknown_because = RECORD if np.isin(self._table, (0.0, 1.0)).all() else ""
+
+    def record(self, t: int) -> np.ndarray:
+        return self._table[t]
+
+    def setup(self, population: Population) -> None:
+        if self._doubtful is not None:
+            own = population.names or [str(number) for number in range(population.clients)]
+            if set(own) == set(self._doubtful):
+                raise ConfigError(
+                    f"{self.source}: line 1 may be the names of the clients or their first round; say "
+                    "availability.header=true or false"
+                )
+        super().setup(population)
+
+    def _checked(self, table: np.ndarray, where: Callable[[int], str], first: int) -> np.ndarray:
+        """A table [rounds, clients] of probabilities."""
         if table.ndim != 2 or 0 in table.shape:
-            raise ConfigError(
-                f"availability.path={self.path} has shape {list(table.shape)}; expected [rounds, clients]"
-            )
+            raise ConfigError(f"{self.source} has shape {list(table.shape)}; expected [rounds, clients]")
         bad = np.argwhere(~((table >= 0) & (table <= 1)))
         if len(bad):
             row, column = bad[0]
+            called = "" if self.names is None else f"; if it counts rounds, set availability.round={self.names[column]}"
             raise ConfigError(
-                f"availability.path={self.path}, line {row + first_line}, column {column + 1}: {table[row, column]:g} "
-                "is not between 0 and 1"
+                f"{self.source}, {where(row + first)}, column {column + 1}: {table[row, column]:g} is not between 0 "
+                f"and 1{called}"
             )
         return table
 
@@ -57,56 +99,89 @@ class Trace(Availability):
                 raise ValueError(f"it holds {getattr(table, 'dtype', type(table).__name__)}")
             return table.astype(np.float64)
         except (ValueError, OSError, EOFError) as error:
-            raise ConfigError(f"availability.path={self.path} is not a numeric .npy array ({error})") from error
+            raise ConfigError(f"{self.source} is not a numeric .npy array ({error})") from error
 
-    def _read_csv(self) -> tuple[np.ndarray, int]:
-        """The numbers, and the number of the line they start on."""
+    def _of_columns(self, table: Columns, round: str | None) -> np.ndarray:
+        """[T, n] of a table whose columns are the clients, and one perhaps the rounds."""
+        order = np.arange(len(table))
+        if round is not None:
+            if round not in table.of:
+                raise ConfigError(
+                    f"{self.source} has no column {round!r} (availability.round){checks.nearest(round, table.of)}"
+                )
+            when = rounds(table, round)
+            order = np.argsort(when, kind="stable")
+            gap = np.diff(when[order]) != 1
+            if gap.any():
+                row = int(order[int(gap.argmax()) + 1])
+                raise ConfigError(
+                    f"{self.source}: {table.where(row)}: the rounds in {round!r} must follow one another, each once; "
+                    f"{when[row]} does not"
+                )
+        clients = [name for name in table.of if name != round]
+        if not clients:
+            raise ConfigError(f"{self.source} has no column of a client")
+        self.names = [called_of(name) or name for name in clients]
+        return np.stack([probabilities(table, name) for name in clients], axis=1)[order]
+
+    def _read_csv(self, round: str | None) -> np.ndarray:
+        """[T, n] of a file of words."""
         try:
             with open(self.path, newline="", encoding="utf-8-sig") as file:
-                lines = list(csv.reader(file))
+                first = file.readline()
+                file.seek(0)
+                lines = list(csv.reader(file, delimiter=max(SEPARATORS, key=first.count)))
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise ConfigError(f"availability.path={self.path} cannot be read as CSV ({error})") from error
+            raise ConfigError(f"{self.source} cannot be read as CSV ({error})") from error
         if lines and not lines[0]:
-            raise ConfigError(f"availability.path={self.path}, line 1 is empty; expected one column per client")
-        header = bool(lines) and all(cell.strip() and not _is_number(cell) for cell in lines[0])
-        rows = []
-        for number, line in enumerate(lines[header:], start=1 + header):
-            if len(line) != len(lines[0]):
-                raise ConfigError(
-                    f"availability.path={self.path}, line {number}: {len(line)} columns, expected {len(lines[0])}"
-                )
+            raise ConfigError(f"{self.source}, line 1 is empty; expected one column per client")
+        if self._begins_with_names(lines):
+            self._check_names([name.strip() for name in lines[0]])
+            self.names = [name.strip() for name in lines.pop(0)]
+        head = 1 + (self.names is not None)
+        for number, line in enumerate(lines, start=head):
+            wide = len(lines[0] if self.names is None else self.names)
+            if len(line) != wide:
+                raise ConfigError(f"{self.source}, line {number}: {len(line)} columns, expected {wide}")
             for column, cell in enumerate(line, start=1):
-                if not _is_number(cell):
-                    raise ConfigError(
-                        f"availability.path={self.path}, line {number}, column {column}: {cell!r} is not a number"
-                    )
-            rows.append([float(cell) for cell in line])
-        return np.array(rows, dtype=np.float64), 1 + header
+                if _number(cell) is None:
+                    raise ConfigError(f"{self.source}, line {number}, column {column}: {cell!r} is not a number")
+        if self.names is not None and round is not None and lines:
+            found = np.array(lines, dtype=object)
+            of = {name: found[:, place] for place, name in enumerate(self.names)}
+            return self._of_columns(Columns(self.source, of, lambda n: f"line {n + head}"), round)
+        table = np.array([[_number(cell) for cell in line] for line in lines], dtype=np.float64)
+        return self._checked(table, "line {}".format, head)
 
-    def setup(self, population: Population) -> None:
-        if self._table.shape[1] != population.clients:
-            raise ConfigError(
-                f"availability.path={self.path} has {self._table.shape[1]} clients, but clients={population.clients}"
-            )
-        super().setup(population)
+    def _begins_with_names(self, lines: list[list[str]]) -> bool:
+        """Is the first line one of names? Where it may be both, `setup` asks who the clients are."""
+        cells = [cell.strip() for cell in lines[0]] if lines else []
+        if self.header is not None or not cells:
+            return bool(self.header and cells)
+        if "" in cells:
+            if all(cell == "" or _number(cell) is not None for cell in cells):
+                return False  # a gap in a round, which is named as one
+            raise ConfigError(f"{self.source}, line 1, column {cells.index('') + 1}: '' is not a number, and no name")
+        if all(_number(cell) in (0.0, 1.0) for cell in cells) and len(set(cells)) == len(cells):
+            self._doubtful = cells
+        numbers = [_number(cell) for cell in cells]
+        if None not in numbers and len(lines) == 1:
+            return False
+        return any(number is None or (cell.lstrip("+-").isdecimal() and number not in (0.0, 1.0))
+                   for cell, number in zip(cells, numbers, strict=True))  # fmt: skip
 
-    def check_rounds(self, rounds: int) -> None:
-        if rounds > len(self._table) and not self.repeat:
-            raise ConfigError(
-                f"rounds={rounds} exceeds the {len(self._table)} rounds of availability.path={self.path}; lower "
-                "rounds, or set availability.repeat=true"
-            )
-
-    def probabilities(self, t: int) -> np.ndarray:
-        return np.broadcast_to(self._table[t % len(self._table)], self.population.shape)
-
-    def counts(self, t: int) -> np.ndarray:
-        return toss(self.probabilities(t), self.population, t)
+    def _check_names(self, names: list[str]) -> None:
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"{self.source}, line 1: there are several columns {twice!r}; name each client once")
+        if "" in names:
+            raise ConfigError(f"{self.source}, line 1, column {names.index('') + 1}: a client has no name")
 
 
-def _is_number(cell: str) -> bool:
+def _number(cell: str) -> float | None:
+    """What an entry is, if it is a number, or a word for 0 or 1."""
+    word = cell.strip().lower()
     try:
-        float(cell)
+        return {"true": 1.0, "false": 0.0}.get(word) if word in ("true", "false") else float(word)
     except ValueError:
-        return False
-    return True
+        return None

@@ -33,37 +33,60 @@ class Stationary(Trajectory):
 
 
 class _Periodic(Trajectory):
-    def __init__(self, period: int) -> None:
+    """One that repeats.
+
+    Args:
+        period: rounds.
+        zones: time zones; client i is in zone z = ⌊i · zones / m⌋, where it is z/zones of a period later.
+    """
+
+    def __init__(self, period: int, zones: int = 1) -> None:
         self.period = checks.whole("availability.trajectory.period", period)
+        self.zones = checks.whole("availability.trajectory.zones", zones)
+
+    def hour(self, t: int, population: Population) -> np.ndarray:
+        """[m] in [0, period): how far every client's own period is when round t begins."""
+        zone = np.arange(population.clients) * self.zones // population.clients
+        return (t + zone * self.period / self.zones) % self.period
 
 
 class Staircase(_Periodic):
-    """f(t) = 1 in the first half of each period, `low` in the second."""
+    """f(t) = 1 in the first part of each period, `low` in the rest of it.
 
-    def __init__(self, period: int = 20, low: float = 0.4) -> None:
-        super().__init__(period)
+    Args:
+        period: rounds.
+        low: in the second part.
+        share: of a period, the first part.
+    """
+
+    def __init__(self, period: int = 20, low: float = 0.4, share: float = 0.5, zones: int = 1) -> None:
+        super().__init__(period, zones)
         self.low = checks.fraction("availability.trajectory.low", low)
+        self.share = checks.fraction("availability.trajectory.share", share)
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
-        return base if 2 * (t % self.period) < self.period else base * self.low
+        return np.where(self.hour(t, population) < self.share * self.period, base, base * self.low)
 
 
 class Sine(_Periodic):
     """f(t) = γ sin(2πt / P) + (1 − γ)."""
 
-    def __init__(self, gamma: float = 0.3, period: int = 20) -> None:
-        super().__init__(period)
+    def __init__(self, gamma: float = 0.3, period: int = 20, zones: int = 1) -> None:
+        super().__init__(period, zones)
         self.gamma = checks.fraction("availability.trajectory.gamma", gamma)
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
-        return base * (self.gamma * math.sin(2 * math.pi * t / self.period) + (1 - self.gamma))
+        if self.zones == 1:
+            return base * (self.gamma * math.sin(2 * math.pi * t / self.period) + (1 - self.gamma))
+        angle = 2 * math.pi * self.hour(t, population) / self.period
+        return base * (self.gamma * np.sin(angle) + (1 - self.gamma))
 
 
 class InterleavedSine(Sine):
     """The sine, cut to zero wherever p_i·f(t) < δ₀: clients with different p_i vanish at different times."""
 
-    def __init__(self, gamma: float = 0.3, period: int = 20, cutoff: float = 0.1) -> None:
-        super().__init__(gamma, period)
+    def __init__(self, gamma: float = 0.3, period: int = 20, cutoff: float = 0.1, zones: int = 1) -> None:
+        super().__init__(gamma, period, zones)
         self.cutoff = checks.fraction("availability.trajectory.cutoff", cutoff)
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:

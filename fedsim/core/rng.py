@@ -36,6 +36,10 @@ class Purpose(IntEnum):
     STRATEGY = 14
     CLIENTS = 15
     FEATURES = 16
+    COMMON = 17
+    SPELL = 18
+    TURNS = 19
+    ROSTER = 20
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

@@ -6,7 +6,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedsim.availability import Availability, Bernoulli
+from fedsim.availability import Availability
 from fedsim.plots.cells import Cell
 from fedsim.plots.clients import draw_bubbles
 from fedsim.plots.style import STYLE, colour, panels
@@ -19,9 +19,8 @@ def _availability(cell: Cell) -> Availability:
 
 def base_probabilities(availability: Availability) -> np.ndarray:
     """[m] p_i of the first replicate; the first round's probabilities where the process has no base."""
-    if isinstance(availability, Bernoulli):
-        return availability.base_probabilities[0]
-    return availability.probabilities(0)[0]
+    base = getattr(availability, "base_probabilities", None)
+    return availability.probabilities(0)[0] if base is None else base[0]
 
 
 def _heading(cell: Cell) -> str:

@@ -135,7 +135,7 @@ class Setup:
         if columns is not None:
             self.model.divide(columns)
         self._check_columns()
-        self.availability = bound(availability, self.federation, rounds)
+        self.availability = bound(availability, self.federation, rounds, tables)
         self.strategy.check(self.availability)
         self.strategy.check_local(rule)
         everybody = (

@@ -198,10 +198,13 @@ def _builder(
     return functools.partial(model, **{name: value for name, value in known.items() if name in accepted})
 
 
-def bound(availability: Availability | None, federation: Federation, rounds: int) -> Availability:
-    """The process (by default everybody, always) for this federation."""
+def bound(
+    availability: Availability | None, federation: Federation, rounds: int, tables: Sequence[Table] = ()
+) -> Availability:
+    """The process (by default everybody, always) for this federation, whose clients these tables name."""
     process = availability or Full()
-    process.bind(federation)
+    names = [table.names for table in tables if table.names is not None]
+    process.bind(federation, tuple(names) if names and federation.names is None else None)
     process.check_rounds(rounds)
     return process
 

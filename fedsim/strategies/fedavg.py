@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fedsim.availability import Availability
 from fedsim.core import checks
 from fedsim.core.federation import WEIGHTINGS
 from fedsim.core.report import Report
@@ -39,6 +40,9 @@ class FedAvgAll(FedAvg):
 
 class FedAvgKnown(FedAvg):
     """FedAvg with known probabilities (Perazzone et al. 2022; fedawe §7): x ← x − η_g Σ_{i∈A} w_i G_i / p_i^t."""
+
+    def check(self, availability: Availability) -> None:
+        availability.known_to("strategy=fedavg_known")
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         cohort = report.cohort

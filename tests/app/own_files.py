@@ -18,6 +18,9 @@ SETTINGS = {
         "+dataset.train.size=60",
         "+dataset.train.image_size=[3,8,8]",
     ],
+    "availability=log": ["availability.path=log.csv", "availability.round=5"],
+    "availability=table": ["availability.path=rounds.csv"],
+    "availability=trace": ["availability.path=columns.csv"],
     "dataset=hub": ["dataset.path=csv", "dataset.data_files=people.csv", "dataset.x=[age,dose]", "dataset.y=ill"],
 }
 
@@ -26,6 +29,10 @@ def write(folder: Path) -> None:
     """All of them."""
     rows = [f"{row % 7},{row % 3}.5,{'abc'[row % 3]},{row % 2}" for row in range(60)]
     (folder / "people.csv").write_text("\n".join(["age,dose,who,ill", *rows]))
+    clients = range(12)
+    (folder / "log.csv").write_text("\n".join(["client,from,to", *(f"{k},{k},{k + 9}" for k in clients)]))
+    (folder / "rounds.csv").write_text("\n".join(["client,round,available", *(f"{k},{k % 3},0.5" for k in clients)]))
+    (folder / "columns.csv").write_text("\n".join([",".join(map(str, clients)), "1,0" + 10 * ",1", "0,1" + 10 * ",0"]))
     x, y = np.random.default_rng(0).random((60, 4), dtype=np.float32), np.arange(60) % 3
     np.savez(folder / "own.npz", x=x, y=y)
     users = {f"u{n}": {"x": x[n::3].tolist(), "y": y[::3].tolist()} for n in range(3)}

@@ -30,6 +30,7 @@ ONE_GROUP_AT_A_TIME = [
     for choice in choices
     if group not in ("experiment", "sweep", "dataset", "dataset/augment", "model", "shift")
     and choice not in ("natural", "trace", "custom")
+    and f"{group}={choice}" not in ("availability=log", "availability=table")
 ]
 BESIDE = COMPANY | {
     "strategy=p_fedavg": ["availability=full"],

@@ -218,9 +218,9 @@ def test_a_multiset_draws_by_the_federations_data() -> None:
 @pytest.mark.parametrize(
     ("build", "key"),
     [
-        (lambda: Markov(persistence=-0.1), r"availability\.persistence=-0\.1"),
+        (lambda: Markov(persistence=-1), r"availability\.persistence=-1"),
         (lambda: Markov(persistence=1.2), r"availability\.persistence=1\.2"),
-        (lambda: Markov(persistence=1.0), r"availability\.persistence=1"),  # its docstring says [0, 1)
+        (lambda: Markov(persistence=1.0), r"availability\.persistence=1"),  # its docstring says (−1, 1)
         (lambda: Cyclic(groups=0), r"availability\.groups=0"),
         (lambda: Cyclic(length=0), r"availability\.length=0"),
         (lambda: ready_for(Cyclic(7)), r"availability\.groups=7 exceeds clients=6"),

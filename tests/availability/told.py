@@ -1,6 +1,8 @@
-"""What processes are told: probabilities, distributions of labels, populations of seeds, a recorded trace."""
+"""What processes are told: probabilities, distributions of labels, populations of seeds, a recorded trace, a log."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 
@@ -43,3 +45,18 @@ def people(*seeds: int, clients: int = CLIENTS) -> Population:
 def ready(process: Availability, population: Population) -> Availability:
     process.setup(population)
     return process
+
+
+PEOPLE = ("ann", "bob", "cem")
+LOG = "client,from,to\nann,0,10\nbob,5,25\nbob,20,30\ncem,12,12\n"  # rounds of 10: ann; bob; bob
+
+
+def file(folder: Path, text: str, name: str = "log.csv") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def played(process: Availability, rounds: int, names: tuple[str, ...] | None = PEOPLE, clients: int = 3) -> list:
+    """[T][m] of one replicate."""
+    ready_for(process, (0,), clients if names is None else len(names), names=names)
+    return [process.counts(t)[0].tolist() for t in range(rounds)]

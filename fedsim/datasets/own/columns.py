@@ -66,7 +66,7 @@ def columns(table: Any, separator: str | None = None, key: str = "dataset.path")
                 f"{key} is a {type(table).__name__} and no table; give a path, a data frame, or a mapping to columns"
             )
         found = {str(name): _column(table[name]) for name in names}
-    return _checked(Columns("dataset=table", found, "row {}".format))
+    return _checked(Columns(f"{key.split('.')[0]}=table", found, "row {}".format))
 
 
 def _checked(table: Columns) -> Columns:

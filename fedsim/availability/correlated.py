@@ -1,0 +1,146 @@
+"""Clients that come and go together: a shock that takes whole groups away, a factor that all clients share."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from fedsim.availability.base import Population, groups_of
+from fedsim.availability.probabilities import Probability
+from fedsim.availability.processes import Bernoulli, toss
+from fedsim.availability.trajectories import Trajectory
+from fedsim.availability.walk import Walk, uniforms
+from fedsim.core import checks, rng
+from fedsim.core.errors import ConfigError
+
+
+class _Grouped(Bernoulli):
+    """Every client has p_i^t as under `Bernoulli`, but not independently of the others of its group."""
+
+    def __init__(self, base: Probability | None, trajectory: Trajectory | None, floor: float, groups: int) -> None:
+        super().__init__(base, trajectory, floor)
+        self.groups = checks.whole("availability.groups", groups)
+
+    def setup(self, population: Population) -> None:
+        if self.groups > population.clients:
+            raise ConfigError(f"availability.groups={self.groups} exceeds clients={population.clients}")
+        super().setup(population)
+        self._group = groups_of(population.clients, self.groups)
+
+
+class CommonShock(_Grouped):
+    """Groups of clients fail together: a client is there iff its group has no outage and its own coin says so.
+
+    The coin has p_i^t / (1 − q), so that p_i^t stays the probability of being there. In a round the covariance of two
+    clients is p_i p_j q / (1 − q) within a group and 0 across groups. Outages are chains as in
+    `Markov`: of correlation ρ between rounds, a share q of the time, 1/((1 − ρ)(1 − q)) rounds long on average.
+
+    Args:
+        base: p_i, at most 1 − q.
+        trajectory: f_i(t); what it lifts beyond 1 − q stays there.
+        floor: least probability of any client in any round.
+        groups: how many; client i belongs to group ⌊i · groups / m⌋.
+        shock: q in [0, 1), the share of rounds in which a group has an outage.
+        persistence: ρ in [0, 1); 0: outages of different rounds are independent.
+    """
+
+    law = "common_shock"
+
+    def __init__(
+        self,
+        base: Probability | None = None,
+        trajectory: Trajectory | None = None,
+        floor: float = 0.0,
+        groups: int = 1,
+        shock: float = 0.2,
+        persistence: float = 0.0,
+    ) -> None:
+        super().__init__(base, trajectory, floor, groups)
+        self.shock = checks.fraction("availability.shock", shock)
+        self.persistence = checks.fraction("availability.persistence", persistence)
+        if self.shock == 1:
+            raise ConfigError("availability.shock=1 lets nobody come, ever; give less")
+        if self.persistence == 1:
+            raise ConfigError("availability.persistence=1 freezes the first round's outages for ever; give less")
+
+    def setup(self, population: Population) -> None:
+        super().setup(population)
+        most = 1 - self.shock
+        above = np.argwhere(self.base_probabilities > most + 1e-12)
+        if len(above) or self.floor > most:
+            replicate, client = above[0] if len(above) else (0, 0)
+            found = max(float(self.base_probabilities[replicate, client]), self.floor)
+            raise ConfigError(
+                f"availability.shock={self.shock:g} leaves a client at most the probability {most:g}, and client "
+                f"{client} is to have {found:.4g}; lower shock, or availability.base (and floor)"
+            )
+        self._walk = Walk(self._next)
+
+    def probabilities(self, t: int) -> np.ndarray:
+        return np.minimum(super().probabilities(t), 1 - self.shock)
+
+    def counts(self, t: int) -> np.ndarray:
+        here = ~self._walk.at(t)[:, self._group]
+        return toss(self.probabilities(t) / (1 - self.shock) * here, self.population, t)
+
+    def _next(self, outage: np.ndarray | None, t: int) -> np.ndarray:
+        """[R, groups] which groups have an outage."""
+        draws = uniforms(self.population, rng.Purpose.COMMON, t, size=(2, self.groups))
+        fresh = draws[:, 0] < self.shock
+        return fresh if outage is None else np.where(draws[:, 1] < self.persistence, outage, fresh)
+
+
+class CommonFactor(_Grouped):
+    """A Gaussian copula: z_i = √ρ f_t + √(1 − ρ) e_i, and client i is there iff Φ(z_i) < p_i^t.
+
+    f_t is the factor that a group shares, a weather; e_i is the client's own, fresh in every round. p_i^t stays the
+    probability of being there. With ρ = 0 clients are independent, with ρ = 1 the sets of those who are there are
+    nested. In a round two clients of a group are both there with the probability Φ₂(Φ⁻¹(p_i), Φ⁻¹(p_j); ρ) of the
+    bivariate normal law; at ρ = ½ and p = ½ that is ⅓. The factor is a stationary AR(1), f_t = φ f_{t−1} + √(1 − φ²) ξ.
+
+    Args:
+        base: p_i.
+        trajectory: f_i(t).
+        floor: least probability of any client in any round.
+        groups: how many factors; client i belongs to group ⌊i · groups / m⌋.
+        correlation: ρ in [0, 1], of the z_i of a group.
+        persistence: φ in [0, 1), the factor's correlation between rounds.
+    """
+
+    law = "common_factor"
+
+    def __init__(
+        self,
+        base: Probability | None = None,
+        trajectory: Trajectory | None = None,
+        floor: float = 0.0,
+        groups: int = 1,
+        correlation: float = 0.5,
+        persistence: float = 0.0,
+    ) -> None:
+        super().__init__(base, trajectory, floor, groups)
+        self.correlation = checks.fraction("availability.correlation", correlation)
+        self.persistence = checks.fraction("availability.persistence", persistence)
+        if self.persistence == 1:
+            raise ConfigError("availability.persistence=1 freezes the first round's factor for ever; give less")
+
+    def setup(self, population: Population) -> None:
+        super().setup(population)
+        self._walk = Walk(self._next)
+
+    def counts(self, t: int) -> np.ndarray:
+        """Given the factor all coins are independent: Φ((Φ⁻¹(p) − √ρ f) / √(1 − ρ))."""
+        room = ndtri(self.probabilities(t)) - math.sqrt(self.correlation) * self._walk.at(t)[:, self._group]
+        if self.correlation == 1:
+            return (room > 0).astype(np.int8)
+        return toss(ndtr(room / math.sqrt(1 - self.correlation)), self.population, t)
+
+    def _next(self, factor: np.ndarray | None, t: int) -> np.ndarray:
+        """[R, groups] f_t."""
+        draws = [rng.generator(s, rng.Purpose.COMMON, t).standard_normal(self.groups) for s in self.population.seeds]
+        fresh = np.stack(draws)
+        if factor is None:
+            return fresh
+        return self.persistence * factor + math.sqrt(1 - self.persistence**2) * fresh

@@ -1,0 +1,78 @@
+"""Groups of clients that take turns, in one order for ever or in a new one every cycle."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.availability.base import Availability, Population, groups_of
+from fedsim.core import checks, rng
+from fedsim.core.errors import ConfigError
+
+RESHUFFLES = ("none", "order", "members")
+
+
+class Cyclic(Availability):
+    """Groups of clients take turns: group (t // length) mod groups is there, everybody else is away.
+
+    With `k` that many of the group that is there take part, uniformly without replacement in each round (Cho et al.
+    2023, CyCP). A cycle has length · groups rounds; when orders are new in every cycle, p_i^t is the probability over
+    them: 1/groups, times k over the size of the group.
+
+    Args:
+        groups: how many; client i belongs to group ⌊i · groups / m⌋.
+        length: rounds a turn lasts.
+        reshuffle: none: the same order in every cycle; order: the groups take turns in a new order in every cycle;
+            members: clients are dealt out anew as well, so that a client comes once a cycle and in other company.
+        k: how many of the group take part in a round; null: all.
+    """
+
+    law = "cyclic"
+
+    def __init__(self, groups: int = 5, length: int = 1, reshuffle: str = "none", k: int | None = None) -> None:
+        self.groups = checks.whole("availability.groups", groups)
+        self.length = checks.whole("availability.length", length)
+        self.reshuffle = checks.choice("availability.reshuffle", reshuffle, RESHUFFLES)
+        self.k = None if k is None else checks.whole("availability.k", k)
+
+    def setup(self, population: Population) -> None:
+        m = population.clients
+        if self.groups > m:
+            raise ConfigError(f"availability.groups={self.groups} exceeds clients={m}")
+        if self.k is not None and self.k > m // self.groups:
+            raise ConfigError(
+                f"availability.k={self.k} exceeds the {m // self.groups} clients of the smallest of "
+                f"availability.groups={self.groups}"
+            )
+        super().setup(population)
+        self._group = groups_of(m, self.groups)
+
+    def probabilities(self, t: int) -> np.ndarray:
+        if self.reshuffle == "members":  # by symmetry, groups of unequal sizes being in a random order too
+            mean = self.population.clients / self.groups if self.k is None else self.k
+            return np.full(self.population.shape, mean / self.population.clients)
+        there = self._there(t) if self.reshuffle == "none" else np.full(self.population.shape, 1 / self.groups)
+        sizes = np.bincount(self._group)
+        return there * (1.0 if self.k is None else self.k / sizes[self._group])
+
+    def counts(self, t: int) -> np.ndarray:
+        there = self._there(t)
+        if self.k is None:
+            return there.astype(np.int8)
+        counts = np.zeros(there.shape, dtype=np.int8)
+        for replicate, seed in enumerate(self.population.seeds):
+            draw = rng.generator(seed, rng.Purpose.AVAILABILITY, t)
+            counts[replicate, draw.choice(np.flatnonzero(there[replicate]), self.k, replace=False, shuffle=False)] = 1
+        return counts
+
+    def _there(self, t: int) -> np.ndarray:
+        """[R, m] whose turn it is."""
+        cycle, turn = divmod(t // self.length, self.groups)
+        if self.reshuffle == "none":
+            return np.broadcast_to(self._group == turn, self.population.shape)
+        found = []
+        for seed in self.population.seeds:
+            draw = rng.generator(seed, rng.Purpose.TURNS, cycle)
+            group = draw.permutation(self.groups)[turn]
+            members = draw.permutation(self._group) if self.reshuffle == "members" else self._group
+            found.append(members == group)
+        return np.stack(found)

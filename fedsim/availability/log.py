@@ -1,0 +1,158 @@
+"""Availability from a log of events: who was there from when to when."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import numpy as np
+
+from fedsim.availability.recorded import RECORD, Recorded
+from fedsim.availability.times import duration, instant, times
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.datasets.own.columns import Columns, columns
+from fedsim.datasets.own.samples import called_of, ordered
+
+log = logging.getLogger(__name__)
+
+
+class TraceLog(Recorded):
+    """Sessions, a line each: a client, and the times from and to which it was there.
+
+    Time is cut into rounds from `begin` on. A client is available in a round if its sessions, overlapping ones united,
+    cover at least the part `cover` of it; sessions of no length cover nothing. The last round may reach beyond the end
+    of the log, where nobody is. Times are numbers, or timestamps as ISO 8601 writes them.
+
+    Args:
+        path, repeat, match, unknown, missing: see `fedsim.availability.recorded.Recorded`.
+        round: how long a round is: a number in the unit of the times, or for timestamps a length such as 1h or 30min.
+        client, start, end: the names of the columns.
+        cover: the part of a round, from 0 (any moment of it) to 1 (all of it).
+        begin: when round 0 begins; null: with the first session.
+        until: when the log ends; null: with the last session.
+    """
+
+    unknown_because = RECORD
+
+    def __init__(
+        self,
+        path: Any,
+        round: float | str,
+        client: str = "client",
+        start: str = "from",
+        end: str = "to",
+        cover: float = 0.5,
+        begin: float | str | None = None,
+        until: float | str | None = None,
+        repeat: bool = True,
+        match: str = "names",
+        unknown: str = "refuse",
+        missing: str = "refuse",
+    ) -> None:
+        super().__init__(path, repeat, match, unknown, missing)
+        self.cover = checks.fraction("availability.cover", cover)
+        table = columns(self.path, key="availability.path")
+        for key, name in {"client": client, "start": start, "end": end}.items():
+            role(table, self.source, key, name)
+        if len({client, start, end}) < 3:
+            raise ConfigError(f"availability.client={client}, start={start} and end={end} must be columns of their own")
+        who = clients_of_lines(table, client)
+        self.names = ordered(set(who))
+        at = {name: place for place, name in enumerate(self.names)}
+        self._read(table, start, end, np.array([at[name] for name in who]), round, begin, until)
+
+    def _read(
+        self,
+        table: Columns,
+        start: str,
+        end: str,
+        who: np.ndarray,
+        round: float | str,
+        begin: float | str | None,
+        until: float | str | None,
+    ) -> None:
+        """Sessions, sorted and united, and the rounds that they fill."""
+        first, last = times(table, start), times(table, end)
+        if first.kind != last.kind:
+            raise ConfigError(f"{self.source}: {start!r} and {end!r} are times of different kinds; make them alike")
+        wrong = last.of < first.of
+        if wrong.any():
+            row = int(wrong.argmax())
+            raise ConfigError(f"{self.source}: {table.where(row)}: the session ends before it begins")
+        self._step = duration("availability.round", round, first.kind)
+        begins = first.of.min() if begin is None else instant("availability.begin", begin, first.kind)
+        ends = last.of.max() if until is None else instant("availability.until", until, first.kind)
+        if not ends > begins:
+            raise ConfigError(
+                f"{self.source}: no time lies between its beginning and its end; see availability.begin and until"
+            )
+        rounds = float(ends - begins) / self._step
+        self.length = max(1, math.ceil(rounds - 1e-9))
+        if self.length > 2**31:
+            raise ConfigError(f"availability.round={round!r} cuts {self.source} into {self.length} rounds; give more")
+        low, high = (np.clip(of.of, begins, ends) - begins for of in (first, last))
+        self._unite(who, low.astype(np.float64), high.astype(np.float64))
+        share = float((self._end - self._start).sum()) / float(ends - begins) / len(self.names or [])
+        log.info(
+            "%s: %d clients, %d sessions, %d rounds; a client is there %.1f %% of the time",
+            self.source, len(self.names or []), len(who), self.length, 100 * share,
+        )  # fmt: skip
+
+    def _unite(self, who: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
+        """Each client's sessions that overlap or touch become one; those of no length go.
+
+        A session is known by its client and by the rank of its time among all times: whole numbers, compared exactly.
+        """
+        there = end > start
+        who, start, end = who[there], start[there], end[there]
+        moments = np.unique(end)
+        order = np.lexsort((end, start, who))
+        who, start, end = who[order], start[order], end[order]
+        rank = np.maximum.accumulate(who * len(moments) + np.searchsorted(moments, end)) - who * len(moments)
+        latest = moments[rank] if len(who) else end  # the end so far of the client's sessions
+        opens = np.ones(len(who), dtype=bool)
+        opens[1:] = (who[1:] != who[:-1]) | (start[1:] > latest[:-1])
+        closes = np.append(opens[1:], True)[: len(who)]
+        self._who, self._start, self._end = who[opens], start[opens], latest[closes]
+        self._starts = np.unique(self._start)
+        self._keys = self._who * (len(self._starts) + 1) + np.searchsorted(self._starts, self._start, "right")
+        before = np.concatenate([[0.0], np.cumsum(self._end - self._start)])
+        self._before, self._first = before, np.searchsorted(self._who, np.arange(len(self.names or [])))
+
+    def _until(self, moment: float) -> np.ndarray:
+        """[n] how long each client was there before this moment."""
+        clients = np.arange(len(self.names or []))
+        query = clients * (len(self._starts) + 1) + np.searchsorted(self._starts, moment, "right")
+        session = np.searchsorted(self._keys, query, "right") - 1  # the last one that began
+        begun = session >= self._first
+        if not len(self._who):
+            return np.zeros(len(clients))
+        session = np.where(begun, session, 0)
+        whole = self._before[session] - self._before[self._first]
+        return np.where(begun, whole + np.minimum(moment, self._end[session]) - self._start[session], 0.0)
+
+    def record(self, t: int) -> np.ndarray:
+        """[n] zeros and ones."""
+        covered = self._until((t + 1) * self._step) - self._until(t * self._step)
+        least = self.cover * self._step
+        return (covered > 1e-9 * self._step if least == 0 else covered >= least * (1 - 1e-9)).astype(np.float64)
+
+
+def role(table: Columns, source: str, key: str, name: str) -> None:
+    """Refuse a table without the column that a key names."""
+    if name not in table.of:
+        raise ConfigError(
+            f"{source} has no column {name!r} (availability.{key}); it has {', '.join(table.of)}"
+            f"{checks.nearest(str(name), table.of)}"
+        )
+
+
+def clients_of_lines(table: Columns, name: str) -> list[str]:
+    """[N] whose line it is."""
+    called = [called_of(value) for value in table[name].tolist()]
+    lacking = next((row for row, value in enumerate(called) if value is None), None)
+    if lacking is not None:
+        raise ConfigError(f"{table.source}: {table.where(lacking)} has no {name!r}; name a client, or leave it out")
+    return [str(value) for value in called]

@@ -1,0 +1,143 @@
+"""Availability that was recorded: whose record is which client's, and what comes when the record ends."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.availability.base import Availability, Population
+from fedsim.availability.processes import toss
+from fedsim.core import checks, rng
+from fedsim.core.errors import ConfigError
+
+MATCHES = ("names", "order", "draw")
+SHOWN = 3  # names in a message
+RECORD = "plays back a record, which tells who was there and not how probable that was"
+
+
+class Recorded(Availability):
+    """A record of n clients, by name, over some rounds.
+
+    Names are those of the data, as `clients.npz` has them; clients without names are called by their numbers, 0 to m −
+    1. Where the record knows somebody whom the run does not, or the other way round, the run is refused, unless the
+    options say otherwise.
+
+    Args:
+        path: of the file; in Python also a data frame, or a mapping from names to columns.
+        repeat: start again at the end; otherwise a run longer than the record is an error.
+        match: names: a client's record is the one of its name; order: the k-th client has the k-th record (of names in
+            order, numbers by size); draw: every replicate draws a record for each client, without replacement.
+        unknown: what becomes of records that are no client's: refuse or ignore.
+        missing: what becomes of clients without a record: refuse, or away for ever.
+
+    Attributes:
+        names: [n] the recorded clients; None: columns without names, which are the clients in their order.
+        length: rounds of the record.
+        source: what messages call it.
+    """
+
+    law = "trace"
+    names: list[str] | None
+    length: int
+
+    def __init__(self, path: Any, repeat: bool, match: str, unknown: str, missing: str) -> None:
+        self.path, self.repeat = Path(path).expanduser() if isinstance(path, (str, Path)) else path, repeat
+        self.source = f"availability.path={self.path}" if isinstance(self.path, Path) else "availability.path"
+        self.match = checks.choice("availability.match", match, MATCHES)
+        self.strangers = checks.choice("availability.unknown", unknown, ("refuse", "ignore"))
+        self.missing = checks.choice("availability.missing", missing, ("refuse", "away"))
+
+    @abstractmethod
+    def record(self, t: int) -> np.ndarray:
+        """[n] probabilities of the recorded clients in round t < length."""
+
+    def setup(self, population: Population) -> None:
+        names = population.names_by_replicate or [population.names] * len(population.seeds)
+        found: dict[tuple[str, ...] | None, np.ndarray] = {}  # most often all replicates have the same
+        for of in names:
+            if of not in found and self.match != "draw":
+                found[of] = self._places(of, population.clients)
+        if self.match == "draw":
+            self._place = np.stack([self._draw(seed, population.clients) for seed in population.seeds])
+        else:
+            self._place = np.stack([found[of] for of in names])
+        super().setup(population)
+
+    def _draw(self, seed: int, clients: int) -> np.ndarray:
+        """[m] records for the clients of a replicate."""
+        recorded = len(self.record(0))
+        if recorded < clients:
+            raise ConfigError(
+                f"{self.source} has {recorded} clients, too few to draw clients={clients} from; set clients={recorded}"
+            )
+        return rng.generator(seed, rng.Purpose.ROSTER).permutation(recorded)[:clients]
+
+    def _places(self, names: tuple[str, ...] | None, clients: int) -> np.ndarray:
+        """[m] the record of each client, −1 for none."""
+        recorded = self.names
+        if recorded is None or self.match == "order":
+            count = len(self.record(0))
+            refused = (count > clients and self.strangers == "refuse") or (count < clients and self.missing == "refuse")
+            if refused:
+                option = "availability.unknown=ignore" if count > clients else "availability.missing=away"
+                raise ConfigError(
+                    f"{self.source} has {count} clients, but clients={clients}; set clients={count}, or {option}"
+                )
+            numbers = np.arange(clients)
+            return np.where(numbers < count, numbers, -1)
+        own = [str(number) for number in range(clients)] if names is None else list(names)
+        at = {name: place for place, name in enumerate(recorded)}
+        place = np.array([at.get(name, -1) for name in own])
+        self._refuse(own, names is not None, place)
+        return place
+
+    def _refuse(self, own: list[str], named: bool, place: np.ndarray) -> None:
+        """Refuse records that are nobody's, and clients that have none."""
+        assert self.names is not None
+        known = set(own)
+        strangers = [name for name in self.names if name not in known]
+        lacking = [name for name, at in zip(own, place, strict=True) if at < 0]
+        theirs = f"the run's clients are {_some(own)}" if named else self._nameless(len(own))
+        if len(lacking) == len(own):
+            raise ConfigError(
+                f"{self.source} knows none of the run's clients: it has {_some(self.names)}, and {theirs}; make the "
+                "names alike, or take records by availability.match=order or draw"
+            )
+        if strangers and self.strangers == "refuse":
+            near = checks.nearest(strangers[0], lacking)
+            raise ConfigError(
+                f"{self.source} has {_some(strangers)}, and {theirs}{near or '; '}"
+                f"{' else ' if near else ''}availability.unknown=ignore leaves such records out"
+            )
+        if lacking and self.missing == "refuse":
+            raise ConfigError(
+                f"{self.source} has nothing of {_some(lacking)} among clients={len(own)}; "
+                "availability.missing=away lets them never come"
+            )
+
+    @staticmethod
+    def _nameless(clients: int) -> str:
+        return f"these data have no names for clients, which are called 0 to {clients - 1}"
+
+    def check_rounds(self, rounds: int) -> None:
+        if rounds > self.length and not self.repeat:
+            raise ConfigError(
+                f"rounds={rounds} exceeds the {self.length} rounds of {self.source}; lower rounds, or set "
+                "availability.repeat=true"
+            )
+
+    def probabilities(self, t: int) -> np.ndarray:
+        return np.append(self.record(t % self.length), 0.0)[self._place]
+
+    def counts(self, t: int) -> np.ndarray:
+        return toss(self.probabilities(t), self.population, t)
+
+
+def _some(names: list[str]) -> str:
+    """The first of them, and how many more."""
+    shown = ", ".join(repr(name) for name in names[:SHOWN])
+    more = len(names) - SHOWN
+    return shown if more <= 0 else f"{shown} and {more} more"

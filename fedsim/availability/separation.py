@@ -1,0 +1,121 @@
+"""Clients that rest: whoever took part stays away for some rounds at least."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.availability.base import Population
+from fedsim.availability.probabilities import Probability
+from fedsim.availability.processes import Bernoulli
+from fedsim.availability.trajectories import Stationary, Trajectory
+from fedsim.availability.walk import Walk, uniforms
+from fedsim.core import checks, rng
+from fedsim.core.errors import ConfigError
+
+
+@dataclass
+class _Rest:
+    """After a round: who took part in it [R, m], the last round of each [R, m], and the probabilities of the last R
+    rounds [separation, R, m] with their place for the next one, where they are needed."""
+
+    active: np.ndarray
+    last: np.ndarray
+    marginal: np.ndarray
+    recent: np.ndarray | None = None
+
+
+class MinimumSeparation(Bernoulli):
+    """Whoever took part is away for R rounds at least; whoever is not at rest comes with p_i^t (Sun et al. 2025).
+
+    By coins (`k` null) the probability of taking part follows from its own past, m_i^t = p_i^t (1 − Σ_{s=t−R}^{t−1}
+    m_i^s), since a client rests if it came in one of the R rounds before; this is what those who know p_i^t are told.
+    Where p_i does not move it is p_i / (1 + R p_i), from round 0 on: the run begins in the middle of things, with
+    clients at rest. Gaps between rounds are R plus a geometric number of mean 1/p_i.
+
+    With `k`, that many are drawn in every round among those not at rest, without replacement with probabilities ∝
+    p_i^t, and nobody rests at the beginning. With k = R = 1 the shares of rounds tend to p_i (1 − p_i) / Σ_j p_j (1 −
+    p_j), Σ p_j = 1; with (R + 1) k = m the first m/k rounds repeat for ever. There the p_i^t are known to nobody.
+
+    Args:
+        base: p_i of a client that does not rest.
+        trajectory: f_i(t).
+        floor: least p_i^t of a client that does not rest.
+        separation: R, rounds of rest.
+        k: how many are drawn; null: everyone by its own coin.
+    """
+
+    law = "separation"
+
+    def __init__(
+        self,
+        base: Probability | None = None,
+        trajectory: Trajectory | None = None,
+        floor: float = 0.0,
+        separation: int = 1,
+        k: int | None = None,
+    ) -> None:
+        super().__init__(base, trajectory, floor)
+        self.separation = checks.whole("availability.separation", separation, least=0)
+        self.k = None if k is None else checks.whole("availability.k", k)
+        if self.k is not None:
+            self.unknown_because = "with k draws clients by who came before, so that nobody knows these"
+
+    def setup(self, population: Population) -> None:
+        if self.k is not None and self.k * (self.separation + 1) > population.clients:
+            raise ConfigError(
+                f"availability.k={self.k} clients in each of separation + 1 = {self.separation + 1} rounds are more "
+                f"than clients={population.clients}; lower k or separation"
+            )
+        super().setup(population)
+        self._walk = Walk(self._next)
+
+    def awake(self, t: int) -> np.ndarray:
+        """[R, m] p_i^t of clients that do not rest."""
+        return super().probabilities(t)
+
+    def probabilities(self, t: int) -> np.ndarray:
+        """[R, m] the probability of taking part; with `k` its bound p_i^t, for want of it."""
+        return self.awake(t).copy() if self.k is not None else self._walk.at(t).marginal.copy()
+
+    def counts(self, t: int) -> np.ndarray:
+        return self._walk.at(t).active.astype(np.int8)
+
+    def _next(self, rest: _Rest | None, t: int) -> _Rest:
+        p = self.awake(t)
+        rest = rest or self._first(p)
+        ready = t - rest.last > self.separation
+        coins = uniforms(self.population, rng.Purpose.AVAILABILITY, t, size=self.population.clients)
+        if self.k is not None:
+            active = self._drawn(np.where(ready, p, 0.0), coins)
+            return _Rest(active, np.where(active, t, rest.last), p)
+        active = ready & (coins < p)
+        last = np.where(active, t, rest.last)
+        if rest.recent is None:
+            return _Rest(active, last, rest.marginal)
+        marginal = p * (1 - rest.recent.sum(0))
+        recent = np.concatenate([rest.recent[1:], marginal[None]])
+        return _Rest(active, last, marginal, recent)
+
+    def _first(self, p: np.ndarray) -> _Rest:
+        """Before round 0: with coins as if p had been that of round 0 for ever, else nobody rests."""
+        last = np.full(p.shape, -self.separation - 1)
+        marginal = p / (1 + self.separation * p)
+        if self.k is None:
+            past = uniforms(self.population, rng.Purpose.SPELL, size=self.population.clients)
+            since = 1 + np.floor(past / np.where(marginal > 0, marginal, 1.0))
+            rests = past < self.separation * marginal
+            last = np.where(rests, -np.minimum(since, self.separation), last).astype(np.int64)
+        still = isinstance(self.trajectory, Stationary) or not self.separation
+        recent = None if self.k is not None or still else np.broadcast_to(marginal, (self.separation, *p.shape))
+        return _Rest(np.zeros(p.shape, dtype=bool), last, marginal, recent)
+
+    def _drawn(self, p: np.ndarray, coins: np.ndarray) -> np.ndarray:
+        """[R, m] k of each replicate, ∝ p without replacement: those whose exponential times of rate p end first."""
+        assert self.k is not None
+        times = np.where(p > 0, -np.log1p(-coins) / np.where(p > 0, p, 1.0), np.inf)
+        first = np.argpartition(times, self.k - 1, axis=1)[:, : self.k]
+        drawn = np.zeros(p.shape, dtype=bool)
+        np.put_along_axis(drawn, first, True, axis=1)
+        return drawn & (p > 0)

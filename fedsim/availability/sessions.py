@@ -1,0 +1,123 @@
+"""Devices that connect for a while and leave for a while, at hours of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import gamma, gammaincinv, ndtri
+
+from fedsim.availability.base import Availability, Population
+from fedsim.availability.probabilities import Probability, Uniform
+from fedsim.availability.trajectories import Stationary, Trajectory
+from fedsim.availability.walk import Walk, uniforms
+from fedsim.core import checks, rng
+from fedsim.core.errors import ConfigError
+
+LAWS = {"exponential": (1.0, 1.0), "lognormal": (0.0, 3.0), "weibull": (0.3, 20.0)}  # and what `shape` may be
+
+
+@dataclass
+class _Stretch:
+    """Where every device stands, [R, m] each: whether it has a session, when that or its absence ends, and the level
+    of the session."""
+
+    on: np.ndarray
+    until: np.ndarray
+    level: np.ndarray
+
+
+class DeviceSessions(Availability):
+    """A device has a session, then none, then a session: an alternating renewal process, looked at when a round begins.
+
+    Sessions last `length` rounds on average, absences as long as makes p_i the share of time with a session. The run
+    begins in the middle of things (what is left of the first stretch has its equilibrium law), so that p_i holds from
+    round 0. Exponential stretches make it `Markov` with λ = exp(−1/L_on − 1/L_off).
+
+    The trajectory says which part of the sessions reaches the server: each has a level u ~ U(0, 1), kept while it
+    lasts, and does so in the rounds in which u < p_i^t / p_i. So p_i^t is the probability of taking part, and whoever
+    is there at a steady hour stays: `trajectory: night` lets nearly all sessions through while it is night in the
+    device's time zone, and few by day.
+
+    Args:
+        base: p_i, the share of time with a session.
+        trajectory: f_i(t), at most 1.
+        length: rounds that a session lasts on average, L_on ≥ 1; absences last L_off = L_on (1 − p_i) / p_i.
+        law: of both lengths: exponential, lognormal or weibull.
+        shape: σ of lognormal (0 to 3), k of weibull (0.3 to 20); exponential has none.
+
+    Attributes:
+        base_probabilities: [R, m] p_i.
+    """
+
+    law = "sessions"
+
+    def __init__(
+        self,
+        base: Probability | None = None,
+        trajectory: Trajectory | None = None,
+        length: float = 4.0,
+        law: str = "exponential",
+        shape: float = 1.0,
+    ) -> None:
+        self.base, self.trajectory = base or Uniform(), trajectory or Stationary()
+        self.length = checks.positive("availability.length", length)
+        if self.length < 1:
+            raise ConfigError(f"availability.length={length!r} must be 1 or more rounds; toss coins for shorter ones")
+        self.lengths = checks.choice("availability.law", law, LAWS)
+        self.shape = checks.not_negative("availability.shape", shape)
+        least, most = LAWS[self.lengths]
+        if self.lengths != "exponential" and not least <= self.shape <= most:
+            raise ConfigError(f"availability.shape={shape!r} must lie between {least:g} and {most:g} for {law}")
+
+    def setup(self, population: Population) -> None:
+        super().setup(population)
+        self.base_probabilities = p = self.base.base(population)
+        self._off = np.divide(self.length * (1 - p), p, out=np.full(p.shape, np.inf), where=p > 0)
+        self._walk = Walk(self._next)
+
+    def probabilities(self, t: int) -> np.ndarray:
+        moved = self.trajectory.at(t, self.base_probabilities, self.population)
+        return np.clip(moved, 0.0, self.base_probabilities)
+
+    def counts(self, t: int) -> np.ndarray:
+        now, p = self._walk.at(t), self.base_probabilities
+        return (now.on & (now.level * p < self.probabilities(t))).astype(np.int8)
+
+    def _next(self, now: _Stretch | None, t: int) -> _Stretch:
+        if now is None:
+            return self._first()
+        on, until, level = now.on.copy(), now.until.copy(), now.level.copy()
+        for replicate, seed in enumerate(self.population.seeds):
+            turn = 0
+            while (ended := until[replicate] <= t).any():
+                draws = rng.generator(seed, rng.Purpose.SPELL, t, turn).random((2, self.population.clients))
+                on[replicate] ^= ended
+                mean = np.where(on[replicate], self.length, self._off[replicate])
+                until[replicate] += np.where(ended, self._length(mean, draws[0]), 0.0)
+                level[replicate] = np.where(ended, draws[1], level[replicate])
+                turn += 1
+        return _Stretch(on, until, level)
+
+    def _first(self) -> _Stretch:
+        draws = uniforms(self.population, rng.Purpose.SPELL, size=(4, self.population.clients))
+        on = draws[:, 0] < self.base_probabilities
+        mean = np.where(on, self.length, self._off)
+        left = draws[:, 1] * self._length(mean, draws[:, 2], biased=True)  # the stretch that covers round 0 is a long
+        left = np.where(self.base_probabilities == 1, np.inf, left)  # one; of it, what comes after is uniform
+        return _Stretch(on, left, draws[:, 3])
+
+    def _length(self, mean: np.ndarray, u: np.ndarray, biased: bool = False) -> np.ndarray:
+        """Lengths of these means; `biased`: of the stretch that covers a given moment, of density ∝ x f(x)."""
+        with np.errstate(invalid="ignore"):  # ∞ · 0
+            drawn = mean * self._standard(u, biased)
+        return np.where(np.isinf(mean), np.inf, drawn)
+
+    def _standard(self, u: np.ndarray, biased: bool) -> np.ndarray:
+        """Lengths of mean 1, by inversion."""
+        if self.lengths == "lognormal":
+            normal = ndtri(np.clip(u, 1e-300, None))
+            return np.exp(self.shape * normal + (self.shape**2 / 2 if biased else -(self.shape**2) / 2))
+        k = self.shape if self.lengths == "weibull" else 1.0
+        power = gammaincinv(1 + 1 / k, u) if biased else -np.log1p(-u)
+        return power ** (1 / k) / gamma(1 + 1 / k)

@@ -1,0 +1,124 @@
+"""Times in a log: numbers in a unit of one's own, or timestamps; and how long a round is."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.datasets.own.columns import Columns, as_numbers, missing
+
+SECOND = 1_000_000  # in microseconds, in which timestamps are counted
+UNITS = {
+    "ms": SECOND // 1000,
+    "s": SECOND,
+    "min": 60 * SECOND,
+    "h": 3600 * SECOND,
+    "d": 86_400 * SECOND,
+    "w": 7 * 86_400 * SECOND,
+}
+KINDS = {"numbers": "numbers", "local": "timestamps without a time zone", "zoned": "timestamps with a time zone"}
+
+
+@dataclass
+class Times:
+    """A column of times.
+
+    Attributes:
+        kind: of KINDS.
+        of: [N] float64 numbers, or int64 microseconds since 1970 (in UTC, where they have a time zone).
+    """
+
+    kind: str
+    of: np.ndarray
+
+
+def duration(key: str, value: float | str, kind: str) -> float:
+    """How long a round is, in the unit of times of this kind.
+
+    Raises:
+        ConfigError: it is not positive, or no length for such times.
+    """
+    if kind == "numbers":
+        if isinstance(value, str):
+            raise ConfigError(
+                f"{key}={value!r} is for timestamps, but the times in the log are numbers; give a number in their "
+                "unit, such as 3600 for an hour where they are seconds"
+            )
+        return checks.positive(key, value)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value) if isinstance(value, str) else None
+    if match is None or match[2] not in UNITS or float(match[1]) <= 0:
+        raise ConfigError(
+            f"{key}={value!r} must be a length such as 1h or 30min, since the times in the log are timestamps; units "
+            f"are {', '.join(UNITS)}"
+        )
+    length = round(float(match[1]) * UNITS[match[2]])
+    if length < 1:
+        raise ConfigError(f"{key}={value!r} is shorter than a microsecond")
+    return length
+
+
+def times(table: Columns, name: str) -> Times:
+    """A column of numbers or timestamps.
+
+    Raises:
+        ConfigError: an entry is missing or neither, naming its line; or they are of several kinds.
+    """
+    values = table[name]
+    gaps = np.isnat(values) if values.dtype.kind == "M" else missing(values)
+    if gaps.any():
+        where = table.where(int(gaps.argmax()))
+        raise ConfigError(f"{table.source}: {where} has no {name!r}; give a time, or leave the line out")
+    if values.dtype.kind == "M":
+        return Times("local", values.astype("datetime64[us]").astype(np.int64))
+    numbers = None if values.dtype.kind == "b" else as_numbers(values, gaps)
+    if numbers is None:
+        return _stamps(table, name, values)
+    bad = ~np.isfinite(numbers)
+    if bad.any():
+        row = int(bad.argmax())
+        raise ConfigError(f"{table.source}: {table.where(row)}: {values[row]} in {name!r} is no time")
+    return Times("numbers", numbers)
+
+
+def instant(key: str, value: Any, kind: str) -> float:
+    """A single time of this kind."""
+    table = Columns(key, {key: np.array([value], dtype=object)}, lambda n: "it")
+    found = times(table, key)
+    if found.kind != kind:
+        raise ConfigError(f"{key}={value!r} is of other times than the log, which has {KINDS[kind]}")
+    return found.of[0].item()
+
+
+def _stamps(table: Columns, name: str, values: np.ndarray) -> Times:
+    """Timestamps that stand in words, or are objects of Python's datetime."""
+    found, kinds = np.empty(len(values), dtype=np.int64), set()
+    epoch = datetime.datetime(1970, 1, 1)
+    for row, value in enumerate(values.tolist()):
+        stamp = value if isinstance(value, datetime.datetime) else _parsed(value)
+        if stamp is None:
+            raise ConfigError(
+                f"{table.source}: {table.where(row)}: {str(value)!r} in {name!r} is neither a number nor a timestamp "
+                "such as 2024-05-01T13:30"
+            )
+        kinds.add("local" if stamp.tzinfo is None else "zoned")
+        if stamp.tzinfo is not None:
+            stamp = stamp.astimezone(datetime.timezone.utc).replace(tzinfo=None)
+        found[row] = (stamp - epoch) // datetime.timedelta(microseconds=1)
+    if len(kinds) > 1:
+        raise ConfigError(f"{table.source}: some entries of {name!r} have a time zone and some have none")
+    return Times(kinds.pop(), found)
+
+
+def _parsed(value: Any) -> datetime.datetime | None:
+    """What ISO 8601 makes of it; Python 3.10 wants +00:00 for Z, and three or six digits of a second."""
+    text = re.sub(r"\.(\d{1,6})\d*", lambda match: "." + match[1].ljust(6, "0"), str(value).strip())
+    try:
+        return datetime.datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+    except ValueError:
+        return None
