@@ -106,4 +106,4 @@ class Availability(ABC):
         """The clients that take part in round t, on the federation's device."""
         if self.federation is None:
             raise ConfigError(f"{type(self).__name__}.sample needs bind(federation) first")
-        return self.federation.cohort(self.counts(t), self.probabilities(t))
+        return self.federation.cohort(self.counts(t), self.probabilities(t), t)

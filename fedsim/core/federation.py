@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.answers import Ask
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import PLACES, placed
 from fedsim.core.ranks import Ranks
@@ -40,6 +41,7 @@ class Federation:
         weighting: of the clients in the objective that is minimised: 'uniform' 1/m, or 'data'.
         members: how many, the first ones, that objective is about; the others weigh nothing. None: all.
         names: what the clients are called in the data, m of them, where they have names that all replicates share.
+        ask: what clients answer about all their data, where a strategy `asks`; see `fedsim.core.answers`.
         own: [m'] numbers of this rank's clients, the same in every replicate; all m of them in a lone process.
         data_fractions: [R·m] w_i, 1 in sum over a replicate (host, double precision); `data_weights` on the device.
         client_weights: [R, m] those of the objective (host, double precision).
@@ -57,6 +59,7 @@ class Federation:
     weighting: str = "uniform"
     members: int | None = None
     names: tuple[str, ...] | None = None
+    ask: Ask | None = None
 
     def __post_init__(self) -> None:
         checks.choice("trainer.memory", self.place, PLACES)
@@ -94,16 +97,12 @@ class Federation:
         memory.unflatten(0, (self.replicates, -1)).copy_(values[:, None])
         return memory
 
-    def cohort(self, counts: np.ndarray, probabilities: np.ndarray) -> Cohort:
-        """The cohort of all clients (of this rank) with a positive count.
-
-        Args:
-            counts: [R, m] how often each client takes part (0 or 1, or a multiset's multiplicity).
-            probabilities: [R, m] the true p_i^t of the round.
-        """
+    def cohort(self, counts: np.ndarray, probabilities: np.ndarray, t: int = 0) -> Cohort:
+        """The cohort of all clients (of this rank) with a positive count, given how often each takes part in round t,
+        [R, m] (0 or 1, or a multiset's multiplicity), and the true p_i^t [R, m]."""
         flat = counts[:, self.ranks.share].reshape(-1)
         rows = np.flatnonzero(flat)
-        return Cohort(self, rows, flat[rows], probabilities[:, self.ranks.share].reshape(-1)[rows])
+        return Cohort(self, rows, flat[rows], probabilities[:, self.ranks.share].reshape(-1)[rows], t)
 
     def everyone(self, active: Cohort) -> Cohort:
         """All R·m' rows; those not in `active` compute too, but do not take part (count 0)."""
@@ -111,7 +110,7 @@ class Federation:
         probabilities = np.ones(self.rows)
         counts[active.host.rows] = active.host.count
         probabilities[active.host.rows] = active.host.probability
-        return Cohort(self, np.arange(self.rows), counts, probabilities)
+        return Cohort(self, np.arange(self.rows), counts, probabilities, active.round)
 
     def mean_over_clients(self, rows: Tensor) -> Tensor:
         """[R·m', …] → [R, …], the plain mean over each replicate's m clients, wherever their memory lies."""
@@ -127,7 +126,7 @@ class Federation:
         return self.ranks.totals(whole)[0].reshape(-1)
 
     def reduce(self, weights: Tensor, rows: Tensor, bounds: Sequence[int]) -> Tensor:
-        """Weighted sum of rows per replicate: the only place where clients are added.
+        """[R, …] the weighted sum of rows per replicate: the only place where clients are added.
 
         Each replicate's rows are summed on their own, so one replicate's non-finite values never reach another. Several
         ranks sum their own rows, and end with one all-reduce.
@@ -136,9 +135,6 @@ class Federation:
             weights: [n], one per row.
             rows: [n, …], sorted by replicate.
             bounds: R + 1 host integers; replicate r owns rows[bounds[r]:bounds[r + 1]].
-
-        Returns:
-            [R, …]
         """
         own = torch.stack([torch.tensordot(weights[a:b], rows[a:b], dims=1) for a, b in itertools.pairwise(bounds)])
         return self.ranks.sum(own.to(self.device))
@@ -151,10 +147,13 @@ class Cohort(RowStatistics):
     Attributes:
         host: n rows.
         bounds: R + 1 host integers that delimit each replicate's rows.
+        round: t.
     """
 
-    def __init__(self, federation: Federation, rows: np.ndarray, count: np.ndarray, probability: np.ndarray) -> None:
-        self.federation, self.ranks = federation, federation.ranks
+    def __init__(
+        self, federation: Federation, rows: np.ndarray, count: np.ndarray, probability: np.ndarray, t: int = 0
+    ) -> None:
+        self.federation, self.ranks, self.round = federation, federation.ranks, t
         self.shape = (federation.replicates, federation.clients)
         m, virtual = len(federation.own), rows
         if m < federation.clients:
@@ -217,7 +216,8 @@ class Cohort(RowStatistics):
 
     def subset(self, keep: np.ndarray) -> Cohort:
         """The rows at the given positions (sorted)."""
-        return Cohort(self.federation, self.host.rows[keep], self.host.count[keep], self.host.probability[keep])
+        host = self.host
+        return Cohort(self.federation, host.rows[keep], host.count[keep], host.probability[keep], self.round)
 
     def largest(self, values: Tensor, k: int) -> Cohort:
         """The k rows of each replicate with the largest values [n]; of equal ones the first clients. The host waits."""

@@ -2,12 +2,14 @@
 
 from fedsim.local.apfl import APFL
 from fedsim.local.base import Carry, Descent, LocalRule, Objective
+from fedsim.local.fedlc import FedLC
 from fedsim.local.fedrep import FedRep
 from fedsim.local.optimisers import Adam, Momentum
 from fedsim.local.perfedavg import PerFedAvg
 from fedsim.local.performative import PFL, PoFL
 from fedsim.local.pfedme import PFedMe
 from fedsim.local.profl import PG, ProFL
+from fedsim.local.sam import SAM
 from fedsim.local.schedules import Constant, Cosine, Inverse, InverseSqrt, PerStep, Schedule
 from fedsim.local.sgd import SGD
 
@@ -15,12 +17,14 @@ __all__ = [
     "APFL",
     "PFL",
     "PG",
+    "SAM",
     "SGD",
     "Adam",
     "Carry",
     "Constant",
     "Cosine",
     "Descent",
+    "FedLC",
     "FedRep",
     "Inverse",
     "InverseSqrt",

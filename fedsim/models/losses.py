@@ -9,17 +9,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100  # a position without a label, as torch has it
+MARGIN = "margin"
 Loss = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 
 
 def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-    """−log softmax(output)_y, in nats; of labels of positions [B, …] the mean over the positions that have one.
+    """−log softmax(output)_y, in nats; of labels of positions [B, …] the mean over the positions that have one. A batch
+    may hold a margin [C], which a local rule takes off the outputs.
 
     Written out: under vmap `F.cross_entropy` goes through a decomposition that takes twice as long.
     """
     labels = batch["y"]
     if output.shape[:-1] != labels.shape:
         raise ValueError(f"outputs of shape {list(output.shape[1:])} for labels of shape {list(labels.shape[1:])}")
+    if MARGIN in batch:
+        output = output - batch[MARGIN]
     if labels.dim() == 1:
         return output.logsumexp(1) - output.gather(1, labels[:, None])[:, 0]
     there = labels != IGNORED

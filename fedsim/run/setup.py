@@ -48,7 +48,7 @@ from fedsim.shift import NoShift, Shift
 from fedsim.shift.pooled import PooledShift
 from fedsim.strategies import FedAvg, Strategy
 from fedsim.strategies.base import KeepsClientModels
-from fedsim.trainer import Execution, Trainers
+from fedsim.trainer import Asking, Execution, Trainers
 
 log = logging.getLogger(__name__)
 
@@ -157,6 +157,8 @@ class Setup:
         """What trains the clients, and what they send for it."""
         trainers = Trainers(self.data, self.shift, self.model, contamination, self.execution)
         self.trainer, self.settled = trainers(rule), trainers.settled
+        if self.strategy.asks:
+            self.federation.ask = Asking(trainers, self.trainer)
         self.traffic = Traffic.of(self.strategy, self.trainer.rule, self.model)
         return trainers
 

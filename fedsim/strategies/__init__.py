@@ -1,5 +1,6 @@
 """What the server and the clients keep, and how a round's work becomes the next model."""
 
+from fedsim.strategies.afl import AFL
 from fedsim.strategies.base import KeepsClientModels, ServerStep, State, Strategy
 from fedsim.strategies.f3ast import F3AST
 from fedsim.strategies.fedau import FedAU
@@ -16,13 +17,17 @@ from fedsim.strategies.fedprox import FedProx
 from fedsim.strategies.fedvarp import FedVARP
 from fedsim.strategies.local_only import LocalOnly
 from fedsim.strategies.mifa import MIFA
+from fedsim.strategies.mime_lite import MimeLite
 from fedsim.strategies.p_fedavg import PFedAvg
 from fedsim.strategies.per_replicate import PerReplicate, Rows
+from fedsim.strategies.q_ffl import QFFL
 from fedsim.strategies.scaffold import Scaffold
 
 __all__ = [
+    "AFL",
     "F3AST",
     "MIFA",
+    "QFFL",
     "FedAU",
     "FedAWE",
     "FedAvg",
@@ -39,6 +44,7 @@ __all__ = [
     "FedVARP",
     "KeepsClientModels",
     "LocalOnly",
+    "MimeLite",
     "PFedAvg",
     "PerReplicate",
     "Rows",

@@ -11,6 +11,7 @@ from typing_extensions import Self
 
 from fedsim.availability import Availability
 from fedsim.core import checks
+from fedsim.core.answers import Answers
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.local import LocalRule
@@ -38,11 +39,14 @@ class Strategy(ABC, Generic[S]):
             optimum and reference points weigh clients likewise.
         vectors_down: how many vectors of the model's size the server sends to each client that takes part in a round.
         vectors_up: how many each of them sends. Both for counting bytes (`fedsim.run.traffic`).
+        asks: whether clients are asked for loss and gradient of all their data at a model (`answers`), which costs them
+            a gradient of all they have.
     """
 
     weighting: str = "uniform"
     vectors_down: int = 1
     vectors_up: int = 1
+    asks: bool = False
 
     def check(self, availability: Availability) -> None:
         """Refuse, before the first round, an availability process the algorithm cannot run under."""
@@ -74,6 +78,12 @@ class Strategy(ABC, Generic[S]):
         client received last (`fedsim.evaluation.EvaluatedModels`).
         """
         return state.model
+
+
+def answers(cohort: Cohort, models: Tensor) -> Answers:
+    """What the cohort's clients say of all their data at their replicate's model [R, d]; for strategies that `asks`."""
+    assert cohort.federation.ask is not None, "a strategy that asks clients says so by asks = True"
+    return cohort.federation.ask(cohort, models)
 
 
 class ServerStep(Strategy[S]):

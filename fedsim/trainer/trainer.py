@@ -69,13 +69,13 @@ class Trainer:
         largest = rule.work.batch_size or int(np.max(batches.federation.sizes, initial=1))
         sample = int(np.prod(batches.dataset.shape)) + (model.dimension if rule.per_sample else 0)
         ranks = batches.federation.ranks.count
-        asked = execution or Execution()
-        self.candidates = candidates(asked, model, rule, shift, largest, sample, ranks)
+        self.candidates = candidates(execution or Execution(), model, rule, shift, largest, sample, ranks)
         self.settled = {} if settled is None else settled
         self.choice = self.candidates[0]
         self.executor = self._made(self.choice)
         self._general: Executor | None = None
         self._told = self._halved = False
+        self.remembered: Memory | None = None  # the last `memory` it made, that of the run
         if model.device.type == "cpu":
             keep_freed_memory()
 
@@ -142,6 +142,7 @@ class Trainer:
         for name in rule.own_models:
             clients[name] = federation.broadcast(model)
         memory.server |= shift.server_memory(federation, model)
+        self.remembered = memory
         return memory
 
     @torch.no_grad()

@@ -9,8 +9,13 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import torch
 from naive_strategies import CLIENTS, LRS, SEEDS, UNIFORM, Learner
 from torch import nn
+
+from fedsim import Execution, Simulation
+from fedsim.datasets import Quadratics
+from fedsim.models import Mean
 
 ROUNDS = 5
 PROBABILITIES = (0.9, 0.5, 0.3, 0.8)  # what `availability.probabilities` says; the script is no draw from it
@@ -83,3 +88,27 @@ def compare(simulation, kind: type[Naive], play, tolerance: float = 1e-10) -> li
                 assert np.isfinite(wanted).all()
                 np.testing.assert_allclose(kept, wanted, atol=tolerance, rtol=0, err_msg=where)
     return naive
+
+
+def points(strategy, points, rule, **options) -> Simulation:
+    return Simulation(
+        Quadratics(clients=len(points), points=list(points)),
+        Mean,
+        clients=len(points),
+        strategy=strategy,
+        local=rule,
+        execution=Execution(dtype="float64"),
+        **options,
+    )
+
+
+def one_by_one(simulation: Simulation, start: float, rounds: int) -> list[float]:
+    """The models of some rounds from this one."""
+    strategy, found = simulation.strategy, []
+    state = strategy.initial(torch.full((1, 1), start, dtype=torch.float64), simulation.federation)
+    for t in range(rounds):
+        cohort = strategy.cohort(state, simulation.availability.sample(t))
+        report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, state.model)
+        state = strategy.aggregate(state, report, t)
+        found.append(state.model.item())
+    return found

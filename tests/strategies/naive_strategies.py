@@ -38,13 +38,23 @@ class Learner:
     def rates(self, t: int, steps: int = STEPS) -> list[float]:
         return [self.lr * self.rate(t, k, steps) for k in range(steps)]
 
+    def error(self, i: int, x: np.ndarray) -> np.ndarray:
+        features, targets = self.data[i]
+        return features @ x[:-1] + x[-1] - targets
+
+    def loss(self, i: int, x: np.ndarray) -> float:
+        return 0.5 * np.mean(self.error(i, x) ** 2)
+
+    def gradient(self, i: int, x: np.ndarray) -> np.ndarray:
+        error = self.error(i, x)
+        return np.append(self.data[i][0].T @ error, error.sum()) / len(error)
+
     def train(
         self, i: int, x: np.ndarray, t: int, correction=0.0, mu: float = 0.0, steps: int = STEPS, momentum: float = 0.0
     ) -> np.ndarray:
-        (features, targets), start, velocity = self.data[i], x, 0.0
+        start, velocity = x, 0.0
         for rate in self.rates(t, steps):
-            error = features @ x[:-1] + x[-1] - targets
-            gradient = np.append(features.T @ error, error.sum()) / len(targets)
+            gradient = self.gradient(i, x)
             velocity = momentum * velocity + gradient + correction + mu * (x - start)
             x = x - rate * velocity
         return x

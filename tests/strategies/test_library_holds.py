@@ -12,13 +12,16 @@ from naive_strategies import CLIENTS, SEEDS
 
 from fedsim import Execution
 from fedsim.core import Ranks
-from fedsim.strategies import FedAvgM, FedDC, FedDyn, FedExP, FedNova
+from fedsim.strategies import AFL, QFFL, FedAvgM, FedDC, FedDyn, FedExP, FedNova, MimeLite
 
 LIBRARY = {
     "fedavgm": lambda: FedAvgM(0.7, 0.5),
     "fednova": lambda: FedNova(0.8, "data"),
     "fedexp": lambda: FedExP(0.001),
     "feddyn": lambda: FedDyn(0.3, "data"),
+    "q_ffl": lambda: QFFL(2.0),
+    "afl": lambda: AFL(0.9, 0.3),
+    "mime_lite": lambda: MimeLite(0.8, 0.6, "data"),
     "feddc": lambda: FedDC(0.2),
 }
 CLOSE = {"rtol": 0, "atol": 1e-10}
@@ -77,7 +80,7 @@ class Threads(Ranks):
 
 FIRST = Threads(0, 2)
 BOTH = (FIRST, dataclasses.replace(FIRST, rank=1))
-EXECUTORS: dict[str, str] = {}  # vmapped steps cannot run in threads
+EXECUTORS = dict.fromkeys(("q_ffl", "afl", "mime_lite"), "loop")  # vmapped steps cannot run in threads
 
 
 def divided(federated, name: str) -> list[dict[str, torch.Tensor]]:

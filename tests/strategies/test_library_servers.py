@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from library import Naive, everybody, with_
+from library import Naive, everybody, one_by_one, points, with_
 from naive_strategies import BY_DATA, CLIENTS, STEPS, UNIFORM
 
-from fedsim import Execution, Simulation
 from fedsim.core import ConfigError
-from fedsim.datasets import Quadratics
 from fedsim.local import SGD, Adam, Momentum
-from fedsim.models import Mean
 from fedsim.strategies import FedAvg, FedAvgM, FedDC, FedDyn, FedExP, FedNova, Scaffold
 
 
@@ -160,7 +157,7 @@ def test_fednova_of_unequal_steps_ends_where_fedavg_does_not():
     u, steps, lr = np.array([-1.0, 0.5, 3.0, 4.0]), np.array([1, 2, 5, 10]), 0.1
     c = 1 - (1 - lr) ** steps
     for strategy, weight, end in ((FedAvg(), c, 2.83441), (FedNova(), c / steps, 1.32658)):
-        simulation = on_points(strategy, u, SGD(lr=lr, steps=10))
+        simulation = points(strategy, u, SGD(lr=lr, steps=10))
         simulation.trainer.batches.data.workload = Work(steps)(simulation.trainer.batches.data.workload)
         stands = np.sum(weight * u) / np.sum(weight)
         assert stands == pytest.approx(end, abs=1e-5)
@@ -181,30 +178,6 @@ class Work:
             return load
 
         return of
-
-
-def on_points(strategy, points, rule, clients=None, **options) -> Simulation:
-    return Simulation(
-        Quadratics(clients=len(points), points=list(points)),
-        Mean,
-        clients=len(points),
-        strategy=strategy,
-        local=rule,
-        execution=Execution(dtype="float64"),
-        **options,
-    )
-
-
-def one_by_one(simulation: Simulation, start: float, rounds: int) -> list[float]:
-    """The models of some rounds from this one."""
-    strategy, found = simulation.strategy, []
-    state = strategy.initial(torch.full((1, 1), start, dtype=torch.float64), simulation.federation)
-    for t in range(rounds):
-        cohort = strategy.cohort(state, simulation.availability.sample(t))
-        report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, state.model)
-        state = strategy.aggregate(state, report, t)
-        found.append(state.model.item())
-    return found
 
 
 def test_without_momentum_fedavgm_is_fedavg(models):
@@ -231,7 +204,7 @@ def test_feddyn_with_exact_local_minima_contracts_as_its_algebra_says():
     """x^{t+1} of full participation from x⁰ = 10 with α = 0.1: −5.2273, 1.0021, 1.5684 → ū = 1.625. A step of rate
     1 / (1 + α) minimises a quadratic exactly."""
     u = [-1.0, 0.5, 3.0, 4.0]
-    found = one_by_one(on_points(FedDyn(0.1), u, SGD(lr=1 / 1.1, steps=1)), 10.0, 12)
+    found = one_by_one(points(FedDyn(0.1), u, SGD(lr=1 / 1.1, steps=1)), 10.0, 12)
     np.testing.assert_allclose(found[:3], [-5.2273, 1.0021, 1.5684], atol=1e-4)
     assert found[-1] == pytest.approx(1.625, abs=1e-8)
 

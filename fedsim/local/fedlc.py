@@ -1,0 +1,58 @@
+"""Scores calibrated by what each client has seen: FedLC (Zhang et al., ICML 2022), balanced softmax (Ren 2020)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.local.base import Carry, Descent, Objective
+from fedsim.local.sgd import SGD
+from fedsim.models import RowModel
+from fedsim.models.losses import MARGIN, cross_entropy
+from fedsim.samples import Batch, ClientData
+from fedsim.shift import Shift
+
+MARGINS = ("fedlc", "balanced")
+NONE_OF_THEM = 1e-8  # samples of a class that a client has none of, as in FL-bench
+
+
+class FedLC(SGD):
+    """Steps of SGD on the cross-entropy of output_y − τ n_{i,y}^{−1/4}, n_{i,y} the client's training samples of y.
+
+    Classes of which a client has few are trained with a margin, so that its steps do not unlearn them. Models are
+    evaluated without it. Where a client has as many of every class it is SGD.
+
+    Args:
+        tau: τ.
+        margin: 'fedlc', or 'balanced' for balanced softmax, output_y + τ log n_{i,y}.
+        **options: of SGD.
+    """
+
+    def __init__(self, tau: float = 1.0, margin: str = "fedlc", **options: Any) -> None:
+        super().__init__(**options)
+        self.tau = checks.not_negative("local.tau", tau)
+        self.margin = checks.choice("local.margin", margin, MARGINS)
+        self.margins = torch.empty(0)
+
+    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+        federation = data.federation
+        if federation.class_fractions is None or model.loss is not cross_entropy:
+            raise ConfigError(
+                f"local=fedlc calibrates the scores of classes by how many samples of each a client has, but "
+                f"dataset={data.dataset.name} with this loss has no classes; use local=sgd"
+            )
+        counts = federation.class_fractions.reshape(len(federation.sizes), -1) * federation.sizes[:, None]
+        counts = np.maximum(counts, NONE_OF_THEM)
+        margins = counts**-0.25 if self.margin == "fedlc" else -np.log(counts)
+        self.margins = torch.as_tensor(self.tau * margins, dtype=model.dtype).to(model.device)
+
+    def descents(self) -> tuple[Descent, ...]:
+        return ()
+
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        return super().step(carry, batch | {MARGIN: self.margins[batch["row"]]}, lr, objective)

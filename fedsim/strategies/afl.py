@@ -1,0 +1,81 @@
+"""AFL: the best model for the worst mixture of clients (Mohri, Sivek and Suresh, ICML 2019)."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.report import Report
+from fedsim.strategies.base import ServerStep, answers
+from fedsim.strategies.fedexp import Iterates
+
+
+@dataclass
+class AFLState(Iterates):
+    """Adds mixture [R·m], λ_i, 1 in sum over a replicate; and steps [R] int64, how many rounds were not empty."""
+
+    mixture: Tensor
+    steps: Tensor
+
+
+class AFL(ServerStep[AFLState]):
+    """min_x max_λ Σ_i λ_i F_i(x) over the simplex: x ← x − η_g Σ_{i∈A} λ_i G_i / Σ_{i∈A} λ_i, and λ is projected onto
+    the simplex after λ_i ← λ_i + η_λ F_i(x^t), F_i the loss of all the client's data.
+
+    The paper takes one gradient of everybody in every round, and its model is the mean of all iterates. With fewer
+    clients only the λ_i of those who are there move, and keep their sum: its guarantee is for everybody present.
+    Memory: one row on the server and one number per client. A client looks at all its data once more, and sends its
+    loss, for which the host waits.
+
+    Args:
+        server_lr: η_g.
+        mixture_lr: η_λ; 0.1 in q-FFL's authors' program.
+        average: whether the model of a run is the mean of all iterates; else the last one.
+    """
+
+    asks = True
+
+    def __init__(self, server_lr: float = 1.0, mixture_lr: float = 0.1, average: bool = True) -> None:
+        super().__init__(server_lr)
+        self.mixture_lr = checks.not_negative("strategy.mixture_lr", mixture_lr)
+        self.average = average
+
+    def initial(self, model: Tensor, federation: Federation) -> AFLState:
+        even = torch.full((federation.rows,), 1 / federation.clients, dtype=model.dtype, device=model.device)
+        steps = torch.zeros(len(model), dtype=torch.int64, device=model.device)
+        return AFLState(model, model.clone(), even, steps)
+
+    def start(self, state: AFLState, cohort: Cohort) -> Tensor:
+        return cohort.broadcast(state.iterate)
+
+    def aggregate(self, state: AFLState, report: Report, t: int) -> AFLState:
+        cohort = report.cohort
+        mixture = cohort.gather(state.mixture)
+        iterate = state.iterate - self.server_lr * cohort.mean(report.innovation, mixture)
+        moved = mixture + self.mixture_lr * answers(cohort, state.iterate).loss
+        cohort.scatter(state.mixture, onto_simplex(cohort, moved, mixture))
+        steps = state.steps + cohort.nonempty
+        mean = state.model + (iterate - state.model) / steps.clamp(min=1)[:, None]
+        model = cohort.unless_empty(mean if self.average else iterate.clone(), state.model)
+        return AFLState(model, iterate, state.mixture, steps)
+
+
+def onto_simplex(cohort: Cohort, values: Tensor, before: Tensor) -> Tensor:
+    """[n] the nearest point to the values [n] whose entries are not negative and, replicate by replicate, have the sum
+    of those `before`: max(v − τ, 0), with τ by sorting."""
+    both = torch.stack([values, before]).double().cpu().numpy()
+    (host, kept), virtual, bounds = cohort.united(both)
+    found = np.zeros_like(host)
+    for a, b in itertools.pairwise(bounds):
+        if b > a:
+            ordered = -np.sort(-host[a:b])
+            levels = (np.cumsum(ordered) - kept[a:b].sum()) / np.arange(1, b - a + 1)
+            found[a:b] = np.maximum(host[a:b] - levels[ordered > levels][-1], 0)
+    own = found[np.searchsorted(virtual, cohort.host.virtual)]
+    return torch.as_tensor(own, dtype=values.dtype).to(values.device)

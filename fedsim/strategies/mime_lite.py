@@ -1,0 +1,56 @@
+"""MimeLite: clients step with the server's momentum, which rests while they do (Karimireddy et al., NeurIPS 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
+from fedsim.core.report import Report
+from fedsim.strategies.base import ServerStep, State, answers
+
+
+@dataclass
+class MimeLiteState(State):
+    """Adds momentum [R, d]: z, the server's."""
+
+    momentum: Tensor
+
+
+class MimeLite(ServerStep[MimeLiteState]):
+    """Local steps x_i ← x_i − η (∇f_i(x_i) + β z), with z at rest; x ← x − η_g mean_{i∈A} G_i, and then
+    z ← mean_{i∈A} ∇F_i(x^t) + β z, of all their data at the old model.
+
+    z is PyTorch's momentum; the paper's is (1 − β) z, whose steps (1 − β) ∇f + β m are these at the rate η (1 − β). An
+    empty round changes nothing. Memory: one row on the server. Runs under local=sgd, whose carry takes β z. x and z go
+    down, the changes of x and the gradients at x^t come up: clients look at all their data once more.
+
+    Args:
+        server_lr: η_g.
+        momentum: β; 0.9 or 0.99.
+        weighting: of the means: 'uniform', or 'data' fractions.
+    """
+
+    asks = True
+    vectors_down = vectors_up = 2
+
+    def __init__(self, server_lr: float = 1.0, momentum: float = 0.9, weighting: str = "uniform") -> None:
+        super().__init__(server_lr)
+        self.momentum = checks.fraction("strategy.momentum", momentum)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+
+    def initial(self, model: Tensor, federation: Federation) -> MimeLiteState:
+        return MimeLiteState(model, torch.zeros_like(model))
+
+    def start(self, state: MimeLiteState, cohort: Cohort) -> dict[str, Tensor]:
+        return {"params": cohort.broadcast(state.model), "correction": cohort.broadcast(self.momentum * state.momentum)}
+
+    def aggregate(self, state: MimeLiteState, report: Report, t: int) -> MimeLiteState:
+        cohort, weights = report.cohort, report.cohort.weights(self.weighting)
+        gradient = cohort.mean(answers(cohort, state.model).gradient, weights)
+        model = state.model - self.server_lr * cohort.mean(report.innovation, weights)
+        momentum = gradient + self.momentum * state.momentum
+        return MimeLiteState(model, cohort.unless_empty(momentum, state.momentum))

@@ -1,0 +1,53 @@
+"""What a strategy may ask of clients beside their training: loss and gradient of all their data at a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fedsim.core.answers import Answers
+from fedsim.core.federation import Cohort
+from fedsim.local import LocalRule
+from fedsim.local.base import Carry, Objective
+from fedsim.samples import Batch
+from fedsim.trainer.trainer import Trainer
+from fedsim.trainer.trainers import Trainers
+
+GRADIENT = "gradient of all data"
+
+
+class Look(LocalRule):
+    """One look at all the client's data, from which nothing moves."""
+
+    extras = frozenset({GRADIENT})
+
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        gradient, loss = objective.gradient(carry["params"], batch)
+        return carry | {GRADIENT: gradient}, loss
+
+
+class Asking:
+    """Asks clients as they are in the middle of a run: with the columns that stay with them, and data that answer.
+
+    All of a client's samples are one batch, as a pass would meet them (augmented, under the shift, contaminated); of a
+    stream it is one of the batches that training draws.
+
+    Args:
+        trainers: of the run's clients.
+        trainer: of the run, whose memory of clients is looked at.
+    """
+
+    def __init__(self, trainers: Trainers, trainer: Trainer) -> None:
+        size = trainer.rule.work.batch_size if trainers.data.dataset.stream else None
+        self.trainer, self.look = trainer, trainers(Look(lr=1.0, steps=1, batch_size=size))
+
+    def __call__(self, cohort: Cohort, models: Tensor) -> Answers:
+        """Of the cohort's clients at their replicate's model [R, d]."""
+        model = self.trainer.model
+        rows = cohort.broadcast(models)
+        handed: dict[str, Any] = {"params": rows, GRADIENT: rows.new_zeros(len(cohort), model.dimension)}
+        remembered = self.trainer.remembered
+        memory = None if remembered is None else remembered.borrowed()
+        report = self.look.run(handed, cohort, cohort.round, models, memory)
+        return Answers(report.loss, model.columns.seen(report.carry[GRADIENT]))
