@@ -59,7 +59,7 @@ def draw_curve(
     values = np.ma.masked_invalid(values)
     mean = values.mean(1)
     often = max(1, len(rounds) // 8)
-    marked = {"marker": marker, "markersize": 4.5, "markevery": often}
+    marked: dict[str, Any] = {"marker": marker, "markersize": 4.5, "markevery": often}
     axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=1.6, label=label, **marked)
     if values.shape[1] > 1:
         spread = values.std(1, ddof=1)
