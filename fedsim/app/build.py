@@ -40,7 +40,7 @@ PARTS = (
 # Keys of the top level that `Simulation` takes as they are.
 TOP_LEVEL = ("clients", "rounds", "seeds", "start", "on_nonfinite")
 # Keys of the top level that belong to `Evaluation` and `Execution`: key → what it is called there.
-OF_EVALUATION = {"eval_every": "every", "evaluate": "of", "metrics": "metrics"}
+OF_EVALUATION = {"eval_every": "every", "evaluate": "of", "metrics": "metrics", "diagnostics": "diagnostics"}
 OF_EXECUTION = {"device": "device", "deterministic": "deterministic"}
 
 

@@ -2,8 +2,8 @@
 
 Means over clients weigh them as the strategy's objective does: alike, or by their data where it is weighting=data; so
 do the optimum and the reference points. A client's samples weigh alike, but for the importance weights of a shift. Test
-metrics weigh samples alike, but for test_accuracy_by_client, which weighs their natural owners alike. Columns of
-clients' own models (`fedsim.personal`) weigh clients alike in any case.
+metrics weigh samples alike, but for those by client, which weigh their natural owners alike. Columns of validation
+samples and of clients' own models (`fedsim.personal`) weigh clients alike in any case.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ MEASURED = {
     "test_loss": "mean loss of the evaluated model on the test set",
     "test_accuracy": "fraction of the test set classified correctly",
     "test_accuracy_by_client": "mean of the accuracies on what was held out of each client",
+    "test_accuracy_by_client_worst10": "mean of the lowest tenth of the accuracies on what was held out of each client",
+    "test_loss_by_client": "mean of the mean losses on what was held out of each client",
+    "test_loss_by_client_worst10": "mean of the highest tenth of the losses on what was held out of each client",
+    "validation_loss": "mean over clients of the loss on the client's own validation samples",
+    "validation_loss_worst10": "its mean over the tenth of the clients where it is highest",
+    "validation_accuracy": "mean over clients of the accuracy on the client's own validation samples",
+    "validation_accuracy_worst10": "its mean over the tenth of the clients where it is lowest",
     "train_loss": "mean over clients of the mean loss on (a subsample of) the client's own, shifted, data",
     "train_accuracy": "mean over clients of the accuracy on (a subsample of) the client's own data",
-    "client_accuracy_worst10": "mean of the lowest tenth of the clients' accuracies",
+    "client_accuracy_worst10": "mean of the lowest tenth of the clients' accuracies on (a subsample of) their own "
+    "training data",
     "distance_to_optimum": "Euclidean distance of the evaluated model to the closed-form optimum, ridge included",
     "performative_loss": "train_loss by another name: the loss of the evaluated model on data that answer it",
     "performative_risk": "performative_loss and the ridge λ/2 ‖θ‖²: what θ^PO minimises",
@@ -63,7 +71,13 @@ RISING = (
 )  # in the names of metrics of which more is better; of others less is
 DIRECTION = re.compile("; (higher|lower) is better$")  # in the meaning of a metric that a user adds
 UNDIRECTED = "; neither way is known to be better"
-SPREADS = ("median", "worst", "best", "variance")  # in the names of those that say how clients differ
+# In the names of those that say how clients differ.
+SPREADS = ("median", "worst", "best", "variance", "jain", "absent", "unseen")
+
+
+def fraction(metric: str) -> bool:
+    """Is it a fraction that people read in per cent?"""
+    return "accuracy" in metric and not metric.endswith(("variance", "jain"))
 
 
 def rises(metric: str, meanings: Mapping[str, str] | None = None) -> bool:

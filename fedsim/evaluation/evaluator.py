@@ -1,8 +1,11 @@
-"""How good the current models are: on the test set, and on every client's own data, batched over replicates."""
+"""How good the current models are: on the test set, on every client's own data, and on what was held out of each.
+
+All replicates go through one forward pass.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,6 +14,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from fedsim.evaluation.columns import MEASURED
+from fedsim.evaluation.measured import TEST, TRAINING, VALIDATION, WORST, Measured, said_of, spreads
 from fedsim.evaluation.metrics import Metrics, target_of
 from fedsim.evaluation.optimum import optimum
 from fedsim.models import RowModel
@@ -20,23 +24,6 @@ from fedsim.samples import ClientData, ClientSamples
 from fedsim.shift import Shift
 
 TEST_BATCH = 1000  # samples of one forward pass, all replicates sharing them
-
-
-@dataclass
-class Measured:
-    """What one evaluation found, on the host.
-
-    Attributes:
-        metrics: name → [R].
-        client_accuracy: [R, m'] accuracy on each evaluated client's own data, or None without labels.
-        client_metrics: name → [R, m'] of the metrics that a user adds, NaN where a client has none.
-        histograms: name → one number per client, of more that was measured.
-    """
-
-    metrics: dict[str, np.ndarray]
-    client_accuracy: np.ndarray | None
-    client_metrics: dict[str, np.ndarray] = field(default_factory=dict)
-    histograms: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class Evaluator:
@@ -49,6 +36,8 @@ class Evaluator:
         loop: look at one model after the other, also where they could be vmapped.
         max_clients: clients evaluated on their own data; a larger population is thinned evenly.
         metrics: those that a user adds.
+        validation: the clients' validation samples, if the models are scored on them.
+        spreads: what else is told of how clients differ, see `fedsim.evaluation.spread`.
     """
 
     def __init__(
@@ -60,6 +49,8 @@ class Evaluator:
         max_clients: int = 1000,
         loop: bool = False,
         metrics: Metrics | None = None,
+        validation: ClientData | None = None,
+        spreads: Sequence[str] = (),
     ) -> None:
         federation = data.federation
         self.model, self.data, self.federation, self.shift = model, data, federation, shift
@@ -75,6 +66,8 @@ class Evaluator:
         self.ranks, self.count = federation.ranks, len(everyone)
         self.clients = everyone[self.ranks.share]  # data are everywhere: ranks share the work evenly, whoever is whose
         self.samples = ClientSamples(data, client_samples, model.dtype)
+        self.validation = None if validation is None else ClientSamples(validation, None, model.dtype)
+        self.spreads, self.of = spreads, "accuracy" if self.labelled else "loss"
         weights = federation.client_weights[:, self.everyone]
         uniform = federation.weighting == "uniform"
         self.weights = None if uniform else torch.tensor(weights, dtype=model.dtype, device=device)
@@ -88,8 +81,13 @@ class Evaluator:
             absent |= {"test_loss", "test_accuracy"}
         if not self.labelled:
             absent |= {"test_accuracy", "train_accuracy", "client_accuracy_worst10"}
-        if not self.labelled or self.dataset.test_owners is None:
-            absent |= {"test_accuracy_by_client"}
+        other = "loss" if self.labelled else "accuracy"  # what no number of each client is
+        absent |= {f"{VALIDATION.format(other)}_{WORST}"} | (set() if self.labelled else {"validation_accuracy"})
+        for of in ("loss", "accuracy"):
+            if of == other or self.dataset.test_owners is None or self.dataset.test_x is None:
+                absent |= {TEST.format(of), f"{TEST.format(of)}_{WORST}"}
+            if self.validation is None:
+                absent |= {VALIDATION.format(of), f"{VALIDATION.format(of)}_{WORST}"}
         if self.optimum is None:
             absent |= {"distance_to_optimum"}
         if not self.shift.active:
@@ -99,7 +97,16 @@ class Evaluator:
 
     def added(self, of: str = "") -> dict[str, str]:
         """Columns of the metrics that a user adds → what they are; `of`: of which model."""
-        return self.metrics.columns(self.dataset.test_x is not None, of)
+        told = {f"{self.judged}_{name}": f"{said_of(name, self.judged)}{of}" for name in self.spreads}
+        return self.metrics.columns(self.dataset.test_x is not None, of) | told
+
+    @property
+    def judged(self) -> str:
+        """The column whose clients' numbers are nearest to a model's use: of the test set, else of validation samples,
+        else of what they train on."""
+        if self.dataset.test_owners is not None and self.dataset.test_x is not None:
+            return TEST.format(self.of)
+        return (TRAINING if self.validation is None else VALIDATION).format(self.of)
 
     @torch.no_grad()
     def __call__(self, models: Tensor, deployed: Tensor | None = None) -> Measured:
@@ -107,8 +114,16 @@ class Evaluator:
 
         `deployed` [R, d] is what the server deployed last, by default the models themselves.
         """
-        found, added = self._on_test(models) if self.dataset.test_x is not None else ({}, {})
-        losses, correct, own = self._on_clients(models, models, self.metrics if len(self.metrics) else None)
+        by_client: dict[str, Tensor] = {}
+        found, added = self._on_test(models, by_client) if self.dataset.test_x is not None else ({}, {})
+        if self.validation is not None:
+            loss, accuracy, _ = self._on_clients(self.validation, models, models)
+            found["validation_loss"] = loss.nanmean(1)
+            if accuracy is not None:
+                found["validation_accuracy"] = accuracy.nanmean(1)
+            by_client[VALIDATION.format(self.of)] = loss if accuracy is None else accuracy
+        losses, correct, own = self._on_clients(self.samples, models, models, self.metrics or None)
+        by_client[TRAINING.format(self.of)] = losses if correct is None else correct
         found["train_loss"] = weighted_mean(losses, self.weights)
         if correct is not None:
             found["train_accuracy"] = weighted_mean(correct, self.weights)
@@ -119,19 +134,23 @@ class Evaluator:
         if self.shift.active:
             found["performative_loss"] = found["train_loss"]
             found["performative_risk"] = found["train_loss"] + 0.5 * self.model.ridge * models.square().sum(1)
-            before = losses if deployed is None else self._on_clients(models, deployed)[0]
+            before = losses if deployed is None else self._on_clients(self.samples, models, deployed)[0]
             found["decoupled_loss"] = weighted_mean(before, self.weights)
             for name, point in self.references.items():
                 found[name] = (models - point.to(models)).norm(dim=1)
-        parts = [torch.stack(list(found.values()))] + ([correct.T] if correct is not None else [])
-        host = torch.cat(parts).cpu().numpy()
-        metrics = dict(zip(found, host[: len(found)], strict=True))
+        parts = [torch.stack(list(found.values())), losses.T, *(each.T for each in by_client.values())]
+        of_run, client_loss, *known = np.split(torch.cat(parts).cpu().numpy(), np.cumsum([len(p) for p in parts])[:-1])
+        metrics = dict(zip(found, of_run, strict=True))
+        told = {name: numbers.T for name, numbers in zip(by_client, known, strict=True)}
+        wanted = [(name, WORST) for name in told if name in MEASURED] + [(self.judged, name) for name in self.spreads]
+        metrics |= spreads(told, wanted)
         each = {}
         if own is not None:
             added |= self.metrics.over_clients(own, self.weights)
             each = {name: values.cpu().numpy() for name, values in zip(self.metrics.names, own, strict=True)}
         metrics |= {name: values.cpu().numpy() for name, values in added.items()}
-        return Measured(metrics, host[len(found) :].T if correct is not None else None, each)
+        accuracy = None if correct is None else told[TRAINING.format("accuracy")]
+        return Measured(metrics, accuracy, each, by_client=told, client_loss=client_loss.T)
 
     def predict(self, models: Tensor, x: Inputs, shared: bool, weight: Tensor | None = None) -> Tensor:
         """[R, d] and inputs [B, …] (shared) or [R, B, …] → outputs [R, B, …]; `weight` [R, B] is 0 for padding, which a
@@ -151,12 +170,12 @@ class Evaluator:
         own = self.model.evaluate(row, tree_map(lambda value: value[there], x))
         return own.new_zeros(len(there), *own.shape[1:]).index_put((there,), own)
 
-    def _on_test(self, models: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Mean loss on the whole test set; accuracy where there are labels, also by whom samples were held out of. And
+    def _on_test(self, models: Tensor, by_client: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Mean loss on the whole test set; accuracy where there are labels; both by whom samples were held out of. And
         what a user adds: since some of it does not add up over batches, every rank sees them all for it."""
         data, dtype = self.dataset, self.model.dtype
         assert data.test_x is not None
-        owners = data.test_owners if self.labelled else None
+        owners = data.test_owners
         count = 0 if owners is None else data.natural_clients or 0
         total = torch.zeros(2 + count, len(models), dtype=dtype, device=models.device)
         every = range(0, len(data.test_x), TEST_BATCH)
@@ -171,32 +190,36 @@ class Evaluator:
             pooled.update(outputs, target_of(batch))
             if start not in mine:
                 continue
-            total[0] += torch.stack([self.model.loss(out, batch).sum() for out in outputs])
+            losses = [self.model.loss(out, batch) for out in outputs]
+            total[0] += torch.stack([loss.sum() for loss in losses])
+            numbers = torch.stack(losses)
             if self.labelled:
                 labels = batch["y"].expand(len(models), *batch["y"].shape)
                 correct = correctly(outputs, labels, 2)
                 total[1] += correct.sum(1)
-                if owners is not None:
-                    total[2:].index_add_(0, owners[pick], correct.T)
+                numbers = correct
+            if owners is not None:
+                total[2:].index_add_(0, owners[pick], numbers.T.to(dtype))
         total = self.ranks.sum(total)
         found = {"test_loss": total[0] / len(data.test_x)}
         if self.labelled:
             found["test_accuracy"] = total[1] / len(data.test_x)
         if owners is not None:
             held = torch.bincount(owners, minlength=count)
-            found["test_accuracy_by_client"] = (total[2:][held > 0] / held[held > 0, None]).mean(0)
+            by_client[TEST.format(self.of)] = (total[2:] / held[:, None]).T  # 0/0 is NaN where nothing was held out
+            found[TEST.format(self.of)] = (total[2:][held > 0] / held[held > 0, None]).mean(0)
         return found, pooled.values()
 
     def _on_clients(
-        self, models: Tensor, deployed: Tensor, metrics: Metrics | None = None
+        self, samples: ClientSamples, models: Tensor, deployed: Tensor, metrics: Metrics | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Mean loss [R, m'], accuracy [R, m'] and metrics [K, R, m'] of every client on its own samples, as they answer
-        to `deployed`."""
+        """Mean loss [R, m'], accuracy [R, m'] and metrics [K, R, m'] of every client on these samples of its own, as
+        they answer to `deployed`."""
         replicates = len(models)
-        step = max(1, TEST_BATCH * 4 // (replicates * self.samples.width))
+        step = max(1, TEST_BATCH * 4 // (replicates * samples.width))
         losses, correct, added = [], [], []
         for start in range(0, len(self.clients), step):
-            batch = self._client_batch(slice(start, start + step))
+            batch = self._client_batch(samples, slice(start, start + step))
             if self.shift.active:
                 batch = self._shifted(batch, deployed)
             weight = batch["weight"]
@@ -231,11 +254,11 @@ class Evaluator:
         whole[..., self.ranks.share] = found
         return self.ranks.sum(whole)
 
-    def _client_batch(self, pick: slice) -> dict[str, Tensor]:
+    def _client_batch(self, samples: ClientSamples, pick: slice) -> dict[str, Tensor]:
         """x [R, c, q, …], y [R, c, q], weight [R, c, q], client and row [R, c] of some clients."""
         first = torch.arange(self.federation.replicates, device=self.clients.device)[:, None] * self.federation.clients
         rows = first + self.clients[pick]
-        flat = self.samples.batch(rows.reshape(-1))
+        flat = samples.batch(rows.reshape(-1))
         return {name: value.reshape(*rows.shape, *value.shape[1:]) for name, value in flat.items()}
 
     def _shifted(self, batch: dict[str, Tensor], models: Tensor) -> dict[str, Tensor]:

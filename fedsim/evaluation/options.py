@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
+from fedsim.evaluation import diagnostics
 from fedsim.evaluation.columns import MODELS
 from fedsim.evaluation.metrics import entries
 
@@ -23,13 +24,16 @@ class Evaluation:
         {name: …} with arguments; and callables (output, target) → a number of the whole set, or one per sample [B],
         alone or as {_target_: package.function} with arguments; outputs and targets are what the loss sees. `column`
         names a metric's columns, `better` ('higher' or 'lower') says what it does not say itself.
-    client_samples: samples of its own data on which each client is evaluated.
+    client_samples: samples of its own training data on which each client is evaluated.
+    diagnostics: what else is told of the clients, see `fedsim.evaluation.diagnostics`: 'fairness', 'worst5' or 'best20'
+        (a share of them, in per cent), 'absent', 'drift', 'staleness', 'utility'.
     """
 
     every: int = 10
     of: str | list[str] = "global"
     metrics: Any = ()
     client_samples: int = 20
+    diagnostics: Any = ()
 
     def __post_init__(self) -> None:
         checks.whole("eval_every", self.every)
@@ -39,6 +43,7 @@ class Evaluation:
             checks.choice("evaluate", name, MODELS)
         entries(self.metrics)
         checks.whole("tracking.client_samples", self.client_samples)
+        diagnostics.check(self.diagnostics)
 
     @property
     def models(self) -> list[str]:

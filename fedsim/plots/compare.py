@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from fedsim.evaluation.columns import fraction
 from fedsim.plots import clients
 from fedsim.plots.curves import beside_a_loss, figure, telling
 from fedsim.plots.looks import looks
@@ -95,7 +96,7 @@ def final(runs: list[Run]) -> Figure:
             axes.set_ylim(len(runs) - 0.45, -0.55)
             axes.set_yticks(range(len(runs)), [wrapped(run.label) for run in runs] if axes is grid[0] else [])
             axes.grid(visible=False, axis="y")
-            if "accuracy" in metric:
+            if fraction(metric):
                 axes.set_xlim(0, 1)
             percent(axes.xaxis, metric)
     return drawing
@@ -103,6 +104,6 @@ def final(runs: list[Run]) -> Figure:
 
 def written(metric: str, mean: float, std: float) -> str:
     """Accuracies in per cent, everything else to four digits; no deviation where there is none (NaN)."""
-    if "accuracy" in metric:
+    if fraction(metric):
         return f"{100 * mean:.1f}" + ("" if np.isnan(std) else f" ± {100 * std:.1f}") + " %"
     return f"{mean:.4g}{after(std)}"

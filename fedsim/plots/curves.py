@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedsim.evaluation.columns import MODELS
+from fedsim.evaluation.columns import MODELS, fraction
 from fedsim.plots.cells import Cell, at, labels
 from fedsim.plots.looks import looks
 from fedsim.plots.style import (
@@ -31,6 +31,7 @@ from fedsim.results.runs import NEWCOMERS, Run, measured_by
 
 PREFERRED = (
     "test_accuracy",
+    "test_accuracy_by_client_worst10",
     "client_accuracy_worst10",
     "distance_to_optimum",
     "distance_to_po",
@@ -67,7 +68,7 @@ def draw_curve(
         if axes.get_yscale() == "log":
             known = [row.compressed() for row in values]
             low, high = np.array([np.quantile(k, QUANTILES) if len(k) else (np.nan, np.nan) for k in known]).T
-        if "accuracy" in metric:
+        if fraction(metric):
             low, high = low.clip(0, 1), high.clip(0, 1)
         axes.fill_between(rounds, low, high, color=tint, alpha=0.18, linewidth=0)
 

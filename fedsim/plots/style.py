@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter
 
-from fedsim.evaluation.columns import MODELS
+from fedsim.evaluation.columns import MODELS, fraction
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")  # Okabe–Ito
 DASHES = ("-", "--", ":", "-.")
@@ -25,6 +25,9 @@ FITTED_DASHES = (0, (6, 1.5, 1, 1.5, 1, 1.5))  # its curves where dashes already
 TITLES = {
     "test_accuracy": "test accuracy",
     "test_accuracy_by_client": "test accuracy, mean over clients",
+    "test_accuracy_by_client_worst10": "test accuracy of the worst tenth of clients",
+    "validation_accuracy": "validation accuracy, mean over clients",
+    "validation_accuracy_worst10": "validation accuracy of the worst tenth of clients",
     "test_loss": "test loss",
     "train_loss": "training loss, mean over clients",
     "train_accuracy": "training accuracy, mean over clients",
@@ -82,7 +85,7 @@ def drawn(metric: str) -> str:
 
 def measured_in(metric: str) -> str:
     """The same on an axis, with the unit that ticks have none of."""
-    unit = ", %" if "accuracy" in metric else next((u for name, u in UNITS.items() if name in metric), "")
+    unit = ", %" if fraction(metric) else next((u for name, u in UNITS.items() if name in metric), "")
     return drawn(metric) + unit
 
 
@@ -93,7 +96,7 @@ def colour(position: int) -> str:
 
 def percent(axis: Axis, metric: str) -> None:
     """Accuracies are read in per cent, which the axis's label says."""
-    if "accuracy" in metric:
+    if fraction(metric):
         axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}"))
 
 

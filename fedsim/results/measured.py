@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim.evaluation.columns import fraction
 from fedsim.results.paired import Paired
 from fedsim.results.runs import Run, knowing
 from fedsim.results.targets import COSTS, cost
@@ -46,7 +47,7 @@ class Measure:
 def metric(name: str, runs: list[Run], last: int = 1) -> Measure:
     """A column of metrics.csv at the end of a run, its mean over the last so many evaluations."""
     heading = name + (f", last {last}" if last > 1 else "")
-    return Measure(heading, lambda run: run.ended(name, last), knowing(runs, name).rises(name), "accuracy" in name)
+    return Measure(heading, lambda run: run.ended(name, last), knowing(runs, name).rises(name), fraction(name))
 
 
 def costs(name: str, target: float, runs: list[Run]) -> list[Measure]:

@@ -45,7 +45,7 @@ class StoredModels:
         if not (self.folder / BEST).exists():
             raise ConfigError(
                 f"{self.folder} keeps no best model: the run had no metric to choose it by; give it validation "
-                "samples by partition.validation=0.2 personal.over=all, or a metric by stop.metric"
+                "samples by partition.validation=0.2, or a metric by stop.metric"
             )
         with self._open(BEST) as file:
             naming, _, _ = self._told(file)

@@ -16,7 +16,7 @@ def judge(runs: Sequence[Run], reported: str) -> tuple[str, str]:
         return found, ""
     return reported, (
         f"chosen by {reported} itself, since the runs have no validation samples: what is reported of the chosen is "
-        "optimistic; partition.validation=0.2 personal.over=all gives them some"
+        "optimistic; partition.validation=0.2 gives them some"
     )
 
 

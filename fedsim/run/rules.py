@@ -72,7 +72,7 @@ class Stop:
         if found is None and self.patience is not None:
             raise ConfigError(
                 f"stop.patience={self.patience} has nothing to look at, since no validation samples are held out; give "
-                "partition.validation=0.2 personal.over=all, or a metric by stop.metric"
+                "partition.validation=0.2, or a metric by stop.metric"
             )
         return found
 

@@ -19,6 +19,7 @@ from fedsim.datasets import Dataset
 from fedsim.datasets.pooled import PooledData
 from fedsim.evaluation import EvaluatedModels, Evaluation, Evaluator
 from fedsim.evaluation.columns import COLUMNS, MODELS, PLACE, WORK, also
+from fedsim.evaluation.diagnostics import spreads
 from fedsim.evaluation.metrics import Metrics
 from fedsim.local import SGD, LocalRule
 from fedsim.models.losses import Loss
@@ -42,6 +43,7 @@ from fedsim.run.wiring import (
     row_model,
     scores_of,
     split,
+    validation_of,
 )
 from fedsim.samples import ClientData
 from fedsim.shift import NoShift, Shift
@@ -165,7 +167,8 @@ class Setup:
     def _judge(self, personal: Personal, trainers: Trainers, tables: list[Table]) -> None:
         """What judges the models: the federation's, and where it is asked for clients' own."""
         self._metrics = Metrics(self.evaluation.metrics, self.model, self.data)
-        self.evaluator = self._evaluator(self.data, self.shift)
+        held = validation_of(self.data, tables) if personal.over == "none" else None  # else each model is scored there
+        self.evaluator = self._evaluator(self.data, self.shift, held)
         self.models = EvaluatedModels(self.evaluation.models, self.strategy, self.federation, self.model.columns)
         self.personal: PersonalEvaluator | None = None
         if personal.over != "none":
@@ -181,7 +184,7 @@ class Setup:
         scores = scores_of(self._evaluator(everybody, shift), personal, self.tables)
         return Newcomers(personal, self.federation, self.strategy, trainers, rule, scores)
 
-    def _evaluator(self, data: ClientData, shift: Shift) -> Evaluator:
+    def _evaluator(self, data: ClientData, shift: Shift, validation: ClientData | None = None) -> Evaluator:
         """What scores models on these clients' samples."""
         return Evaluator(
             self.model,
@@ -190,6 +193,8 @@ class Setup:
             client_samples=self.evaluation.client_samples,
             loop=self.execution.executor == "loop",
             metrics=self._metrics,
+            validation=validation,
+            spreads=spreads(self.evaluation.diagnostics),
         )
 
     def _check_columns(self) -> None:

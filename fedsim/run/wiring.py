@@ -211,6 +211,10 @@ def bound(
 
 def scores_of(evaluator: Evaluator, options: Personal, tables: list[Table]) -> ClientScores:
     """What scores clients' own models on the validation samples of these tables, or on a stream's law."""
+    return ClientScores(evaluator, validation_of(evaluator.data, tables), options.train_samples)
+
+
+def validation_of(data: ClientData, tables: list[Table]) -> ClientData | None:
+    """The clients' validation samples, where the partition split some off."""
     held = [t.validation for t in tables if t.validation is not None]
-    validation = Stored(evaluator.dataset, evaluator.federation, held) if held else None
-    return ClientScores(evaluator, validation, options.train_samples)
+    return Stored(data.dataset, data.federation, held) if held else None

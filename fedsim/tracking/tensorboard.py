@@ -13,6 +13,7 @@ from typing import Any
 
 from fedsim.core.files import written
 from fedsim.evaluation.columns import COLUMNS, MEASURED, MODELS, also
+from fedsim.evaluation.diagnostics import DIAGNOSED
 from fedsim.personal import PERSONAL_COLUMNS
 from fedsim.tracking.observer import Ended, Observer, Seen, Watched
 from fedsim.tracking.result import mean_std
@@ -22,6 +23,13 @@ GROUPS = {
     "train_loss": "loss/train",
     "test_accuracy": "accuracy/test",
     "test_accuracy_by_client": "accuracy/test, mean over clients",
+    "test_accuracy_by_client_worst10": "accuracy/test, worst tenth of clients",
+    "test_loss_by_client": "loss/test, mean over clients",
+    "test_loss_by_client_worst10": "loss/test, worst tenth of clients",
+    "validation_loss": "loss/validation",
+    "validation_loss_worst10": "loss/validation, worst tenth of clients",
+    "validation_accuracy": "accuracy/validation",
+    "validation_accuracy_worst10": "accuracy/validation, worst tenth of clients",
     "train_accuracy": "accuracy/train",
     "client_accuracy_worst10": "accuracy/worst tenth of clients",
     "performative_risk": "loss/performative risk",
@@ -50,6 +58,8 @@ def tag(column: str) -> str | None:
     """Where a column's curve stands; None for those that are not drawn."""
     if column in GROUPS or column in COLUMNS:
         return GROUPS.get(column)
+    if DIAGNOSED.fullmatch(column):
+        return f"diagnostics/{column.replace('_', ' ')}"
     if not (match := ADDED.fullmatch(column)):
         return column.replace("_", "/", 1).replace("_", " ")  # of clients' own models
     model, over, metric = match.groups()

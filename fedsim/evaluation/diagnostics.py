@@ -1,0 +1,57 @@
+"""What can be told of the clients beside the columns that every run has; each is measured where it is asked for.
+
+| name | columns | cost |
+|---|---|---|
+| fairness | variance, Jain's index and best tenth of the clients' accuracies | none |
+| worst5, best20 | mean over so many per cent of the clients | none |
+| absent | accuracy of those who were not there in the last round, and of those who never were | a number per client |
+| drift | how far local work takes clients from the server's model | one pass over the last round's models |
+| staleness | rounds since each client took part: τ_max, τ_avg | three numbers per client |
+| utility | how far clients' losses have fallen per round in which they could take part | as much; m a round |
+
+Accuracies are those on what was held out of each client, as near to its use as the run has them: of the test set, else
+validation samples, else a subsample of what it trains on. The columns' names say which. Where there are no labels
+they are losses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.evaluation.columns import MODELS
+from fedsim.evaluation.spread import FAIRNESS, SHARE
+
+# The columns that they make.
+DIAGNOSED = re.compile(
+    rf"(({'|'.join(MODELS)})_)?(test_(loss|accuracy)_by_client|(validation|client)_(loss|accuracy))"
+    rf"_(variance|jain|absent|unseen|{SHARE.pattern})|client_drift|staleness_(mean|max)|utility_per_round(_variance)?"
+)
+NAMES = ("fairness", "absent", "drift", "staleness", "utility")
+
+
+def check(wanted: Any) -> None:
+    """Refuse what is no list of diagnostics.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if isinstance(wanted, str) or not isinstance(wanted, Sequence):
+        raise ConfigError(f"diagnostics={wanted!r} must be a list, such as [fairness,staleness]")
+    for name in wanted:
+        match = SHARE.fullmatch(str(name))
+        if match is None:
+            checks.choice("diagnostics", name, (*NAMES, "worst5", "best20"))
+        elif not 1 <= int(match[2]) <= 100:
+            raise ConfigError(f"diagnostics={name}: the share of the clients must be 1 to 100 per cent, such as worst5")
+    if len(set(wanted)) < len(wanted):
+        raise ConfigError(f"diagnostics={list(wanted)} names one twice")
+
+
+def spreads(wanted: Sequence[str]) -> list[str]:
+    """Those of them that say how the clients' numbers differ, as `spread` names them."""
+    asked = [name for name in wanted if SHARE.fullmatch(name)]
+    return list(dict.fromkeys([*(FAIRNESS if "fairness" in wanted else ()), *asked]))

@@ -1,0 +1,50 @@
+"""How clients differ: what is told of one number per client, by the names of the field.
+
+Worst and best tenths and the variance are those of q-FFL (Li et al., ICLR 2020, Tables 1 and 2), there in per cent; the
+index is that of Jain, Chiu and Hawe (1984). Clients weigh alike.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+TENTH = 10
+SHARE = re.compile(r"(worst|best)(\d+)")
+FAIRNESS = (f"best{TENTH}", "variance", "jain")  # beside the worst tenth
+
+
+def spread(values: np.ndarray, name: str, rises: bool) -> float:
+    """'worst10', 'best5' (per cent of the clients, at least one of them), 'variance' or 'jain' of [n] numbers.
+
+    Args:
+        values: one per client; those that are NaN are left out.
+        name: of the measure.
+        rises: whether more is better.
+    """
+    known = values[~np.isnan(values)].astype(np.float64)
+    if not len(known):
+        return float("nan")
+    if name == "variance":
+        return float(known.var())
+    if name == "jain":
+        square = float((known**2).sum())
+        return float(known.sum() ** 2 / (len(known) * square)) if square else float("nan")
+    match = SHARE.fullmatch(name)
+    assert match is not None
+    count = max(1, len(known) * int(match[2]) // 100)
+    lowest_first = np.sort(known)
+    low = (match[1] == "worst") == rises
+    return float((lowest_first[:count] if low else lowest_first[-count:]).mean())
+
+
+def meaning(name: str) -> str:
+    """What `spread` tells of the clients' numbers."""
+    if name == "variance":
+        return "variance over clients"
+    if name == "jain":
+        return "Jain's index over clients, (Σ a)² / (n Σ a²): 1 where all have the same, 1/n where one has everything"
+    match = SHARE.fullmatch(name)
+    assert match is not None
+    return f"mean over the {int(match[2])} % of the clients where it is {match[1]}"
