@@ -1,7 +1,7 @@
 """What one client does in one local step, and how its learning rate moves."""
 
 from fedsim.local.apfl import APFL
-from fedsim.local.base import Carry, Descent, LocalRule, Objective
+from fedsim.local.base import Carry, Descent, HeavyBall, LocalRule, Moments, Objective
 from fedsim.local.fedlc import FedLC
 from fedsim.local.fedrep import FedRep
 from fedsim.local.optimisers import Adam, Momentum
@@ -26,9 +26,11 @@ __all__ = [
     "Descent",
     "FedLC",
     "FedRep",
+    "HeavyBall",
     "Inverse",
     "InverseSqrt",
     "LocalRule",
+    "Moments",
     "Momentum",
     "Objective",
     "PFedMe",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -42,8 +42,38 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True)
+class HeavyBall:
+    """v ← μ v + g; x ← x − η v, or x − η (g + μ v) with `nesterov`. The carry has v, [d], as 'velocity'."""
+
+    momentum: float
+    nesterov: bool = False
+
+    rows: ClassVar[tuple[str, ...]] = ("velocity",)
+    numbers: ClassVar[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True)
+class Moments:
+    """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; x ← (1 − ηλ) x − η m̂ / (√v̂ + ε), where m̂ = m / (1 − β₁ⁿ) and v̂
+    likewise. The carry has m and v, [d], as 'first_moment' and 'second_moment', and n, [], as 'updates'.
+
+    Args:
+        beta1, beta2, eps: β₁, β₂, ε.
+        decay: λ, beside what is part of g.
+    """
+
+    beta1: float
+    beta2: float
+    eps: float
+    decay: float = 0.0
+
+    rows: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
+    numbers: ClassVar[tuple[str, ...]] = ("updates",)
+
+
+@dataclass(frozen=True)
 class Descent:
-    """A plain step of one model of the carry: x ← x − η s (∇f(x) + λx).
+    """A plain step of one model of the carry: x ← x − η s (∇f(x) + λx); with an optimiser, its step by g = ∇f(x) + λx.
 
     Mixed with another model y of the carry, by a weight α of the client, f is taken at α x + (1 − α) y, or of the two
     models' outputs, α output(x) + (1 − α) output(y). Its gradient is that by x, models being as before the step.
@@ -55,6 +85,7 @@ class Descent:
         beside: y's name; y steps too, after x.
         mixing: α's name.
         outputs: whether outputs are mixed.
+        optimiser: what steps x, without a mixture.
     """
 
     name: str = "params"
@@ -63,6 +94,17 @@ class Descent:
     beside: str | None = None
     mixing: str | None = None
     outputs: bool = False
+    optimiser: HeavyBall | Moments | None = None
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Names in the carry of what is remembered of every column of x."""
+        return self.optimiser.rows if self.optimiser else ()
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """Names in the carry of all that the step changes."""
+        return (self.name, *self.state, *(self.optimiser.numbers if self.optimiser else ()))
 
 
 class LocalRule(ABC):

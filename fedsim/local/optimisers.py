@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.local.base import Carry, Objective
+from fedsim.local.base import Carry, Descent, HeavyBall, Moments, Objective
 from fedsim.local.sgd import SGD
 from fedsim.samples import Batch
 
@@ -55,6 +55,9 @@ class Optimiser(SGD):
     def gradient_weight(self, step: int) -> float | None:
         return None
 
+    def _descent(self, optimiser: HeavyBall | Moments) -> tuple[Descent, ...]:
+        return (Descent(decay=self.weight_decay, optimiser=optimiser),) if self.clip is None else ()
+
     @abstractmethod
     def stepped(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
         """The new 'params', and what is remembered."""
@@ -69,7 +72,7 @@ class Momentum(Optimiser):
         **options: of `Optimiser`.
     """
 
-    rows = ("velocity",)
+    rows = HeavyBall.rows
 
     def __init__(self, momentum: float = 0.9, nesterov: bool = False, **options: Any) -> None:
         super().__init__(**options)
@@ -77,6 +80,9 @@ class Momentum(Optimiser):
         if self.momentum == 1:
             raise ConfigError(f"local.momentum={momentum} never forgets; it must be below 1")
         self.nesterov = nesterov
+
+    def descents(self) -> tuple[Descent, ...]:
+        return self._descent(HeavyBall(self.momentum, self.nesterov)) if type(self) is Momentum else ()
 
     def gradient_weight(self, step: int) -> float | None:
         if self.state == "client":
@@ -101,8 +107,7 @@ class Adam(Optimiser):
         **options: of `Optimiser`; lr 0.001 is usual.
     """
 
-    rows = ("first_moment", "second_moment")
-    numbers = ("updates",)
+    rows, numbers = Moments.rows, Moments.numbers
 
     def __init__(
         self, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, decoupled: bool = False, **options: Any
@@ -115,6 +120,10 @@ class Adam(Optimiser):
         self.decay, self.decoupled = self.weight_decay, decoupled
         if decoupled:
             self.weight_decay = 0.0
+
+    def descents(self) -> tuple[Descent, ...]:
+        beside = self.decay if self.decoupled else 0.0
+        return self._descent(Moments(self.beta1, self.beta2, self.eps, beside)) if type(self) is Adam else ()
 
     def stepped(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
         params, updates = carry["params"], carry["updates"] + 1

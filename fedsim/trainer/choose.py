@@ -1,7 +1,8 @@
 """The stated rule by which `executor: auto` and `chunk: auto` decide, and what else may be tried.
 
-- Plain descents (local=sgd, and local=apfl whose α rests during a round; without clipping, on data that do not answer
-  the model): `fused` for models of linear layers and, in a line with them, convolutions; for any convolutions on a CPU.
+- Plain descents (local=sgd, momentum, adam, and local=apfl whose α rests during a round; without clipping, on data that
+  do not answer the model): `fused` for models of linear layers and, in a line with them, convolutions; for any
+  convolutions on a CPU.
 - Convolutions on a CPU: `loop` (batched convolutions become grouped ones, which are 2–3 times slower there).
 - Everything else: `vmap`.
 - On a CPU, rows that run one by one (`loop`, and `fused` with convolutions) are shared by one worker thread per core;
@@ -96,9 +97,9 @@ def candidates(
         )
     if executor == "fused" and not plain:
         raise ConfigError(
-            "trainer.executor=fused takes plain descents only: local=sgd, or local=apfl with local.alpha_every=round "
-            "and without a ridge on mixed parameters; no local.clip, shift=none, and not trainer.precision=bf16; use "
-            "trainer.executor=auto"
+            "trainer.executor=fused takes plain descents only: local=sgd, momentum or adam, or local=apfl with "
+            "local.alpha_every=round and without a ridge on mixed parameters; no local.clip, shift=none, and not "
+            "trainer.precision=bf16; use trainer.executor=auto"
         )
     names = {executor: "as configured"}
     if executor == "auto":

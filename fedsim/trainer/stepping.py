@@ -1,14 +1,15 @@
-"""Linear and convolutional layers of several rows at once that take their SGD step inside the backward pass.
+"""Linear and convolutional layers of several rows at once that take their step inside the backward pass.
 
-The gradient of a weight is a matrix product, dYᵀX. Where the step is a plain descent (`fedsim.local.base.Descent`),
-that product can write −η dYᵀX onto the weight instead of beside it: no gradient is stored, none is read again, and
-rows' weights are never copied. What is left of a step is the matrix products themselves. What steps need not be the
-point at which the gradient is taken: that of a mixture of models goes to one of them. A convolution is a linear layer
-on the patches of its input.
+The gradient of a weight is a matrix product, dYᵀX. Where the step is a descent (`fedsim.local.base.Descent`), that
+product can write −η dYᵀX onto the weight instead of beside it (`fedsim.trainer.in_place`): no gradient is stored, none
+is read again, and rows' weights are never copied. What is left of a step is the matrix products themselves. What steps
+need not be the point at which the gradient is taken: that of a mixture of models goes to one of them. A convolution is
+a linear layer on the patches of its input.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,60 +18,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fedsim.models.dropout import KeyedDropout
+from fedsim.trainer.in_place import InPlace, Parameters
 
 # Layers without parameters that treat every number, or every sample, on its own.
 SAMPLEWISE = (
     nn.Identity, nn.Flatten, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid,
     nn.Softplus, nn.Hardtanh, nn.ReLU6, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, KeyedDropout,
 )  # fmt: skip
-
-
-class InPlace:
-    """Parameters of c rows that a plain descent steps where they lie: x ← (1 − ηλ) x − η (drift + gradient).
-
-    Attributes:
-        own: [c, …] each.
-        drift: [c, …] each, in the same order, what is added to the gradient; none where nothing is.
-        rates, shrinking: [c'] η, and 1 − ηλ where it is not 1, of the c' ≤ c rows whose step is due.
-    """
-
-    def __init__(self) -> None:
-        self.own: list[Tensor] = []
-        self.drift: list[Tensor] = []
-        self.rates = torch.empty(0)
-        self.shrinking: Tensor | None = None
-        self._due = False
-
-    def load(self, own: list[Tensor], drift: list[Tensor]) -> None:
-        """Take over the parameters of some rows."""
-        self.own, self.drift = own, drift
-
-    def begin(self, rates: Tensor, shrinking: Tensor | None) -> None:
-        """A step of the first rows is to come."""
-        self.rates, self.shrinking, self._due = rates, shrinking, True
-
-    def rest(self) -> None:
-        """What of the step does not depend on the samples, once a step, also where no sample meets the parameters."""
-        if self._due:
-            rows = len(self.rates)
-            if self.shrinking is not None:
-                for own in self.own:
-                    own[:rows].mul_(along(self.shrinking, own))
-            for own, drift in zip(self.own, self.drift, strict=False):
-                own[:rows].addcmul_(drift[:rows], along(self.rates, own), value=-1)
-        self._due = False
-
-    def descend(self, gradients: list[Tensor | None]) -> None:
-        """The whole step, by the gradients [c', …] of the rows; None where no sample met them."""
-        self.rest()
-        for own, gradient in zip(self.own, gradients, strict=True):
-            if gradient is not None:
-                own[: len(self.rates)].addcmul_(gradient, along(self.rates, own), value=-1)
-
-
-def along(numbers: Tensor, rows: Tensor) -> Tensor:
-    """[c'] as [c', 1, …], to meet rows [c, …]."""
-    return numbers.view(-1, *[1] * (rows.dim() - 1))
 
 
 class _Step(torch.autograd.Function):
@@ -89,12 +43,7 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
         (x,), stepped = ctx.saved_tensors, ctx.layer.stepped
         onward = torch.bmm(gradient, ctx.weight) if ctx.needs_input_grad[0] else None
-        stepped.rest()
-        step = gradient * -along(stepped.rates, gradient)
-        weight, *bias = stepped.own
-        weight[: len(x)].baddbmm_(step.mT, x)
-        if bias:
-            bias[0][: len(x)].add_(step.sum(1, keepdim=True))
+        stepped.descend_along(gradient, x)
         return onward, None, None
 
 
@@ -110,22 +59,22 @@ class SteppingLinear(nn.Module):
     weight: Tensor
     bias: Tensor | None
 
-    def __init__(self, name: str, layer: nn.Linear | nn.Conv2d) -> None:
+    def __init__(self, name: str, layer: nn.Linear | nn.Conv2d, stepped: InPlace) -> None:
         super().__init__()
         prefix = f"{name}." if name else ""
         self.names = [f"{prefix}weight"] + ([f"{prefix}bias"] if layer.bias is not None else [])
-        self.stepped = InPlace()
+        self.stepped = stepped
         self.weight, self.bias = torch.empty(0), None
 
-    def load(self, own: dict[str, Tensor], points: dict[str, Tensor], drift: dict[str, Tensor]) -> None:
-        """Take over parameters [c, …] of some rows: those which are stepped in place, those at which the gradient is
-        taken, the same ones or others, and what is added to it (nothing, or all names)."""
-        self.stepped.load(*([_matrices(of[name]) for name in self.names if of] for of in (own, drift)))
+    def load(self, rows: Callable[[Sequence[str]], Parameters], points: dict[str, Tensor]) -> None:
+        """Take over parameters [c, …] of some rows: those which are stepped in place, by their names, and those at
+        which the gradient is taken, the same ones or others."""
+        self.stepped.load(rows(self.names).as_seen(_matrices))
         self.weight = _matrices(points[self.names[0]]).detach().requires_grad_()
         self.bias = _matrices(points[self.names[1]]) if len(self.names) > 1 else None
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = len(self.stepped.rates)
+        rows = len(self.stepped.due.rates)
         out = _Step.apply(x.reshape(rows, -1, x.shape[-1]), self.weight[:rows], self)
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
@@ -133,8 +82,8 @@ class SteppingLinear(nn.Module):
 class SteppingConv2d(SteppingLinear):
     """Convolutions of c rows, as one batched matrix product over patches: [c·B, in, H, W] → [c·B, out, H', W']."""
 
-    def __init__(self, name: str, layer: nn.Conv2d) -> None:
-        super().__init__(name, layer)
+    def __init__(self, name: str, layer: nn.Conv2d, stepped: InPlace) -> None:
+        super().__init__(name, layer, stepped)
         self.window: dict[str, Any] = {key: getattr(layer, key) for key in ("kernel_size", "dilation", "stride")}
         self.padding: Any = layer.padding
 
@@ -182,16 +131,18 @@ def stepping(module: nn.Module, convolutions: bool) -> type[SteppingLinear] | No
     return SteppingConv2d if convolutions and plain and not isinstance(module.padding, str) else None
 
 
-def with_stepping_layers(module: nn.Module, convolutions: bool) -> tuple[nn.Module, list[SteppingLinear]]:
+def with_stepping_layers(
+    module: nn.Module, convolutions: bool, stepped: Callable[[], InPlace]
+) -> tuple[nn.Module, list[SteppingLinear]]:
     """The module with its linear layers exchanged in place (and its convolutions, if asked for), where each is used
-    once; and those layers."""
+    once; and those layers. `stepped` makes what steps the parameters of one."""
     if not in_one_line(module):
         return module, []
     exchanged = []
     for name, layer in list(module.named_modules()):
         kind = stepping(layer, convolutions)
         if kind is not None:
-            stepping_layer = kind(name, layer)
+            stepping_layer = kind(name, layer, stepped())
             exchanged.append(stepping_layer)
             if not name:
                 return stepping_layer, exchanged

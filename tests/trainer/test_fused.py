@@ -2,138 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-import itertools
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from stackable_models import MODELS, PUBLISHED, SHAPE, SIZES, Mixing, Twice, double, paired, simulation_of, sized
 from torch import nn
 
-from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import UniformK
 from fedsim.core import ConfigError
-from fedsim.datasets import Dataset, GaussianMean
-from fedsim.local import APFL, SGD, PerFedAvg
-from fedsim.models import CINIC10CNN, MLP, SVHNCNN, Linear, Mean
+from fedsim.datasets import GaussianMean
+from fedsim.local import APFL, SGD, Adam, LocalRule, Momentum, PerFedAvg, PerStep
+from fedsim.models import MLP, Mean
 from fedsim.models.dropout import key_dropouts
 from fedsim.shift import Location
 from fedsim.strategies import FedProx, Scaffold
-from fedsim.trainer import fused_executor
+from fedsim.trainer import fused_executor, model_stack
 from fedsim.trainer.stepping import stackable
-
-SIZES = (1, 9, 4, 3, 8)
-SHAPE = (2, 4, 4)
-
-
-def images() -> Dataset:
-    draw = np.random.default_rng(1)
-    owners = np.repeat(np.arange(len(SIZES)), SIZES)
-    x = torch.as_tensor(draw.standard_normal((len(owners), *SHAPE)))
-    y = torch.as_tensor(draw.integers(0, 3, len(owners)))
-    return Dataset("images", x, y, classes=3, owners=torch.as_tensor(owners))
-
-
-double = functools.partial(Execution, dtype="float64")
-
-
-def simulation_of(model, rule: SGD | None = None, dataset: Dataset | None = None, **options) -> Simulation:
-    rule = rule or SGD(lr=0.05, epochs=2, batch_size=3, drop_last=False, weight_decay=0.1)
-    defaults = {"clients": len(SIZES), "seeds": (3, 5), "rounds": 2, "evaluation": Evaluation(every=2)}
-    defaults |= {"execution": double()}
-    return Simulation(dataset or images(), model, local=rule, **defaults | options)
-
-
-class Twice(nn.Module):
-    """One layer in two places."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(32, 32), nn.Linear(32, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.outer(self.inner(self.inner(x.flatten(1)).relu()))
-
-
-class Mixing(nn.Module):
-    """Centres every batch: rows that shared one would be wrong."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(32, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        flat = x.flatten(1)
-        return self.layer(flat - flat.mean(0))
-
-
-class Unused(nn.Module):
-    """A layer that no sample meets: it decays, and has no gradient."""
-
-    samplewise = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.idle = nn.Linear(32, 3), nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x.flatten(1))
-
-
-def sequential(*layers: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), *layers)
-
-
-def frozen() -> nn.Module:
-    module = sequential(nn.Linear(32, 4), nn.Tanh(), nn.Linear(4, 3))
-    module[1].weight.requires_grad_(False)
-    return module
-
-
-def tied() -> nn.Module:
-    module = sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Linear(32, 3))
-    module[3].weight = module[1].weight
-    return module
-
-
-def sized(*layers: nn.Module) -> nn.Module:
-    """With a linear layer at the end that fits."""
-    inner = nn.Sequential(*layers, nn.Flatten())
-    return nn.Sequential(inner, nn.Linear(inner(torch.zeros(1, *SHAPE)).shape[1], 3))
-
-
-MODELS = {
-    "linear": (functools.partial(Linear, shape=SHAPE, classes=3), True),
-    "no bias": (lambda: sequential(nn.Linear(32, 3, bias=False)), True),
-    "mlp": (functools.partial(MLP, shape=SHAPE, classes=3, hidden=(6, 5)), True),
-    "nested": (lambda: sequential(nn.Sequential(nn.Linear(32, 4), nn.GELU()), nn.Sequential(nn.Linear(4, 3))), True),
-    "along the last axis": (lambda: nn.Sequential(nn.Linear(4, 2), nn.SiLU(), nn.Flatten(), nn.Linear(16, 3)), True),
-    "in place": (lambda: sequential(nn.Linear(32, 4), nn.ReLU(inplace=True), nn.Linear(4, 3)), True),
-    "dropout": (functools.partial(MLP, shape=SHAPE, classes=3, hidden=(6, 5), dropout=0.4), True),
-    "channels dropped": (lambda: nn.Sequential(nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(32, 3)), True),
-    "convolutions": (lambda: sized(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)), False),
-    "convolutions, dropout": (lambda: sized(nn.Conv2d(2, 3, 2), nn.Dropout2d(0.3), nn.Conv2d(3, 2, 2)), False),
-    "normalised": (lambda: sequential(nn.LayerNorm(32), nn.Linear(32, 3)), False),
-    "softmax over samples": (lambda: sequential(nn.Softmax(0), nn.Linear(32, 3)), False),
-    "flattened later": (lambda: nn.Sequential(nn.Flatten(2), nn.Linear(16, 3), nn.Flatten(), nn.Linear(6, 3)), False),
-    "a layer twice": (Twice, False),
-    "a batch's mean": (Mixing, False),
-    "frozen": (frozen, False),
-    "tied": (tied, False),
-    "unused": (Unused, True),
-}  # fmt: skip
-PUBLISHED = {
-    "as in SVHN": functools.partial(SVHNCNN, shape=SHAPE, classes=3),
-    "as in CINIC-10": functools.partial(CINIC10CNN, shape=SHAPE, classes=3, dropout=0.3),
-}
-
-
-def paired(*others: tuple[str, ...]) -> list[Any]:
-    """Every model with one of each of the others; the rest of the product is slow."""
-    every = [(name, other) for name in MODELS for other in itertools.chain(*others)]
-    chosen = {(name, some[place % len(some)]) for some in others for place, name in enumerate(MODELS)}
-    return [pytest.param(*pair, marks=[] if pair in chosen else pytest.mark.slow) for pair in every]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -156,6 +43,37 @@ def test_any_module_ends_where_the_loop_ends(name, options):
         assert left == pytest.approx(right | {"seconds": left["seconds"]}, abs=1e-12)
 
 
+WORK: dict[str, Any] = {"lr": 0.05, "epochs": 2, "batch_size": 3, "drop_last": False, "schedule": PerStep(0.9)}
+OPTIMISERS: dict[str, LocalRule] = {
+    "momentum": Momentum(0.8, weight_decay=0.1, **WORK),
+    "nesterov": Momentum(0.8, nesterov=True, weight_decay=0.1, state="client", **WORK),
+    "adam": Adam(0.8, 0.9, weight_decay=0.1, state="client", **WORK),
+    "adamw": Adam(weight_decay=0.1, decoupled=True, **WORK),
+}
+
+
+@pytest.mark.parametrize(("name", "optimiser"), paired(tuple(OPTIMISERS)))
+def test_optimisers_end_where_the_loop_ends(name, optimiser):
+    """With ridge, a schedule and a proximal term, of clients that come and go, one seed's rate being another's half:
+    models, and what clients remember."""
+    given = {"ridge": 0.05, "strategy": FedProx(0.7), "availability": UniformK(3), "rounds": 3}
+    rule = copy.copy(OPTIMISERS[optimiser])
+    rule.rates = [0.05, 0.025]
+    ends = []
+    for way in (double("loop", workers=1), double("fused"), double("fused", chunk=3, workers=2)):
+        simulation = simulation_of(functools.partial(MODELS[name][0]), rule, execution=way, **given)
+        memory = simulation.trainer.memory(simulation.initial_state().model)
+        simulation.trainer.memory = lambda model, memory=memory: memory  # where it can be looked at
+        ends.append((simulation.run(), memory.clients))
+    (loop, own), *others = ends
+    assert bool(own) == (rule.state == "client")
+    for result, mine in others:
+        torch.testing.assert_close(result.state.model, loop.state.model, rtol=0, atol=1e-11)
+        torch.testing.assert_close(mine, own, rtol=0, atol=1e-11)
+        for left, right in zip(result.history, loop.history, strict=True):
+            assert left == pytest.approx(right | {"seconds": left["seconds"]}, abs=1e-11)
+
+
 CONVOLUTIONS = {
     "as in SVHN": (PUBLISHED["as in SVHN"], True),
     "as in CINIC-10": (PUBLISHED["as in CINIC-10"], True),
@@ -169,15 +87,17 @@ CONVOLUTIONS = {
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-@pytest.mark.parametrize("rule", ["sgd", "apfl"])
+@pytest.mark.parametrize("rule", ["sgd", "apfl", "adam", "nesterov"])
 def test_convolutions_may_be_stacked(name, rule, monkeypatch):
     """As they are where there is no CPU: patches and matrix products end where PyTorch's convolutions do."""
     build, expected = CONVOLUTIONS[name]
     model = functools.partial(build)
     options = {"lr": 0.05, "epochs": 2, "batch_size": 3, "drop_last": False, "weight_decay": 0.1}
-    rule = SGD(**options) if rule == "sgd" else APFL(alpha=0.4, **options)
+    rules = {"sgd": SGD(**options), "apfl": APFL(alpha=0.4, **options)} | OPTIMISERS
+    rule = rules[rule]
     loop = simulation_of(model, rule, execution=double("loop", workers=1)).run()
-    monkeypatch.setattr(fused_executor, "channels_last", lambda model: False)
+    for module in (fused_executor, model_stack):
+        monkeypatch.setattr(module, "channels_last", lambda model: False)
     fused = simulation_of(model, rule, execution=double("fused"))
     assert (fused.trainer.choice.stack > 1) == expected
     result = fused.run()
@@ -242,6 +162,10 @@ def test_personal_models_end_where_the_loop_ends(name, options):
             assert left == pytest.approx(right | {"seconds": left["seconds"]}, abs=1e-12)
 
 
+class Own(Adam):
+    """A rule of one's own, whose step may be another."""
+
+
 SMALL = functools.partial(MLP, shape=SHAPE, classes=3, hidden=(4,))
 CNN = PUBLISHED["as in SVHN"]
 MOVING = {"dataset": GaussianMean(clients=len(SIZES)), "shift": Location(0.5, 0.1)}
@@ -251,6 +175,11 @@ CHOICES = {
     "proximal term": (SMALL, None, {"strategy": FedProx(0.1)}, "fused"),
     "correction": (SMALL, APFL(lr=0.1), {"strategy": Scaffold()}, "fused"),
     "clipped": (SMALL, SGD(lr=0.1, clip=1.0), {}, "vmap"),
+    "momentum": (SMALL, Momentum(lr=0.1), {}, "fused"),
+    "momentum, clipped": (SMALL, Momentum(lr=0.1, clip=1.0), {}, "vmap"),
+    "momentum, kept": (CNN, Momentum(lr=0.1, state="client"), {"strategy": FedProx(0.1)}, "fused"),
+    "Adam": (SMALL, Adam(lr=0.01), {}, "fused"),
+    "a rule derived from Adam": (SMALL, Own(lr=0.01), {}, "vmap"),
     "personal models": (SMALL, APFL(lr=0.1, adaptive=True), {}, "fused"),
     "α at every step": (SMALL, APFL(lr=0.1, adaptive=True, alpha_every="step"), {}, "vmap"),
     "outputs mixed, with a ridge": (SMALL, APFL(lr=0.1, mix="outputs"), {"ridge": 0.1}, "fused"),

@@ -1,0 +1,210 @@
+"""Steps that parameters of several rows take where they lie: SGD's, momentum's, Adam's.
+
+A row's step is what `fedsim.local.base.Descent` tells. The product of which a weight's gradient is made, dYᵀX, is added
+to the weight itself, or to its velocity, and never stored; Adam, which needs its square, stores one parameter's at a
+time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedsim.local.base import HeavyBall, Moments
+
+
+def along(numbers: Tensor, rows: Tensor) -> Tensor:
+    """[c'] as [c', 1, …], to meet rows [c, …]."""
+    return numbers.view(-1, *[1] * (rows.dim() - 1))
+
+
+@dataclass(frozen=True)
+class Due:
+    """A step of the first c' rows that is to come.
+
+    Attributes:
+        rates: [c'] η.
+        decay: [c'] λ of a decay that is part of the gradient, or None.
+        shrinking: [c'] 1 − ηλ of one that is not, or None.
+        updates: [c'] steps the rows will have taken, this one included, where that matters.
+    """
+
+    rates: Tensor
+    decay: Tensor | None = None
+    shrinking: Tensor | None = None
+    updates: Tensor | None = None
+
+
+NEVER = Due(torch.empty(0))
+
+
+@dataclass
+class Parameters:
+    """Rows of some parameters: lists in one order, [c, …] each.
+
+    Attributes:
+        own: the parameters.
+        drift: what is added to their gradients; empty where nothing is.
+        state: what is remembered of each, by name.
+    """
+
+    own: list[Tensor] = field(default_factory=list)
+    drift: list[Tensor] = field(default_factory=list)
+    state: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def as_seen(self, view: Callable[[Tensor], Tensor]) -> Parameters:
+        """Views of all."""
+        state = {name: list(map(view, rows)) for name, rows in self.state.items()}
+        return Parameters(list(map(view, self.own)), list(map(view, self.drift)), state)
+
+
+class InPlace(ABC):
+    """Parameters of c rows, which take every step that `begin` announces once, also where no sample meets them."""
+
+    def __init__(self) -> None:
+        self.rows, self.due = Parameters(), NEVER
+        self._taken = True
+
+    def load(self, rows: Parameters) -> None:
+        """Take over parameters of some rows."""
+        self.rows = rows
+
+    def begin(self, due: Due) -> None:
+        """A step of the first rows is to come."""
+        self.due, self._taken = due, False
+
+    def rest(self) -> None:
+        """The step, where it has not been taken: no sample met the parameters."""
+        if not self._taken:
+            self.descend([None] * len(self.rows.own))
+
+    def descend(self, gradients: list[Tensor | None]) -> None:
+        """The step by the gradients [c', …] of the parameters, which may be written to; None where no sample met
+        them."""
+        for place, gradient in enumerate(gradients):
+            self._step(place, gradient)
+        self._taken = True
+
+    def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
+        """That of a linear layer's weight [c, out, in], and its bias [c, 1, out] if it has one, by the gradients of its
+        outputs [c', N, out] and its inputs [c', N, in]."""
+        bias = [outputs.sum(1, keepdim=True)] if len(self.rows.own) > 1 else []
+        self.descend([torch.bmm(outputs.mT, inputs), *bias])
+
+    @abstractmethod
+    def _step(self, place: int, gradient: Tensor | None) -> None:
+        """That of one of the parameters."""
+
+    def _first(self, rows: list[Tensor], place: int) -> Tensor:
+        """A parameter's rows that take the step."""
+        return rows[place][: len(self.due.rates)]
+
+    def _drift(self, place: int) -> Tensor | None:
+        return self._first(self.rows.drift, place) if self.rows.drift else None
+
+
+class PlainStep(InPlace):
+    """x ← (1 − ηλ) x − η (drift + gradient); λ is in `Due.shrinking`."""
+
+    def _before(self, place: int) -> Tensor:
+        """The parameter after what does not depend on the samples."""
+        own, drift, due = self._first(self.rows.own, place), self._drift(place), self.due
+        if due.shrinking is not None:
+            own.mul_(along(due.shrinking, own))
+        return own if drift is None else own.addcmul_(drift, along(due.rates, own), value=-1)
+
+    def _step(self, place: int, gradient: Tensor | None) -> None:
+        own = self._before(place)
+        if gradient is not None:
+            own.addcmul_(gradient, along(self.due.rates, own), value=-1)
+
+    def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
+        step = outputs * -along(self.due.rates, outputs)
+        self._before(0).baddbmm_(step.mT, inputs)
+        if len(self.rows.own) > 1:
+            self._before(1).add_(step.sum(1, keepdim=True))
+        self._taken = True
+
+
+class MomentumStep(InPlace):
+    """v ← μ v + g, g = gradient + drift + λx; x ← x − η v, or x − η (g + μ v) with `nesterov`.
+
+    With the velocity from before the step the latter is x + ημ v, and then − η (1 + μ) (μ v + g): g itself is needed
+    nowhere.
+    """
+
+    def __init__(self, told: HeavyBall) -> None:
+        super().__init__()
+        self.momentum, self.nesterov = told.momentum, told.nesterov
+
+    def _before(self, place: int) -> Tensor:
+        """The velocity after what does not depend on the samples."""
+        own, velocity = self._first(self.rows.own, place), self._first(self.rows.state["velocity"], place)
+        drift, due, momentum = self._drift(place), self.due, self.momentum
+        if self.nesterov:
+            own.addcmul_(velocity, along(due.rates, own), value=momentum)
+        if due.decay is None:
+            velocity.mul_(momentum)
+        else:  # λ meets x as it was
+            forgets = 1 - due.rates * due.decay if self.nesterov else torch.ones_like(due.rates)
+            velocity.mul_(along(momentum * forgets, own)).addcmul_(own, along(due.decay, own))
+        return velocity if drift is None else velocity.add_(drift)
+
+    def _after(self, place: int) -> None:
+        own, velocity = self._first(self.rows.own, place), self._first(self.rows.state["velocity"], place)
+        own.addcmul_(velocity, along(self.due.rates, own), value=-1 - self.momentum if self.nesterov else -1)
+
+    def _step(self, place: int, gradient: Tensor | None) -> None:
+        velocity = self._before(place)
+        if gradient is not None:
+            velocity.add_(gradient)
+        self._after(place)
+
+    def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
+        self._before(0).baddbmm_(outputs.mT, inputs)
+        self._after(0)
+        if len(self.rows.own) > 1:
+            self._before(1).add_(outputs.sum(1, keepdim=True))
+            self._after(1)
+        self._taken = True
+
+
+class AdamStep(InPlace):
+    """m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g², g = gradient + drift + λx; x ← x − η m̂ / (√v̂ + ε), from
+    (1 − ηλ') x for a decay λ' beside the step, which is in `Due.shrinking`."""
+
+    def __init__(self, told: Moments) -> None:
+        super().__init__()
+        self.told = told
+
+    def begin(self, due: Due) -> None:
+        super().begin(due)
+        assert due.updates is not None
+        first, second = (1 - beta**due.updates for beta in (self.told.beta1, self.told.beta2))
+        self._rates, self._root = due.rates / first, second.rsqrt()
+
+    def _step(self, place: int, gradient: Tensor | None) -> None:
+        own, drift, due = self._first(self.rows.own, place), self._drift(place), self.due
+        first, second = (self._first(self.rows.state[name], place) for name in ("first_moment", "second_moment"))
+        gradient = torch.zeros_like(own) if gradient is None else gradient
+        if due.decay is not None:
+            gradient.addcmul_(own, along(due.decay, own))
+        if drift is not None:
+            gradient.add_(drift)
+        first.lerp_(gradient, 1 - self.told.beta1)
+        second.mul_(self.told.beta2).addcmul_(gradient, gradient, value=1 - self.told.beta2)
+        if due.shrinking is not None:
+            own.mul_(along(due.shrinking, own))
+        scale = torch.sqrt(second, out=gradient).mul_(along(self._root, own)).add_(self.told.eps)
+        own.addcmul_(torch.div(first, scale, out=scale), along(self._rates, own), value=-1)
+
+
+def in_place(told: HeavyBall | Moments | None) -> InPlace:
+    """Of a `Descent.optimiser`."""
+    if told is None:
+        return PlainStep()
+    return MomentumStep(told) if isinstance(told, HeavyBall) else AdamStep(told)

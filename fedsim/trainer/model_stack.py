@@ -1,0 +1,181 @@
+"""One model of several clients in one module, stepped in place by descents (`fedsim.local.base.Descent`)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fedsim.local.base import Carry, Descent, Moments
+from fedsim.models import RowModel
+from fedsim.trainer.in_place import Due, Parameters, along, in_place
+from fedsim.trainer.objective import moved_columns, put_buffers
+from fedsim.trainer.stepping import with_stepping_layers
+
+Named = dict[str, Tensor]  # parameters by name, [c, …] each
+
+
+def channels_last(model: RowModel) -> bool:
+    """Are convolutions fastest row by row, in this layout? On a CPU; elsewhere they are stacked."""
+    return model.convolutional and model.device.type == "cpu"
+
+
+@dataclass
+class Loaded:
+    """Rows that a module has taken over.
+
+    Attributes:
+        held: those that are stepped in place.
+        points: those at which the gradient is taken: the same tensors, unless models are mixed.
+        beside: those of the model they are mixed with; nothing where models are not.
+        drift: what is added to the gradient; nothing where nothing is.
+        state: what their optimiser remembers, by its names.
+        updates: [c] how many steps they have taken, where it counts them.
+        proximal: [c] μ of a proximal term, or None.
+        written: pairs of what was stepped and where it is to be written in the end, where that is elsewhere.
+    """
+
+    held: Named = field(default_factory=dict)
+    points: Named = field(default_factory=dict)
+    beside: Named = field(default_factory=dict)
+    drift: Named = field(default_factory=dict)
+    state: dict[str, Named] = field(default_factory=dict)
+    updates: Tensor | None = None
+    proximal: Tensor | None = None
+    written: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def rows(self, names: Sequence[str]) -> Parameters:
+        """Those of some names."""
+        own, drift = ([of[name] for name in names if of] for of in (self.held, self.drift))
+        return Parameters(own, drift, {key: [of[name] for name in names] for key, of in self.state.items()})
+
+
+class ModelStack:
+    """One model of up to `stack` clients in one module, for one thread at a time.
+
+    Args:
+        model: of the run.
+        descent: the model's step.
+    """
+
+    def __init__(self, model: RowModel, descent: Descent) -> None:
+        self.model, self.descent = model, descent
+        self.decay = descent.decay + model.ridge
+        module = copy.deepcopy(model.training_module)
+        names = {name for name, p in module.named_parameters() if p.requires_grad}
+        stepped = functools.partial(in_place, descent.optimiser)
+        self.module, self.layers = with_stepping_layers(module, not channels_last(model), stepped)
+        self.plain = {name: p for name, p in self.module.named_parameters() if name in names}
+        self.plain_rows = stepped()
+        self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in model.dropout_keys]
+        if channels_last(model):
+            self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.plain_state = {
+            key: {name: torch.empty_like(parameter.detach()[None]) for name, parameter in self.plain.items()}
+            for key in descent.state
+        }
+        self.loaded = Loaded()
+        self.statistics = torch.empty(0)  # where those of the row are to be written
+
+    def load(self, carry: Carry, beside: Named | None, out: Carry) -> None:
+        """Take over rows of the carry [c, …], which `store` will have written to `out`; `beside` are parameters
+        [c, …] to mix them with."""
+        loaded = self.loaded = Loaded(beside=beside or {})
+        loaded.proximal, loaded.drift = self._terms(carry)
+        name = self.descent.name
+        plain = {name: parameter.detach()[None] for name, parameter in self.plain.items()}  # of one row at a time
+        held = self._held(carry[name], out[name], plain if beside is None else {})
+        loaded.held = loaded.points = held
+        if beside is not None:
+            loaded.points = {name: torch.empty_like(rows) for name, rows in held.items()} | plain
+        for key in self.descent.state:
+            loaded.state[key] = self._held(carry[key], out[key], self.plain_state[key])
+            out[key][:, self.model.trained :] = carry[key][:, self.model.trained :]
+        if "updates" in self.descent.moves:
+            loaded.updates = out["updates"].copy_(carry["updates"])
+        for layer in self.layers:
+            layer.load(loaded.rows, loaded.points)
+        self.plain_rows.load(loaded.rows(list(plain)))
+        if self.model.statistics:
+            put_buffers(self.module, self.model.statistics_of(carry[name][0]))
+            self.statistics = out[name][0, self.model.trained :]
+
+    def _held(self, rows: Tensor, out: Tensor, plain: Named) -> Named:
+        """The parameters' columns of rows [c, d], where they are stepped: in `out` [c, d] if it is one row, else in
+        tensors of their own, or in those of the module."""
+        written = self._named(out)
+        held = written if len(out) == 1 else {name: torch.empty_like(part) for name, part in written.items()}
+        held = held | plain
+        for name, part in self._named(rows).items():
+            held[name].copy_(part)
+        self.loaded.written += [(held[name], part) for name, part in written.items() if held[name] is not part]
+        return held
+
+    def store(self) -> None:
+        """Write what does not lie there."""
+        for rows, out in self.loaded.written:
+            out.copy_(rows)
+        if self.model.statistics:
+            self.statistics.copy_(moved_columns(self.model, self.module, self.statistics))
+
+    def _terms(self, carry: Carry) -> tuple[Tensor | None, Named]:
+        """What a strategy adds to its own model's gradient: μ [c] of a proximal term, and the rest, which does not
+        depend on x: its correction and −μ·anchor."""
+        federal = carry if self.descent.name == "params" else {}
+        proximal, drift = federal.get("proximal"), federal.get("correction")
+        if proximal is not None:
+            towards = -proximal[:, None] * federal["anchor"]
+            drift = towards if drift is None else drift + towards
+        return proximal, {} if drift is None else self._named(drift)
+
+    def _named(self, rows: Tensor) -> Named:
+        """[c, d] → parameters [c, …], views."""
+        parts = rows[:, : self.model.trained].split([math.prod(s) for s in self.model.shapes.values()], dim=1)
+        shapes = self.model.shapes.items()
+        return {name: part.unflatten(1, shape) for (name, shape), part in zip(shapes, parts, strict=True)}
+
+    def begin(self, keys: Tensor | None, rates: Tensor, mixing: Tensor | None) -> None:
+        """A step of the first c rows at rates [c] is to come: dropout by keys [c], a share [c] in the mixture."""
+        loaded, rates = self.loaded, rates * self.descent.scale
+        due = self._due(rates)
+        if loaded.beside and mixing is not None:
+            due = dataclasses.replace(due, rates=rates * mixing)
+            for name, point in loaded.points.items():
+                own, other = loaded.held[name][: len(mixing)], loaded.beside[name][: len(mixing)]
+                torch.lerp(other, own, along(mixing, point), out=point[: len(mixing)])
+        for stepped in (*(layer.stepped for layer in self.layers), self.plain_rows):
+            stepped.begin(due)
+        for dropout in self.dropouts:
+            dropout.key = keys  # type: ignore[assignment]
+
+    def _due(self, rates: Tensor) -> Due:
+        """The step at these rates."""
+        loaded, told, count = self.loaded, self.descent.optimiser, len(rates)
+        decay: float | Tensor = self.decay if loaded.proximal is None else self.decay + loaded.proximal[:count]
+        decays = loaded.proximal is not None or bool(self.decay)
+        if told is None:
+            return Due(rates, shrinking=1 - rates * decay if decays else None)
+        beside = told.decay if isinstance(told, Moments) else 0.0
+        updates = None if loaded.updates is None else loaded.updates[:count].add_(1)
+        of_gradient = decay + torch.zeros_like(rates) if decays else None
+        return Due(rates, of_gradient, 1 - rates * beside if beside else None, updates)
+
+    def finish(self) -> None:
+        """What of the step the backward pass has left to do."""
+        for layer in self.layers:
+            layer.stepped.rest()
+        gradients = [parameter.grad for parameter in self.plain.values()]
+        self.plain_rows.descend([None if gradient is None else gradient[None] for gradient in gradients])
+        for parameter in self.plain.values():
+            parameter.grad = None
+
+    def penalty(self, rows: int) -> Tensor:
+        """[c] the ridge of the first c rows as they are."""
+        squares = [held[:rows].flatten(1).square().sum(1) for held in self.loaded.held.values()]
+        return 0.5 * self.model.ridge * torch.stack(squares).sum(0)
