@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -22,8 +23,9 @@ from fedsim.app import commands, sweep
 from fedsim.app.build import build
 from fedsim.app.config import config_folder, plain
 from fedsim.app.explain import before_the_job, explain, in_one_line
-from fedsim.app.folders import RESUME
+from fedsim.app.folders import RESUME, run_folder
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
+from fedsim.core.lock import check_free
 from fedsim.core.settings import flatten
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
@@ -83,11 +85,9 @@ def _of_job(error: BaseException) -> bool:
 
 
 def _one_of_several() -> None:
-    """What ranks of several need: one run, of which the first alone makes the folder."""
+    """What ranks of several need: one run."""
     if {"-m", "--multirun"} & set(sys.argv):
         sys.exit("fedsim: a sweep (-m) cannot be divided among ranks; start torchrun once for every run")
-    if os.environ.get("RANK", "0") != "0":
-        sys.argv.append("hydra.run.dir=.")
 
 
 def _prepare() -> None:
@@ -114,21 +114,24 @@ def _job(cfg: DictConfig) -> float | None:
 
     _prepare()
     told = HydraConfig.get()
-    folder = Path(told.runtime.output_dir)
     choices = {k: v for k, v in told.runtime.choices.items() if not k.startswith("hydra") and v}
     if told.mode == RunMode.MULTIRUN:
         if cfg.resume is None:
             cfg.resume = "auto"
         if told.runtime.choices["hydra/launcher"] != "basic" and sys.stderr.isatty():
             cfg.tracking.progress = "none"  # several would draw their lines over one another
-        return sweep.carry_out(cfg, folder, lambda: run(cfg, folder, choices), functools.partial(report, alone=False))
-    ranks = Ranks()
+        below = Path(told.runtime.output_dir)
+        return sweep.carry_out(cfg, below, lambda: run(cfg, below, choices), functools.partial(report, alone=False))
+    ranks, folder, unnamed = Ranks(), Path(), cfg.out is None
     try:
         ranks = Ranks.join()
-        folder = ranks.tell(folder)
+        folder = _folder(cfg, ranks, told.run.dir)
         log.info("run: %s", folder)
         result = run(cfg, folder, choices, ranks)
     except ConfigError as error:
+        if unnamed:  # it was made for this run, which leaves nothing in it
+            with contextlib.suppress(OSError):
+                folder.rmdir()
         sys.exit(f"fedsim: {in_one_line(str(error))}")
     except DivergenceError as error:
         _end(ranks, f"{error}\nfedsim: the last good checkpoint is kept in {folder}")
@@ -156,6 +159,23 @@ def _job(cfg: DictConfig) -> float | None:
     return None
 
 
+def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
+    """Of a run; the first rank, if there are several, makes what has no name yet."""
+    if of_hydra != ".":
+        raise ConfigError(f"hydra.run.dir={of_hydra} is not where a run writes; give out={of_hydra}")
+    folder, problem = Path(), ""
+    if ranks.first:
+        try:
+            folder = run_folder(cfg.out, cfg.resume)
+        except ConfigError as error:
+            problem = str(error)
+    folder, problem = ranks.tell((folder, problem))
+    if problem:
+        raise ConfigError(problem)
+    cfg.out = str(folder)
+    return folder
+
+
 def _end(ranks: Ranks, message: str) -> NoReturn:
     """All ranks end for the same reason: the first says so, and the others leave it the time to."""
     sys.exit(f"fedsim: {message}" if ranks.first else 0)
@@ -167,6 +187,8 @@ def run(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks | N
     from fedsim.run.checkpoint import NAME as CHECKPOINT
 
     ranks = ranks or Ranks()
+    if ranks.first:
+        check_free(folder)  # before what it holds is looked at
     resume = "never" if cfg.resume is None else str(cfg.resume)
     there = ranks.tell((folder / CHECKPOINT).exists())
     if there and resume == "never":

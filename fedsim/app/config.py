@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 import fedsim
-from fedsim.app.folders import job_folder, run_folder
+from fedsim.app.folders import job_folder
 from fedsim.core.settings import flatten
 
 if TYPE_CHECKING:  # help and shell completion do without PyTorch
@@ -47,7 +47,6 @@ def config_folder() -> Path:
 
 def register_resolvers() -> None:
     """The interpolations that config.yaml uses."""
-    OmegaConf.register_new_resolver("fedsim_run_dir", run_folder, replace=True)
     OmegaConf.register_new_resolver("fedsim_steps", default_steps, replace=True)
     OmegaConf.register_new_resolver("fedsim_job_dir", job_folder, replace=True)
 

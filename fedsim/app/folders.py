@@ -1,22 +1,69 @@
-"""What the folders of runs are called; a sweep's runs by what varies among them, in the sweep's folder and no other."""
+"""What the folders of runs are called: unnamed ones as no other is; a sweep's runs by what varies among them, in the
+sweep's folder and no other."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import re
+import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
+from fedsim.core.errors import ConfigError
 from fedsim.core.settings import short
 
+STAMP = "outputs/%Y-%m-%d/%H-%M-%S"  # of a run or sweep whose folder the user does not name
 RESUME = ("never", "auto", "overwrite")
 LONGEST_NAME = 200  # of a run's folder in a sweep; file systems end at 255 bytes
 ALONE = "run"  # the run of a sweep in which nothing varies
 PLAIN = re.compile(r"[\w.,:()\[\]{}@+-]*(?: [\w.,:()\[\]{}@+-]+)*")  # values that name a folder as they are
 
 
-def run_folder(out: str, resume: str | None) -> str:
-    """`resume` may name the run folder itself."""
-    return out if resume is None or resume in RESUME else resume
+def run_folder(out: Any, resume: Any) -> Path:
+    """Where a run writes; `resume` may name the folder itself. One by a name of ours is made now.
+
+    Raises:
+        ConfigError: what is given names no folder, or none can be made.
+    """
+    if resume is not None and resume not in RESUME:
+        return Path(named("resume", resume)).absolute()
+    return (new_folder() if out is None else Path(named("out", out))).absolute()
+
+
+def named(key: str, value: Any) -> str:
+    """A folder's name that a user gave under this key.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    text = str(value)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not text.strip() or "\0" in text:
+        way = "resume=auto goes on with a run in out" if key == "resume" else "give one, such as out=outputs/first"
+        raise ConfigError(f"{key}={value!r} names no folder; {way}")
+    return text
+
+
+def new_folder() -> Path:
+    """A folder that was not there: outputs/DATE/TIME, with a number behind it where several begin in one second.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    begun = Path(time.strftime(STAMP))
+    folder = begun
+    try:
+        begun.parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(2):
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                break
+            folder = begun.with_name(f"{begun.name}-{number}")
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made ({error.strerror}); give out=FOLDER") from error
+    return folder
 
 
 def job_folder(overrides: Iterable[str], fixed: Sequence[str] = ()) -> str:

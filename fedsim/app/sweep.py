@@ -27,9 +27,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app.config import WITHOUT_EFFECT, identity, plain
 from fedsim.app.explain import explain, in_one_line
-from fedsim.app.folders import key_of
+from fedsim.app.folders import key_of, named, new_folder
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError
+from fedsim.core.lock import Lock
 
 if TYPE_CHECKING:
     from fedsim.tracking import Result
@@ -180,20 +181,32 @@ class Begin(Callback):
     Attributes:
         records: folder of the sweep that has begun here; None without one.
         tuned: does Optuna's sweeper look for an objective's best value?
+        lock: of the sweep's folder, which is this process's until the sweep has ended.
     """
 
     records: ClassVar[Path | None] = None
     tuned: ClassVar[str | None] = None
+    lock: ClassVar[Lock | None] = None
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Forget the records of an earlier sweep into the same folder, and name the runs' folders by what varies."""
+        """Take the sweep's folder, forget the records of an earlier sweep there, and name the runs' folders by what
+        varies."""
         given = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
         swept = {key_of(override.get_key_element()) for override in given if override.is_sweep_override()}
         if "out" in swept:  # an exit, since Hydra takes a callback's errors for warnings
             sys.exit("fedsim: out is the folder of the whole sweep; inside it every run gets one by what varies")
-        fixed = sorted({key_of(override.get_key_element()) for override in given} - swept)
+        fixed = sorted({key_of(override.get_key_element()) for override in given} - swept | {"out"})
         # launchers compose every run again, from these and the run's own overrides
         config.hydra.overrides.hydra.append(f"{EXCLUDED}=[{','.join(map(repr, fixed))}]")
+        try:
+            if config.out is None:
+                config.out = str(new_folder())
+                config.hydra.overrides.hydra.append(f"out={config.out!r}")
+            Begin.lock = Lock(Path(named("out", config.out)))
+        except ConfigError as error:
+            sys.exit(f"fedsim: {in_one_line(str(error))}")
+        except OSError as error:
+            sys.exit(f"fedsim: out={config.out} cannot be made ({error.strerror}); choose another folder")
         Begin.records = Path(config.hydra.sweep.dir) / RECORDS
         Begin.tuned = config.objective if "optuna" in config.hydra.sweeper._target_ else None
         for path in Begin.records.glob("*.json"):
@@ -208,6 +221,9 @@ def conclude(problem: str | None = None) -> bool:
     """
     assert Begin.records is not None
     folder = Begin.records.parent
+    if Begin.lock is not None:
+        Begin.lock.release()
+        Begin.lock = None
     found = [Record(**json.loads(path.read_text())) for path in Begin.records.glob("*.json")]
     found.sort(key=lambda record: record.number)
     if not found:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from safetensors.torch import save
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing, write_json
+from fedsim.core.lock import Lock
+from fedsim.core.ranks import Ranks
 from fedsim.results.files import BEST, CONFIG, CONSTANTS, ENVIRONMENT, SUMMARY
 from fedsim.run.checkpoint import Checkpointer
 from fedsim.tracking import clients
@@ -24,6 +27,51 @@ from fedsim.tracking.result import Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def owned(path: Path | None, ranks: Ranks) -> Iterator[None]:
+    """Within the block the folder is this run's; None: it has none. Of several ranks the first takes it for all.
+
+    Raises:
+        ConfigError: it is another's, or it cannot be written.
+    """
+    lock, problem = None, None
+    if path is not None and ranks.first:
+        try:
+            lock = Lock(path)
+        except ConfigError as error:
+            problem = str(error)
+        except (OSError, ValueError) as error:
+            problem = f"out={_said(path)} cannot be written ({getattr(error, 'strerror', error)}); choose another folder"
+    problem = ranks.tell(problem)
+    if problem is not None:
+        raise ConfigError(problem)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _said(path: Path) -> Path:
+    """As seen from here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def owning(method: Callable[P, T]) -> Callable[P, T]:
+    """A method of an object with a `federation`, that owns the folder `out`, its first argument, while it runs."""
+
+    @functools.wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        out: Any = kwargs.get("out", args[1] if len(args) > 1 else None)
+        with owned(None if out is None else Path(out), args[0].federation.ranks):  # type: ignore[attr-defined]
+            return method(*args, **kwargs)
+
+    return run
 
 
 class RunFolder:
@@ -47,7 +95,7 @@ class RunFolder:
 
     Raises:
         CheckpointError: the folder's metrics.csv is not this run's; nothing was written.
-        ConfigError: the folder cannot be written.
+        ConfigError: the folder cannot be written, or holds what is no run's.
     """
 
     def __init__(
@@ -67,6 +115,8 @@ class RunFolder:
         self.path, resumed = path, completed > 0
         keep = completed if resumed else -1
         self.finished = complete and (path / SUMMARY).exists()
+        if (path / CONFIG).exists() and not (path / ENVIRONMENT).exists():
+            raise ConfigError(f"out={_said(path)} holds a {CONFIG} that no run wrote; choose another folder")
         kept_rows(path / METRICS, columns, keep)  # what cannot be kept is refused before anything is written
         try:
             path.mkdir(parents=True, exist_ok=True)

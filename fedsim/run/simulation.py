@@ -14,6 +14,7 @@ from fedsim.performative.references import unshifted
 from fedsim.run import determinism
 from fedsim.run.checkpoint import Checkpointer, Progress, read
 from fedsim.run.divergence import DivergenceGuard
+from fedsim.run.folder import owning
 from fedsim.run.layout import Layout
 from fedsim.run.setup import Setup
 from fedsim.run.tracker import Tracker
@@ -45,6 +46,7 @@ class Simulation(Setup):
             model = unshifted(self.model, self.data, model).to(model)
         return self.strategy.initial(model, self.federation)
 
+    @owning
     @determinism.if_asked
     def run(
         self,
@@ -66,7 +68,7 @@ class Simulation(Setup):
             config: YAML that is kept as config.yaml in `out`.
 
         Raises:
-            ConfigError: before the first round, where `out` cannot be used.
+            ConfigError: before the first round, where `out` cannot be used, or another process uses it.
             CheckpointError: where its checkpoint is damaged or another run's.
             DivergenceError: when a model becomes non-finite.
             OutputError: when a file in `out` cannot be written any more.

@@ -63,7 +63,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["device=abacus"], "device='abacus' is not usable here"),
     (["device=cuda:99"], "device='cuda:99' is not usable here"),
     (["resume=nowhere"], "resume=nowhere: no checkpoint there"),
-    (["resume=true"], "no checkpoint there"),
+    (["resume=true"], "resume=True names no folder; resume=auto goes on with a run in out"),
     # local training
     (["lr=0"], "lr=0 must be positive"),
     (["lr=fast"], "lr='fast' must be a number"),
@@ -139,6 +139,17 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["out=file"], "out=file"),
     (["out=file/below"], "out=file/below"),
     (["out=/proc/none"], "out=/proc/none"),
+    (["out="], "out='' names no folder"),
+    (["out=' '"], "names no folder"),
+    (["out=true"], "out=True names no folder"),
+    (["out=[a]"], "names no folder; give one, such as out=outputs/first"),
+    (["out={a:1}"], "names no folder"),
+    (["out=."], "out=. holds a config.yaml that no run wrote"),
+    (["resume="], "resume='' names no folder"),
+    (["resume=[auto]"], "names no folder"),
+    (["-m", "out="], "out='' names no folder"),
+    (["-m", "out=true"], "out=True names no folder"),
+    (["hydra.run.dir=x"], "hydra.run.dir=x is not where a run writes; give out=x"),
 ]
 
 
@@ -149,12 +160,13 @@ def test_a_bad_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("file").write_text("mine")
+    for name in ("file", "config.yaml"):
+        Path(name).write_text("mine")
     said = answer(monkeypatch, *arguments)
     assert said is not None
     assert message in said
-    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["file"]
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {"file", "config.yaml"}
 
 
 def test_the_table_is_as_long_as_it_was_promised() -> None:
-    assert len(CONFIGURATIONS) >= 100
+    assert len(CONFIGURATIONS) >= 130

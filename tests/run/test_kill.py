@@ -264,7 +264,7 @@ def test_a_read_only_folder_is_refused_by_name_and_stays_as_it_was(resume: bool,
 
     tmp_path.chmod(0o555)
     try:
-        assert re.search(r"out=\.: environment\.json cannot be written \(Permission denied\)", child(write).told)
+        assert re.search(r"out=\. cannot be written \(Permission denied\)", child(write).told)
     finally:
         tmp_path.chmod(0o755)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

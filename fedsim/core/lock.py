@@ -1,0 +1,202 @@
+"""A folder belongs to one process at a time: two runs in one would each spoil what the other writes.
+
+The lock is the operating system's, on a file in the folder, so it ends with the process however that ends; Linux passes
+it on to an NFS server. Where a file system has no locks the file itself is the lock: it names machine, process and the
+moment that process began, and one that is gone does not keep it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fedsim.core.errors import ConfigError
+
+NAME = ".lock"
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system says that has none
+TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+ATTEMPTS = 100  # between opening the file and locking it another process may have removed it
+
+_held: set[int] = set()  # descriptors, which forked processes give back: they would keep the lock of a dead parent
+
+
+class Lock:
+    """The lock of a folder, which is made where it is absent, and goes again where nothing was put into it.
+
+    Args:
+        folder: that belongs to this process from now on, until `release`.
+
+    Raises:
+        ConfigError: another process (or another run of this one) has it; the message says who.
+        OSError: nothing can be written there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._made = [path for path in (folder, *folder.parents) if not path.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / NAME
+        try:
+            self._file = self._taken()
+        except BaseException:
+            self._remove_empty()
+            raise
+        _held.add(self._file)
+
+    def release(self) -> None:
+        """The folder is free."""
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        _held.discard(self._file)
+        os.close(self._file)
+        self._remove_empty()
+
+    def _taken(self) -> int:
+        """The file's descriptor, once it is locked and still the one of this name."""
+        for _ in range(ATTEMPTS):
+            new, file = _opened(self._path)
+            try:
+                locks = _lock(file)
+                if not locks and not new and not self._left_behind():
+                    raise ConfigError(_in_use(self._path, f"or delete {self._path} if you know that it has ended"))
+                if self._is_ours(file) and (locks or new):
+                    os.ftruncate(file, 0)
+                    with contextlib.suppress(OSError):  # on a full disk the lock holds without a name in it
+                        os.write(file, json.dumps(_this_process()).encode())
+                    return file
+            except BlockingIOError:
+                os.close(file)
+                raise ConfigError(_in_use(self._path, "or choose another out")) from None
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+        raise ConfigError(f"out={self._path.parent} is being taken and given back all the time; choose another folder")
+
+    def _is_ours(self, file: int) -> bool:
+        """Is what was opened still what the name stands for?"""
+        try:
+            return os.path.samestat(os.fstat(file), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+    def _left_behind(self) -> bool:
+        """Without locks: if the process that the file names is gone, so is the file now."""
+        if not _gone(_owner(self._path)):
+            return False
+        aside = self._path.with_name(f"{NAME}.{os.getpid()}")
+        with contextlib.suppress(FileNotFoundError):  # of several processes one succeeds
+            os.rename(self._path, aside)
+            aside.unlink()
+        return True
+
+    def _remove_empty(self) -> None:
+        for path in self._made:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a folder that another process has by now.
+
+    Raises:
+        ConfigError: it is another's; the message says whose.
+    """
+    if (folder / NAME).exists():
+        with contextlib.suppress(OSError):  # `owned` says what is wrong
+            Lock(folder).release()
+
+
+def _opened(path: Path) -> tuple[bool, int]:
+    """Was it made, and its descriptor?"""
+    how = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)  # a link may lead to somebody's file
+    try:
+        return True, os.open(path, how | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        try:
+            return False, os.open(path, how)
+        except FileNotFoundError:
+            return _opened(path)
+
+
+def _lock(file: int) -> bool:
+    """Lock it; False where its file system has no locks. BlockingIOError: somebody else has."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            os.lseek(file, 2**30, os.SEEK_SET)  # a byte behind what is written, which others may read
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+            os.lseek(file, 0, os.SEEK_SET)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in TAKEN:
+            raise BlockingIOError(error.errno, error.strerror) from None
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        return False
+    return True
+
+
+def _this_process() -> dict[str, Any]:
+    began, since = _began(os.getpid()), time.strftime("%Y-%m-%d %H:%M:%S")
+    return {"host": socket.gethostname(), "pid": os.getpid(), "began": began, "since": since}
+
+
+def _began(pid: int) -> str | None:
+    """When it began, in ticks since the machine did: numbers of processes are given again. None: not known here."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def _gone(owner: dict[str, Any]) -> bool:
+    """Is the process that is named no more? One of another machine may live."""
+    if owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
+        return False
+    try:
+        os.kill(owner["pid"], 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
+    return bool(owner.get("began") != _began(owner["pid"]))
+
+
+def _owner(path: Path) -> dict[str, Any]:
+    """What the file says; nothing where it is being written."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _in_use(path: Path, remedy: str) -> str:
+    owner = _owner(path)
+    who = "another process"
+    if owner:
+        who = f"process {owner.get('pid')} on {owner.get('host')}, which took it at {owner.get('since')}"
+    return f"out={path.parent} is in use by {who}; wait until that ends, {remedy}"
+
+
+def _give_back() -> None:
+    """In a forked child: its copies of the descriptors are none of its own."""
+    for file in _held:
+        with contextlib.suppress(OSError):
+            os.close(file)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_give_back)
