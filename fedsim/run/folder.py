@@ -46,7 +46,8 @@ def owned(path: Path | None, ranks: Ranks) -> Iterator[None]:
         except ConfigError as error:
             problem = str(error)
         except (OSError, ValueError) as error:
-            problem = f"out={_said(path)} cannot be written ({getattr(error, 'strerror', error)}); choose another folder"
+            why = getattr(error, "strerror", error)
+            problem = f"out={_said(path)} cannot be written ({why}); choose another folder"
     problem = ranks.tell(problem)
     if problem is not None:
         raise ConfigError(problem)
