@@ -32,6 +32,7 @@ class Report:
     finite: [n] bool: is all of the row finite, with what rule and shift remember of the client? None: not looked at.
     whole: [n, d] where each row arrived, columns that no strategy sees included (`fedsim.core.columns`).
     memory: what local rule and shift remember of the clients after this round; `remembered` reads it.
+    server: [R, d] the server's model with which the round began.
     """
 
     cohort: Cohort
@@ -46,6 +47,7 @@ class Report:
     whole: Tensor | None = None
     weight: Tensor | None = None
     memory: Memory | None = None
+    server: Tensor | None = None
 
     @property
     def end(self) -> Tensor:

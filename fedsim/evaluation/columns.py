@@ -68,6 +68,7 @@ RISING = (
     "recall",
     "iou",
     "r2",
+    "utility",
 )  # in the names of metrics of which more is better; of others less is
 DIRECTION = re.compile("; (higher|lower) is better$")  # in the meaning of a metric that a user adds
 UNDIRECTED = "; neither way is known to be better"
@@ -84,7 +85,7 @@ def rises(metric: str, meanings: Mapping[str, str] | None = None) -> bool:
     """Is more of it better? Its meaning says so of a metric that a user adds, where that is known; else its name."""
     if match := DIRECTION.search((meanings or {}).get(metric, "")):
         return match[1] == "higher"
-    return any(word in metric.lower() for word in RISING) and "variance" not in metric
+    return any(word in metric.lower() for word in RISING) and not metric.endswith(("variance", "_cv"))
 
 
 def validation_metric(columns: Iterable[str]) -> str | None:

@@ -28,7 +28,7 @@ from fedsim.evaluation.spread import FAIRNESS, SHARE
 # The columns that they make.
 DIAGNOSED = re.compile(
     rf"(({'|'.join(MODELS)})_)?(test_(loss|accuracy)_by_client|(validation|client)_(loss|accuracy))"
-    rf"_(variance|jain|absent|unseen|{SHARE.pattern})|client_drift|staleness_(mean|max)|utility_per_round(_variance)?"
+    rf"_(variance|jain|absent|unseen|{SHARE.pattern})|client_drift|staleness_(mean|max)|availability_normalised_utility(_cv)?"
 )
 NAMES = ("fairness", "absent", "drift", "staleness", "utility")
 

@@ -106,6 +106,11 @@ class Evaluator:
         else of what they train on."""
         if self.dataset.test_owners is not None and self.dataset.test_x is not None:
             return TEST.format(self.of)
+        return self.held_here
+
+    @property
+    def held_here(self) -> str:
+        """The same, but for the test set: its owners need not be the run's clients."""
         return (TRAINING if self.validation is None else VALIDATION).format(self.of)
 
     @torch.no_grad()

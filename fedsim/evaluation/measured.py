@@ -54,5 +54,9 @@ def spreads(by_client: Mapping[str, np.ndarray], wanted: Iterable[tuple[str, str
 
 def said_of(name: str, of: str) -> str:
     """What a column is that tells how clients differ."""
-    mean = MEASURED[of if of in MEASURED else of.replace("client_", "train_")]
-    return f"{meaning(name)}, of {MEAN.sub('', mean)}"
+    return f"{meaning(name)}, of {subject(of)}"
+
+
+def subject(of: str) -> str:
+    """What a client's number is, for the rest of a sentence."""
+    return MEAN.sub("", MEASURED[of if of in MEASURED else of.replace("client_", "train_")])

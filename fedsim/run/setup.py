@@ -31,6 +31,7 @@ from fedsim.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.personal.models import OwnModels
 from fedsim.run import determinism
 from fedsim.run.divergence import ON_NONFINITE
+from fedsim.run.participation import Participation
 from fedsim.run.rules import Stop
 from fedsim.run.traffic import Traffic
 from fedsim.run.wiring import (
@@ -38,6 +39,7 @@ from fedsim.run.wiring import (
     check_seeds,
     client_data,
     clients_of,
+    owners_are_clients,
     resolve_device,
     resolve_dtype,
     row_model,
@@ -167,9 +169,12 @@ class Setup:
     def _judge(self, personal: Personal, trainers: Trainers, tables: list[Table]) -> None:
         """What judges the models: the federation's, and where it is asked for clients' own."""
         self._metrics = Metrics(self.evaluation.metrics, self.model, self.data)
-        held = validation_of(self.data, tables) if personal.over == "none" else None  # else each model is scored there
+        wanted = list(self.evaluation.diagnostics)  # else all models are scored on validation samples there
+        held = validation_of(self.data, tables) if personal.over == "none" or wanted else None
         self.evaluator = self._evaluator(self.data, self.shift, held)
         self.models = EvaluatedModels(self.evaluation.models, self.strategy, self.federation, self.model.columns)
+        whose = owners_are_clients(self.data, tables)
+        self.participation = Participation(wanted, self.federation, self.availability, self.evaluator, whose)
         self.personal: PersonalEvaluator | None = None
         if personal.over != "none":
             own = OwnModels(self.trainer, self.strategy, trainers, personal.localize)
@@ -235,7 +240,7 @@ class Setup:
             other = self.evaluator.added(f", of {MODELS[model]}")
             added |= {name: other[of] for of, name in also(model, other).items()}
         known = {name: what for name, what in COLUMNS.items() if name in {*PLACE, *measured, *WORK}}
-        return known | added | (self.personal.columns if self.personal else {})
+        return known | added | (self.personal.columns if self.personal else {}) | self.participation.columns
 
     @functools.cached_property
     def references(self) -> References:

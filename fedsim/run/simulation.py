@@ -80,7 +80,7 @@ class Simulation(Setup):
         folder = None if out is None else Path(out)
         state, progress = self.initial_state(), Progress()
         memory = self.trainer.memory(state.model)
-        memory.evaluated = self.models.memory(state.model)
+        memory.evaluated = self.models.memory(state.model) | self.participation.memory()
         ranks = self.federation.ranks
         layout = Layout.of(self.strategy, memory, state.model, self.federation)
         about = self.told_models()

@@ -35,6 +35,7 @@ def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
         "executor": run.trainer.choice.executor,
         "chunk": run.trainer.choice.chunk,
     }
+    numbers |= run.participation.said(progress.rounds)
     return numbers | run.stop.targets(result.history, run.meanings) | _references(run, result.history) | result.extra
 
 

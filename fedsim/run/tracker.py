@@ -160,6 +160,7 @@ class Tracker:
         """The run's models and, where asked for, the clients' own, after so many rounds; `report` is the last's."""
         run = self.run
         found = self._on_models(state, None if report is None else report.deployed)
+        found.metrics |= run.participation(found, completed, report)
         if run.personal is not None:
             online = None if report is None else report.cohort
             metrics, found.histograms = run.personal(state, self.checkpoints.memory, completed, online)
@@ -180,6 +181,7 @@ class Tracker:
         self.guard.see(t, state, report)
         run, progress, cohort = self.run, self.progress, report.cohort
         run.models.receive(self.checkpoints.memory, state, cohort)
+        run.participation.see(t, cohort)
         progress.rounds, progress.unevaluated = t + 1, progress.unevaluated + 1
         progress.seconds = self._before + time.monotonic() - self._start
         last, limit = t + 1 == run.rounds, run.stop.seconds

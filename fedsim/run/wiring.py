@@ -214,6 +214,15 @@ def scores_of(evaluator: Evaluator, options: Personal, tables: list[Table]) -> C
     return ClientScores(evaluator, validation_of(evaluator.data, tables), options.train_samples)
 
 
+def owners_are_clients(data: ClientData, tables: list[Table]) -> bool:
+    """Is client i whom the data call their i-th owner, in every replicate?"""
+    owners = data.dataset.owners
+    if owners is None or data.dataset.test_owners is None or not tables:
+        return False
+    held = owners.cpu().numpy()
+    return all(bool((held[t.order] == np.repeat(np.arange(len(t.sizes)), t.sizes)).all()) for t in tables)
+
+
 def validation_of(data: ClientData, tables: list[Table]) -> ClientData | None:
     """The clients' validation samples, where the partition split some off."""
     held = [t.validation for t in tables if t.validation is not None]

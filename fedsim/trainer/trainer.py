@@ -177,9 +177,8 @@ class Trainer:
             carry["round"] = torch.full((len(cohort),), t, dtype=torch.int64, device=start.device)
         plan = self.batches.plan(cohort, t)
         rates = self._rates(cohort, plan, t)
-        if self.shift.active:
-            deployed = columns.of_server(deployed, memory, cohort.federation)
-        answered = self.shift.deployed(memory.server, deployed) if self.shift.active else None
+        whole = columns.of_server(deployed, memory, cohort.federation) if self.shift.active else deployed
+        answered = self.shift.deployed(memory.server, whole) if self.shift.active else None
         if not self._told and len(cohort):
             self._settle(plan, carry, rates, None if answered is None else answered[cohort.replicate])
         with tensor_cores(self.model.precision):
@@ -205,8 +204,8 @@ class Trainer:
         for name in ("round", *of_round):
             end.pop(name, None)
         lr = self.rates * self.rule.schedule.factor(t, 0, *self.batches.longest)
-        sent = deployed if answered is None else answered
-        return Report(cohort, start, end, loss / steps, lr, rates, samples, sent, finite, rows, weight, memory)
+        sent, loss = whole if answered is None else answered, loss / steps
+        return Report(cohort, start, end, loss, lr, rates, samples, sent, finite, rows, weight, memory, deployed)
 
     def _local_steps(
         self, cohort: Cohort, plan: Plan, carry: Carry, rates: Tensor, answered: Tensor | None

@@ -21,6 +21,7 @@ from fedsim.availability import Bernoulli, Multiset, Sine, Uniform, UniformK
 from fedsim.contamination import Gaussian
 from fedsim.core import ConfigError, DivergenceError, PeerError, Ranks
 from fedsim.datasets import Dataset, GaussianMean, Pricing
+from fedsim.evaluation.diagnostics import NAMES
 from fedsim.local import APFL, SGD, PerFedAvg, ProFL
 from fedsim.models import MLP, Linear, Mean
 from fedsim.partition import Natural
@@ -146,6 +147,7 @@ CASES = {
     "f3ast": lambda: {"strategy": F3AST(k=2, beta=0.1, weighting="data")},
     "mifa": lambda: {"strategy": MIFA(memory="gradient", memory_dtype="float32")},
     "fedvarp": lambda: {"strategy": FedVARP()},
+    "diagnostics": lambda: VALIDATED | {"evaluation": Evaluation(every=2, diagnostics=NAMES)},
     "metrics": lambda: {
         "evaluation": Evaluation(every=2, metrics=["auroc", {"name": "f1_score", "average": "macro"}, widest]),
         "personal": Personal(over="all"),

@@ -1,0 +1,159 @@
+"""Who took part when, and what became of those who did not: `absent`, `drift`, `staleness` and `utility` of a run's
+diagnostics (`fedsim.evaluation.diagnostics`)."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.availability import Availability
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.report import Report
+from fedsim.evaluation import Evaluator, Measured
+from fedsim.evaluation.measured import TEST, subject
+
+DRIFT, UTILITY = "client_drift", "availability_normalised_utility"
+STALE = {
+    "staleness_mean": "rounds since a client took part last, 0 in the last round and from the beginning for those who "
+    "never did: mean over clients",
+    "staleness_max": "the same of the client that has been away longest",
+}
+
+
+class Participation:
+    """Follows the clients from round to round, as far as it is asked to; what it remembers is in the checkpoints.
+
+    Staleness is that of You and Pu (2025): with τ_i(t) the last round, up to t, in which client i took part, −1 before
+    its first, τ_max and τ_avg are the largest and the mean t − τ_i(t) over clients and rounds. Drift is the mean
+    ‖y_i − x^t‖ of Karimireddy et al. (SCAFFOLD, 2020), who square it. Utility is after Behfar and Mortier (2026): what
+    a client has gained per opportunity to take part; a gain is taken here to be what its loss has fallen since round 0.
+
+    Args:
+        wanted: diagnostics.
+        federation, availability: of the run.
+        evaluator: whose numbers of clients are looked at.
+        owners: whether test samples were held out of the run's own clients.
+    """
+
+    def __init__(
+        self, wanted: list[str], federation: Federation, availability: Availability, evaluator: Evaluator, owners: bool
+    ) -> None:
+        self.wanted, self.federation, self.availability, self.evaluator = wanted, federation, availability, evaluator
+        judged = evaluator.judged
+        self.of = judged if owners or judged != TEST.format(evaluator.of) else evaluator.held_here
+        self.last, self.longest, self.away = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
+        self.opportunities, self.before = np.zeros(0, int), np.zeros(0)
+
+    def memory(self) -> dict[str, Tensor]:
+        """[R·m'] each, before round 0; the same memory as the arrays that a round changes."""
+        rows, kept = self.federation.rows, dict[str, np.ndarray]()
+        if {"absent", "staleness"} & set(self.wanted):
+            kept["last_round"] = self.last = np.full(rows, -1, dtype=np.int64)
+        if "staleness" in self.wanted:
+            kept["longest_absence"] = self.longest = np.zeros(rows, dtype=np.int64)
+            kept["past_staleness"] = self.away = np.zeros(rows)
+        if "utility" in self.wanted:
+            kept["opportunities"] = self.opportunities = np.zeros(rows, dtype=np.int64)
+            kept["first_loss"] = self.before = np.full(rows, np.nan)
+        return {name: torch.from_numpy(values) for name, values in kept.items()}
+
+    def see(self, t: int, cohort: Cohort) -> None:
+        """Round t is complete."""
+        if "utility" in self.wanted:
+            self.opportunities += (self.availability.counts(t)[:, self.federation.own] > 0).reshape(-1)
+        if not len(self.last):
+            return
+        came = cohort.host.rows[cohort.host.count > 0]
+        if len(self.longest):
+            gap = t - 1 - self.last[came]
+            self.longest[came] = np.maximum(self.longest[came], gap)
+            self.away[came] += gap * (gap + 1) / 2
+        self.last[came] = t
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Column → what it is."""
+        found = {}
+        if "absent" in self.wanted:
+            mean = subject(self.of)
+            found[f"{self.of}_absent"] = f"mean over the clients that did not take part in the last round, of {mean}"
+            found[f"{self.of}_unseen"] = f"mean over the clients that never took part so far, of {mean}"
+        if "drift" in self.wanted:
+            found[DRIFT] = (
+                "distance between a client's model after its local work and the server's model with which the round "
+                "began: mean over the clients that took part in the last round"
+            )
+        found |= STALE if "staleness" in self.wanted else {}
+        if "utility" in self.wanted:
+            found[UTILITY] = (
+                f"mean over clients of what {subject('client_loss')} has fallen by since round 0, divided by the "
+                "rounds in which the client could take part"
+            )
+            found[f"{UTILITY}_cv"] = "its coefficient of variation over clients: standard deviation by mean"
+        return found
+
+    def __call__(self, found: Measured, completed: int, report: Report | None) -> dict[str, np.ndarray]:
+        """Columns [R] after so many rounds; `report` is the last's. NaN where they are of nobody."""
+        told: dict[str, np.ndarray] = {}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Mean of empty slice|Degrees of freedom", RuntimeWarning)
+            if "absent" in self.wanted:
+                told |= self._absent(found.by_client[self.of], completed)
+            if "utility" in self.wanted:
+                told |= self._utility(found, completed)
+        if "drift" in self.wanted:
+            told[DRIFT] = self._drift(report)
+        if "staleness" in self.wanted:
+            age = self._replicates(completed - 1 - self._everywhere(self.last))
+            told |= {"staleness_mean": age.mean(1), "staleness_max": age.max(1)}
+        return told
+
+    def said(self, completed: int) -> dict[str, Any]:
+        """For summary.json: τ_max and τ_avg of every replicate over clients and rounds."""
+        if "staleness" not in self.wanted or not completed:
+            return {}
+        age = completed - 1 - self.last
+        longest = self._replicates(self._everywhere(np.maximum(self.longest, age))).max(1)
+        mean = self._replicates(self._everywhere(self.away + age * (age + 1) / 2)).mean(1) / completed
+        return {"staleness": {"tau_max": [int(value) for value in longest], "tau_avg": mean.tolist()}}
+
+    def _absent(self, values: np.ndarray, completed: int) -> dict[str, np.ndarray]:
+        last = self._replicates(self._everywhere(self.last))
+        last = last[:, self.evaluator.everyone] if self.of != TEST.format(self.evaluator.of) else last
+        values = values[:, : last.shape[1]]
+        found = {}
+        for name, who in (("absent", last < completed - 1 if completed else last < 0), ("unseen", last < 0)):
+            found[f"{self.of}_{name}"] = np.nanmean(np.where(who, values, np.nan), axis=1)
+        return found
+
+    def _utility(self, found: Measured, completed: int) -> dict[str, np.ndarray]:
+        whom, loss = self.evaluator.everyone, found.client_loss
+        assert loss is not None
+        if not completed:
+            here = np.isin(self.federation.own, whom)
+            of = np.searchsorted(whom, self.federation.own[here])
+            self._replicates(self.before)[:, here] = loss[:, of]
+        before, opportunities = (
+            self._replicates(self._everywhere(values))[:, whom] for values in (self.before, self.opportunities)
+        )
+        each = np.where(opportunities > 0, (before - loss) / np.maximum(opportunities, 1), np.nan)
+        mean = np.nanmean(each, axis=1)
+        return {UTILITY: mean, f"{UTILITY}_cv": np.nanstd(each, axis=1) / mean}
+
+    def _drift(self, report: Report | None) -> np.ndarray:
+        if report is None or report.server is None:
+            return np.full(self.federation.replicates, np.nan)
+        cohort = report.cohort
+        distances = (report.end - cohort.broadcast(report.server)).norm(dim=1)
+        some, mean = cohort.nonempty, cohort.mean(distances)
+        return np.asarray(torch.where(some, mean, torch.nan).cpu().numpy())
+
+    def _everywhere(self, values: np.ndarray) -> np.ndarray:
+        return self.federation.everywhere(values)
+
+    def _replicates(self, values: np.ndarray) -> np.ndarray:
+        return values.reshape(self.federation.replicates, -1)
