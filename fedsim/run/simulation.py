@@ -11,7 +11,7 @@ import numpy as np
 from fedsim.core.errors import ConfigError
 from fedsim.core.memory import Memory
 from fedsim.performative.references import unshifted
-from fedsim.run import determinism
+from fedsim.run import determinism, hints
 from fedsim.run.checkpoint import Checkpointer, Progress, read
 from fedsim.run.divergence import DivergenceGuard
 from fedsim.run.folder import owning
@@ -47,6 +47,7 @@ class Simulation(Setup):
         return self.strategy.initial(model, self.federation)
 
     @owning
+    @hints.unheard()
     @determinism.if_asked
     def run(
         self,

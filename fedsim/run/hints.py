@@ -1,0 +1,18 @@
+"""What PyTorch tells its own developers while a simulation runs."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+OF_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
+
+
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Within the block nobody is asked to file an issue with PyTorch about an operation that has no batched kernel: the
+    numbers are the same, and a trial chooses the executor."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=OF_VMAP)
+        yield
