@@ -29,7 +29,8 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
         NoReferenceError: where the performative risk falls without bound, or no minimum was found.
     """
     best: tuple[Tensor, float] | None = None
-    for start in starts:
+    for number, start in enumerate(starts, 1):
+        risk.search.doing = f"the performative risk is minimised from start {number} of {len(starts)} for θ^PO"
         found = minimise(risk.performative, project(start.detach().to(torch.float64), box), box)
         if found is None:
             raise NoReferenceError(

@@ -15,6 +15,7 @@ from fedsim.models import RowModel
 from fedsim.performative.optimal import optimal_point
 from fedsim.performative.risk import Risk
 from fedsim.performative.roots import Box
+from fedsim.performative.search import Search
 from fedsim.performative.stable import stable_point
 from fedsim.samples import ClientData
 from fedsim.shift import NoShift, Shift
@@ -87,13 +88,13 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
         log.info("θ^PS and θ^PO are not solved for: %s; shift.references=always does it", dear)
         why = f"not sought: {dear}; shift.references=always does it"
         return References([Solved(verdicts=dict.fromkeys(POINTS, why)) for _ in initial])
-    found: list[Solved] = []
+    found, search = list[Solved](), Search(shift.references_seconds)
     for r, start in enumerate(initial.to(torch.float64)):
         twins = [q for q in range(r) if data.dataset.stream and torch.equal(initial[q], initial[r])]
         if twins:  # a stream's law does not depend on the seed
             found.append(found[twins[0]])
         else:
-            found.append(_points(Risk(model, shift, data, r), start, shift.box))
+            found.append(_points(Risk(model, shift, data, r, search=search), start, shift.box))
     return References(found)
 
 
@@ -107,10 +108,13 @@ def unshifted(model: RowModel, data: ClientData, initial: Tensor) -> Tensor:
     Raises:
         ConfigError: where no minimiser is found, or it is not unique.
     """
-    still = NoShift()
+    still, search = NoShift(), Search()
     try:
         return torch.stack(
-            [stable_point(Risk(model, still, data, r), start) for r, start in enumerate(initial.to(torch.float64))]
+            [
+                stable_point(Risk(model, still, data, r, search=search), start)
+                for r, start in enumerate(initial.to(torch.float64))
+            ]
         )
     except NoReferenceError as error:
         raise ConfigError(f"start=erm, but {error}") from error

@@ -9,6 +9,7 @@ from torch.func import grad, jacrev, vmap
 from fedsim.core import rng
 from fedsim.models import RowModel
 from fedsim.models.losses import weighted_mean
+from fedsim.performative.search import Search
 from fedsim.samples import ClientData
 from fedsim.shift import Shift
 
@@ -29,6 +30,7 @@ class Risk:
         data: the clients' samples.
         replicate: whose data.
         samples: most of each client; None takes all that are stored, and 1,000 of a stream.
+        search: that it is evaluated for, which may end it.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Risk:
         data: ClientData,
         replicate: int = 0,
         samples: int | None = None,
+        search: Search | None = None,
     ) -> None:
+        self.search = search or Search()
         self.model, self.shift = model.in_double(), shift
         federation = data.federation
         m, device = federation.clients, federation.device
@@ -49,6 +53,7 @@ class Risk:
 
     def __call__(self, theta: Tensor, deployed: Tensor) -> Tensor:
         """R(θ, θ') [] for θ and θ' [d], differentiable in both."""
+        self.search.tick()
         losses = vmap(self._of_client, in_dims=(None, None, 0))(theta, deployed, self.base)
         return losses @ self.weights + 0.5 * self.model.ridge * theta.square().sum()
 

@@ -15,6 +15,7 @@ METHODS = ("auto", "gradient", "repeated")
 TOLERANCE = 1e-9
 MOST_PARAMETERS = 300  # with whose square a Jacobian grows
 ROUNDS = 2000
+IDLE = 1 - 1e-6  # of a contraction: steps that go to and fro shrink and grow by rounding alone
 
 
 def stable_point(
@@ -39,6 +40,7 @@ def stable_point(
     start = project(start.detach().to(torch.float64), box)
     if method == "repeated" or (method == "auto" and len(start) > MOST_PARAMETERS):
         return _repeated(risk, start, box, tolerance)
+    risk.search.doing = "gradients are followed to θ^PS"
     found = find_zero(risk.decoupled_gradient, risk.decoupled_jacobian, start, box, tolerance)
     if found is None:
         if method == "auto":
@@ -66,6 +68,7 @@ def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
     theta, before = start, 0.0
     growing = 0
     for count in range(ROUNDS):
+        risk.search.doing = f"repeated minimisation, round {count + 1} of at most {ROUNDS}, goes to θ^PS"
         found = minimise(lambda point, at=theta: risk(point, at), theta, box)  # type: ignore[misc]
         if found is None:
             raise NoReferenceError(
@@ -78,7 +81,7 @@ def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
         scale = 1 + float(new.norm())
         if step <= 1e-14 * scale or (contraction < 1 and step * contraction / (1 - contraction) <= tolerance * scale):
             return new
-        growing = growing + 1 if count and contraction >= 1 and step > 1e-7 * scale else 0
+        growing = growing + 1 if count and contraction >= IDLE and step > 1e-7 * scale else 0
         if growing >= 20:
             raise NoReferenceError(
                 f"repeated minimisation under shift={_name(risk)} does not contract, so it reaches no performatively "

@@ -34,6 +34,7 @@ class Shift(ABC):
             initial model (stateful performativity, Brown et al. 2022). 0 is the usual case, and remembers nothing.
         references: whether θ^PS and θ^PO are solved before round 0, so that a run's distances to them are measured:
             'always', 'none', or 'auto' where that is cheap (see `fedsim.performative.references`).
+        references_seconds: after which that is given up, for all replicates together; None: never.
         box: [lowest, highest] value of every parameter, the set Θ in which they are sought; None for no bounds.
 
     Attributes (what rules that estimate the answer of the data may know of it):
@@ -54,12 +55,16 @@ class Shift(ABC):
         inertia: float = 0.0,
         references: str = "auto",
         box: Sequence[float] | None = None,
+        references_seconds: float | None = 120.0,
     ) -> None:
         self.deploy = checks.choice("shift.deploy", deploy, DEPLOYMENTS)
         self.inertia = checks.fraction("shift.inertia", inertia)
         if inertia == 1:
             raise ConfigError("shift.inertia=1 means that data never answer; use less than 1, or shift=none")
         self.references = checks.choice("shift.references", references, REFERENCES)
+        self.references_seconds = references_seconds
+        if references_seconds is not None:
+            checks.positive("shift.references_seconds", references_seconds)
         if box is not None and (
             len(box) != 2 or not checks.real("shift.box", box[0]) < checks.real("shift.box", box[1])
         ):

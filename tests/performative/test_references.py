@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedsim.models import Linear, Mean
 from fedsim.partition import Dirichlet
 from fedsim.performative import Risk, optimal_point, stable_point
 from fedsim.performative.references import references
+from fedsim.performative.search import Search
 from fedsim.shift import Contribution, Demand, GroupMean, Location, NoShift, Response, Shift, Strategic
 from fedsim.strategies import FedAvg
 from fedsim.tracking import Tracking
@@ -179,6 +181,54 @@ def test_a_run_without_a_stable_point_says_so_and_goes_on(tmp_path, caplog):
         len(caplog.records)
         == len({record.getMessage() for record in caplog.records if "trainer" not in record.name}) + 1
     )
+
+
+class Jumping(Shift):
+    """People who step over a threshold once the model has reached it, and back again: a risk without a gradient."""
+
+    def __call__(self, batch, theta):
+        return batch | {"x": batch["x"] + torch.where(theta > 1, -4.0, 4.0) + 0 * theta}
+
+
+def test_what_seeks_reference_points_says_so_and_ends(caplog):
+    caplog.set_level(logging.INFO)
+    search = Search(30.0, clock=iter([0.0, 1.0, 9.0, 11.0, 12.0, 29.0, 31.5]).__next__)
+    search.doing = "repeated minimisation, round 7 of at most 2000, goes to θ^PS"
+    for _ in range(5):
+        search.tick()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"reference points: {search.doing}; {spent} s of at most 30 (shift.references_seconds)" for spent in (11, 29)
+    ]
+    with pytest.raises(
+        NoReferenceError, match=r"given up after 32 s and 5 evaluations .* round 7 .* threshold"
+    ) as ended:
+        search.tick()
+    assert "\n" not in str(ended.value)
+
+
+def test_a_search_that_takes_too_long_is_named_in_the_summary_and_the_run_goes_on(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    shift = Jumping(references_seconds=1e-9)
+    _, result = run(tmp_path / "run", GaussianMean(4, means=[1.0] * 4), Mean, shift, rounds=2)
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())["references"]
+    for name in ("stable", "optimal"):
+        assert all("given up after 0 s" in verdict for verdict in told[name]["verdict"])
+        assert told[name]["risk"] == [None, None]
+    assert "no distance_to_ps: given up" in caplog.text
+    assert "distance_to_ps" not in result.history[-1]
+
+
+def test_a_response_in_jumps_is_refused_for_a_reason_without_any_clock():
+    """Repeated minimisation goes from one side of the threshold to the other, for ever."""
+    risk = risk_of(simulation_of(GaussianMean(3, means=[1.0] * 3), Mean, Jumping(references_seconds=None)))
+    with pytest.raises(NoReferenceError, match="stable point"):
+        stable_point(risk, torch.zeros(1), method="repeated")
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "soon", float("nan")])
+def test_the_time_for_references_is_a_positive_number(seconds):
+    with pytest.raises(ConfigError, match=r"shift\.references_seconds"):
+        Jumping(references_seconds=seconds)
 
 
 def test_stored_partitions_have_their_own_points_and_streams_share_theirs():
