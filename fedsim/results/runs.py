@@ -17,6 +17,7 @@ from torch import Tensor
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten
+from fedsim.datasets import Dataset
 from fedsim.evaluation.columns import rises
 from fedsim.results.files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.results.models import StoredModels
@@ -123,6 +124,29 @@ class Run:
             ConfigError: clients keep none, or there is no such client.
         """
         return StoredModels(self.folder).of_client(self._replicate(seed, replicate), client)
+
+    def dataset(self) -> Dataset:
+        """The run's data set, read again as config.yaml says: its shape and classes make a module for `model`, and
+        `Table.encode` what it is given for other rows.
+
+        Raises:
+            ConfigError: the data are no longer there, or the run was begun in Python, without a configuration.
+        """
+        if "dataset" not in self.config:
+            raise ConfigError(
+                f"{self.folder} has no {CONFIG}: it was begun in Python; make its data set as it was made"
+            )
+        from hydra.errors import InstantiationException  # here: most who read a run need not wait for it
+        from hydra.utils import instantiate
+
+        try:
+            made: Dataset = instantiate(self.config["dataset"], _convert_="all")
+            return made
+        except InstantiationException as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None and not isinstance(cause, ConfigError):
+                cause = cause.__cause__
+            raise ConfigError(f"the data set of {self.folder} cannot be made: {cause}") from error
 
     def _replicate(self, seed: int | None, replicate: int | None) -> int:
         return replicate_of(self.seeds, seed, replicate, str(self.folder))

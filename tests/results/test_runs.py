@@ -52,6 +52,11 @@ def test_metrics_as_arrays_are_those_of_the_file(folder: Path) -> None:
     assert arrays["seed"].tolist() == [4, 9] * 4
 
 
+def test_a_run_that_was_begun_in_python_says_that_it_knows_no_data_set(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="begun in Python"):
+        fedsim.load(folder).dataset()
+
+
 def test_pandas_has_them_as_it_reads_the_file_itself(folder: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = fedsim.load(folder).frame()

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.datasets.own.columns import Columns, as_numbers, columns
+from fedsim.datasets.own.columns import Columns, columns
 from fedsim.datasets.own.columns import missing as unknown
 from fedsim.datasets.own.data import OwnData
-from fedsim.datasets.own.samples import Part, called_of, ordered
+from fedsim.datasets.own.encoder import Encoder
+from fedsim.datasets.own.samples import Part, called_of
 
 CATEGORIES = ("onehot", "ordinal", "refuse")
 GAPS = ("refuse", "drop", "mean", "median")
@@ -92,11 +92,22 @@ class Table(OwnData):
         encoder = Encoder(used, parts, categories, max_categories, missing, standardise)
         if split is not None:
             parts = _divided(parts[0], split)
-        self.feature_names = encoder.names
+        self.feature_names, self._encoder, self._separator = encoder.names, encoder, separator
         name = Path(path).stem if isinstance(path, (str, Path)) else "table"
         made = [Part(p.source, encoder.codes(p), p[target], client and p[client], p.where) for p in parts]
         super().__init__(name, made[0], made[1] if made[1:] else None, encode=encoder, **options)
         self.strategic = None if strategic is None else self._numbers(strategic)
+
+    def encode(self, rows: Any) -> Tensor:
+        """[n, d] what a model is given for other rows, encoded and standardised as the training rows were.
+
+        Args:
+            rows: a path, a data frame, or a mapping from names to columns; other columns are passed over.
+
+        Raises:
+            ConfigError: a column or a value is missing, or a word is none of the data set's.
+        """
+        return self._encoder.further(columns(rows, self._separator, "rows"))
 
     def _numbers(self, names: Sequence[str]) -> tuple[int, ...]:
         """Places of features."""
@@ -157,119 +168,3 @@ def _divided(part: Columns, split: str) -> list[Columns]:
             f"{part.source}: every row says {only} in column {split!r}; give rows of both, or set it to null"
         )
     return [part.rows(np.flatnonzero(~of_test)), part.rows(np.flatnonzero(of_test))]
-
-
-class Encoder:
-    """Columns → features; numbers stay, words become codes, and these features 0 or 1.
-
-    Args:
-        used: names of the columns.
-        parts: training and test rows, which together have all words.
-        categories, most, missing, standardise: see `Table`.
-    """
-
-    def __init__(
-        self, used: list[str], parts: list[Columns], categories: str, most: int, missing: str, standardise: bool
-    ) -> None:
-        self.missing, self.standardise = missing, standardise
-        self.words: dict[str, list[str] | None] = {name: self._words(name, parts, categories, most) for name in used}
-        self.onehot = categories == "onehot"
-        self.names = tuple(
-            feature
-            for name, words in self.words.items()
-            for feature in ([f"{name}={word}" for word in words] if words is not None and self.onehot else [name])
-        )
-
-    def _words(self, name: str, parts: list[Columns], categories: str, most: int) -> list[str] | None:
-        """The words of a column; None of one of numbers. Refuses what is missing, and may not be."""
-        found: set[str] = set()
-        numeric = True
-        for part in parts:
-            values, gaps = part[name], unknown(part[name])
-            if gaps.any() and self.missing == "refuse":
-                raise ConfigError(
-                    f"{part.source}: {part.where(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
-                    "dataset.missing=drop, mean or median"
-                )
-            if gaps.all():
-                raise ConfigError(f"{part.source}: column {name!r} is empty; leave it out by dataset.features")
-            numbers = as_numbers(values, gaps)
-            numeric &= numbers is not None
-            if numbers is not None and np.isinf(numbers).any():
-                row = int(np.flatnonzero(np.isinf(numbers))[0])
-                raise ConfigError(
-                    f"{part.source}: {part.where(row)} holds {numbers[row]} in column {name!r}; correct it"
-                )
-            if numbers is None:
-                row = int(np.flatnonzero(~gaps)[0])
-                kind = values.dtype.kind if values.dtype != object else type(values[row]).__name__
-                if kind not in ("U", "S", "str", "bytes", "bool"):
-                    raise ConfigError(
-                        f"{part.source}: column {name!r} holds neither numbers nor words ({values[row]!r}); leave it "
-                        "out by dataset.features"
-                    )
-            found |= {str(called_of(value)) for value in values[~gaps].tolist()} if len(found) <= most else set()
-        if numeric:
-            return None
-        if categories == "refuse":
-            word = next(iter(sorted(found)))
-            raise ConfigError(
-                f"{parts[0].source}: column {name!r} holds words, such as {word!r}; leave it out by dataset.features, "
-                "or set dataset.categories=onehot or ordinal"
-            )
-        if len(found) > most:
-            raise ConfigError(
-                f"{parts[0].source}: column {name!r} holds more than dataset.max_categories={most} different words; "
-                "leave it out by dataset.features, or raise the number"
-            )
-        return ordered(found)
-
-    def codes(self, part: Columns) -> np.ndarray:
-        """[N, k] float64 numbers, and places of words; NaN where something is missing."""
-        found = []
-        for name, words in self.words.items():
-            values, gaps = part[name], unknown(part[name])
-            numbers = as_numbers(values, gaps) if words is None else None
-            if numbers is None:
-                place = {word: float(number) for number, word in enumerate(words or [])}
-                numbers = np.full(len(part), np.nan)
-                numbers[~gaps] = [place[str(called_of(value))] for value in values[~gaps].tolist()]
-            found.append(numbers)
-        return np.column_stack(found)
-
-    def __call__(self, train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What is missing filled in by what training rows have; then a feature per word."""
-        fill = [self._fill(train[:, k], words) for k, words in enumerate(self.words.values())]
-
-        def whole(x: Tensor) -> Tensor:
-            x = torch.where(torch.isnan(x), torch.tensor(fill, dtype=x.dtype), x)
-            return torch.cat([self._expanded(x[:, k], words) for k, words in enumerate(self.words.values())], 1)
-
-        train, test = whole(train), None if test is None else whole(test)
-        if self.standardise:
-            train, test = self._scaled(train, test)
-        return train.float(), None if test is None else test.float()
-
-    def _fill(self, column: Tensor, words: list[str] | None) -> float:
-        """What stands for missing entries of a column."""
-        there = column[~torch.isnan(column)].double()
-        if not len(there):
-            return 0.0
-        if words is not None:
-            return float(torch.bincount(there.long()).argmax())
-        return float(there.mean() if self.missing == "mean" else np.median(there.numpy()))
-
-    def _expanded(self, column: Tensor, words: list[str] | None) -> Tensor:
-        """[N, 1], or [N, words] of zeros and ones."""
-        if words is None or not self.onehot:
-            return column[:, None]
-        return torch.nn.functional.one_hot(column.long(), len(words)).to(column.dtype)
-
-    def _scaled(self, train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Numbers with mean 0 and variance 1 over the training rows; features 0 or 1 as they are."""
-        width = [1 if words is None or not self.onehot else len(words) for words in self.words.values()]
-        plain = [words is None or not self.onehot for words in self.words.values()]
-        number = torch.tensor(plain).repeat_interleave(torch.tensor(width))
-        mean, std = train.mean(0), train.std(0, correction=0)
-        mean, std = torch.where(number, mean, 0.0), torch.where(number & (std > 0), std, 1.0)
-        return (train - mean) / std, None if test is None else (test - mean) / std

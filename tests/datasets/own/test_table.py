@@ -11,7 +11,7 @@ import pytest
 import torch
 from refused import refused
 
-from fedsim.core import MissingDataError
+from fedsim.core import ConfigError, MissingDataError
 from fedsim.datasets import Table
 from fedsim.datasets.own import columns
 
@@ -52,6 +52,44 @@ def expected() -> np.ndarray:
     numbers = np.column_stack([AGE, HEIGHT])
     numbers = (numbers - numbers[train].mean(0)) / numbers[train].std(0)
     return np.column_stack([numbers, *(word == JOB for word in ("cook", "smith", "weaver"))]).astype(np.float32)
+
+
+@pytest.mark.parametrize("categories", ["onehot", "ordinal"])
+@pytest.mark.parametrize("standardise", [True, False])
+def test_other_rows_are_encoded_as_the_training_rows_were(categories, standardise) -> None:
+    data = Table(PEOPLE, **ROLES, categories=categories, standardise=standardise)
+    train = SPLIT == "train"
+    seen = {name: np.asarray(values)[train] for name, values in PEOPLE.items()}
+    assert torch.equal(data.encode(seen), data.train_x)
+    unseen = {name: np.asarray(PEOPLE[name])[~train] for name in ("age", "height", "job")}  # neither target nor client
+    assert torch.equal(data.encode(unseen), data.test_x)
+    assert data.encode({"age": [30], "height": [1.7], "job": ["cook"]}).shape == (1, len(data.feature_names))
+
+
+def test_gaps_in_other_rows_are_filled_by_the_training_rows_or_refused() -> None:
+    data = Table(PEOPLE, **ROLES, missing="mean", standardise=False)
+    mean = AGE[SPLIT == "train"].mean()
+    rows = {"age": ["", "30"], "height": [170.0, 160.0], "job": ["cook", "smith"]}
+    assert data.encode(rows)[:, 0].tolist() == pytest.approx([mean, 30.0], rel=1e-6)
+    refused(
+        lambda: Table(PEOPLE, **ROLES).encode(rows), "row 0 has nothing in column 'age'; a data set with dataset.missi"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"age": [3], "height": [1.0]}, "lacks the column 'job'"),
+        ({"age": [3], "height": [1.0], "job": ["smiht"]}, "column 'job' holds 'smiht'.*smith"),
+        ({"age": ["old"], "height": [1.0], "job": ["cook"]}, "column 'age' holds 'old', and numbers are known"),
+        ({"age": [3, 4], "height": [1.0], "job": ["cook"]}, "make them alike"),
+        ("nobody.csv", "rows=nobody.csv is no file"),
+        (7, "rows is a int and no table"),
+    ],
+)
+def test_other_rows_that_do_not_fit_are_refused(rows, said) -> None:
+    with pytest.raises((ConfigError, MissingDataError), match=said):
+        Table(PEOPLE, **ROLES).encode(rows)
 
 
 FORMS: dict[str, Any] = {

@@ -1,0 +1,151 @@
+"""Columns of a table as features: what training rows have settles it, and further rows are encoded as they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.datasets.own.columns import Columns, as_numbers
+from fedsim.datasets.own.columns import missing as unknown
+from fedsim.datasets.own.samples import called_of, ordered
+
+
+class Encoder:
+    """Columns → features; numbers stay, words become codes, and these features 0 or 1.
+
+    Args:
+        used: names of the columns.
+        parts: training and test rows, which together have all words.
+        categories, most, missing, standardise: see `Table`.
+    """
+
+    def __init__(
+        self, used: list[str], parts: list[Columns], categories: str, most: int, missing: str, standardise: bool
+    ) -> None:
+        self.missing, self.standardise = missing, standardise
+        self.words: dict[str, list[str] | None] = {name: self._words(name, parts, categories, most) for name in used}
+        self.onehot = categories == "onehot"
+        self.names = tuple(
+            feature
+            for name, words in self.words.items()
+            for feature in ([f"{name}={word}" for word in words] if words is not None and self.onehot else [name])
+        )
+
+    def _words(self, name: str, parts: list[Columns], categories: str, most: int) -> list[str] | None:
+        """The words of a column; None of one of numbers. Refuses what is missing, and may not be."""
+        found: set[str] = set()
+        numeric = True
+        for part in parts:
+            values, gaps = part[name], unknown(part[name])
+            if gaps.any() and self.missing == "refuse":
+                raise ConfigError(
+                    f"{part.source}: {part.where(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
+                    "dataset.missing=drop, mean or median"
+                )
+            if gaps.all():
+                raise ConfigError(f"{part.source}: column {name!r} is empty; leave it out by dataset.features")
+            numbers = as_numbers(values, gaps)
+            numeric &= numbers is not None
+            if numbers is not None and np.isinf(numbers).any():
+                row = int(np.flatnonzero(np.isinf(numbers))[0])
+                raise ConfigError(
+                    f"{part.source}: {part.where(row)} holds {numbers[row]} in column {name!r}; correct it"
+                )
+            if numbers is None:
+                row = int(np.flatnonzero(~gaps)[0])
+                kind = values.dtype.kind if values.dtype != object else type(values[row]).__name__
+                if kind not in ("U", "S", "str", "bytes", "bool"):
+                    raise ConfigError(
+                        f"{part.source}: column {name!r} holds neither numbers nor words ({values[row]!r}); leave it "
+                        "out by dataset.features"
+                    )
+            found |= {str(called_of(value)) for value in values[~gaps].tolist()} if len(found) <= most else set()
+        if numeric:
+            return None
+        if categories == "refuse":
+            word = next(iter(sorted(found)))
+            raise ConfigError(
+                f"{parts[0].source}: column {name!r} holds words, such as {word!r}; leave it out by dataset.features, "
+                "or set dataset.categories=onehot or ordinal"
+            )
+        if len(found) > most:
+            raise ConfigError(
+                f"{parts[0].source}: column {name!r} holds more than dataset.max_categories={most} different words; "
+                "leave it out by dataset.features, or raise the number"
+            )
+        return ordered(found)
+
+    def codes(self, part: Columns) -> np.ndarray:
+        """[N, k] float64 numbers, and places of words; NaN where something is missing."""
+        found = []
+        for name, words in self.words.items():
+            values, gaps = part[name], unknown(part[name])
+            numbers = as_numbers(values, gaps) if words is None else None
+            if numbers is None:
+                place = {word: float(number) for number, word in enumerate(words or [])}
+                numbers, said = np.full(len(part), np.nan), [str(called_of(value)) for value in values[~gaps].tolist()]
+                if strange := next((word for word in said if word not in place), None):
+                    known = f"{checks.nearest(strange, place) or ': ' + ', '.join(list(place)[:12])}"
+                    wanted = f"the words of the data set{known}" if words else "numbers"
+                    raise ConfigError(f"{part.source}: column {name!r} holds {strange!r}, and {wanted} are known")
+                numbers[~gaps] = [place[word] for word in said]
+            found.append(numbers)
+        return np.column_stack(found)
+
+    def __call__(self, train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What is missing filled in by what training rows have; then a feature per word."""
+        self.fill = [self._fill(train[:, k], words) for k, words in enumerate(self.words.values())]
+        train, test = self._whole(train), None if test is None else self._whole(test)
+        self._scale(train)
+        return self._scaled(train), None if test is None else self._scaled(test)
+
+    def further(self, part: Columns) -> Tensor:
+        """[n, d] features of other rows.
+
+        Raises:
+            ConfigError: they lack a column or a value, or hold words that the data set does not know.
+        """
+        lacking = [name for name in self.words if name not in part.of]
+        if lacking:
+            raise ConfigError(f"{part.source} lacks the column {lacking[0]!r} of the data set")
+        codes = self.codes(part)
+        if np.isnan(codes).any() and self.missing not in ("mean", "median"):
+            row, place = (int(found[0]) for found in np.nonzero(np.isnan(codes)))
+            raise ConfigError(
+                f"{part.source}: {part.where(row)} has nothing in column {list(self.words)[place]!r}; a data set with "
+                "dataset.missing=mean or median fills it in"
+            )
+        return self._scaled(self._whole(torch.from_numpy(codes)))
+
+    def _whole(self, x: Tensor) -> Tensor:
+        x = torch.where(torch.isnan(x), torch.tensor(self.fill, dtype=x.dtype), x)
+        return torch.cat([self._expanded(x[:, k], words) for k, words in enumerate(self.words.values())], 1)
+
+    def _fill(self, column: Tensor, words: list[str] | None) -> float:
+        """What stands for missing entries of a column."""
+        there = column[~torch.isnan(column)].double()
+        if not len(there):
+            return 0.0
+        if words is not None:
+            return float(torch.bincount(there.long()).argmax())
+        return float(there.mean() if self.missing == "mean" else np.median(there.numpy()))
+
+    def _expanded(self, column: Tensor, words: list[str] | None) -> Tensor:
+        """[N, 1], or [N, words] of zeros and ones."""
+        if words is None or not self.onehot:
+            return column[:, None]
+        return torch.nn.functional.one_hot(column.long(), len(words)).to(column.dtype)
+
+    def _scale(self, train: Tensor) -> None:
+        """What gives numbers mean 0 and variance 1 over the training rows; features 0 or 1 stay as they are."""
+        width = [1 if words is None or not self.onehot else len(words) for words in self.words.values()]
+        plain = [words is None or not self.onehot for words in self.words.values()]
+        number = torch.tensor(plain).repeat_interleave(torch.tensor(width)) & self.standardise
+        mean, std = train.mean(0), train.std(0, correction=0)
+        self.mean, self.std = torch.where(number, mean, 0.0), torch.where(number & (std > 0), std, 1.0)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.std).float()
