@@ -215,7 +215,8 @@ def report(result: Result, alone: bool = True) -> str:
     """What a finished run prints; of a sweep the sweep says at its end what may be done with all runs."""
     from fedsim.tracking.result import spread
 
-    lines = [f"  {name:24} {mean:.4g}{spread(std)}" for name, (mean, std) in result.final.items()]
+    width = max(24, *map(len, result.final))
+    lines = [f"  {name:{width}} {mean:.4g}{spread(std)}" for name, (mean, std) in result.final.items()]
     speed = result.samples / max(result.seconds, 1e-9)
     return "\n".join(
         [

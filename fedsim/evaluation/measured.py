@@ -38,6 +38,12 @@ class Measured:
     by_client: dict[str, np.ndarray] = field(default_factory=dict)
     client_loss: np.ndarray | None = None
 
+    @property
+    def held_out(self) -> np.ndarray | None:
+        """[R, n] accuracies on what was held out of each client; None without any, or without labels."""
+        held = [values for name, values in self.by_client.items() if name in MEASURED and "accuracy" in name]
+        return held[0] if held else None
+
 
 def spreads(by_client: Mapping[str, np.ndarray], wanted: Iterable[tuple[str, str]]) -> dict[str, np.ndarray]:
     """Column → [R] how clients differ.

@@ -28,7 +28,11 @@ def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
     together."""
     tints = [look.tint for look in looks(runs).of]
     known = [(n, run, run.clients) for n, run in enumerate(runs) if run.clients is not None]
-    found = [(n, run.label, c.accuracy if metric is None else c.metrics.get(metric)) for n, run, c in known]
+    held = metric is None and all(c.held_out is not None for _, _, c in known)
+    found = [
+        (n, run.label, c.metrics.get(metric) if metric is not None else c.held_out if held else c.accuracy)
+        for n, run, c in known
+    ]
     scale = 100 if metric is None else 1
     shown = [(n, label, scale * values[np.isfinite(values)]) for n, label, values in found if values is not None]
     shown = [(n, label, values) for n, label, values in shown if len(values)]
@@ -50,7 +54,8 @@ def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
         axes.set_yticks(range(len(shown)), [wrapped(name) for _, name, _ in shown])
         axes.set_ylim(len(shown) - 0.45, -0.55)
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel(f"{metric or 'accuracy'} on the client's own data" + ("" if metric else ", %"))
+        which = "what was held out of the client" if held else "the client's own data"
+        axes.set_xlabel(f"{metric or 'accuracy'} on {which}" + ("" if metric else ", %"))
     return drawing
 
 

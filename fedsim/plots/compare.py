@@ -56,7 +56,7 @@ def pictures(runs: list[Run], metrics: list[str] | None = None, most: int = 2) -
         known = f"Euclidean distance of the evaluated model, on a logarithmic axis.{inner}"
         yield Picture("distances", "How far from the reference points", known, figure(runs, distances))
     if drawing := clients.accuracies(runs):
-        how = "A dot is a client, evaluated on its own data after the last round; all replicates together. Boxes hold "
+        how = "A dot is a client, evaluated after the last round; all replicates together. Boxes hold "
         how += "the middle half, whiskers the middle 80 %, the line is the median, the diamond the mean."
         yield Picture("clients", "From client to client", how, drawing)
     for metric in dict.fromkeys(name for run in runs if run.clients is not None for name in run.clients.metrics):

@@ -52,15 +52,15 @@ class Paired:
         """How many pairs are better; ties are not. `rises`: larger numbers are."""
         return int(((self.values > 0) if rises else (self.values < 0)).sum())
 
-    def said(self, rises: bool) -> str:
-        """What may be said."""
+    def said(self, rises: bool, percent: bool = False) -> str:
+        """What may be said; `percent`: numbers are fractions that are read in per cent."""
         pairs = f"{self.pairs} pair" + "s" * (self.pairs != 1)
         if self.pairs < 2:
             return "one pair says nothing of the spread" if self.pairs else "there is no pair"
         low, high = self.interval
-        said = (
-            f"better in {self.better(rises)} of {pairs}, {100 * self.confidence:g} % interval {low:.4g} to {high:.4g}"
-        )
+        factor, unit = (100, " percentage points") if percent else (1, "")
+        reach = f"{factor * low:.4g} to {factor * high:.4g}{unit}"
+        said = f"better in {self.better(rises)} of {pairs}, {100 * self.confidence:g} % interval {reach}"
         if low <= 0 <= high:
             return f"{said}: no difference is shown"
         return f"{said}: {'better' if (low > 0) == rises else 'worse'}"

@@ -185,7 +185,8 @@ def _said(found: Table, confidence: float, against: dict[str, str]) -> list[str]
     """A sentence for every difference, and what they have in common."""
     held = " ".join(f"{key}={text}" for key, text in against.items())
     said = [
-        f"{' '.join(place)} against {held}, {measure.heading.removeprefix('difference of ')}: {cell.by.said(cell.more)}"
+        f"{' '.join(place)} against {held}, {measure.heading.removeprefix('difference of ')}: "
+        f"{cell.by.said(cell.more, measure.percent)}"
         for place, cells in found.lines
         for measure, cell in zip(found.measures, cells, strict=True)
         if isinstance(cell, Difference)

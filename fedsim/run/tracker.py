@@ -261,9 +261,10 @@ class Tracker:
         if self._files is not None:
             accuracy = None if last.client_accuracy is None else last.client_accuracy[self._going]
             metrics = {name: values[self._going] for name, values in last.client_metrics.items()}
+            held_out = None if last.held_out is None else last.held_out[self._going]
             known = clients.gather(
                 run.federation, run.availability, progress.rounds, bool(run.tables), accuracy,
-                run.evaluator.everyone, metrics, run.dataset.label_names,
+                run.evaluator.everyone, metrics, run.dataset.label_names, held_out,
             )  # fmt: skip
             self._files.know(known)
         told = summary(run, result, progress)

@@ -22,7 +22,7 @@ MOST_ROUNDS = 200
 
 @dataclass
 class Clients:
-    """Attributes (all but `accuracy` and `metrics` of the first replicate, and of the first m' ≤ 200 clients):
+    """Attributes (all but accuracies and `metrics` of the first replicate, and of the first m' ≤ 200 clients):
 
     number: m, how many clients there are.
     accuracy: [R', c] accuracy of the last model on the own data of c clients, thinned evenly, in the R' replicates that
@@ -33,6 +33,8 @@ class Clients:
     present: [m', T'] who could take part in the first T' ≤ 200 rounds.
     names: [m'] what clients are called in the data; None where they have no names, or others in every replicate.
     accuracy_names: [c] likewise, of those whose accuracy, or other metrics, are there.
+    held_out: [R', c'] accuracy of the last model on what was held out of each client, test samples or else validation
+        samples, NaN where that is nothing; None where nobody has any, or without labels.
     labels: [C] what the classes are called in the data; None where they are numbers alone.
     """
 
@@ -44,6 +46,7 @@ class Clients:
     names: np.ndarray | None = None
     accuracy_names: np.ndarray | None = None
     labels: np.ndarray | None = None
+    held_out: np.ndarray | None = None
     metrics: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -56,6 +59,7 @@ def gather(
     measured: np.ndarray,
     metrics: dict[str, np.ndarray],
     labels: tuple[str, ...] | None = None,
+    held_out: np.ndarray | None = None,
 ) -> Clients:
     """What is known of the clients; availability is a function of the round, so nobody had to take notes.
 
@@ -66,6 +70,7 @@ def gather(
         measured: [c] the numbers of the clients it is of.
         metrics: name → [R', c] of the last evaluation.
         labels: what the data call their classes.
+        held_out: [R', c'] of the last evaluation.
     """
     names = None if federation.names is None else np.array(federation.names)
     fractions = federation.class_fractions
@@ -80,6 +85,7 @@ def gather(
         accuracy_names=None if names is None or (accuracy is None and not metrics) else names[measured],
         labels=None if labels is None else np.array(labels),
         metrics=metrics,
+        held_out=held_out,
     )
 
 

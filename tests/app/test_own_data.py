@@ -36,6 +36,8 @@ def test_a_table_with_clients_of_any_names(tmp_path: Path, fedsim) -> None:
     assert known.samples.tolist() == [16, 16, 16]
     metrics = json.loads((tmp_path / "out" / "summary.json").read_text())["final"]
     assert {"test_accuracy", "test_accuracy_by_client"} <= metrics.keys()
+    assert known.held_out.shape == (1, 3)
+    assert known.held_out.mean() == pytest.approx(metrics["test_accuracy_by_client"]["mean"], abs=1e-6)
 
 
 def test_a_finished_run_predicts_for_people_it_has_not_seen(tmp_path: Path, fedsim, monkeypatch) -> None:
@@ -96,6 +98,22 @@ def test_pictures_call_clients_and_classes_by_their_names() -> None:
             text.get_text() for axes in drawing.axes for text in (*axes.get_yticklabels(), *axes.get_xticklabels())
         ]
         assert set(wanted) <= set(shown)
+
+
+def test_clients_are_drawn_on_what_was_held_out_of_them_where_all_runs_have_that() -> None:
+    def run(held: bool) -> Run:
+        nothing = np.zeros((2, 1), dtype=bool)
+        known = Clients(2, np.array([[0.1, 0.2]]), None, None, nothing)
+        known.held_out = np.array([[0.7, np.nan]]) if held else None
+        return Run(Path("run"), [], {}, known)
+
+    for runs, label, dots in (
+        ([run(True)], "accuracy on what was held out of the client, %", [70.0]),
+        ([run(True), run(False)], "accuracy on the client's own data, %", [10.0, 20.0]),
+    ):
+        (axes,) = pictures.accuracies(runs).axes
+        assert axes.get_xlabel() == label
+        np.testing.assert_allclose(np.asarray(axes.collections[0].get_offsets())[:, 0], dots)
 
 
 def test_any_dataset_of_pytorch_by_its_path(tmp_path: Path, fedsim) -> None:

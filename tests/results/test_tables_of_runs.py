@@ -198,6 +198,11 @@ def test_what_may_be_said(values: list[float], rises: bool, said: str) -> None:
     assert Paired(np.array(values)).said(rises) == said
 
 
+def test_differences_of_accuracies_are_told_in_percentage_points() -> None:
+    found = Paired(np.array([0.010, 0.011, 0.009])).said(True, percent=True)
+    assert found == "better in 3 of 3 pairs, 95 % interval 0.7516 to 1.248 percentage points: better"
+
+
 def test_latex_is_read_by_a_parser_of_latex(runs: Path, tell: Any, tmp_path: Path) -> None:
     latexwalker = pytest.importorskip("pylatexenc.latexwalker")
     file = tmp_path / "paper" / "table.tex"
