@@ -121,7 +121,8 @@ def test_as_many_bad_inputs_as_the_pages_say(monkeypatch: pytest.MonkeyPatch) ->
     for folder in ("app", "core"):
         monkeypatch.syspath_prepend(str(ROOT / "tests" / folder))
     files, runs = importlib.import_module("test_bad_files"), importlib.import_module("ranked_runs")
-    there = [len(importlib.import_module("test_bad_configurations").CONFIGURATIONS), len(files.DATA), len(files.RUNS)]
+    configurations, folders = (importlib.import_module(f"test_bad_{what}") for what in ("configurations", "runs"))
+    there = [len(configurations.CONFIGURATIONS), len(files.DATA), len(folders.RUNS)]
     page = " ".join((ROOT / "docs" / "reliability.md").read_text(encoding="utf-8").split())
     said = re.search(r"more than (\d+): at least (\d+) configurations, (\d+) data files and (\d+) run folders", page)
     assert said is not None

@@ -72,6 +72,10 @@ class Availability(ABC):
     def check_rounds(self, rounds: int) -> None:
         """Refuse a run of more rounds than the process knows (most know them all)."""
 
+    def record_of(self) -> dict[str, np.ndarray]:
+        """What was read from a file, by names of its own: a resumed run must meet the same."""
+        return {}
+
     def known_to(self, strategy: str) -> None:
         """Refuse a strategy that divides by p_i^t where the process does not know it."""
         if self.unknown_because:

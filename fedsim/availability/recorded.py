@@ -54,6 +54,10 @@ class Recorded(Availability):
     def record(self, t: int) -> np.ndarray:
         """[n] probabilities of the recorded clients in round t < length."""
 
+    def record_of(self) -> dict[str, np.ndarray]:
+        found = {name.strip("_"): value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return {name: value for name, value in found.items() if value.dtype.kind in "biuf"}
+
     def setup(self, population: Population) -> None:
         names = population.names_by_replicate or [population.names] * len(population.seeds)
         found: dict[tuple[str, ...] | None, np.ndarray] = {}  # most often all replicates have the same

@@ -2,14 +2,16 @@
 
 The file holds the strategy's state, what rule and shift remember and, as JSON in its header, the round and what the run
 was. Everything else (data order, availability, noise) is a function of seed and round: this is all there is to save.
+Every tensor has a checksum there, and the header one of its own: a disk or a copy that changed a bit is noticed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import time
-from dataclasses import dataclass, field
+import zlib
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,46 +19,26 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+import fedsim
 from fedsim.core.errors import CheckpointError
 from fedsim.core.files import replacing
 from fedsim.core.memory import Memory
 from fedsim.core.placement import mapped
 from fedsim.results.files import CHECKPOINT
-from fedsim.results.models import HEADER
+from fedsim.run import content as contents
 from fedsim.run.layout import Layout
+from fedsim.run.progress import Progress
 from fedsim.strategies import State
 
 NAME = CHECKPOINT
 FORMAT = "fedsim-3"
 OVERHEAD = 0.03  # share of wall time that `every: auto` may spend on writing
 UNDIVIDED = Layout()
+SUMS, CONTENT, VERSIONS = "sums", "content", "versions"  # entries of the header
+
+log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=State)
-
-
-@dataclass
-class Progress:
-    """Where a run stands.
-
-    Attributes:
-        rounds: completed ones.
-        seconds: spent.
-        samples: [R] processed by each replicate.
-        participants: [R] clients that took part since the last evaluation, summed over `unevaluated` rounds.
-        links: [R] how often clients were connected with the server: those that took part, summed over all rounds.
-        unevaluated: rounds since the last evaluation.
-        dropped: clients or replicates that became non-finite and were dropped, see `fedsim.run.divergence`.
-        executors: what a trial settled, by the local rules' names, see `fedsim.trainer.trial`.
-    """
-
-    rounds: int = 0
-    seconds: float = 0.0
-    samples: list[int] = field(default_factory=list)
-    participants: list[float] = field(default_factory=list)
-    links: list[int] = field(default_factory=list)
-    unevaluated: int = 0
-    dropped: list[dict[str, Any]] = field(default_factory=list)
-    executors: dict[str, str] = field(default_factory=dict)
 
 
 def write(
@@ -79,7 +61,7 @@ def write(
         identity: what the run is; a checkpoint is only resumed by a run of the same identity.
         memory: of rule and shift.
         layout: how ranks divide the tensors; the file is that of a single process, whoever wrote it.
-        about: what is told of the models in it, see `fedsim.results.StoredModels`.
+        about: more entries of the header, such as what is told of the models in it (`fedsim.results.StoredModels`).
 
     Raises:
         OutputError: it cannot be written; the old one is as it was.
@@ -95,33 +77,56 @@ def _write(
     path: Path, kept: dict[str, torch.Tensor], progress: Progress, identity: dict[str, Any], about: dict[str, Any]
 ) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
-    told = {"progress": vars(progress), "identity": identity, HEADER: about}
+    told = {"progress": vars(progress), "identity": identity} | about
     header = {"format": FORMAT} | {name: json.dumps(value) for name, value in told.items()}
+    header[SUMS] = json.dumps({name: _sum(value) for name, value in tensors.items()} | {"": _sum_of(header)})
     with replacing(path, "wb", durable=True) as file:
         file.write(save(tensors, metadata=header))
 
 
+def _sum(tensor: torch.Tensor) -> int:
+    """Of what the tensor's bytes are."""
+    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) if tensor.numel() else 0
+
+
+def _sum_of(header: dict[str, str]) -> int:
+    """Of all but the sums."""
+    return zlib.crc32(json.dumps(sorted((k, v) for k, v in header.items() if k != SUMS)).encode())
+
+
 def read(
-    path: Path, like: S, identity: dict[str, Any], memory: Memory | None = None, layout: Layout = UNDIVIDED
+    path: Path,
+    like: S,
+    identity: dict[str, Any],
+    memory: Memory | None = None,
+    layout: Layout = UNDIVIDED,
+    content: dict[str, Any] | None = None,
 ) -> tuple[S, Progress]:
     """Read a checkpoint into a state of the same type, shapes and device as `like`; `memory` is filled in place, as is
     what of `like` lies in a file.
 
-    Of several ranks the first reads, and gives every other one its part.
+    Of several ranks the first reads, and gives every other one its part. `content` is what the run is made of beside
+    its settings, see `fedsim.run.content`; another version of PyTorch or fedsim is told.
 
     Raises:
         CheckpointError: for a damaged or foreign file, or one of another run; the message names the difference.
     """
     ranks = layout.ranks
-    tensors, progress = _load(path, identity, len(like.model)) if ranks.first else ({}, Progress())
+    tensors, progress, made_of = _load(path, identity, len(like.model)) if ranks.first else ({}, Progress(), {})
     fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
     remembered = (memory or Memory()).tensors()
-    for name, expected in (fields | remembered).items():
+    for name, expected in (fields | remembered).items() if ranks.first else ():
         found, shape = tensors.get(name), layout.whole_shape(name, expected)
-        if ranks.first and (found is None or found.shape != shape or found.dtype != expected.dtype):
-            was = None if found is None else list(found.shape)
-            raise CheckpointError(f"checkpoint {path}: {name} is {was}, expected {list(shape)}")
-        part = layout.deal(name, found, expected)
+        if found is None or found.shape != shape or found.dtype != expected.dtype:
+            was = None if found is None else f"{list(found.shape)} of {str(found.dtype).removeprefix('torch.')}"
+            raise CheckpointError(
+                f"checkpoint {path}: {name} is {was}, expected {list(shape)} of "
+                f"{str(expected.dtype).removeprefix('torch.')}; it is another model's"
+            )
+    if content is not None and ranks.first:
+        contents.check(path, made_of, content)
+    for name, expected in (fields | remembered).items():
+        part = layout.deal(name, tensors.get(name), expected)
         if name in remembered or mapped(expected):
             expected.copy_(part)
         else:
@@ -129,17 +134,20 @@ def read(
     return type(like)(**fields), ranks.tell(progress)
 
 
-def _load(path: Path, identity: dict[str, Any], replicates: int) -> tuple[dict[str, torch.Tensor], Progress]:
-    """The tensors of a whole file that was written by a run of this identity, and where that stood."""
+def _load(
+    path: Path, identity: dict[str, Any], replicates: int
+) -> tuple[dict[str, torch.Tensor], Progress, dict[str, Any]]:
+    """The tensors of a whole file that was written by a run of this identity, where that stood, and of what content."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read ({error}); delete it to start afresh") from error
+    except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"checkpoint {path} cannot be read ({reason}); delete it to start afresh") from error
     if header.get("format") != FORMAT:
         raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start afresh")
-    was, progress = _told(path, header)
+    was, progress, made_of, versions = _told(path, header, tensors)
     for key in sorted(was.keys() | identity.keys(), key=lambda name: (name.count("."), name)):
         if was.get(key) != json.loads(json.dumps(identity.get(key))):
             raise CheckpointError(
@@ -148,18 +156,42 @@ def _load(path: Path, identity: dict[str, Any], replicates: int) -> tuple[dict[s
             )
     if not len(progress.samples) == len(progress.participants) == len(progress.links) == replicates:
         raise CheckpointError(f"checkpoint {path} has a damaged header (its counts); delete it to start afresh")
-    return tensors, progress
+    now = _versions()
+    if other := [
+        f"{name} {versions[name]}, not {now[name]}" for name in now if versions.get(name, now[name]) != now[name]
+    ]:
+        log.warning("the run was begun with %s: what follows may differ in its last bits", " and ".join(other))
+    return tensors, progress, made_of
 
 
-def _told(path: Path, header: dict[str, str]) -> tuple[dict[str, Any], Progress]:
-    """Identity and progress, or an error where the header does not hold them."""
+def _told(
+    path: Path, header: dict[str, str], tensors: dict[str, torch.Tensor]
+) -> tuple[dict[str, Any], Progress, dict[str, Any], dict[str, Any]]:
+    """Identity, progress, content and versions, or an error where the header does not hold them, or holds another sum
+    of something."""
     try:
-        identity, progress = json.loads(header["identity"]), Progress(**json.loads(header["progress"]))
-        if not isinstance(identity, dict) or not isinstance(progress.rounds, int) or progress.rounds < 1:
-            raise ValueError(f"it tells of {progress.rounds!r} rounds")
-    except (KeyError, TypeError, ValueError) as error:
+        identity, progress = json.loads(header["identity"]), Progress.read(header["progress"])
+        content, versions = (json.loads(header.get(name, "{}")) for name in (CONTENT, VERSIONS))
+        sums = json.loads(header.get(SUMS, "{}"))  # an earlier version wrote none
+        if not all(isinstance(found, dict) for found in (identity, content, versions, sums)):
+            raise ValueError("an entry is no mapping")
+        if versions and not sums:
+            raise ValueError("it has no checksums")
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} has a damaged header ({error}); delete it to start afresh") from error
-    return identity, progress
+    found = {name: _sum(value) for name, value in tensors.items()} | {"": _sum_of(header)}
+    for name in sorted(found) if sums else ():
+        if sums.get(name) != found[name]:
+            what = name or "the header"
+            raise CheckpointError(
+                f"checkpoint {path} is damaged: {what} is not what was written (its checksum differs); restore "
+                "the file from a copy, or delete it to start afresh"
+            )
+    return identity, progress, content, versions
+
+
+def _versions() -> dict[str, str]:
+    return {"fedsim": fedsim.__version__, "torch": str(torch.__version__)}
 
 
 class Checkpointer:
@@ -178,7 +210,7 @@ class Checkpointer:
         layout: Layout = UNDIVIDED,
         about: dict[str, Any] | None = None,
     ) -> None:
-        self.about = about
+        self.about = (about or {}) | {VERSIONS: _versions()}
         self.path = None if folder is None else folder / NAME
         self.every, self.identity, self.memory, self.layout = every, identity, memory, layout
         self._last, self._cost = time.monotonic(), 0.0

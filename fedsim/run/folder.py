@@ -18,6 +18,7 @@ from fedsim.core.lock import Lock
 from fedsim.core.ranks import Ranks
 from fedsim.results.files import BEST, CONFIG, CONSTANTS, ENVIRONMENT, SUMMARY
 from fedsim.run.checkpoint import Checkpointer
+from fedsim.run.progress import Progress
 from fedsim.tracking import clients
 from fedsim.tracking.clients import Clients
 from fedsim.tracking.environment import environment
@@ -81,7 +82,7 @@ class RunFolder:
     Args:
         path: of the folder, which is made.
         columns: of metrics.csv, name → what it is.
-        completed: rounds that were run before, where the run goes on with them; 0: it starts afresh.
+        progress: rounds that were run before, and rows they have left, where the run goes on with them.
         complete: whether no round is left.
         config: YAML that is kept as config.yaml, or None.
         seeds: of the replicates.
@@ -95,7 +96,7 @@ class RunFolder:
         finished: whether nothing is left to do: the summary was there already.
 
     Raises:
-        CheckpointError: the folder's metrics.csv is not this run's; nothing was written.
+        CheckpointError: the folder's metrics.csv is not this run's, or lacks rows; nothing was written.
         ConfigError: the folder cannot be written, or holds what is no run's.
     """
 
@@ -103,7 +104,7 @@ class RunFolder:
         self,
         path: Path,
         columns: dict[str, str],
-        completed: int,
+        progress: Progress,
         complete: bool,
         config: str | None,
         seeds: tuple[int, ...],
@@ -113,12 +114,14 @@ class RunFolder:
         constants: dict[str, Tensor],
         settings: dict[str, Any],
     ) -> None:
-        self.path, resumed = path, completed > 0
-        keep = completed if resumed else -1
+        self.path, resumed = path, progress.rounds > 0
+        keep = progress.rounds if resumed else -1
         self.finished = complete and (path / SUMMARY).exists()
         if (path / CONFIG).exists() and not (path / ENVIRONMENT).exists():
             raise ConfigError(f"out={_said(path)} holds a {CONFIG} that no run wrote; choose another folder")
-        kept_rows(path / METRICS, columns, keep)  # what cannot be kept is refused before anything is written
+        kept_rows(
+            path / METRICS, columns, keep, progress.rows
+        )  # what cannot be kept is refused before anything is written
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / ENVIRONMENT, environment(device, ranks) | {"settings": settings})

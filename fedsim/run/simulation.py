@@ -11,11 +11,14 @@ import numpy as np
 from fedsim.core.errors import ConfigError
 from fedsim.core.memory import Memory
 from fedsim.performative.references import unshifted
+from fedsim.results.models import HEADER
 from fedsim.run import determinism, hints
-from fedsim.run.checkpoint import Checkpointer, Progress, read
+from fedsim.run.checkpoint import CONTENT, Checkpointer, read
+from fedsim.run.content import content
 from fedsim.run.divergence import DivergenceGuard
 from fedsim.run.folder import owning
 from fedsim.run.layout import Layout
+from fedsim.run.progress import Progress
 from fedsim.run.setup import Setup
 from fedsim.run.tracker import Tracker
 from fedsim.strategies import State
@@ -84,10 +87,11 @@ class Simulation(Setup):
         memory.evaluated = self.models.memory(state.model) | self.participation.memory()
         ranks = self.federation.ranks
         layout = Layout.of(self.strategy, memory, state.model, self.federation)
-        about = self.told_models()
+        made_of = content(self) if folder is not None and ranks.first else {}
+        about = {HEADER: self.told_models(), CONTENT: made_of}
         checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, about)
         if resume and checkpoints.path is not None and ranks.tell(checkpoints.path.exists()):
-            state, progress = read(checkpoints.path, state, identity, memory, layout)
+            state, progress = read(checkpoints.path, state, identity, memory, layout, made_of)
             if progress.rounds > self.rounds:
                 raise ConfigError(
                     f"rounds={self.rounds}, but the run in {folder} has completed {progress.rounds}; raise rounds"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedsim.performative.references import POINTS
-from fedsim.run.checkpoint import Progress
+from fedsim.run.progress import Progress
 from fedsim.run.setup import Setup
 from fedsim.tracking.result import Result, Row
 

@@ -19,9 +19,10 @@ from fedsim.core.report import Report
 from fedsim.evaluation import Measured
 from fedsim.evaluation.columns import also, rises
 from fedsim.run.best import BestModels
-from fedsim.run.checkpoint import Checkpointer, Progress
+from fedsim.run.checkpoint import Checkpointer
 from fedsim.run.divergence import DivergenceGuard
 from fedsim.run.folder import RunFolder
+from fedsim.run.progress import Progress
 from fedsim.run.setup import Setup
 from fedsim.run.stopping import Stopped, StopSignals
 from fedsim.run.summary import summary
@@ -79,6 +80,7 @@ class Tracker:
         if not progress.rounds:
             nothing = [0] * len(self.seeds)
             progress.samples, progress.links, progress.participants = nothing, [*nothing], [0.0] * len(self.seeds)
+            progress.rows = 0
         self._before = progress.seconds
         self._samples_before = sum(progress.samples)
         self._start = time.monotonic()
@@ -106,7 +108,9 @@ class Tracker:
         first = None if progress.rounds else self._evaluate(state, 0)
         if self.folder is not None:
             columns = run.meanings
-            self.history = kept_rows(self.folder / METRICS, columns, progress.rounds) if progress.rounds else []
+            self.history = (
+                kept_rows(self.folder / METRICS, columns, progress.rounds, progress.rows) if progress.rounds else []
+            )
         self.ended = self._why() if progress.rounds else None
         if self.folder is not None:
             complete = next(self.rounds(), None) is None
@@ -115,7 +119,7 @@ class Tracker:
                 if progress.rounds:
                     self._best.resume()
             self._files = RunFolder(
-                self.folder, columns, progress.rounds, complete, self.config, self.seeds, run.device,
+                self.folder, columns, progress, complete, self.config, self.seeds, run.device,
                 self.ranks.count, self.checkpoints, run.naming.constants, self.settings,
             )  # fmt: skip
             self.history = self._files.kept
@@ -228,6 +232,7 @@ class Tracker:
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
             rows.append({name: row[name] for name in self.run.meanings})
         self.history += rows
+        progress.rows = None if progress.rows is None else progress.rows + len(rows)
         if self._best is not None:
             self._best.see(progress.rounds, self._models, np.array([row[self._best.metric] for row in rows]))
         if self._files is not None:

@@ -46,15 +46,20 @@ def read_meanings(path: Path) -> dict[str, str]:
         return {name: meaning for name, _, meaning in (line[2:].rstrip("\n").partition(": ") for line in first)}
 
 
-def kept_rows(path: Path, columns: Mapping[str, str], keep: int) -> list[Row]:
-    """The rows up to a round; none for −1.
+def kept_rows(path: Path, columns: Mapping[str, str], keep: int, count: int | None = None) -> list[Row]:
+    """The rows up to a round; none for −1. `count` is how many the run had written by then, where that is known.
 
     Raises:
-        CheckpointError: they are not of a run with these columns.
+        CheckpointError: they are not of a run with these columns, or not all are there.
     """
     kept = [row for row in read_metrics(path) if row["round"] <= keep] if keep >= 0 and path.exists() else []
     if kept and list(kept[0]) != list(columns):
         raise CheckpointError(f"{path} has other columns than this run; choose another out")
+    if keep >= 0 and count is not None and len(kept) != count:
+        had = f"has {len(kept)} of the {count} rows" if path.exists() else f"is gone, with the {count} rows"
+        raise CheckpointError(
+            f"{path} {had} that the run had written by round {keep}; restore it, or begin afresh with resume=overwrite"
+        )
     return kept
 
 

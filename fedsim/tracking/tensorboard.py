@@ -6,6 +6,7 @@ TensorBoard takes what lies below a row of its HPARAMS table for more results of
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from pathlib import Path
@@ -53,6 +54,11 @@ GROUPS |= {
 ADDED = re.compile(rf"(?:({'|'.join(MODELS)})_)?(test|train|client)_(.+)")  # columns of metrics that a user adds
 SETS = {"test": "test", "train": "train", "client": "worst tenth of clients"}
 
+EVENTS = "events.out.tfevents."
+OPENED = re.compile(re.escape(EVENTS) + r"(\d+)")
+
+log = logging.getLogger(__name__)
+
 
 def tag(column: str) -> str | None:
     """Where a column's curve stands; None for those that are not drawn."""
@@ -67,13 +73,26 @@ def tag(column: str) -> str | None:
     return f"{metric}/{SETS[over]}" + (f", {MODELS[model].removeprefix('the ')}" if model else "")
 
 
-def _wait_for_a_later_name(folder: Path) -> None:
-    """TensorBoard reads event files in the order of their names, which begin with the second they were opened in: wait,
-    for a second at most, until a new file comes after those that are there."""
-    opened = [path.name.split(".")[3] for path in folder.glob("*/events.out.tfevents.*")]
-    newest = max((int(second) for second in opened if second.isdigit()), default=0)
-    while int(time.time()) == newest:
+def _make_the_next_name_the_last(folder: Path) -> None:
+    """TensorBoard reads event files in the order of their names, which begin with the second they were opened in, and
+    passes over one that comes before what it has read.
+
+    So wait, for a second at most, until a new file comes after those that are there. Where the clock was set back,
+    those of later seconds are renamed to earlier ones, in the same order.
+    """
+    opened = {path: int(match[1]) for path in folder.glob("*/*") if (match := OPENED.match(path.name))}
+    while int(time.time()) == max(opened.values(), default=0):
         time.sleep(0.02)
+    behind = False
+    for place in {path.parent for path in opened}:
+        limit = int(time.time())
+        for path in sorted((path for path in opened if path.parent == place), reverse=True):
+            if opened[path] >= limit:
+                behind = True
+                path.rename(path.with_name(OPENED.sub(f"{EVENTS}{limit - 1:010d}", path.name)))
+            limit = min(limit - 1, opened[path])
+    if behind:
+        log.warning("the clock is behind what this run has written before; its event files are renamed to their order")
 
 
 class TensorBoard(Observer):
@@ -93,7 +112,7 @@ class TensorBoard(Observer):
 
         self._files, self._settings = run.folder / "event files", run.settings
         with written(self._files):
-            _wait_for_a_later_name(run.folder)
+            _make_the_next_name_the_last(run.folder)
             names, purge = run.names, run.completed + 1 if run.completed else 0
             for name in ["mean", *names] if len(names) > 1 else names:
                 self._writers.append(SummaryWriter(str(run.folder / name), purge_step=purge))

@@ -1,0 +1,108 @@
+"""What a run is made of beside its settings: data, shares, records of availability, frozen parts.
+
+A file of the same name may hold others tomorrow, and a run that went on with those would be neither the one nor the
+other. Whole numbers (labels, pixels, tokens, who holds what) have a digest. Other numbers, whose last bits differ from
+one processor to the next where they are computed, have sums by random weights, which agree to a tolerance. Of very much
+every k-th row is looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from fedsim.run.setup import Setup
+
+MOST = 2**25  # numbers of one array that are looked at
+BLOCK = 2**20  # of them at a time
+TOLERANCE = 1e-6  # of sums, relative to the length of the array as a vector
+
+
+def content(run: Setup) -> dict[str, list[Any]]:
+    """What stands in for everything of this run that may have come from a file, by what it is called."""
+    return {name: _stands_for(values) for name, values in _parts(run)}
+
+
+def check(path: Path, was: dict[str, Any], now: dict[str, list[Any]]) -> None:
+    """Refuse to go on with a checkpoint of other content; what the checkpoint does not know of is not compared.
+
+    Raises:
+        CheckpointError: something differs; the message says what.
+    """
+    for name in sorted(was.keys() & now.keys()):
+        if not _agree(was[name], now[name]):
+            raise CheckpointError(
+                f"checkpoint {path} was written with other content: {name} changed since; restore what the run began "
+                "with, or choose another out"
+            )
+    for name in sorted(was.keys() ^ now.keys()) if was else ():
+        raise CheckpointError(
+            f"checkpoint {path} was written with other content: {name} is {'new' if name in now else 'gone'}; restore "
+            "what the run began with, or choose another out"
+        )
+
+
+def _parts(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
+    for name, value in vars(run.dataset).items():
+        if not name.startswith("_") and name != "optimum":  # which follows from the others
+            each = value if isinstance(value, dict) else {"": value}
+            for of, found in each.items():
+                if isinstance(found, (Tensor, np.ndarray)):
+                    yield f"{name}{of and f'.{of}'} of the data", _array(found)
+    for number, table in enumerate(run.tables):
+        for of, part in (("", table), ("'s validation samples", table.validation)):
+            if part is not None:
+                whose = f"the partition{of} of replicate {number}"
+                yield whose, np.concatenate([part.offsets.astype(np.int64), part.order.astype(np.int64)])
+    for name, values in run.availability.record_of().items():
+        yield f"the record of availability ({name})", values
+    for name, value in run.naming.constants.items():
+        yield f"{name}, a frozen part of the model,", _array(value)
+
+
+def _array(values: Tensor | np.ndarray) -> np.ndarray:
+    """On the host, at most so many numbers of it, whole rows."""
+    step = max(1, -(-int(np.prod(values.shape)) // MOST)) if len(values.shape) else 1
+    rows = values[::step] if step > 1 else values
+    if isinstance(rows, np.ndarray):
+        return rows
+    rows = rows.detach().cpu()
+    return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
+
+
+def _stands_for(values: np.ndarray) -> list[Any]:
+    """Shape and digest of whole numbers; else shape, how many are finite, their length as a vector, and two sums."""
+    shape = list(values.shape)
+    if values.dtype.kind in "biuSU":
+        return [shape, hashlib.blake2b(np.ascontiguousarray(values).tobytes(), digest_size=12).hexdigest()]
+    flat = values.reshape(-1)
+    found = np.zeros(3)
+    finite = 0
+    for number, begin in enumerate(range(0, len(flat), BLOCK)):
+        part = flat[begin : begin + BLOCK].astype(np.float64)
+        good = np.isfinite(part)
+        finite += int(good.sum())
+        part = np.where(good, part, 0.0)
+        weights = np.random.default_rng(number).uniform(0.5, 1.5, (2, len(part)))
+        found += [part @ part, *(weights @ part)]
+    return [shape, finite, float(np.sqrt(found[0])), float(found[1]), float(found[2])]
+
+
+def _agree(was: Any, now: list[Any]) -> bool:
+    if not isinstance(was, list) or len(was) != len(now):
+        return False
+    if len(now) == 2 or was[:2] != now[:2]:
+        return bool(was == now)
+    length = abs(now[2])
+    return all(
+        isinstance(a, (int, float)) and abs(a - b) <= TOLERANCE * length for a, b in zip(was[2:], now[2:], strict=True)
+    )

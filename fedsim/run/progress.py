@@ -1,0 +1,78 @@
+"""Where a run stands, as its checkpoint says."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+LARGEST = 2**63 - 1
+
+
+@dataclass
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        rounds: completed ones.
+        seconds: spent.
+        samples: [R] processed by each replicate.
+        participants: [R] clients that took part since the last evaluation, summed over `unevaluated` rounds.
+        links: [R] how often clients were connected with the server: those that took part, summed over all rounds.
+        unevaluated: rounds since the last evaluation.
+        dropped: clients or replicates that became non-finite and were dropped, see `fedsim.run.divergence`.
+        executors: what a trial settled, by the local rules' names, see `fedsim.trainer.trial`.
+        rows: written to metrics.csv by now; None: an earlier version of fedsim has not counted them.
+    """
+
+    rounds: int = 0
+    seconds: float = 0.0
+    samples: list[int] = field(default_factory=list)
+    participants: list[float] = field(default_factory=list)
+    links: list[int] = field(default_factory=list)
+    unevaluated: int = 0
+    dropped: list[dict[str, Any]] = field(default_factory=list)
+    executors: dict[str, str] = field(default_factory=dict)
+    rows: int | None = None
+
+    @classmethod
+    def read(cls, text: str) -> Progress:
+        """From JSON.
+
+        Raises:
+            ValueError, TypeError, RecursionError: it tells of no run's progress.
+        """
+        found = cls(**json.loads(text))
+        whole = [("rounds", found.rounds), ("unevaluated", found.unevaluated), ("rows", found.rows or 0)]
+        whole += [(name, each) for name in ("samples", "links") for each in _each(name, getattr(found, name))]
+        for entry in _each("dropped", found.dropped):
+            known = (
+                ("replicate", "round", "clients") if "clients" in entry else ("replicate", "round", "client", "times")
+            )
+            whole += [(f"dropped {name}", each) for name in known for each in _flat(entry[name])]
+        numbers = [
+            ("seconds", found.seconds),
+            *(("participants", each) for each in _each("participants", found.participants)),
+        ]
+        for name, value in whole:
+            if type(value) is not int or not 0 <= value <= LARGEST:
+                raise ValueError(f"it tells of {str(value)[:40]} {name}")
+        for name, value in numbers:
+            if type(value) not in (int, float) or not 0 <= value < math.inf:
+                raise ValueError(f"it tells of {str(value)[:40]} {name}")
+        if not found.rounds:
+            raise ValueError("it tells of no round")
+        if not isinstance(found.executors, dict) or not all(isinstance(v, str) for v in found.executors.values()):
+            raise ValueError("it tells of no executors")
+        return found
+
+
+def _flat(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _each(name: str, values: Any) -> list[Any]:
+    if not isinstance(values, list):
+        raise TypeError(f"its {name} are no list")
+    return values
