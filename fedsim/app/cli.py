@@ -27,6 +27,7 @@ from fedsim.app.folders import RESUME, run_folder
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.core.lock import check_free
 from fedsim.core.settings import flatten
+from fedsim.core.speaking import be_patient, patiently
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
     from fedsim.core.ranks import Ranks
@@ -37,12 +38,8 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     """Entry point of `fedsim` and `python -m fedsim`."""
-    try:
+    with patiently():
         _main()
-    except BrokenPipeError as error:  # `| head` has seen enough; what Python flushes at its end goes nowhere
-        if _of_job(error):
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main() -> None:
@@ -63,8 +60,6 @@ def _main() -> None:
             sys.exit(f"fedsim: {problem}")
     except (Exception, KeyboardInterrupt) as error:  # a launcher's, a sweeper's; those of runs end in their records
         if sweep.Begin.records is None:
-            if isinstance(error, BrokenPipeError):
-                raise
             if isinstance(error, (ValueError, OSError)) and not _of_job(error):
                 sys.exit(f"fedsim: {before_the_job(error)}")
             raise
@@ -95,6 +90,7 @@ def _prepare() -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     threading.excepthook = _of_a_thread
+    be_patient()  # a launcher's worker has begun elsewhere than in `main`
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what it raises
     logging.getLogger("fedsim").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
+from fedsim.core.speaking import patiently
 from fedsim.plots.compare import pictures
 from fedsim.plots.report import html
 from fedsim.results.differences import find
@@ -17,6 +18,7 @@ from fedsim.results.runs import Run, measured_by
 from fedsim.results.table import Table
 
 
+@patiently()
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `fedsim-plot`."""
     parser = argparse.ArgumentParser("fedsim-plot", description="Compare runs: a table, pictures, an HTML report.")

@@ -22,7 +22,7 @@ from fedsim.core.errors import CheckpointError
 if TYPE_CHECKING:
     from fedsim.run.setup import Setup
 
-MOST = 2**25  # numbers of one array that are looked at
+MOST = {True: 2**28, False: 2**24}  # numbers of one array that are looked at: whole ones, others
 BLOCK = 2**20  # of them at a time
 TOLERANCE = 1e-6  # of sums, relative to the length of the array as a vector
 
@@ -71,7 +71,8 @@ def _parts(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
 
 def _array(values: Tensor | np.ndarray) -> np.ndarray:
     """On the host, at most so many numbers of it, whole rows."""
-    step = max(1, -(-int(np.prod(values.shape)) // MOST)) if len(values.shape) else 1
+    whole = values.dtype.kind not in "fc" if isinstance(values, np.ndarray) else not values.is_floating_point()
+    step = max(1, -(-int(np.prod(values.shape)) // MOST[whole])) if len(values.shape) else 1
     rows = values[::step] if step > 1 else values
     if isinstance(rows, np.ndarray):
         return rows

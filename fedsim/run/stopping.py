@@ -1,4 +1,5 @@
-"""How a run is asked to end: Ctrl-C and SIGTERM wait for the end of a round, and for its checkpoint."""
+"""How a run is asked to end: Ctrl-C, SIGTERM and a closed terminal (SIGHUP) wait for the end of a round, and for its
+checkpoint."""
 
 from __future__ import annotations
 
@@ -7,9 +8,12 @@ import threading
 from types import FrameType
 from typing import Any
 
+HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
+ASKING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
+
 
 class Stopped(KeyboardInterrupt):
-    """The run ended after a round because it was asked to (Ctrl-C, SIGTERM); a checkpoint was written."""
+    """The run ended after a round because it was asked to (Ctrl-C, SIGTERM, SIGHUP); a checkpoint was written."""
 
 
 class StopSignals:
@@ -26,7 +30,9 @@ class StopSignals:
     def listen(self) -> None:
         """From now on signals wait. Only the main thread may ask for them."""
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in ASKING:
+                if number == HANGUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue  # nohup: the run is meant to outlive its terminal
                 self._handlers[number] = signal.signal(number, self._note)
 
     def let_go(self, leaving: bool) -> None:

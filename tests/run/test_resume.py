@@ -63,12 +63,12 @@ def test_three_rounds_and_three_more_are_six(name, tmp_path):
 def test_a_signal_ends_the_run_after_its_round_and_resuming_completes_it(number, every, tmp_path):
     evaluation = Evaluation(every)
     straight = simulation_of(evaluation=evaluation).run(tmp_path / "straight", tracking=QUIET)
-    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     interrupt = Coins(1, lambda: os.kill(os.getpid(), number))
     interrupted = simulation_of(availability=interrupt, evaluation=evaluation)
     with pytest.raises(Stopped, match=f"{number.name} after round 2 of 6"):
         interrupted.run(tmp_path / "parts", tracking=QUIET)
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
     assert isinstance(Stopped(), KeyboardInterrupt)
     _, progress = read(tmp_path / "parts" / NAME, interrupted.initial_state(), {"seeds": [1, 4], "strategy": "FedAWE"})
     assert progress.rounds == 2

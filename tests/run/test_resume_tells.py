@@ -133,7 +133,7 @@ def test_last_bits_are_no_change_and_one_entry_is(size: int) -> None:
 
 
 def test_of_very_much_every_kth_row_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "MOST", 100)
+    monkeypatch.setitem(content.MOST, False, 100)
     x = torch.arange(1000.0).view(100, 10)
     assert torch.equal(torch.as_tensor(content._array(x)), x[::10])
 

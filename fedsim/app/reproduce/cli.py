@@ -17,6 +17,7 @@ from fedsim.app.reproduce.recipe import SCALES, Recipe, load, names
 from fedsim.app.reproduce.runner import Job, Outcome, carry_out_all, jobs_at_once, plan
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
+from fedsim.core.speaking import patiently
 from fedsim.plots.cells import Cell
 from fedsim.plots.curves import metrics_of
 from fedsim.plots.kinds import draw
@@ -28,6 +29,7 @@ from fedsim.tracking.environment import environment
 RUNS, RESULTS = "runs", "results"
 
 
+@patiently()
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `fedsim-reproduce`."""
     parser = _parser()
