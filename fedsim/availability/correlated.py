@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from fedsim.availability.base import Population, groups_of
 from fedsim.availability.probabilities import Probability
@@ -132,6 +131,8 @@ class CommonFactor(_Grouped):
 
     def counts(self, t: int) -> np.ndarray:
         """Given the factor all coins are independent: Φ((Φ⁻¹(p) − √ρ f) / √(1 − ρ))."""
+        from scipy.special import ndtr, ndtri  # here: other processes need not wait for it
+
         room = ndtri(self.probabilities(t)) - math.sqrt(self.correlation) * self._walk.at(t)[:, self._group]
         if self.correlation == 1:
             return (room > 0).astype(np.int8)

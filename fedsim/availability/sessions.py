@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import gamma, gammaincinv, ndtri
 
 from fedsim.availability.base import Availability, Population
 from fedsim.availability.probabilities import Probability, Uniform
@@ -115,6 +114,8 @@ class DeviceSessions(Availability):
 
     def _standard(self, u: np.ndarray, biased: bool) -> np.ndarray:
         """Lengths of mean 1, by inversion."""
+        from scipy.special import gamma, gammaincinv, ndtri  # here: other processes need not wait for it
+
         if self.lengths == "lognormal":
             normal = ndtri(np.clip(u, 1e-300, None))
             return np.exp(self.shape * normal + (self.shape**2 / 2 if biased else -(self.shape**2) / 2))

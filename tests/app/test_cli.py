@@ -25,6 +25,19 @@ def process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
+def test_a_run_waits_for_no_library_that_it_does_not_need(tmp_path: Path) -> None:
+    """Most of a start is PyTorch's own; each of these would add to it."""
+    dear = ("scipy", "sklearn", "matplotlib", "pandas", "torchvision", "tensorboard", "torchmetrics")
+    code = (
+        "import sys; from fedsim.app.cli import main\n"
+        "sys.argv = ['fedsim', 'rounds=1', 'out=here', 'tracking.tensorboard=false', 'tracking.progress=none']\n"
+        f"main(); print('met', [name for name in {dear} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "met []", done.stderr
+
+
 def test_a_run_leaves_everything_it_promises(tmp_path: Path) -> None:
     done = process(tmp_path, *QUICK[:-1], "strategy=fedawe", "availability=sine", "seeds=[4,2]", "out=here")
     assert done.returncode == 0, done.stderr

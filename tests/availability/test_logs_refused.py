@@ -123,6 +123,8 @@ BAD_TRACES = {
     "names twice": ("a,b,a\n1,1,1\n", {}, "line 1: there are several columns 'a'"),
     "a nameless one": ("a,,b\n1,1,1\n", {}, "line 1, column 2: '' is not a number, and no name"),
     "words": ("a,b\nyes,1\n", {}, "line 2, column 1: 'yes' is not a number"),
+    "ragged": ("a,b\n1,1\n0\n", {}, "line 3"),
+    "nothing": ("", {}, "has shape [0]; expected [rounds, clients]"),
 }  # fmt: skip
 
 
