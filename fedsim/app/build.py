@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -44,10 +45,16 @@ OF_EVALUATION = {"eval_every": "every", "evaluate": "of", "metrics": "metrics", 
 OF_EXECUTION = {"device": "device", "deterministic": "deterministic"}
 
 
-def build(cfg: DictConfig, ranks: Ranks | None = None) -> tuple[Simulation, Tracking, dict[str, Any]]:
+def build(
+    cfg: DictConfig, ranks: Ranks | None = None, shared: dict[str, Any] | None = None
+) -> tuple[Simulation, Tracking, dict[str, Any]]:
     """Everything a run needs: the simulation, what is tracked, and the settings a resumed run must share.
 
-    `ranks` are the processes that share the run; None: this one is alone.
+    Args:
+        cfg: the configuration.
+        ranks: the processes that share the run; None: this one is alone.
+        shared: data sets of other runs in this process, by their settings; this run's is taken from there, or goes
+            there.
 
     Raises:
         ConfigError: for anything that cannot run, naming key, value and remedy.
@@ -77,7 +84,11 @@ def build(cfg: DictConfig, ranks: Ranks | None = None) -> tuple[Simulation, Trac
     check_types(Execution, execution, {key: f"trainer.{key}" for key in settings["trainer"]})
     check_types(Evaluation, evaluation, {name: key for key, name in OF_EVALUATION.items()})
     with _room():
-        parts = {name: _instantiate(name, settings[name], names) for name in PARTS}
+        parts = {name: _instantiate(name, settings[name], names) for name in PARTS if name != "dataset"}
+        shared, told = {} if shared is None else shared, json.dumps(settings["dataset"], sort_keys=True, default=str)
+        if told not in shared:
+            shared[told] = _instantiate("dataset", settings["dataset"], names)
+        parts["dataset"] = shared[told]
         simulation = Simulation(
             model=_model_builder(model, names),
             loss=_loss(loss),

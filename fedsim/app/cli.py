@@ -32,6 +32,7 @@ from fedsim.core.speaking import be_patient, patiently
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
     from fedsim.core.ranks import Ranks
     from fedsim.tracking import Result
+    from fedsim.trainer import Steps
 
 log = logging.getLogger(__name__)
 
@@ -108,17 +109,15 @@ def _job(cfg: DictConfig) -> float | None:
     from fedsim.run.stopping import Stopped
     from fedsim.trainer.memory_limit import no_room, out_of_memory
 
-    _prepare()
     told = HydraConfig.get()
-    choices = {k: v for k, v in told.runtime.choices.items() if not k.startswith("hydra") and v}
     if told.mode == RunMode.MULTIRUN:
-        if cfg.resume is None:
-            cfg.resume = "auto"
-        if told.runtime.choices["hydra/launcher"] != "basic" and sys.stderr.isatty():
-            cfg.tracking.progress = "none"  # several would draw their lines over one another
-        below = Path(told.runtime.output_dir)
-        return sweep.carry_out(cfg, below, lambda: run(cfg, below, choices), functools.partial(report, alone=False))
-    ranks, folder, unnamed = Ranks(), Path(), cfg.out is None
+        from fedsim.run.determinism import deterministic
+        from fedsim.trainer import alone
+
+        with deterministic(cfg.deterministic is True):
+            return alone(of_sweep(cfg))
+    _prepare()
+    ranks, folder, choices, unnamed = Ranks(), Path(), _choices(), cfg.out is None
     try:
         ranks = Ranks.join()
         folder = _folder(cfg, ranks, told.run.dir)
@@ -155,6 +154,7 @@ def _job(cfg: DictConfig) -> float | None:
     return None
 
 
+<<<<<<< HEAD
 def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
     """Of a run; the first rank, if there are several, makes what has no name yet."""
     if of_hydra != ".":
@@ -170,6 +170,24 @@ def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
         raise ConfigError(problem)
     cfg.out = str(folder)
     return folder
+=======
+def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> Steps[float | None]:
+    """One run of a sweep, its local work handed out; `shared` are data sets of other runs, as `build` takes them."""
+    _prepare()
+    told = HydraConfig.get()
+    launcher, folder = told.runtime.choices["hydra/launcher"], Path(told.runtime.output_dir)
+    if cfg.resume is None:
+        cfg.resume = "auto"
+    if launcher == "lockstep" or (launcher != "basic" and sys.stderr.isatty()):
+        cfg.tracking.progress = "none"  # several would draw their lines over one another
+    run = functools.partial(steps, cfg, folder, _choices(), shared=shared)
+    return sweep.begun(cfg, folder, run, functools.partial(report, alone=False))
+
+
+def _choices() -> dict[str, str]:
+    """Of the groups of the run at hand, Hydra's own left out."""
+    return {k: v for k, v in HydraConfig.get().runtime.choices.items() if not k.startswith("hydra") and v}
+>>>>>>> 754f152 (Runs in lockstep: their clients are rows of one matrix)
 
 
 def _end(ranks: Ranks, message: str) -> NoReturn:
@@ -179,6 +197,21 @@ def _end(ranks: Ranks, message: str) -> NoReturn:
 
 def run(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks | None = None) -> Result:
     """Build and run one configuration in its run folder; `choices` are its groups', for the table of runs."""
+    from fedsim.run.determinism import deterministic
+    from fedsim.trainer import alone
+
+    with deterministic(cfg.deterministic is True):
+        return alone(steps(cfg, folder, choices, ranks))
+
+
+def steps(
+    cfg: DictConfig,
+    folder: Path,
+    choices: dict[str, str],
+    ranks: Ranks | None = None,
+    shared: dict[str, Any] | None = None,
+) -> Steps[Result]:
+    """As `run`, its local work handed out; `shared` are data sets of other runs, as `build` takes them."""
     from fedsim.core.ranks import Ranks
     from fedsim.run.checkpoint import NAME as CHECKPOINT
 
@@ -195,9 +228,9 @@ def run(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks | N
     if not there and resume not in RESUME:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
     sweep.check_objective(cfg.objective, metrics=plain(cfg)["metrics"])
-    simulation, tracking, identity = build(cfg, ranks)
-    yaml = OmegaConf.to_yaml(cfg, resolve=True)
-    return simulation.run(folder, resume != "overwrite", tracking, identity, choices | table_row(identity), yaml)
+    simulation, tracking, identity = build(cfg, ranks, shared)
+    yaml, settings = OmegaConf.to_yaml(cfg, resolve=True), choices | table_row(identity)
+    return (yield from simulation.steps(folder, resume != "overwrite", tracking, identity, settings, yaml))
 
 
 def table_row(identity: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from fedsim.core.lock import Lock
 
 if TYPE_CHECKING:
     from fedsim.tracking import Result
+    from fedsim.trainer import Steps
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +84,11 @@ class Record:
         os.replace(partial, folder / f"{self.number}.json")
 
 
-def carry_out(cfg: DictConfig, folder: Path, run: Callable[[], Result], show: Callable[[Result], str]) -> float | None:
-    """One run of a sweep; returns its objective, None without one or where it failed.
+def begun(
+    cfg: DictConfig, folder: Path, run: Callable[[], Steps[Result]], show: Callable[[Result], str]
+) -> Steps[float | None]:
+    """One run of a sweep, its local work handed out; what comes of it is its objective, None without one or where it
+    failed.
 
     Args:
         cfg: of the run.
@@ -92,18 +96,28 @@ def carry_out(cfg: DictConfig, folder: Path, run: Callable[[], Result], show: Ca
         run: does it.
         show: what is printed of its result.
     """
+    hydra = HydraConfig.get()  # of this run; when its steps are taken it may be another one's
+    record = Record(int(hydra.job.num), list(hydra.overrides.task), str(folder))
+    record.write(Path(hydra.sweep.dir) / RECORDS)
+    return _carried_out(cfg, folder, run, show, hydra, record)
+
+
+def _carried_out(
+    cfg: DictConfig,
+    folder: Path,
+    run: Callable[[], Steps[Result]],
+    show: Callable[[Result], str],
+    hydra: Any,
+    record: Record,
+) -> Steps[float | None]:
     from fedsim.run.stopping import Stopped
 
-    hydra = HydraConfig.get()
-    records = Path(hydra.sweep.dir) / RECORDS
-    record = Record(int(hydra.job.num), list(hydra.overrides.task), str(folder))
-    record.write(records)
     try:
         check_objective(cfg.objective, hydra.sweeper._target_, plain(cfg)["metrics"])
         final = finished(cfg, folder) if cfg.resume == "auto" else None
         status = "done" if final is None else "kept"
         if final is None:
-            result = run()
+            result = yield from run()
             final = result.final
             print(show(result), flush=True)
         else:
@@ -113,7 +127,7 @@ def carry_out(cfg: DictConfig, folder: Path, run: Callable[[], Result], show: Ca
         return value
     except Stopped as stop:
         record.status, record.message = "stopped", str(stop)
-        if hydra.runtime.choices["hydra/launcher"] == "basic":
+        if hydra.runtime.choices["hydra/launcher"] in ("basic", "lockstep"):
             raise  # whoever asked this process to stop means the sweep
     except (ConfigError, DivergenceError, OutputError) as error:
         record.status, record.message = "failed", str(error)
@@ -123,7 +137,7 @@ def carry_out(cfg: DictConfig, folder: Path, run: Callable[[], Result], show: Ca
         log.exception("run failed: %s", folder)
         record.status, record.message = "failed", one_line(error)
     finally:
-        record.write(records)
+        record.write(Path(hydra.sweep.dir) / RECORDS)
     return None
 
 

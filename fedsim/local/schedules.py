@@ -17,7 +17,13 @@ from fedsim.core.errors import ConfigError
 
 
 class Schedule(ABC):
-    """The factor on the base learning rate."""
+    """The factor on the base learning rate.
+
+    Attributes:
+        steady: is it the same for all steps of a round, whoever takes them? Then it is asked for once a round.
+    """
+
+    steady: bool = False
 
     @abstractmethod
     def factor(self, t: int, k: int, steps: int, per_pass: int = 1) -> float:
@@ -28,12 +34,16 @@ class Schedule(ABC):
 class Constant(Schedule):
     """η."""
 
+    steady = True
+
     def factor(self, t: int, k: int, steps: int, per_pass: int = 1) -> float:
         return 1.0
 
 
 class InverseSqrt(Schedule):
     """η / √(t / period + 1), constant within a round (fedawe Table 6: period 10)."""
+
+    steady = True
 
     def __init__(self, period: float = 10.0) -> None:
         self.period = checks.positive("local.schedule.period", period)
@@ -59,6 +69,7 @@ class PerStep(Schedule):
     def __init__(self, decay: float = 0.99, unit: str = "step") -> None:
         self.decay = checks.positive("local.schedule.decay", checks.fraction("local.schedule.decay", decay))
         self.unit = checks.choice("local.schedule.unit", unit, UNITS)
+        self.steady = unit == "round"
 
     def factor(self, t: int, k: int, steps: int, per_pass: int = 1) -> float:
         return self.decay ** elapsed(self.unit, t, k, steps, per_pass)
@@ -67,6 +78,8 @@ class PerStep(Schedule):
 class Cosine(Schedule):
     """From η down to η·floor along half a cosine over `rounds` rounds, constant within a round and after them; the
     first `warmup` rounds rise to η in equal steps (Loshchilov and Hutter, ICLR 2017, eq. 5, without restarts)."""
+
+    steady = True
 
     def __init__(self, rounds: int = 100, warmup: int = 0, floor: float = 0.0) -> None:
         self.rounds = checks.whole("local.schedule.rounds", rounds)
@@ -88,6 +101,7 @@ class Inverse(Schedule):
     def __init__(self, offset: float = 1.0, unit: str = "step") -> None:
         self.offset = checks.positive("local.schedule.offset", offset)
         self.unit = checks.choice("local.schedule.unit", unit, UNITS)
+        self.steady = unit == "round"
 
     def factor(self, t: int, k: int, steps: int, per_pass: int = 1) -> float:
         return 1.0 / (elapsed(self.unit, t, k, steps, per_pass) + self.offset)

@@ -215,12 +215,13 @@ class Checkpointer:
         self.every, self.identity, self.memory, self.layout = every, identity, memory, layout
         self._last, self._cost = time.monotonic(), 0.0
 
-    def due(self, rounds: int) -> bool:
-        """Is it time to write after this many completed rounds? Of several ranks the first says so."""
+    def due(self, rounds: int, together: int = 1) -> bool:
+        """Is it time to write after this many completed rounds? Of several ranks the first says so; so many runs as go
+        on together share the time."""
         if self.path is None or not self.layout.ranks.first:
             return False
         if self.every == "auto":
-            return time.monotonic() - self._last >= self._cost / OVERHEAD
+            return time.monotonic() - self._last >= self._cost * together / OVERHEAD
         return rounds % int(self.every) == 0
 
     def write(self, state: State, progress: Progress) -> None:

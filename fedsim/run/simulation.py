@@ -23,6 +23,7 @@ from fedsim.run.setup import Setup
 from fedsim.run.tracker import Tracker
 from fedsim.strategies import State
 from fedsim.tracking import Result, Tracking
+from fedsim.trainer import Steps, alone
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,19 @@ class Simulation(Setup):
             PeerError: when another rank ends.
             RunError: when the device has no room, or none but nondeterministic algorithms where others are asked for.
         """
+        return alone(self.steps(out, resume, tracking, identity, settings, config))
+
+    def steps(
+        self,
+        out: str | Path | None = None,
+        resume: bool = False,
+        tracking: Tracking | None = None,
+        identity: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
+        config: str | None = None,
+    ) -> Steps[Result]:
+        """What `run` does, but for the clients' local work, which is handed out every round: `fedsim.run.together` does
+        that of several runs at once."""
         tracking = tracking or Tracking()
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | (identity or {})
         folder = None if out is None else Path(out)
@@ -109,7 +123,7 @@ class Simulation(Setup):
                 active = self.availability.sample(t)
                 cohort = guard.present(self.strategy.cohort(state, active), t)
                 start = self.strategy.start(state, cohort)
-                report = self.trainer.run(start, cohort, t, state.model, memory, guard.accept)
+                report = yield from self.trainer.steps(start, cohort, t, state.model, memory, guard.accept)
                 state = self.strategy.aggregate(state, report, t)
                 tracker.round(t, state, report)
             return tracker.finish(state)

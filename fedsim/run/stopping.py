@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 ASKING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
@@ -17,31 +17,48 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Notes the first signal, between `listen` and `let_go`; the second ends at once.
+    """Notes the first signal, between `listen` and `let_go`; the second ends at once. Runs that go on together all
+    note it.
 
     Attributes:
         seen: the first signal's number, None before it.
     """
 
+    _listening: ClassVar[list[StopSignals]] = []
+    _handlers: ClassVar[dict[int, Any]] = {}  # what was there before the first of them
+
     def __init__(self) -> None:
         self.seen: int | None = None
-        self._handlers: dict[int, Any] = {}
+
+    @property
+    def together(self) -> int:
+        """How many runs of this process are under way."""
+        return max(1, len(self._listening))
 
     def listen(self) -> None:
         """From now on signals wait. Only the main thread may ask for them."""
         if threading.current_thread() is threading.main_thread():
-            for number in ASKING:
-                if number == HANGUP and signal.getsignal(number) == signal.SIG_IGN:
-                    continue  # nohup: the run is meant to outlive its terminal
-                self._handlers[number] = signal.signal(number, self._note)
+            if not self._listening:
+                self._handlers.clear()
+                for number in ASKING:
+                    if number == HANGUP and signal.getsignal(number) == signal.SIG_IGN:
+                        continue  # nohup: the run is meant to outlive its terminal
+                    self._handlers[number] = signal.signal(number, self._note)
+            self._listening.append(self)
 
     def let_go(self, leaving: bool) -> None:
-        """What was there before listens again; `leaving`: but SIGTERM is ignored, by which a launcher ends ranks that
-        are still saying why they end."""
-        for number, handler in self._handlers.items():
-            signal.signal(number, signal.SIG_IGN if leaving and number == signal.SIGTERM else handler)
+        """What was there before the first listens again behind the last; `leaving`: but SIGTERM is ignored, by which a
+        launcher ends ranks that are still saying why they end."""
+        if self not in self._listening:
+            return
+        self._listening.remove(self)
+        if not self._listening:
+            for number, handler in self._handlers.items():
+                signal.signal(number, signal.SIG_IGN if leaving and number == signal.SIGTERM else handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.seen is not None:  # asked twice: at once
+    @classmethod
+    def _note(cls, number: int, frame: FrameType | None) -> None:
+        if all(one.seen is not None for one in cls._listening):  # asked twice: at once
             raise KeyboardInterrupt
-        self.seen = number
+        for one in cls._listening:
+            one.seen = number if one.seen is None else one.seen

@@ -8,9 +8,12 @@ batch = chunk.batch(step, first, stop, dtype)
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedsim.contamination import Contamination
 from fedsim.core import rng
@@ -57,25 +60,55 @@ class Batches:
         """The same samples under other work."""
         return Batches(self.data, work, self.contamination, self.keyed)
 
+    def of(self, data: ClientData) -> Batches:
+        """The same work on other samples, which allow it."""
+        return Batches(data, self.work, self.contamination, self.keyed)
+
     def plan(self, cohort: Cohort, t: int) -> Plan:
         """The work of the cohort in round t."""
-        return Plan(self, cohort, t)
+        load = self.data.workload(self.work, cohort.host.virtual)
+        return Plan(self, t, load, cohort.virtual, cohort.virtual, cohort.seed, cohort.client)
 
 
+@dataclass
 class Plan:
-    """A cohort's work in a round.
+    """The work of n rows in a round.
 
     Attributes:
+        batches: where samples come from.
+        t: round.
         load: of every row, in the cohort's order.
+        rows: [n] virtual clients of the run.
+        stored: [n] their numbers in `batches.data`: the same, unless it holds the clients of several runs.
+        seeds, clients: [n] the replicate's seed and the client's number of each row.
     """
 
-    def __init__(self, batches: Batches, cohort: Cohort, t: int) -> None:
-        self.batches, self.cohort, self.t = batches, cohort, t
-        self.load: Workload = batches.data.workload(batches.work, cohort.host.virtual)
+    batches: Batches
+    t: int
+    load: Workload
+    rows: Tensor
+    stored: Tensor
+    seeds: Tensor
+    clients: Tensor
 
     def chunk(self, rows: np.ndarray) -> Chunk:
         """The batches of the rows at these positions in the cohort, in the order of `load.order`."""
         return Chunk(self, rows)
+
+    @staticmethod
+    def beside(plans: Sequence[Plan], data: ClientData) -> Plan:
+        """The rows of several runs, one after another, in the same round; `data` holds their clients likewise."""
+        first = plans[0]
+        batches = first.batches.of(data)
+        before = np.cumsum([0, *(len(plan.batches.federation.sizes) for plan in plans[:-1])])
+        loads = [plan.load for plan in plans]
+        held, size, per_pass, steps = (
+            np.concatenate([getattr(load, name) for load in loads]) for name in ("held", "size", "per_pass", "steps")
+        )
+        load = Workload(held, size, per_pass, steps, first.load.short_last)
+        stored = torch.cat([plan.stored + int(start) for plan, start in zip(plans, before, strict=True)])
+        rows, seeds, clients = (torch.cat([getattr(p, name) for p in plans]) for name in ("rows", "seeds", "clients"))
+        return Plan(batches, first.t, load, rows, stored, seeds, clients)
 
 
 class Chunk:
@@ -87,14 +120,15 @@ class Chunk:
     """
 
     def __init__(self, plan: Plan, rows: np.ndarray) -> None:
-        cohort, self._batches = plan.cohort, plan.batches
-        whole = len(rows) == len(cohort) and bool((rows == np.arange(len(rows))).all())
-        pick = slice(None) if whole else torch.as_tensor(rows, device=cohort.rows.device)
+        self._batches = plan.batches
+        whole = len(rows) == len(plan.load.steps) and bool((rows == np.arange(len(rows))).all())
+        pick = slice(None) if whole else torch.as_tensor(rows, device=plan.rows.device)
         load = plan.load.of(rows)
         self.steps, self.sizes = load.steps, load.batch_sizes()
-        self.rows = cohort.virtual[pick]
-        self.keys = Keys(cohort.seed[pick], cohort.client[pick], plan.t)
-        self._feed = self._batches.data.feed(self.rows, self.keys, load, self.sizes, self._batches.work.sampling)
+        self.rows = plan.rows[pick]
+        stored = self.rows if plan.stored is plan.rows else plan.stored[pick]
+        self.keys = Keys(plan.seeds[pick], plan.clients[pick], plan.t)
+        self._feed = self._batches.data.feed(stored, self.keys, load, self.sizes, self._batches.work.sampling)
         ragged = bool(np.any(self.sizes != self.sizes[:1]))
         self._device_sizes = torch.as_tensor(self.sizes, device=self.rows.device) if ragged else None
 

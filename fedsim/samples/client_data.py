@@ -7,6 +7,7 @@ meets clients' samples asks here, and need not know which kind they are.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -116,6 +117,15 @@ class ClientData(ABC):
     def shared_by(self, members: Federation, dataset: Dataset) -> ClientData:
         """The same samples as `members.clients` members of each client have them, all of them the same stored ones, or
         each its own stream of `dataset`."""
+
+    @abstractmethod
+    def same_samples(self, other: ClientData) -> bool:
+        """Are these shares of the same stored samples, or the same streams?"""
+
+    @abstractmethod
+    def beside(self, others: Sequence[ClientData]) -> ClientData:
+        """Of those with the same samples: the shares of them all, those of these clients first. It is for training;
+        `federation` is that of these clients."""
 
     @abstractmethod
     def means(self) -> Tensor | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.core import rng
+from fedsim.core.alike import alike
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.datasets import Dataset
@@ -50,6 +52,12 @@ class Drawn(ClientData):
 
     def shared_by(self, members: Federation, dataset: Dataset) -> Drawn:
         return Drawn(dataset, members)
+
+    def same_samples(self, other: ClientData) -> bool:
+        return isinstance(other, Drawn) and alike(self.dataset, other.dataset)
+
+    def beside(self, others: Sequence[ClientData]) -> Drawn:
+        return self  # what a client draws depends on its number and on keys alone
 
     def means(self) -> Tensor | None:
         known = self.dataset.client_means()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -20,7 +19,7 @@ from fedsim.local import LocalRule
 from fedsim.local.base import Carry
 from fedsim.models import RowModel
 from fedsim.models.precision import tensor_cores
-from fedsim.samples import Batches, Plan
+from fedsim.samples import Batches
 from fedsim.shift import Shift
 from fedsim.trainer.allocator import keep_freed_memory
 from fedsim.trainer.choose import Choice, candidates
@@ -29,7 +28,9 @@ from fedsim.trainer.executors import Executor, executor
 from fedsim.trainer.fused_executor import FusedExecutor
 from fedsim.trainer.memory_limit import out_of_memory, too_large_for_one
 from fedsim.trainer.objective import refuse_whole_batches
+from fedsim.trainer.rates import rates_of_steps, sums
 from fedsim.trainer.trial import Rows, quickest
+from fedsim.trainer.work import Done, Steps, Work, alone, finite_rows
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Trainer:
         settled: dict[str, str] | None = None,
     ) -> None:
         self.rule, self.model, self.shift, self.batches = rule, model, shift, batches
+        self.execution = execution or Execution()
         replicates = batches.federation.replicates
         if rule.per_sample:
             refuse_whole_batches(model)
@@ -69,7 +71,7 @@ class Trainer:
         largest = rule.work.batch_size or int(np.max(batches.federation.sizes, initial=1))
         sample = int(np.prod(batches.dataset.shape)) + (model.dimension if rule.per_sample else 0)
         ranks = batches.federation.ranks.count
-        self.candidates = candidates(execution or Execution(), model, rule, shift, largest, sample, ranks)
+        self.candidates = candidates(self.execution, model, rule, shift, largest, sample, ranks)
         self.settled = {} if settled is None else settled
         self.choice = self.candidates[0]
         self.executor = self._made(self.choice)
@@ -91,21 +93,34 @@ class Trainer:
             self._general = self._made(dataclasses.replace(self.choice, executor=other, workers=1))
         return self._general
 
-    def _settle(self, plan: Plan, carry: Carry, rates: Tensor, deployed: Tensor | None) -> None:
+    @property
+    def label(self) -> str:
+        """Under which name the choice of its executor is kept."""
+        return type(self.rule).__name__
+
+    def _settle(self, work: Work) -> None:
         """Choose among the candidates, once: as it was before, or the one that is quickest on this round's rows."""
-        able = [choice for choice in self.candidates if choice.executor != "fused" or not parted(carry)]
-        able = able or self.candidates
-        label, names = type(self.rule).__name__, [choice.executor for choice in able]
+        carry, deployed = work.carry, work.deployed
+        names = [choice.executor for choice in self._able(carry)]
         like = (self.model.told(), type(self.rule), type(self.shift))
-        if self.settled.get(label) not in names:
+        if self.settled.get(self.label) not in names:
+            rows = Rows(carry, work.rates, None if deployed is None else deployed[work.replicate])
             with tensor_cores(self.model.precision):
-                self.settled[label] = quickest(able, self._made, plan, Rows(carry, rates, deployed), like)
-        name = self.settled[label]
-        if name != self.choice.executor:
-            self.choice = able[names.index(name)]
-            self.executor = self._made(self.choice)
+                self.settled[self.label] = quickest(self._able(carry), self._made, work.plan, rows, like)
+        self.take(self.settled[self.label], carry)
         log.info("trainer: %s", self.choice.describe())
-        self._told = True
+
+    def take(self, name: str, carry: Carry) -> None:
+        """From now on that executor, of those which can run such rows."""
+        self.settled[self.label], self._told = name, True
+        if name != self.choice.executor:
+            self.choice = next(choice for choice in self._able(carry) if choice.executor == name)
+            self.executor = self._made(self.choice)
+
+    def _able(self, carry: Carry) -> list[Choice]:
+        """The candidates that can run such rows; all of them, where none of them can as it is."""
+        able = [choice for choice in self.candidates if choice.executor != "fused" or not parted(carry)]
+        return able or self.candidates
 
     def _check_batches(self) -> None:
         """Refuse batches that are too small for the model."""
@@ -145,7 +160,6 @@ class Trainer:
         self.remembered = memory
         return memory
 
-    @torch.no_grad()
     def run(
         self,
         start: Tensor | dict[str, Tensor],
@@ -155,7 +169,20 @@ class Trainer:
         memory: Memory | None = None,
         accept: Accept | None = None,
     ) -> Report:
-        """A round's local work.
+        """A round's local work, done here; the arguments are those of `steps`."""
+        return alone(self.steps(start, cohort, t, deployed, memory, accept))
+
+    @torch.no_grad()
+    def steps(
+        self,
+        start: Tensor | dict[str, Tensor],
+        cohort: Cohort,
+        t: int,
+        deployed: Tensor,
+        memory: Memory | None = None,
+        accept: Accept | None = None,
+    ) -> Steps[Report]:
+        """A round's local work: what is to be done is handed out, and what was done taken in.
 
         Args:
             start: [n, d] start rows, or a carry whose 'params' are the start rows.
@@ -176,15 +203,13 @@ class Trainer:
         if self.rule.knows_round:
             carry["round"] = torch.full((len(cohort),), t, dtype=torch.int64, device=start.device)
         plan = self.batches.plan(cohort, t)
-        rates = self._rates(cohort, plan, t)
+        rates = rates_of_steps(self.rule, self.rates[cohort.replicate], plan.load, t)
         whole = columns.of_server(deployed, memory, cohort.federation) if self.shift.active else deployed
         answered = self.shift.deployed(memory.server, whole) if self.shift.active else None
-        if not self._told and len(cohort):
-            self._settle(plan, carry, rates, None if answered is None else answered[cohort.replicate])
-        with tensor_cores(self.model.precision):
-            end, loss, samples = self._local_steps(cohort, plan, carry, rates, answered)
-        samples = self.rule.used(samples, carry, end)
-        rates, weight, steps = self._sums(rates, plan)
+        done = yield Work(self, plan, carry, rates, cohort.replicate, answered)
+        end, loss = done.carry, done.loss
+        samples = self.rule.used(done.samples, carry, end)
+        rates, weight, steps = sums(self.rule, rates, plan.load)
         finite = finite_rows(loss, end)
         kept = None if accept is None else accept(t, cohort, finite)
         if kept is not None:
@@ -207,25 +232,30 @@ class Trainer:
         sent, loss = whole if answered is None else answered, loss / steps
         return Report(cohort, start, end, loss, lr, rates, samples, sent, finite, rows, weight, memory, deployed)
 
-    def _local_steps(
-        self, cohort: Cohort, plan: Plan, carry: Carry, rates: Tensor, answered: Tensor | None
-    ) -> tuple[Carry, Tensor, np.ndarray]:
-        """All rows through their local steps, chunk by chunk: their carries, sums of losses [n], samples [n] (host).
+    @torch.no_grad()
+    def perform(self, work: Work) -> Done:
+        """All rows through their local steps, by the executor that was chosen in the first round."""
+        if not self._told and len(work):
+            self._settle(work)
+        with tensor_cores(self.model.precision):
+            return self._local_steps(work)
 
-        Nothing that outlives the round is written here: a chunk that the device has no room for runs again in halves.
-        """
+    def _local_steps(self, work: Work) -> Done:
+        """Chunk by chunk. Nothing that outlives the round is written here: a chunk that the device has no room for runs
+        again in halves."""
+        plan, carry, rates, answered = work.plan, work.carry, work.rates, work.deployed
         order = plan.load.order
-        positions = np.arange(len(cohort)) if order is None else order
+        positions = np.arange(len(work)) if order is None else order
         end = {name: torch.empty_like(value) for name, value in carry.items()}
-        loss = torch.zeros(len(cohort), dtype=self.model.dtype, device=self.model.device)
-        samples = np.zeros(len(cohort), dtype=np.int64)
+        loss = torch.zeros(len(work), dtype=self.model.dtype, device=self.model.device)
+        samples = np.zeros(len(work), dtype=np.int64)
         first = 0
-        while first < len(cohort):
-            chunks = -(-len(cohort) // self.choice.chunk)
-            size = -(-len(cohort) // chunks)  # chunks of equal size: a small last one wastes the device
+        while first < len(work):
+            chunks = -(-len(work) // self.choice.chunk)
+            size = -(-len(work) // chunks)  # chunks of equal size: a small last one wastes the device
             rows = positions[first : first + size]
             pick = slice(first, first + len(rows)) if order is None else torch.as_tensor(rows, device=loss.device)
-            theta = None if answered is None else answered[cohort.replicate[pick]]
+            theta = None if answered is None else answered[work.replicate[pick]]
             part = {name: value[pick] for name, value in carry.items()}
             try:
                 chunk = plan.chunk(rows)
@@ -239,7 +269,7 @@ class Trainer:
             if total is None:  # only here are the frames gone that held what the attempt had made
                 self._halve(len(rows))
                 continue
-            if len(rows) == len(cohort) and order is None:
+            if len(rows) == len(work) and order is None:
                 end, loss = part, total
             else:
                 for name, value in part.items():
@@ -247,7 +277,7 @@ class Trainer:
                 loss[pick] = total
             samples[rows] = chunk.sizes.sum(1)
             first += len(rows)
-        return end, loss, samples
+        return Done(end, loss, samples)
 
     def _halve(self, rows: int) -> None:
         """Chunks of half so many rows from now on; it is said once."""
@@ -263,37 +293,7 @@ class Trainer:
             )
         self._halved = True
 
-    def _sums(self, rates: Tensor, plan: Plan) -> tuple[Tensor, Tensor | None, Tensor]:
-        """[n] the sum of every row's rates [S, n], that with what steps weigh gradients, and how many there are."""
-        taken = torch.as_tensor(plan.load.steps, dtype=rates.dtype).to(rates.device, non_blocking=True)
-        going = torch.arange(len(rates), device=rates.device)[:, None] < taken
-        total, of_steps = (rates * going).sum(0), [self.rule.gradient_weight(k) for k in range(len(rates))]
-        if all(weight == 1 for weight in of_steps):
-            return total, total, taken
-        known = None if None in of_steps else rates.new_tensor(of_steps) @ (rates * going)
-        return total, known, taken
-
-    def _rates(self, cohort: Cohort, plan: Plan, t: int) -> Tensor:
-        """[S, n] the learning rate of every step and row; a row's schedule counts its own steps."""
-        steps, per_pass = plan.load.steps, plan.load.per_pass
-        most = int(steps.max(initial=0))
-        kinds, kind = np.unique(np.stack([steps, per_pass], axis=1), axis=0, return_inverse=True)
-        schedule = self.rule.schedule
-        table = [[schedule.factor(t, k, int(s), int(p)) for s, p in kinds] for k in range(most)]
-        factors = np.array(table).reshape(most, len(kinds))[:, kind.reshape(-1)]
-        column = torch.as_tensor(factors, dtype=self.model.dtype).to(self.model.device, non_blocking=True)
-        return column * self.rates[cohort.replicate]
-
 
 def parted(carry: Carry) -> bool:
     """Has the strategy a proximal term for some columns only?"""
     return "proximal" in carry and carry["proximal"].dim() == 2
-
-
-def finite_rows(loss: Tensor, carry: dict[str, Tensor]) -> Tensor:
-    """[n] bool: are loss [n] and everything that the row carries [n, …] finite? A sum is the quickest look at a row."""
-    finite = torch.isfinite(loss)
-    for value in carry.values():
-        if value.is_floating_point():
-            finite &= torch.isfinite(value.reshape(len(value), math.prod(value.shape[1:])).sum(1))
-    return finite

@@ -18,6 +18,7 @@ from fedsim.trainer import Trainer
 
 PLUGINS = {
     "basic": "hydra",
+    "lockstep": "hydra_plugins.fedsim_lockstep",
     "local": "hydra_plugins.hydra_joblib_launcher",
     "slurm_local": "hydra_plugins.hydra_submitit_launcher",
     "ray_cluster": "hydra_plugins.hydra_ray_launcher",
@@ -55,7 +56,8 @@ def one_thread_each(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "launcher", [pytest.param(name, marks=[] if name == "basic" else pytest.mark.slow) for name in PLUGINS]
+    "launcher",
+    [pytest.param(name, marks=[] if name in ("basic", "lockstep") else pytest.mark.slow) for name in PLUGINS],
 )
 @pytest.mark.usefixtures("one_thread_each")
 def test_a_failed_run_ends_no_other_and_what_is_finished_is_left_alone(fedsim, tmp_path: Path, launcher: str) -> None:
@@ -108,7 +110,7 @@ def test_a_longer_run_that_breaks_off_is_not_taken_for_finished(
 
     run(configured(2), tmp_path, {})
     assert finished(configured(2), tmp_path)
-    monkeypatch.setattr(Trainer, "run", lambda *_: 1 / 0)
+    monkeypatch.setattr(Trainer, "perform", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(configured(4), tmp_path, {})
     assert finished(configured(4), tmp_path) is None

@@ -12,6 +12,7 @@ from fedsim.datasets import Dataset
 from fedsim.local import SGD, Inverse, PerStep
 from fedsim.local.schedules import elapsed
 from fedsim.models import Mean
+from fedsim.trainer.rates import rates_of_steps
 
 SIZES = (4, 400)
 
@@ -34,7 +35,7 @@ def rates(unit: str, t: int) -> list[list[float]]:
     simulation = Simulation(data, Mean, clients=2, local=rule, execution=Execution(dtype="float64"))
     cohort: Cohort = simulation.federation.cohort(np.ones((1, 2)), np.ones((1, 2)))
     plan = simulation.trainer.batches.plan(cohort, t)
-    table = simulation.trainer._rates(cohort, plan, t)
+    table = rates_of_steps(rule, simulation.trainer.rates[cohort.replicate], plan.load, t)
     return [table[:steps, row].tolist() for row, steps in enumerate(plan.load.steps)]
 
 

@@ -157,11 +157,13 @@ def _trained(planned: list[Job], jobs: str, device: str, skipped: dict[str, str]
     pending = [job for job in planned if not job.finished]
     print(f"  {len(planned)} runs, {len(planned) - len(pending)} of them finished already")
     ended: dict[Path, Outcome] = {}
+    stopped: str | None = None
     for number, (job, outcome) in enumerate(carry_out_all(pending, jobs_at_once(jobs, device, len(pending))), 1):
         print(f"  [{number}/{len(pending)}] {job.setting.name}: {outcome.status}, {outcome.message}")
         ended[job.folder] = outcome
-        if outcome.status == "stopped":
-            raise Stopped(outcome.message)
+        stopped = outcome.message if outcome.status == "stopped" else stopped
+    if stopped is not None:  # those that went together with it have stopped too
+        raise Stopped(stopped)
     cells = []
     for job in planned:
         if job.finished:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -21,15 +22,21 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 import fedsim
-from fedsim.app.cli import run
+from fedsim.app.cli import steps
 from fedsim.app.config import WITHOUT_EFFECT, config_folder, identity, register_resolvers
 from fedsim.app.explain import explain
 from fedsim.app.reproduce.recipe import Setting
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError
+from fedsim.run.determinism import deterministic
 from fedsim.run.stopping import Stopped
+from fedsim.run.together import Lockstep
 from fedsim.tracking.result import spread
+from fedsim.trainer import Steps
+
+log = logging.getLogger(__name__)
 
 MOST_JOBS = 8  # every process holds its own copy of the data
+TOGETHER = 16  # runs in lockstep: more share too little to gain, and each has memory of its own
 
 FINISHED = "summary.json"  # a run writes it last
 
@@ -107,19 +114,21 @@ def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...]) -> list[
     return jobs
 
 
-def carry_out(job: Job, quiet: bool, threads: int | None = None) -> Outcome:
-    """Run one job, or go on with it where it was stopped."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-    if quiet:
-        logging.getLogger("fedsim").setLevel(logging.WARNING)
+def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = None) -> Steps[Outcome]:
+    """Run one job, or go on with it where it was stopped; its local work is handed out.
+
+    Args:
+        job: what to run.
+        quiet: no progress.
+        shared: data sets of other jobs, as `fedsim.app.build.build` takes them.
+    """
     own: dict[str, Any] = {"out": str(job.folder), "resume": "auto", "tracking": {"tensorboard": False}}
     if quiet:
         own["tracking"]["progress"] = "none"
     try:
         config = OmegaConf.merge(job.config, own)
         assert isinstance(config, DictConfig)
-        result = run(config, job.folder, job.choices)
+        result = yield from steps(config, job.folder, job.choices, shared=shared)
     except MissingDataError as error:
         return Outcome("skipped", str(error))
     except DivergenceError as error:
@@ -130,23 +139,63 @@ def carry_out(job: Job, quiet: bool, threads: int | None = None) -> Outcome:
     return Outcome("done", f"{result.seconds:.0f} s, {', '.join(finals[:3])}")
 
 
+def in_company(jobs: list[Job], parts: int = 1) -> list[list[Job]]:
+    """Jobs that go together: those whose clients may meet in one call of a trainer, up to `TOGETHER` of them, and in at
+    least `parts` parts where there are so many jobs."""
+
+    def kind(job: Job) -> str:
+        settings = OmegaConf.to_container(job.config, resolve=True)
+        assert isinstance(settings, dict)
+        local = {key: value for key, value in settings["local"].items() if key not in ("lr", "schedule")}
+        shared = [settings[group] for group in ("dataset", "model", "shift", "contamination", "deterministic")]
+        return json.dumps([shared, local, settings["rounds"]], sort_keys=True, default=str)
+
+    kinds: dict[str, list[Job]] = {}
+    for job in jobs:
+        kinds.setdefault(kind(job), []).append(job)
+    most = max(1, min(TOGETHER, -(-len(jobs) // parts)))
+    return [alike[first : first + most] for alike in kinds.values() for first in range(0, len(alike), most)]
+
+
 def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]]:
-    """Run the jobs, `at_once` processes at a time, and yield each as it ends."""
-    distinct = list({job.folder: job for job in jobs}.values())
-    if at_once == 1 or len(distinct) == 1:
-        for job in distinct:
-            yield job, carry_out(job, quiet=False)
+    """Run the jobs in `at_once` processes, in each of them several in lockstep, and yield each as it ends; none begins
+    behind one that was stopped."""
+    companies = in_company(list({job.folder: job for job in jobs}.values()), at_once)
+    if at_once == 1 or len(companies) == 1:
+        for company in companies:
+            stopped = False
+            for job, outcome in together(company):
+                stopped = stopped or outcome.status == "stopped"
+                yield job, outcome
+            if stopped:
+                return
         return
     threads = max(1, (os.cpu_count() or 1) // at_once)
     pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), initializer=_end_with_parent)
     try:
-        waiting: dict[Future[Outcome], Job] = {pool.submit(_in_worker, job, threads): job for job in distinct}
+        waiting: dict[Future[list[Outcome]], list[Job]] = {
+            pool.submit(_in_worker, company, threads): company for company in companies
+        }
         for future in as_completed(waiting):
-            yield waiting[future], future.result()
+            yield from zip(waiting[future], future.result(), strict=True)
     except BaseException:
         pool.shutdown(wait=True, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+def together(company: list[Job], quiet: bool = False) -> Iterator[tuple[Job, Outcome]]:
+    """Run these jobs in lockstep; of one alone its progress is shown."""
+    quiet = quiet or len(company) > 1
+    shared: dict[str, Any] = {}
+    if len(company) > 1:
+        log.info("%d runs in lockstep", len(company))
+    runs = [functools.partial(carry_out, job, quiet=quiet, shared=shared) for job in company]
+    with deterministic(any(job.config.deterministic is True for job in company)):
+        for number, ended in Lockstep[Outcome]()(runs):
+            if isinstance(ended, BaseException):
+                raise ended
+            yield company[number], ended
 
 
 def _end_with_parent() -> None:
@@ -161,13 +210,15 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _in_worker(job: Job, threads: int) -> Outcome:
-    """`carry_out` in a process of the pool."""
-    outcome = carry_out(job, quiet=True, threads=threads)
+def _in_worker(company: list[Job], threads: int) -> list[Outcome]:
+    """`together` in a process of the pool, whose main thread does its work."""
+    torch.set_num_threads(threads)
+    logging.getLogger("fedsim").setLevel(logging.WARNING)
+    ended = {id(job): outcome for job, outcome in together(company, quiet=True)}
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         os._exit(1)  # nobody is left to tell
-    return outcome
+    return [ended[id(job)] for job in company]
 
 
 def jobs_at_once(asked: str, device: str, pending: int) -> int:

@@ -1,0 +1,85 @@
+"""A sweep's jobs in lockstep: Hydra composes each, then they advance together, round by round."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, configure_log, filter_overrides, run_job, setup_globals
+from hydra.types import HydraContext
+from omegaconf import DictConfig, open_dict
+
+from fedsim.app import cli
+from fedsim.run.determinism import deterministic
+from fedsim.run.together import Lockstep
+
+log = logging.getLogger(__name__)
+
+SILENCE = 10.0  # seconds between two words on how far the jobs are
+
+
+def launch(
+    context: HydraContext, config: DictConfig, job_overrides: Sequence[Sequence[str]], first: int, at_once: int | None
+) -> list[JobReturn]:
+    """Carry out a sweep's jobs, or those of one batch of a sweeper.
+
+    Args:
+        context, config: of the sweep.
+        job_overrides: of every job.
+        first: number of the first one.
+        at_once: how many go together; None: all.
+
+    Returns:
+        What Hydra's own launcher returns: of every job its configuration and its objective.
+    """
+    setup_globals()
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
+    log.info("%d jobs in lockstep", len(job_overrides))
+    waiting, returned = iter(enumerate(job_overrides, first)), []
+    while some := list(itertools.islice(waiting, at_once)):
+        shared: dict[str, Any] = {}
+        jobs = [_composed(context, config, list(overrides), number, shared) for number, overrides in some]
+        returned += jobs
+        with deterministic(any(job.cfg is not None and job.cfg.deterministic is True for job in jobs)):
+            lockstep = Lockstep[Any](watch=_Told())
+            for place, ended in lockstep([functools.partial(lambda job: job.return_value, job) for job in jobs]):
+                if isinstance(ended, BaseException):
+                    raise ended
+                jobs[place].return_value = ended
+    configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+    return returned
+
+
+def _composed(
+    context: HydraContext, config: DictConfig, overrides: list[str], number: int, shared: dict[str, Any]
+) -> JobReturn:
+    """A job whose value is, for now, what is to be driven."""
+    log.info("\t#%d : %s", number, " ".join(filter_overrides(overrides)))
+    own = context.config_loader.load_sweep_config(config, overrides)
+    with open_dict(own):
+        own.hydra.job.id = own.hydra.job.num = number
+    return run_job(
+        hydra_context=context,
+        task_function=functools.partial(cli.of_sweep, shared=shared),
+        config=own,
+        job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+    )
+
+
+class _Told:
+    """Says now and then how far the jobs are."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def __call__(self, t: int, runs: int) -> None:
+        if time.monotonic() - self._last >= SILENCE:
+            log.info("round %d: %d jobs together", t + 1, runs)
+            self._last = time.monotonic()

@@ -1,0 +1,112 @@
+"""Several runs at once: round by round their clients' local work is one matrix, and all else is each run's own.
+
+>>> from fedsim import Simulation
+>>> from fedsim.datasets import Digits
+>>> from fedsim.local import SGD
+>>> from fedsim.models import Linear
+>>> data = Digits()
+>>> fast, slow = run_together([Simulation(data, Linear, clients=10, rounds=2, local=SGD(lr=lr)) for lr in (0.5, 0.1)])
+>>> fast.final["train_loss"][0] < slow.final["train_loss"][0]
+True
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from fedsim.run import determinism
+from fedsim.run.simulation import Simulation
+from fedsim.tracking import Result
+from fedsim.trainer import Company, Done, Steps, Work
+
+T = TypeVar("T")
+
+
+class Lockstep(Generic[T]):
+    """Advances several runs together. A run that ends, early or by an error, leaves, and the others go on.
+
+    Args:
+        at_once: how many runs are under way together; the next ones begin when these have ended. None: all.
+        company: does their works.
+        watch: hears of every round that has been worked on: its number, from 0, and how many runs are in it.
+    """
+
+    def __init__(
+        self,
+        at_once: int | None = None,
+        company: Company | None = None,
+        watch: Callable[[int, int], None] = lambda t, runs: None,
+    ) -> None:
+        self.at_once, self.watch = at_once, watch
+        self.company = company or Company()
+
+    def __call__(self, runs: Iterable[Callable[[], Steps[T]]]) -> Iterator[tuple[int, T | BaseException]]:
+        """The runs, each begun by its call, and as each ends its number and what came of it: a result or an error.
+
+        Runs that have rounds to catch up do so first. No further run begins after one that ended by being asked to
+        stop (`Stopped`, or any other KeyboardInterrupt).
+        """
+        waiting = enumerate(runs)
+        asked = False
+        while not asked and (some := list(itertools.islice(waiting, self.at_once))):
+            for number, ended in self._together(dict(some)):
+                asked = asked or isinstance(ended, KeyboardInterrupt)
+                yield number, ended
+
+    def _together(self, runs: dict[int, Callable[[], Steps[T]]]) -> Iterator[tuple[int, T | BaseException]]:
+        under_way: dict[int, tuple[Steps[T], Work]] = {}
+        try:
+            for number, begin in runs.items():
+                yield from self._advance(number, begin, None, under_way)
+            while under_way:
+                least = min(work.plan.t for _, work in under_way.values())
+                now = [number for number, (_, work) in under_way.items() if work.plan.t == least]
+                found = self.company([under_way[number][1] for number in now])
+                self.watch(least, len(now))
+                for number, done in zip(now, found, strict=True):
+                    yield from self._advance(number, under_way.pop(number)[0], done, under_way)
+        finally:
+            for steps, _ in under_way.values():
+                steps.close()
+
+    @staticmethod
+    def _advance(
+        number: int,
+        run: Steps[T] | Callable[[], Steps[T]],
+        done: Done | Exception | None,
+        under_way: dict[int, tuple[Steps[T], Work]],
+    ) -> Iterator[tuple[int, T | BaseException]]:
+        """To the run's next work, or its end: then what came of it."""
+        try:
+            steps = run() if callable(run) else run
+            work = steps.throw(done) if isinstance(done, Exception) else steps.send(done)  # type: ignore[arg-type]
+        except StopIteration as end:
+            yield number, end.value
+        except (Exception, KeyboardInterrupt) as error:
+            yield number, error
+        else:
+            under_way[number] = (steps, work)
+
+
+def run_together(simulations: Sequence[Simulation], at_once: int | None = None) -> list[Result]:
+    """The results of all, in their order, with the numbers that each would have alone (to float tolerance where rows
+    are vmapped, bit for bit where they run one by one).
+
+    Args:
+        simulations: those that share model, samples and local work meet in one call of a trainer a round; they may
+            differ in learning rates, strategies, availability, partitions and seeds. The others go side by side.
+        at_once: see `Lockstep`.
+
+    Raises:
+        Exception: that of the first which failed, when all others have come to their end.
+    """
+    results: dict[int, Result | BaseException] = {}
+    with determinism.deterministic(any(simulation.deterministic for simulation in simulations)):
+        for number, ended in Lockstep[Result](at_once)([simulation.steps for simulation in simulations]):
+            results[number] = ended
+    failed = [ended for _, ended in sorted(results.items()) if isinstance(ended, BaseException)]
+    for error in sorted(failed, key=lambda error: isinstance(error, Exception)):  # being asked to stop comes first
+        raise error
+    return [result for _, result in sorted(results.items()) if not isinstance(result, BaseException)]

@@ -1,0 +1,186 @@
+"""The works of several runs in one: their rows become one matrix for one trainer.
+
+Runs fit together where a step of the one is a step of the other: the same model, samples, shift, contamination and
+local work, and rules that differ in nothing but learning rates, which are a number per step and row anyway. Everything
+else is each run's own: who takes part, who holds which samples, what the strategy makes of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedsim.core.alike import alike
+from fedsim.models import RowModel
+from fedsim.samples import ClientData, Plan
+from fedsim.trainer.trainer import Trainer
+from fedsim.trainer.work import Done, Work
+
+log = logging.getLogger(__name__)
+
+OF_RATES = frozenset({"rates", "schedule"})
+MOST_BYTES = 2**31  # of the rows that are laid side by side
+
+
+class Company:
+    """Does the works of runs that go together, those that fit in one call of a trainer.
+
+    Args:
+        most_bytes: of the rows of one call; more are done in several.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self.most_bytes = most_bytes
+        self._alike: dict[tuple[int, int], bool] = {}
+        self._joint: dict[tuple[int, ...], ClientData] = {}
+        self._kept: dict[int, Trainer] = {}  # as long as there are numbers of them above
+        self._told = False
+
+    def __call__(self, works: Sequence[Work]) -> list[Done | Exception]:
+        """Each one's rows after their local steps, in the order of the works; or why there are none.
+
+        Where several rows together fail, each run has its own try, and its own failure.
+        """
+        out: list[Done | Exception | None] = [None] * len(works)
+        for group in self._groups(works):
+            found: Sequence[Done | Exception]
+            try:
+                found = self._together([works[place] for place in group])
+            except Exception as error:
+                if len(group) > 1:
+                    log.info("of %d runs together: %s; each is tried alone", len(group), error)
+                found = [error] if len(group) == 1 else [self._own(works[place]) for place in group]
+            for place, done in zip(group, found, strict=True):
+                out[place] = done
+        return [done for done in out if done is not None]
+
+    @staticmethod
+    def _own(work: Work) -> Done | Exception:
+        try:
+            return work.trainer.perform(work)
+        except Exception as error:
+            return error
+
+    def _groups(self, works: Sequence[Work]) -> list[list[int]]:
+        """Places of those that fit together, none with more bytes than are allowed."""
+        groups: list[list[int]] = []
+        for place, work in enumerate(works):
+            fitting = (group for group in groups if self._fits(works[group[0]], work))
+            group = next(fitting, None)
+            if group is None:
+                groups.append([place])
+            else:
+                group.append(place)
+        return [part for group in groups for part in self._bounded(group, works)]
+
+    def _bounded(self, group: list[int], works: Sequence[Work]) -> list[list[int]]:
+        parts: list[list[int]] = [[]]
+        total = 0
+        for place in group:
+            size = sum(value.numel() * value.element_size() for value in works[place].carry.values())
+            if parts[-1] and total + size > self.most_bytes:
+                parts.append([])
+                total = 0
+            parts[-1].append(place)
+            total += size
+        if len(parts) > 1 and not self._told:
+            rows = len(works[group[0]])
+            log.info("lockstep: %d runs of some %d rows go in %d parts, to bound memory", len(group), rows, len(parts))
+            self._told = True
+        return parts
+
+    def _fits(self, one: Work, other: Work) -> bool:
+        if not isinstance(one.trainer, Trainer) or not isinstance(other.trainer, Trainer):
+            return False
+        if one.plan.t != other.plan.t or (one.deployed is None) != (other.deployed is None):
+            return False
+        shapes = [{name: (value.shape[1:], value.dtype) for name, value in work.carry.items()} for work in (one, other)]
+        if shapes[0] != shapes[1] or not len(one) or not len(other):
+            return False
+        pair = (id(one.trainer), id(other.trainer))
+        if pair not in self._alike:
+            self._alike[pair] = same_steps(one.trainer, other.trainer)
+            self._kept |= {id(work.trainer): work.trainer for work in (one, other)}  # type: ignore[misc]
+        return self._alike[pair]
+
+    def _together(self, works: list[Work]) -> list[Done]:
+        first, trainers = works[0], [work.trainer for work in works]
+        if len(works) == 1:
+            return [first.trainer.perform(first)]
+        leader = trainers[0]
+        assert isinstance(leader, Trainer)
+        done = leader.perform(side_by_side(works, self._data(works)))
+        for trainer, work in zip(trainers[1:], works[1:], strict=True):
+            assert isinstance(trainer, Trainer)
+            trainer.take(leader.choice.executor, work.carry)
+        return divided(done, [len(work) for work in works])
+
+    def _data(self, works: list[Work]) -> ClientData:
+        """The clients of them all, kept for as long as the same go together."""
+        own = [work.plan.batches.data for work in works]
+        key = tuple(map(id, own))
+        if key not in self._joint:
+            while len(self._joint) > 8:  # companies that have changed
+                del self._joint[next(iter(self._joint))]
+            self._joint[key] = own[0].beside(own[1:])
+        return self._joint[key]
+
+
+def same_steps(one: Trainer, other: Trainer) -> bool:
+    """Is a local step of the one a local step of the other, but for its learning rate?"""
+    ours, theirs = one.batches, other.batches
+    if ours.federation.ranks.count > 1 or (ours.work, ours.keyed) != (theirs.work, theirs.keyed):
+        return False
+    return (
+        one.execution == other.execution
+        and alike(one.rule, other.rule, OF_RATES)
+        and same_model(one.model, other.model)
+        and ours.data.same_samples(theirs.data)
+        and alike(one.shift, other.shift)
+        and alike(ours.contamination, theirs.contamination)
+    )
+
+
+def same_model(one: RowModel, other: RowModel) -> bool:
+    """Is a row of the one a row of the other? Modules may differ in the values of what they train."""
+    if one is other:
+        return True
+    parts = ("shapes", "statistics", "device", "dtype", "precision", "ridge", "home", "traits", "call", "loss")
+    return all(alike(getattr(one, part), getattr(other, part)) for part in parts) and (
+        alike(one.training_module, other.training_module)
+    )
+
+
+def side_by_side(works: Sequence[Work], data: ClientData) -> Work:
+    """The rows of works that fit, one after another; `data` holds their clients likewise."""
+    first = works[0]
+    carry = {name: torch.cat([work.carry[name] for work in works]) for name in first.carry}
+    most = max(len(work.rates) for work in works)
+    rates = torch.cat([_longer(work.rates, most) for work in works], dim=1)
+    before, replicates = 0, []
+    for work in works:
+        replicates.append(work.replicate + before)
+        before += work.plan.batches.federation.replicates
+    known = [work.deployed for work in works if work.deployed is not None]
+    deployed = torch.cat(known) if known else None
+    plan = Plan.beside([work.plan for work in works], data)
+    return Work(first.trainer, plan, carry, rates, torch.cat(replicates), deployed)
+
+
+def _longer(rates: Tensor, steps: int) -> Tensor:
+    """[steps, n] with nothing behind a run's last step."""
+    return rates if len(rates) == steps else torch.cat([rates, rates.new_zeros(steps - len(rates), rates.shape[1])])
+
+
+def divided(done: Done, counts: Sequence[int]) -> list[Done]:
+    """What each of the works gets of it; rows of its own, which outlive the company's."""
+    found, first = [], 0
+    for count in counts:
+        own = slice(first, first + count)
+        carry = {name: value[own].clone() for name, value in done.carry.items()}
+        found.append(Done(carry, done.loss[own].clone(), done.samples[own]))
+        first += count
+    return found

@@ -1,0 +1,35 @@
+"""The learning rates of a round: of every local step and row, and what they add up to."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.local import LocalRule
+from fedsim.samples import Workload
+
+
+def rates_of_steps(rule: LocalRule, of_rows: Tensor, load: Workload, t: int) -> Tensor:
+    """[S, n] the learning rate of every step and row, from that of each row [n] in round t; a row's schedule counts its
+    own steps."""
+    steps, per_pass = load.steps, load.per_pass
+    most = int(steps.max(initial=0))
+    if rule.schedule.steady:
+        return of_rows.new_full((most, len(of_rows)), rule.schedule.factor(t, 0, most)) * of_rows
+    kinds, kind = np.unique(np.stack([steps, per_pass], axis=1), axis=0, return_inverse=True)
+    table = [[rule.schedule.factor(t, k, int(s), int(p)) for s, p in kinds] for k in range(most)]
+    factors = np.array(table).reshape(most, len(kinds))[:, kind.reshape(-1)]
+    column = torch.as_tensor(factors, dtype=of_rows.dtype).to(of_rows.device, non_blocking=True)
+    return column * of_rows
+
+
+def sums(rule: LocalRule, rates: Tensor, load: Workload) -> tuple[Tensor, Tensor | None, Tensor]:
+    """[n] the sum of every row's rates [S, n], that with what steps weigh gradients, and how many there are."""
+    taken = torch.as_tensor(load.steps, dtype=rates.dtype).to(rates.device, non_blocking=True)
+    going = torch.arange(len(rates), device=rates.device)[:, None] < taken
+    total, of_steps = (rates * going).sum(0), [rule.gradient_weight(k) for k in range(len(rates))]
+    if all(weight == 1 for weight in of_steps):
+        return total, total, taken
+    known = None if None in of_steps else rates.new_tensor(of_steps) @ (rates * going)
+    return total, known, taken

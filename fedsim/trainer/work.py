@@ -1,0 +1,89 @@
+"""What a round asks of a trainer, and what comes back: whoever holds several works may do them together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.local.base import Carry
+from fedsim.samples import Plan
+
+T = TypeVar("T")
+
+
+@dataclass
+class Done:
+    """The rows after their local steps.
+
+    Attributes:
+        carry: [n, …] per entry.
+        loss: [n] sums of losses over steps.
+        samples: [n] that each row met (host).
+    """
+
+    carry: Carry
+    loss: Tensor
+    samples: np.ndarray
+
+
+class Performs(Protocol):
+    """A trainer, seen from whoever holds its work."""
+
+    def perform(self, work: Work) -> Done:
+        """All rows through their local steps."""
+
+
+@dataclass
+class Work:
+    """The local steps of n rows in a round.
+
+    Attributes:
+        trainer: whose they are.
+        plan: on which samples.
+        carry: [n, …] per entry.
+        rates: [S, n] of every step and row.
+        replicate: [n] of each row.
+        deployed: [R, d] the parameters that the data of a replicate answer to; None where they answer none, or each
+            row's own.
+    """
+
+    trainer: Performs
+    plan: Plan
+    carry: Carry
+    rates: Tensor
+    replicate: Tensor
+    deployed: Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.plan.load.steps)
+
+
+Steps = Generator[Work, Done, T]
+
+
+def alone(steps: Steps[T]) -> T:
+    """What comes out of it where every work is done on its own, by the trainer whose it is."""
+    try:
+        work = next(steps)
+        while True:
+            work = steps.send(work.trainer.perform(work))
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
+
+
+def finite_rows(loss: Tensor, carry: Carry) -> Tensor:
+    """[n] bool: are loss [n] and everything that the row carries [n, …] finite? A sum is the quickest look at a row."""
+    finite = torch.isfinite(loss)
+    for value in carry.values():
+        if value.is_floating_point():
+            finite &= torch.isfinite(value.reshape(len(value), math.prod(value.shape[1:])).sum(1))
+    return finite

@@ -1,0 +1,40 @@
+"""hydra/launcher=lockstep: the folders and numbers of any other launcher."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from small_runs import QUICK
+
+SMALL = [*QUICK, "dataset=quadratics", "partition=natural", "model=mean", "trainer.trial=false", "seeds=[0,1]"]
+SWEEP = ["strategy=fedavg,fedpbc", "lr=0.1,0.05"]
+
+
+def found(folder: Path) -> dict[str, list[dict[str, str]]]:
+    """The metrics of every run by its folder's name, but for the time it took."""
+    runs = {}
+    for path in sorted(folder.glob("*/metrics.csv")):
+        with path.open(newline="") as lines:
+            runs[path.parent.name] = [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(lines)]
+    return runs
+
+
+def test_folders_numbers_and_resuming_are_those_of_one_job_after_another(fedsim, tmp_path: Path) -> None:
+    together = fedsim(tmp_path, "-m", "hydra/launcher=lockstep", *SMALL, *SWEEP, "out=a")
+    assert together.code == 0, together.err
+    assert "4 jobs in lockstep" in together.log
+    assert "sweep of 4 runs in a: 4 done" in together.err
+    assert fedsim(tmp_path, "-m", *SMALL, *SWEEP, "out=b").code == 0
+    assert len(found(tmp_path / "a")) == 4
+    assert found(tmp_path / "a") == found(tmp_path / "b")
+    again = fedsim(tmp_path, "-m", "hydra/launcher=lockstep", *SMALL, *SWEEP, "out=b")
+    assert "sweep of 4 runs in b: 4 finished before" in again.err
+
+
+def test_jobs_of_several_kinds_two_at_a_time_and_one_that_cannot_be(fedsim, tmp_path: Path) -> None:
+    two = ["hydra.launcher.at_once=2", "local_steps=1,2,0", "objective=train_loss"]
+    ended = fedsim(tmp_path, "-m", "hydra/launcher=lockstep", *SMALL, *two, "out=c")
+    assert ended.code == 1
+    assert "sweep of 3 runs in c: 2 done, 1 failed" in ended.err
+    assert "failed: local_steps=0: local_steps=0" in ended.err
