@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedsim.evaluation import Evaluation
     from fedsim.results import load
     from fedsim.run import Simulation, Stop
+    from fedsim.run.together import run_together
     from fedsim.tracking import Result, Tracking
     from fedsim.trainer import Execution
 
@@ -29,6 +30,7 @@ __all__ = [
     "Tracking",
     "__version__",
     "load",
+    "run_together",
 ]
 
 # These import PyTorch, which takes seconds; help and shell completion do without.
@@ -40,6 +42,7 @@ _HOMES = {
     "Stop": "fedsim.run",
     "Tracking": "fedsim.tracking",
     "load": "fedsim.results",
+    "run_together": "fedsim.run.together",
 }
 
 

@@ -154,7 +154,6 @@ def _job(cfg: DictConfig) -> float | None:
     return None
 
 
-<<<<<<< HEAD
 def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
     """Of a run; the first rank, if there are several, makes what has no name yet."""
     if of_hydra != ".":
@@ -170,7 +169,8 @@ def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
         raise ConfigError(problem)
     cfg.out = str(folder)
     return folder
-=======
+
+
 def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> Steps[float | None]:
     """One run of a sweep, its local work handed out; `shared` are data sets of other runs, as `build` takes them."""
     _prepare()
@@ -187,7 +187,6 @@ def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> Steps[flo
 def _choices() -> dict[str, str]:
     """Of the groups of the run at hand, Hydra's own left out."""
     return {k: v for k, v in HydraConfig.get().runtime.choices.items() if not k.startswith("hydra") and v}
->>>>>>> 754f152 (Runs in lockstep: their clients are rows of one matrix)
 
 
 def _end(ranks: Ranks, message: str) -> NoReturn:

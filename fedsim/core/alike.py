@@ -79,25 +79,24 @@ def _modules(one: nn.Module, other: nn.Module, same: Callable[..., bool]) -> boo
 
 def _objects(one: Any, other: Any, but: frozenset[str], same: Callable[..., bool]) -> bool:
     """By their attributes; what a property remembers of them is no attribute of their own."""
-    kind = type(one)
-    if not hasattr(one, "__dict__") and not hasattr(kind, "__slots__"):
+    kinds = type(one).__mro__
+    slots = [name for kind in kinds for name in _slots(kind)]
+    if not hasattr(one, "__dict__") and not slots:
         return False
-    left = {
-        name for of in kind.__mro__ for name, value in vars(of).items() if isinstance(value, functools.cached_property)
-    }
-    names = [
-        name
-        for of in kind.__mro__
-        for name in (
-            [of.__slots__] if isinstance(of.__dict__.get("__slots__"), str) else of.__dict__.get("__slots__", ())
-        )
-    ]
+    remembered = functools.cached_property
+    left = but | {name for kind in kinds for name, value in vars(kind).items() if isinstance(value, remembered)}
     own, others = (
-        {name: value for name, value in getattr(of, "__dict__", {}).items() if name not in left | but}
-        | {name: getattr(of, name, None) for name in names if name not in but and not name.startswith("__")}
+        {name: value for name, value in getattr(of, "__dict__", {}).items() if name not in left}
+        | {name: getattr(of, name, None) for name in slots if name not in left}
         for of in (one, other)
     )
     return own.keys() == others.keys() and all(same(own[name], others[name]) for name in own)
+
+
+def _slots(kind: type) -> list[str]:
+    """Names of the attributes for which a class itself has slots."""
+    names = kind.__dict__.get("__slots__", ())
+    return [name for name in ([names] if isinstance(names, str) else names) if not name.startswith("__")]
 
 
 KINDS: dict[type | tuple[type, ...], Callable[..., bool]] = {
