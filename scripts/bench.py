@@ -19,25 +19,25 @@ import argparse
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from bench_population import population
-from bench_rounds import Rounds
+from bench_rounds import CLOCKS, Rounds
 from bench_workloads import WORKLOADS, Workload, common_round, limit_round
 
 
-def timed(run: Callable[[], Any], device: torch.device) -> Callable[[], float]:
-    """Wall time of one call, the device's work included."""
+def timed(run: Callable[[], Any], device: torch.device, clock: str = "wall") -> Callable[[], float]:
+    """Seconds of one call, the device's work included, by one of `CLOCKS`."""
+    now = CLOCKS[clock]
 
     def seconds() -> float:
-        begin = time.perf_counter()
+        begin = now()
         run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return time.perf_counter() - begin
+        return now() - begin
 
     return seconds
 

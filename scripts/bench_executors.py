@@ -2,9 +2,10 @@
 
 Per model, interleaved in one process: whole rounds of fedsim under `auto` and under every executor that can run it, and
 a plain PyTorch loop over the same clients (a copy of the module, torch.optim.SGD, batches by indexing, an average).
-Numbers are the loop's seconds divided by the executor's: above 1 is faster than the loop. Evaluation is off.
+Numbers are the loop's seconds divided by the executor's: above 1 is faster than the loop. Evaluation is off, nothing
+is written.
 
-usage: python scripts/bench_executors.py [--json FILE] [--only resnet18_gn,vit] [--repeat 5] [--device auto]
+usage: python scripts/bench_executors.py [--json FILE] [--only resnet18_gn,vit] [--repeat 5] [--clock cpu]
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from bench import interleaved, timed
-from bench_rounds import Rounds
-from bench_workloads import LR, Workload, mlp, noise
+from bench_rounds import CLOCKS, Rounds
+from bench_workloads import LR, Workload, char_lstm, loss_of, mlp, noise, resnet18_gn, text
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.datasets import Dataset
-from fedsim.models import CIFAR10CNN, CharLSTM, LeafCNN, Linear, Transformer, ViT, from_torchvision
+from fedsim.models import CIFAR10CNN, LeafCNN, Linear, Transformer, ViT
 
 EXECUTORS = ("auto", "fused", "vmap", "loop")
 
@@ -55,18 +55,6 @@ def mlp_ln(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 200), nn.LayerNorm(200), nn.ReLU(), nn.Linear(200, classes))
 
 
-def resnet18_gn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    return from_torchvision("resnet18", classes, shape, "group", small_images=True)
-
-
-def text(length: int, samples: int) -> Dataset:
-    """Tokens without sense."""
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, 80, (samples, length + 1), generator=draw)
-    x, y = tokens[:, :-1], tokens[:, 1:]
-    return Dataset("noise", x, y, x[:100], y[:100], classes=80)
-
-
 def small() -> Dataset:
     return noise((1, 28, 28), 20_000)
 
@@ -75,25 +63,19 @@ def colours() -> Dataset:
     return noise((3, 32, 32), 20_000)
 
 
-def each(classes: int, **_: Any) -> nn.Module:
-    return CharLSTM(classes, hidden=64, every=True)
-
-
 MODELS: dict[str, Callable[[], Workload]] = {
-    "linear": lambda: Workload("linear", "MNIST, batch 20", small(), Linear, 20, 10),
-    "mlp": lambda: Workload("mlp", "2×200, MNIST, batch 20", small(), mlp, 20, 10),
-    "mlp_ln": lambda: Workload("mlp_ln", "LayerNorm, MNIST, batch 20", small(), mlp_ln, 20, 10),
-    "mlp_bn": lambda: Workload("mlp_bn", "BatchNorm, MNIST, batch 20", small(), mlp_bn, 20, 10),
-    "leaf_cnn": lambda: Workload("leaf_cnn", "FEMNIST's, batch 10", small(), LeafCNN, 10, 3, active=8),
-    "cifar10_cnn": lambda: Workload("cifar10_cnn", "3×32×32, batch 32", colours(), CIFAR10CNN, 32, 5, active=16),
-    "cnn_gn": lambda: Workload("cnn_gn", "GroupNorm, 3×32×32, batch 32", colours(), cnn_gn, 32, 5, active=8),
-    "cnn_bn": lambda: Workload("cnn_bn", "BatchNorm, 3×32×32, batch 32", colours(), cnn_bn, 32, 5, active=8),
-    "resnet18_gn": lambda: Workload("resnet18_gn", "3×32×32, batch 16", colours(), resnet18_gn, 16, 2, active=2),
-    "vit": lambda: Workload("vit", "3×32×32, batch 32", colours(), ViT, 32, 5, active=16),
-    "char_lstm": lambda: Workload("char_lstm", "40 tokens, batch 10", text(40, 4000), each, 10, 5, active=8),
-    "transformer": lambda: Workload(
-        "transformer", "40 tokens, batch 10", text(40, 4000), Transformer, 10, 5, active=16
-    ),
+    "linear": lambda: Workload("linear", "MNIST, batch 20", small(), Linear, 20, 5, active=32),
+    "mlp": lambda: Workload("mlp", "2×200, MNIST, batch 20", small(), mlp, 20, 5, active=32),
+    "mlp_ln": lambda: Workload("mlp_ln", "LayerNorm, MNIST, batch 20", small(), mlp_ln, 20, 5, active=32),
+    "mlp_bn": lambda: Workload("mlp_bn", "BatchNorm, MNIST, batch 20", small(), mlp_bn, 20, 5, active=32),
+    "leaf_cnn": lambda: Workload("leaf_cnn", "FEMNIST's, batch 10", small(), LeafCNN, 10, 3, active=2),
+    "cifar10_cnn": lambda: Workload("cifar10_cnn", "3×32×32, batch 32", colours(), CIFAR10CNN, 32, 3, active=4),
+    "cnn_gn": lambda: Workload("cnn_gn", "GroupNorm, 3×32×32, batch 32", colours(), cnn_gn, 32, 3, active=2),
+    "cnn_bn": lambda: Workload("cnn_bn", "BatchNorm, 3×32×32, batch 32", colours(), cnn_bn, 32, 3, active=2),
+    "resnet18_gn": lambda: Workload("resnet18_gn", "3×32×32, batch 8", colours(), resnet18_gn, 8, 6, active=1),
+    "vit": lambda: Workload("vit", "3×32×32, batch 32", colours(), ViT, 32, 3, active=4),
+    "char_lstm": lambda: Workload("char_lstm", "40 tokens, batch 10", text(40, 4000), char_lstm, 10, 3, active=2),
+    "transformer": lambda: Workload("transformer", "40 tokens, batch 10", text(40, 4000), Transformer, 10, 3, active=8),
 }
 
 
@@ -115,8 +97,7 @@ def plain_round(work: Workload, device: torch.device) -> Callable[[], None]:
                 x, y = data.train_x[pick], data.train_y[pick]  # type: ignore[index]
                 x = (x.float() / 255 - 0.5) / 0.25 if integers else x
                 optimizer.zero_grad()
-                output = model(x)
-                F.cross_entropy(output.flatten(0, -2), y.flatten()).backward()
+                loss_of(model(x), y).backward()
                 optimizer.step()
             ends = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
             mean = (
@@ -132,16 +113,18 @@ def plain_round(work: Workload, device: torch.device) -> Callable[[], None]:
     return run
 
 
-def measure(work: Workload, device: str, repeat: int) -> dict[str, Any]:
+def measure(work: Workload, device: str, repeat: int, seconds: float, clock: str) -> dict[str, Any]:
     """One row of the table: how often faster than the plain loop, median over the repetitions."""
     rounds: dict[str, Rounds] = {}
     for executor in EXECUTORS:
         try:
-            rounds[executor] = Rounds(work, [0], device, {"executor": executor})
+            rounds[executor] = Rounds(work, [0], device, {"executor": executor}, seconds, False, clock)
         except ConfigError:
             continue
     where = next(iter(rounds.values())).simulation.device
-    contenders = {name: r.seconds for name, r in rounds.items()} | {"plain": timed(plain_round(work, where), where)}
+    contenders = {name: r.seconds for name, r in rounds.items()} | {
+        "plain": timed(plain_round(work, where), where, clock)
+    }
     times = interleaved(contenders, repeat)
 
     def median(name: str, other: str) -> float:
@@ -165,6 +148,8 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="write the figures here too")
     parser.add_argument("--only", metavar="NAMES", help="comma-separated models (default: all)")
     parser.add_argument("--repeat", type=int, default=5, help="measured repetitions (default 5)")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of rounds in one repetition (default 0.2)")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: for one thread on a machine with others")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     wanted = options.only.split(",") if options.only else list(MODELS)
@@ -174,7 +159,7 @@ def main() -> None:
     print(f"{'model':12} {'what':32} {'plain':>9} " + " ".join(f"{name:>6}" for name in EXECUTORS) + "  chosen (best)")
     rows = []
     for name in wanted:
-        row = measure(MODELS[name](), options.device, options.repeat)
+        row = measure(MODELS[name](), options.device, options.repeat, options.seconds, options.clock)
         speeds = " ".join(f"{row['speed'][e]:6.2f}" if e in row["speed"] else "     –" for e in EXECUTORS)
         print(
             f"{name:12} {row['what']:32} {row['seconds']['plain']:7.3f} s {speeds}  {row['chosen']} ({row['best']})",

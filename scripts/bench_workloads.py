@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedsim.datasets import Dataset, GaussianMean, Synthetic
 from fedsim.local import SGD
-from fedsim.models import MLP, SVHNCNN, Linear, Mean
+from fedsim.models import MLP, SVHNCNN, CharLSTM, Linear, Mean, from_torchvision
 from fedsim.partition import IID, Natural, Partition
 from fedsim.partition.base import Samples
 from fedsim.shift import Location, Shift
@@ -64,6 +64,14 @@ def noise(shape: tuple[int, ...], samples: int) -> Dataset:
     return Dataset("noise", x, y, x[:100], y[:100], classes=10)
 
 
+def text(length: int, samples: int) -> Dataset:
+    """Tokens without sense; every next one is a label."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 80, (samples, length + 1), generator=draw)
+    x, y = tokens[:, :-1], tokens[:, 1:]
+    return Dataset("noise", x, y, x[:100], y[:100], classes=80)
+
+
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "a": lambda: Workload(
         "a", "logistic, synthetic(1,1), batch 100, 25 steps", Synthetic(clients=100), Linear, 100, 25,
@@ -79,11 +87,32 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
         "e", "Gaussian mean that answers, 25 clients × 10 seeds, batch 4, 5 steps", GaussianMean(clients=25), Mean, 4,
         5, clients=25, seeds=10, partition=Natural(), shift=Location(variance=0.01), has_limit=False,
     ),
+    "g": lambda: Workload(
+        "g", "ResNet-18 with GroupNorm, 3×32×32, batch 8, 6 steps, 1 of 100 active", noise((3, 32, 32), 20_000),
+        resnet18_gn, 8, 6, active=1,
+    ),
+    "h": lambda: Workload(
+        "h", "character LSTM, 40 tokens, batch 10, 5 steps, 4 of 100 active", text(40, 4000), char_lstm, 10, 5,
+        active=4,
+    ),
 }  # fmt: skip
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
     return MLP(shape, classes, hidden=(200, 200))
+
+
+def resnet18_gn(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return from_torchvision("resnet18", classes, shape, "group", small_images=True)
+
+
+def char_lstm(classes: int, **_: Any) -> nn.Module:
+    return CharLSTM(classes, hidden=64, every=True)
+
+
+def loss_of(output: Tensor, target: Tensor) -> Tensor:
+    """Of samples, or of every position."""
+    return F.cross_entropy(output.flatten(0, -2), target.flatten())
 
 
 def limit_round(work: Workload, device: torch.device) -> Callable[[], None]:
@@ -92,14 +121,17 @@ def limit_round(work: Workload, device: torch.device) -> Callable[[], None]:
     parameters = list(model.parameters())
     shares = [len(share) for share in work.shares()][: work.active]
     sizes = sorted({min(work.batch, held) for held in shares})
-    x = {b: torch.rand(work.steps, b, *work.data.shape, device=device) for b in sizes}
-    y = {b: torch.randint(0, 10, (work.steps, b), device=device) for b in sizes}
+    data, tokens = work.data, work.data.train_x.dtype == torch.int64
+    assert data.train_y is not None
+    x = {b: torch.rand(work.steps, b, *data.shape, device=device) for b in sizes}
+    x = {b: (value * (data.classes or 1)).long() if tokens else value for b, value in x.items()}
+    y = {b: torch.randint(0, data.classes or 1, (work.steps, b, *data.train_y.shape[1:]), device=device) for b in sizes}
 
     def run() -> None:
         for held in shares:
             b = min(work.batch, held)
             for k in range(work.steps):
-                gradients = torch.autograd.grad(F.cross_entropy(model(x[b][k]), y[b][k]), parameters)
+                gradients = torch.autograd.grad(loss_of(model(x[b][k]), y[b][k]), parameters)
                 with torch.no_grad():
                     for parameter, gradient in zip(parameters, gradients, strict=True):
                         parameter.sub_(gradient, alpha=LR)
@@ -112,12 +144,12 @@ def common_round(work: Workload, device: torch.device) -> Callable[[], None]:
     if isinstance(work.data, GaussianMean):
         return common_stream_round(work, work.data, device)
     server = work.module().to(device)
-    mean, std = (0.0, 1.0) if work.data.train_x.is_floating_point() else (0.5, 0.25)
-    scale = 1.0 if work.data.train_x.is_floating_point() else 255.0
+    images = work.data.train_x.dtype == torch.uint8
     data = []
     for share in work.shares():
         assert work.data.train_y is not None
-        x = (work.data.train_x[share].float() / scale - mean) / std
+        x = work.data.train_x[share]
+        x = (x.float() / 255 - 0.5) / 0.25 if images else x
         data.append(TensorDataset(x, work.data.train_y[share]))
     draw = np.random.default_rng(0)
 
@@ -133,7 +165,7 @@ def common_round(work: Workload, device: torch.device) -> Callable[[], None]:
             while step < work.steps:
                 for x, y in loader:
                     optimizer.zero_grad()
-                    loss = F.cross_entropy(model(x.to(device)), y.to(device))
+                    loss = loss_of(model(x.to(device)), y.to(device))
                     loss.backward()
                     optimizer.step()
                     step += 1

@@ -27,6 +27,7 @@ from fedsim.models.randomness import KeyedRandomness
 
 KEY = 0x5EED
 ALIKE = 1e-4  # of two ways to compute one number, relative to the largest
+OTHER = "it gives other numbers"
 
 
 @dataclass
@@ -107,7 +108,7 @@ def why_not(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | No
             got = attempt()
     except Exception as error:  # whatever torch says of somebody else's module
         return (str(error) or type(error).__name__).splitlines()[0][:200]
-    return None if _same(right, got, ALIKE) else "it gives other numbers"
+    return None if _same(right, got, ALIKE) else OTHER
 
 
 def second_of_two(function: Callable[..., Tensor], *arguments: Any) -> Tensor:

@@ -27,7 +27,7 @@ from fedsim.models.dropout import key_dropouts
 from fedsim.models.losses import LOSSES, Loss, weighted_mean
 from fedsim.models.naming import Naming, named
 from fedsim.models.precision import checked
-from fedsim.models.probe import Findings, probe, second_of_two, why_not
+from fedsim.models.probe import OTHER, Findings, probe, second_of_two, why_not
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.selectors import Selector
 
@@ -36,8 +36,8 @@ class RowModel:
     """Wraps how a module is built; the module itself stays stateless.
 
     Args:
-        build: returns a freshly initialised module; called once per replicate, each time from the replicate's seed.
-            A ready `nn.Module` is accepted too: then every replicate starts from its parameters.
+        build: returns a freshly initialised module; called once per replicate, each time from the replicate's seed. Or
+            a ready `nn.Module`: then every replicate starts from its parameters.
         loss: a name in `LOSSES`, or a callable (output [B, …], batch) → [B].
         ridge: λ of the penalty λ/2 ‖θ‖² added to every loss.
         device, dtype: of the rows.
@@ -83,9 +83,8 @@ class RowModel:
         self.statistics: dict[str, torch.Size] = {}
         self._kinds: dict[str, torch.dtype] = {}
         self._checked: Mapping[str, Tensor] | None = None
-        self.home: set[str] = set()
         self.trained = self.dimension = sum(s.numel() for s in self.shapes.values())
-        self.traits = Findings()
+        self.home, self.traits = set[str](), Findings()
         if not self.trained:
             raise ConfigError("model: the module has no trainable parameters")
         self.columns = self._columns()
@@ -141,7 +140,8 @@ class RowModel:
         if self.dtype == torch.float64:
             return self
         double = RowModel(self._build, self.loss, self.ridge, self.device, torch.float64, pair=self._pair)
-        double.call = self.call
+        double.call, checked = self.call, self._checked
+        double._checked = checked and {n: v.double() if v.is_floating_point() else v for n, v in checked.items()}
         double._know(self.traits)
         return double
 
@@ -250,8 +250,8 @@ class RowModel:
         except KeyError as error:
             raise ConfigError(f"model.loss needs {error}, which dataset={dataset} does not have") from error
         except (RuntimeError, ValueError, IndexError) as error:
-            unfit = f"model.loss does not fit the output of the model on dataset={dataset}"
-            raise ConfigError(f"{unfit}: {str(error).splitlines()[0]}") from error
+            what = str(error).splitlines()[0]
+            raise ConfigError(f"model.loss does not fit the model's output on dataset={dataset}: {what}") from error
         if losses.shape != (len(x),):
             raise ConfigError(f"model.loss returns shape {list(losses.shape)}; it must give one number per sample, [B]")
         self._know(probe(self.training_module, inputs, self.call))
@@ -269,8 +269,8 @@ class RowModel:
         """
         if self._checked is None:
             return None
-        row, key = self.initial([0])[0], torch.zeros((), dtype=torch.int64, device=self.device)
-        keyed = dict(self._checked) | {"key": key}
+        row = self.initial([0])[0]
+        keyed = dict(self._checked) | {"key": torch.zeros((), dtype=torch.int64, device=self.device)}
 
         def loss(parameters: dict[str, Tensor], row: Tensor, batch: dict[str, Tensor]) -> Tensor:
             output = self.predict(parameters, batch, self.statistics_of(row))
@@ -282,12 +282,12 @@ class RowModel:
         def plainly() -> Tensor:
             leaves = {name: value.detach().clone().requires_grad_() for name, value in self.unflatten(row).items()}
             with torch.enable_grad():
-                value = loss(leaves, row, keyed)
-            found = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+                found = torch.autograd.grad(loss(leaves, row, keyed), list(leaves.values()), materialize_grads=True)
             return torch.cat([g.reshape(-1) for g in found])
 
         with self._untouched():
-            return why_not(lambda: second_of_two(functionally, row, keyed), plainly)
+            reason = why_not(lambda: second_of_two(functionally, row, keyed), plainly)  # deep ones: by rounding?
+        return reason if reason != OTHER or self.dtype == torch.float64 else self.in_double().unvmapped
 
     @contextlib.contextmanager
     def _untouched(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.core import ConfigError
 from fedsim.models import RowModel
+from fedsim.models import probe as probe_module
 from fedsim.models.probe import Findings, probe
 
 X = torch.tensor([[0.3, -1.0, 2.0], [1.5, 0.2, -0.7]])
@@ -155,3 +156,23 @@ def test_what_vmap_cannot_do_is_known_beforehand() -> None:
     plain = RowModel(nn.Linear(3, 3))
     plain.check({"x": X, "y": torch.tensor([0, 1])}, 3, "test")
     assert plain.traits == Findings()
+
+
+@pytest.mark.parametrize("strange", [False, True])
+def test_rounding_alone_is_no_other_number(strange: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where single precision cannot tell, double does: a deep network's gradients differ by 10⁻⁴ of the largest."""
+
+    class Grouped(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            wrapped = torch._C._functorch.is_functorch_wrapped_tensor(self[0].weight)
+            return super().forward(x.unflatten(0, (-1, 1, 1))) * (2.0 if strange and wrapped else 1.0)
+
+    torch.manual_seed(0)
+    model = RowModel(Grouped(nn.Conv2d(1, 8, (1, 3), padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(72, 3)))
+    model.check({"x": X, "y": torch.tensor([0, 1])}, 3, "test")
+    monkeypatch.setattr(probe_module, "ALIKE", 1e-9)
+    looks: list[torch.dtype] = []
+    asked = RowModel.initial
+    monkeypatch.setattr(RowModel, "initial", lambda self, seeds: looks.append(self.dtype) or asked(self, seeds))
+    assert model.unvmapped == ("it gives other numbers" if strange else None)
+    assert looks == [torch.float32, torch.float64]

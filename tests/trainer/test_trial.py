@@ -19,11 +19,15 @@ CPU = torch.device("cpu")
 
 
 class Clock:
-    """Time passes by what contenders say they take."""
+    """Time passes by what contenders say they take, and others beside them."""
+
+    others = 0.0
 
     def __init__(self, monkeypatch, **seconds) -> None:
-        self.now, self.rows, self.seconds = 0.0, {name: [] for name in seconds}, seconds
+        self.now, self.own = 0.0, 0.0
+        self.rows, self.seconds = {name: [] for name in seconds}, seconds
         monkeypatch.setattr(trial.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(trial.time, "thread_time", lambda: self.own)
 
     def contenders(self):
         return {name: lambda rows, name=name: self.works(name, rows) for name in self.seconds}
@@ -33,7 +37,7 @@ class Clock:
         taken = self.seconds[name](rows)
         if taken == math.inf:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        self.now += taken
+        self.now, self.own = self.now + taken + self.others, self.own + taken
 
 
 def per_row(seconds: float, once: float = 0.0):
@@ -66,13 +70,22 @@ def test_what_takes_no_time_is_left_to_the_rule(monkeypatch):
 def test_the_hopeless_are_not_timed_again(monkeypatch):
     clock = Clock(monkeypatch, vmap=per_row(0.1), loop=per_row(1.0), fused=per_row(0.11))
     assert fastest(clock.contenders(), 4, CPU, least=2) == "vmap"
-    assert [len(clock.rows[name]) for name in ("vmap", "loop", "fused")] == [4, 2, 4]
+    assert [len(clock.rows[name]) for name in ("vmap", "loop", "fused")] == [7, 2, 5]
     assert {rows for seen in clock.rows.values() for rows in seen} == {2}
 
 
 def test_a_moment_of_noise_does_not_decide(monkeypatch):
-    hiccups = iter([0.1, 0.15, *[0.1] * 9])  # of the stated one: its first look took half as long again
-    clock = Clock(monkeypatch, vmap=lambda rows: next(hiccups), loop=lambda rows: 0.12)
+    """The stated one's first looks took four times as long: cold memory, somebody else's work."""
+    hiccups = iter([0.1, 0.4, 0.4, 0.4, *[0.1] * 9])
+    clock = Clock(monkeypatch, vmap=lambda rows: next(hiccups), loop=lambda rows: 0.15)
+    assert fastest(clock.contenders(), 1, CPU) == "vmap"
+
+
+def test_who_works_alone_is_not_charged_for_others(monkeypatch):
+    """Rows in one thread: somebody else's second beside every look leaves the order as it is."""
+    clock = Clock(monkeypatch, vmap=per_row(0.02), loop=per_row(0.01))
+    clock.others = 1.0
+    assert fastest(clock.contenders(), 1, CPU, alone=True) == "loop"
     assert fastest(clock.contenders(), 1, CPU) == "vmap"
 
 
@@ -91,7 +104,7 @@ def told(monkeypatch):
     """What the trial answers, and how often it was asked."""
     answers = []
 
-    def answer(contenders, rows, device, least):
+    def answer(contenders, rows, device, least, alone):
         for contender in contenders.values():
             contender(rows)
         answers.append(list(contenders))
