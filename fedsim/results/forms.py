@@ -17,6 +17,7 @@ SPECIAL = {
     "±": r"$\pm$",
     "θ": r"$\theta$",
     "–": "--",
+    **{sign: f"${sign}$" for sign in "<>|"},  # which the oldest text fonts have others for
 }
 
 
@@ -69,7 +70,7 @@ def latex(found: Table) -> str:
 
 def plain(text: str) -> str:
     """Text in which no sign means anything to LaTeX; θ^PS as mathematics."""
-    return re.sub(r"θ\^([A-Za-z]+)|[\\&%$#_{}~^±θ–]", _plain, text)
+    return re.sub(r"θ\^([A-Za-z]+)|[\\&%$#_{}~^±θ–<>|]", _plain, text)
 
 
 def _plain(found: re.Match[str]) -> str:

@@ -234,5 +234,5 @@ def test_signs_that_mean_something_to_latex_are_spelt_out() -> None:
     from fedsim.results.forms import plain
 
     walker = pytest.importorskip("pylatexenc.latex2text")
-    for text in ("50 % of A_1 & B^2", "{a}~#1", r"C:\runs", "$5"):
+    for text in ("50 % of A_1 & B^2", "{a}~#1", r"C:\runs", "$5", "a<b>c|d"):
         assert walker.LatexNodes2Text().latex_to_text(plain(text)).replace("\xa0", "~").replace("ˆ", "^") == text
