@@ -22,6 +22,7 @@ from fedsim.trainer.executors import Executor
 from fedsim.trainer.memory_limit import out_of_memory
 
 WORTH = 0.01  # seconds of a step below which nothing else is tried
+ENOUGH = 0.05  # seconds of a step above which no more rows are taken: several share what a step costs beside them
 ROWS = 64  # at most
 REPEATS = 4  # looks, of which the quickest counts: what else the machine does only adds
 MARGIN = 0.95  # of the time of the rule's choice: what is not faster than this does not replace it
@@ -61,7 +62,7 @@ def fastest(
     stated, count = next(iter(contenders)), min(rows, least)
     seconds(stated, count)  # warms up
     taken = seconds(stated, count)
-    while taken < WORTH and count < min(rows, ROWS):
+    while taken < ENOUGH and count < min(rows, ROWS):
         count = min(rows, ROWS, 4 * count)
         taken = seconds(stated, count)
     if taken < WORTH:

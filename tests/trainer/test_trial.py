@@ -53,6 +53,7 @@ def per_row(seconds: float, once: float = 0.0):
         ({"fused": per_row(0.02), "vmap": per_row(math.inf), "loop": per_row(0.01)}, "loop"),  # has no room
         ({"fused": per_row(math.inf), "vmap": per_row(math.inf)}, "fused"),
         ({"vmap": per_row(0.0001, 0.005), "loop": per_row(0.001)}, "vmap"),  # the overhead is shared by many rows
+        ({"loop": per_row(0.02), "vmap": per_row(0.01, 0.012)}, "vmap"),  # also where one row takes long
     ],
 )
 def test_the_quickest_wins(monkeypatch, seconds, winner):
