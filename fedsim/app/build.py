@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from fedsim.app.config import groups, identity, keys, plain
 from fedsim.app.signature import check_types
-from fedsim.core import checks
+from fedsim.core import checks, targets
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten
 
@@ -69,7 +69,7 @@ def build(
     for name in settings:
         if name not in known:
             raise ConfigError(f"{name} is not a setting{checks.nearest(name, known)}")
-    for name in (*TOP_LEVEL, *OF_EVALUATION, *OF_EXECUTION, *PARTS, "model", "trainer", "tracking"):
+    for name in (*TOP_LEVEL, *OF_EVALUATION, *OF_EXECUTION, *PARTS, "model", "trainer", "tracking", "trusted"):
         if name not in settings:
             raise ConfigError(f"{name} is missing; leave it as it is, or give it another value")
     tracking = dict(settings["tracking"])
@@ -83,7 +83,11 @@ def build(
     check_types(Setup, own, names)
     check_types(Execution, execution, {key: f"trainer.{key}" for key in settings["trainer"]})
     check_types(Evaluation, evaluation, {name: key for key, name in OF_EVALUATION.items()})
-    with _room():
+    trusted = settings["trusted"]
+    if not isinstance(trusted, list) or not all(isinstance(name, str) and name.isidentifier() for name in trusted):
+        raise ConfigError(f"trusted={trusted!r} must be a list of packages' names, such as [mypackage]")
+    with targets.trusting(trusted), _room():
+        targets.check_all("model", model)
         parts = {name: _instantiate(name, settings[name], names) for name in PARTS if name != "dataset"}
         shared, told = {} if shared is None else shared, json.dumps(settings["dataset"], sort_keys=True, default=str)
         if told not in shared:
@@ -100,7 +104,8 @@ def build(
             **parts,
             **own,
         )
-    return simulation, _instantiate("tracking", tracking, names), identity(cfg)
+        watching = _instantiate("tracking", tracking, names)
+    return simulation, watching, identity(cfg)
 
 
 def _loss(name: Any) -> Any:
@@ -108,7 +113,7 @@ def _loss(name: Any) -> Any:
     if not isinstance(name, str) or "." not in name:
         return name
     try:
-        return get_object(name)
+        return targets.found("model.loss", name)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"model.loss={name!r} cannot be imported ({error})") from error
 
@@ -138,15 +143,6 @@ def _names(cfg: DictConfig) -> dict[str, str]:
     return found
 
 
-def _found(target: str) -> Any:
-    """What stands at a dotted path."""
-    if target.startswith("torchvision."):
-        from fedsim.core.torchvision_import import torchvision
-
-        torchvision()  # where its compiled operators do not load, a plain import fails
-    return get_object(target)
-
-
 def _check_node(path: str, node: dict[str, Any], names: dict[str, str]) -> None:
     """The types of one object's settings, and of those of the objects inside it."""
     for key, value in node.items():
@@ -165,7 +161,7 @@ def _check_node(path: str, node: dict[str, Any], names: dict[str, str]) -> None:
     settings = {key: value for key, value in node.items() if key != "_target_"}
     own = {key: names.get(f"{path}.{key}", f"{path}.{key}") for key in settings}
     try:
-        made = _found(target)
+        made = targets.found(f"{path}._target_", target)
         if not callable(made):
             raise ConfigError(f"{path}._target_={target!r} is a {type(made).__name__}; give a class of it")
         check_types(made, settings, own)
@@ -180,7 +176,12 @@ def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
     if not isinstance(node, dict):
         choices = ", ".join(groups().get(group, []))
         raise ConfigError(f"{group}={node!r} is no choice of this group; choose one of {choices}")
+    targets.check_all(group, node)
     _check_node(group, node, names)
+    if node.get("_partial_"):
+        raise ConfigError(
+            f"{group}._partial_=true leaves an object half made, and a run needs a whole one; leave it out"
+        )
     try:
         return instantiate(node, _convert_="all")
     except MissingMandatoryValue as error:
@@ -204,7 +205,7 @@ def _model_builder(node: dict[str, Any], names: dict[str, str]) -> Any:
     if not isinstance(target, str) or target == "???":
         raise ConfigError("model._target_ is missing; give the class of an nn.Module, such as package.module.Class")
     try:
-        made = _found(target)
+        made = targets.found("model._target_", target)
         own = {key: names.get(f"model.{key}", f"model.{key}") for key in node}
         check_types(made, node, own)
         return functools.partial(made, **node)

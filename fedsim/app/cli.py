@@ -23,7 +23,7 @@ from fedsim.app import commands, sweep
 from fedsim.app.build import build
 from fedsim.app.config import config_folder, plain
 from fedsim.app.explain import before_the_job, explain, in_one_line
-from fedsim.app.folders import RESUME, run_folder
+from fedsim.app.folders import RESUME, key_of, run_folder
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.core.lock import check_free
 from fedsim.core.settings import flatten
@@ -226,6 +226,10 @@ def steps(
         )
     if not there and resume not in RESUME:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
+    if cfg.trusted and HydraConfig.initialized():
+        given = {key_of(override) for override in HydraConfig.get().overrides.task}
+        if "trusted" not in given:  # a file that came from elsewhere would trust whom it likes
+            raise ConfigError(f"trusted={cfg.trusted} stands in a file; say on the command line whom you trust")
     sweep.check_objective(cfg.objective, metrics=plain(cfg)["metrics"])
     simulation, tracking, identity = build(cfg, ranks, shared)
     yaml, settings = OmegaConf.to_yaml(cfg, resolve=True), choices | table_row(identity)

@@ -33,6 +33,7 @@ WITHOUT_EFFECT = (
     "tracking.observers",
     "tracking.checkpoint_every",
     "trainer.memory",
+    "trusted",
 )
 # Settings that a resumed run may change: they decide neither what is computed nor what was written.
 FREE_ON_RESUME = (*WITHOUT_EFFECT, "rounds", "tracking", "on_nonfinite", "stop")

@@ -14,7 +14,7 @@ import numpy as np
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core import checks, targets
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten
 from fedsim.datasets import Dataset
@@ -139,6 +139,7 @@ class Run:
         from hydra.errors import InstantiationException  # here: most who read a run need not wait for it
         from hydra.utils import instantiate
 
+        targets.check_all("dataset", self.config["dataset"])
         try:
             made: Dataset = instantiate(self.config["dataset"], _convert_="all")
             return made

@@ -25,6 +25,7 @@ from fedsim.tracking.environment import environment
 from fedsim.tracking.metrics_csv import NAME as METRICS
 from fedsim.tracking.metrics_csv import MetricsCSV, kept_rows
 from fedsim.tracking.result import Row
+from fedsim.trainer import Steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,16 +65,16 @@ def _said(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def owning(method: Callable[P, T]) -> Callable[P, T]:
-    """A method of an object with a `federation`, that owns the folder `out`, its first argument, while it runs."""
+def owning(method: Callable[P, Steps[T]]) -> Callable[P, Steps[T]]:
+    """Steps of an object with a `federation`, that owns the folder `out`, its first argument, until they end."""
 
     @functools.wraps(method)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+    def steps(*args: P.args, **kwargs: P.kwargs) -> Steps[T]:
         out: Any = kwargs.get("out", args[1] if len(args) > 1 else None)
         with owned(None if out is None else Path(out), args[0].federation.ranks):  # type: ignore[attr-defined]
-            return method(*args, **kwargs)
+            return (yield from method(*args, **kwargs))
 
-    return run
+    return steps
 
 
 class RunFolder:

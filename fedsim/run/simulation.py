@@ -50,7 +50,6 @@ class Simulation(Setup):
             model = unshifted(self.model, self.data, model).to(model)
         return self.strategy.initial(model, self.federation)
 
-    @owning
     @hints.unheard()
     @determinism.if_asked
     def run(
@@ -82,6 +81,7 @@ class Simulation(Setup):
         """
         return alone(self.steps(out, resume, tracking, identity, settings, config))
 
+    @owning
     def steps(
         self,
         out: str | Path | None = None,

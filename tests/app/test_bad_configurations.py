@@ -99,7 +99,28 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     # model, data and what moves them
     (["model=custom"], "model._target_ is missing"),
     (["model=custom", "model._target_=no.such.Net"], "model._target_='no.such.Net' cannot be imported"),
-    (["model=custom", "model._target_=os.getcwd"], "model"),
+    (["model=custom", "model._target_=os.getcwd"], "model._target_='os.getcwd' is of the package os, which config"),
+    (["model=custom", "model._target_=os.system", "+model.command=touch stolen"], "is of the package os, which conf"),
+    (["model=custom", "model._target_=torch.os.system", "+model.command=touch stolen"], "is posix.system, and that"),
+    (["model=custom", "model._target_=fedsim.core.files.os.system"], "is no part of fedsim that configurations may"),
+    (
+        ["model=custom", "model._target_=fedsim.models.losses.torch.hub.load"],
+        "no part of torch that configurations may",
+    ),
+    (["model=custom", "model._target_=builtins.exec", "+model.source=1/0"], "is of the package builtins"),
+    (["model=custom", "model._target_=torch.load", "+model.f=x"], "'torch.load' is no part of torch that"),
+    (["model=custom", "model._target_=transformers.pipeline"], "'transformers.pipeline' is no part of transformers"),
+    (["model=custom", "model._target_=torch.nn.Linear", "+model.trust_remote_code=true"], "runs code of a repository"),
+    (["model.loss=os.system"], "model.loss='os.system' is of the package os"),
+    (["strategy=custom", "strategy._target_=subprocess.run"], "strategy._target_='subprocess.run' is of the package"),
+    (["+local.inner.deep={_target_:os.system,command:touch stolen}"], "local.inner.deep._target_='os.system' is of"),
+    (["+local.many=[{x:{_target_:shutil.rmtree,path:x}}]"], "local.many.x._target_='shutil.rmtree' is of the package"),
+    (["metrics=[{_target_:os.system}]"], "metrics: _target_='os.system' is of the package os"),
+    (["tracking.observers=[{_target_:os.system,command:touch stolen}]"], "'os.system' is of the package os"),
+    (["tracking.observers=[{_target_:fedsim.tracking.metrics_csv.MetricsCSV}]"], "is no part of fedsim that"),
+    (["trusted=os"], "trusted='os' must be a list of packages' names"),
+    (["trusted=[1]"], "trusted=[1] must be a list of packages' names"),
+    (["+strategy._partial_=true"], "strategy._partial_=true leaves an object half made"),
     (["model=mlp", "model.hidden=[0]"], "model.hidden"),
     (["model=mlp", "model.hidden=wide"], "model.hidden='wide' must be a list"),
     (["model=mlp", "model.hidden=[4000000000000]"], "need more memory than there is"),
@@ -169,4 +190,4 @@ def test_a_bad_configuration(
 
 
 def test_the_table_is_as_long_as_it_was_promised() -> None:
-    assert len(CONFIGURATIONS) >= 130
+    assert len(CONFIGURATIONS) >= 150

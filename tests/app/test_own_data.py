@@ -126,5 +126,5 @@ def test_any_dataset_of_pytorch_by_its_path(tmp_path: Path, fedsim) -> None:
 
 
 def test_a_mistake_in_an_object_inside_names_where_it_is(tmp_path: Path, fedsim) -> None:
-    ended = fedsim(tmp_path, *QUICK, "dataset=torch", "dataset.train._target_=builtins.range")
+    ended = fedsim(tmp_path, *QUICK, "dataset=torch", "dataset.train._target_=builtins.range", "trusted=[builtins]")
     assert "dataset.train: range expected at least 1 argument" in ended.err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsim.core import targets
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import UNDIRECTED
 from fedsim.evaluation.metrics.entries import BETTER, Entry
@@ -84,7 +84,9 @@ def _own(entry: Entry) -> Any:
         try:
             if target.startswith("torchmetrics."):
                 prepare()
-            target = pkgutil.resolve_name(target)
+            target = targets.found("metrics: _target_", target)
+        except ConfigError:
+            raise
         except Exception as error:  # a module may raise anything
             raise ConfigError(f"metrics: _target_={entry.target!r} cannot be imported ({error})") from error
     if not callable(target):
