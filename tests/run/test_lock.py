@@ -16,6 +16,7 @@ from resumable import QUIET, Coins, simulation_of
 
 from fedsim.core import ConfigError, lock
 from fedsim.core.lock import NAME, Lock, check_free
+from fedsim.run.together import Lockstep
 
 
 def held_by_another(folder: Path) -> tuple[int, int]:
@@ -191,3 +192,25 @@ def test_a_folder_with_somebodys_configuration_is_not_a_runs(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"holds a config\.yaml that no run wrote"):
         simulation_of(rounds=1).run(tmp_path, tracking=QUIET, config="rounds: 1\n")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("config.yaml", "dear: me\n")]
+
+
+def test_runs_in_lockstep_own_their_folders_too(tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+
+    def look() -> None:
+        seen.append(sorted(path.parent.name for path in tmp_path.glob(f"*/{NAME}")))
+
+    runs = [simulation_of(rounds=3, availability=Coins(1, look)) for _ in range(2)]
+    ended = dict(
+        Lockstep()([lambda run=run, n=n: run.steps(tmp_path / str(n), False, QUIET) for n, run in enumerate(runs)])
+    )
+    assert [ended[n].history[-1]["round"] for n in (0, 1)] == [3, 3]
+    assert seen == [["0", "1"]] * 2
+    assert not list(tmp_path.rglob(NAME))
+    mine = Lock(tmp_path / "0")
+    ended = dict(
+        Lockstep()([lambda n=n: simulation_of(rounds=3).steps(tmp_path / str(n), False, QUIET) for n in (0, 1)])
+    )
+    mine.release()
+    assert "is in use by process" in str(ended[0])
+    assert ended[1].history[-1]["round"] == 3
