@@ -81,8 +81,7 @@ def naive(values: list[float], rises: bool) -> dict[str, float]:
 def outcomes(simulation: Simulation, row: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> list[float]:
     """Hits, or squared errors, of every sample, one by one."""
     found = []
-    for one, target in zip(x, y, strict=True):
-        out = simulation.model.evaluate(row, one[None])[0]
+    for out, target in zip(simulation.model.evaluate(row, x), y, strict=True):
         hit = (
             float(out.argmax() == target) if simulation.dataset.classes else float(0.5 * (out - target).square().sum())
         )
