@@ -110,4 +110,23 @@ class Availability(ABC):
         """The clients that take part in round t, on the federation's device."""
         if self.federation is None:
             raise ConfigError(f"{type(self).__name__}.sample needs bind(federation) first")
-        return self.federation.cohort(self.counts(t), self.probabilities(t), t)
+        probabilities, counts = self.probabilities(t), self.counts(t)
+        self.check_numbers(t, "probabilities", probabilities)
+        self.check_numbers(t, "counts", counts)
+        return self.federation.cohort(counts, probabilities, t)
+
+    def check_numbers(self, t: int, name: str, values: np.ndarray) -> None:
+        """Refuse probabilities that are none, and counts below 0, of round t."""
+        most = 1.0 if name == "probabilities" and self.law != "multiset" else np.inf
+        shape = getattr(values, "shape", None)
+        if shape != self.population.shape:
+            raise ConfigError(
+                f"availability={type(self).__name__}: {name}({t}) must be an array {list(self.population.shape)}, one "
+                f"row per seed, and is {type(values).__name__ if shape is None else list(shape)}"
+            )
+        if values.size and not (values.min() >= 0 and values.max() <= most):
+            where = np.argwhere(~((values >= 0) & (values <= most)))[0]
+            raise ConfigError(
+                f"availability={type(self).__name__}: {name}({t}) of client {where[1]} is {values[tuple(where)]:g}, "
+                f"which is not {'in [0, 1]' if most == 1 else '0 or more'}"
+            )

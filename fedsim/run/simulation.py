@@ -15,11 +15,14 @@ from fedsim.results.models import HEADER
 from fedsim.run import determinism, hints
 from fedsim.run.checkpoint import CONTENT, Checkpointer, read
 from fedsim.run.content import content
+from fedsim.run.contracts import within
 from fedsim.run.divergence import DivergenceGuard
 from fedsim.run.folder import owning
 from fedsim.run.layout import Layout
 from fedsim.run.progress import Progress
+from fedsim.run.rehearsal import rehearse
 from fedsim.run.setup import Setup
+from fedsim.run.strategy_contract import check_state
 from fedsim.run.tracker import Tracker
 from fedsim.strategies import State
 from fedsim.tracking import Result, Tracking
@@ -48,7 +51,8 @@ class Simulation(Setup):
             model = self.references["distance_to_ps"].to(model)
         elif self.start == "erm":
             model = unshifted(self.model, self.data, model).to(model)
-        return self.strategy.initial(model, self.federation)
+        with within(f"strategy={type(self.strategy).__name__}: initial", self.strategy):
+            return self.strategy.initial(model, self.federation)
 
     @hints.unheard()
     @determinism.if_asked
@@ -97,6 +101,7 @@ class Simulation(Setup):
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | (identity or {})
         folder = None if out is None else Path(out)
         state, progress = self.initial_state(), Progress()
+        check_state(self, state)
         memory = self.trainer.memory(state.model)
         memory.evaluated = self.models.memory(state.model) | self.participation.memory()
         ranks = self.federation.ranks
@@ -114,6 +119,7 @@ class Simulation(Setup):
         self.settled.update(progress.executors)
         progress.executors = self.settled
         self._check_carry(state, memory)
+        rehearse(self, state, memory)
         self.evaluator.references = self.references
         name, written = type(self.strategy).__name__, folder if ranks.first else None
         guard = DivergenceGuard(self.federation, name, self.on_nonfinite, self.evaluation.every, progress.dropped)
