@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from fedsim.evaluation.columns import fraction
 from fedsim.plots import clients
 from fedsim.plots.curves import beside_a_loss, figure, telling
 from fedsim.plots.looks import looks
-from fedsim.plots.style import DISTANCES, STYLE, measured_in, panels, percent, wrapped
+from fedsim.plots.style import DISTANCES, STYLE, literal, measured_in, panels, percent, wrapped
 from fedsim.results.differences import ABSENT
 from fedsim.results.runs import Run
 from fedsim.tracking.clients import MOST_CLIENTS, MOST_ROUNDS
@@ -43,6 +44,7 @@ def pictures(runs: list[Run], metrics: list[str] | None = None, most: int = 2) -
         metrics: whose curves are drawn; by default the most telling ones.
         most: how many those are.
     """
+    runs = [dataclasses.replace(run, label=literal(run.label)) for run in runs]
     several = max(run.replicates for run in runs) > 1
     band = " Bands are ±1 standard deviation over the replicates." if several else ""
     inner = " Bands hold the replicates from the 10 % to the 90 % quantile." if several else ""

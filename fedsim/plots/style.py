@@ -73,6 +73,11 @@ def title(metric: str) -> str:
     return metric.replace("_", " ") + of
 
 
+def literal(text: str) -> str:
+    """A name as it is, on one line: `$` begins no formula, and a leading `_` does not hide it from a legend."""
+    return re.sub(r"^_", " _", " ".join(text.split()).replace("$", r"\$"))
+
+
 def formulas(text: str) -> str:
     """θ^PS set as mathematics, in a picture and in LaTeX."""
     return re.sub(r"θ\^([A-Za-z]+)", r"$\\theta^{\\mathrm{\1}}$", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import math
 import re
@@ -21,14 +22,26 @@ SPECIAL = {
 }
 
 
+def tidy(found: Table) -> Table:
+    """The same with every text on one line, whatever a run is called."""
+
+    def one(texts: list[str]) -> list[str]:
+        return [" ".join(text.split()) for text in texts]
+
+    lines = [(one(keys), cells) for keys, cells in found.lines]
+    return dataclasses.replace(found, keys=one(found.keys), lines=lines, notes=one(found.notes))
+
+
 def terminal(found: Table) -> str:
     """Columns that line up; notes below."""
+    found = tidy(found)
     return "\n".join([_lined(found, "", "  ", ""), *([""] if found.notes else []), *found.notes])
 
 
 def markdown(found: Table) -> str:
     """A table of Markdown, the best of each column in bold; notes as a list."""
-    notes = "".join(f"\n- {note}" for note in found.notes)
+    found = tidy(found)
+    notes = "".join(f"\n- {_escaped(note)}" for note in found.notes)
     return _lined(found, "| ", " | ", " |", bold="**{}**") + (f"\n{notes}" if notes else "")
 
 
@@ -47,11 +60,13 @@ def _lined(found: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", r"\|")
+    """Neither a further column nor a page's own code."""
+    return text.replace("|", r"\|").replace("<", "&lt;")
 
 
 def latex(found: Table) -> str:
     """A tabular for the package booktabs, the best of each column in bold; notes as comments."""
+    found = tidy(found)
     units = ["" if not measure.percent else ", %" for measure in found.measures]
     headings = [*found.keys, *(m.heading + unit for m, unit in zip(found.measures, units, strict=True))]
     lines = [
@@ -93,19 +108,29 @@ def _entries(found: Table, form: int, bold: str) -> list[list[str]]:
 def comma_separated(found: Table) -> str:
     """Numbers as they are, not rounded nor in per cent: the mean under the heading, what belongs to it under headings
     that begin with it; notes in lines that begin with '#'."""
+    found = tidy(found)
     file = io.StringIO()
     file.writelines(f"# {note}\n" for note in found.notes)
     suffixes = [_suffixes(found, column) for column in range(len(found.measures))]
     writer = csv.writer(file, lineterminator="\n")
     headings = [m.heading + suffix for m, some in zip(found.measures, suffixes, strict=True) for suffix in some]
-    writer.writerow([*found.keys, *headings])
+    writer.writerow([_no_formula(text) for text in (*found.keys, *headings)])
     for keys, cells in found.lines:
         numbers: list[float] = []
         for cell, some in zip(cells, suffixes, strict=True):
             known = {} if cell is None else cell.numbers()
             numbers += [known.get(suffix, math.nan) for suffix in some]
-        writer.writerow([*keys, *("" if math.isnan(number) else number for number in numbers)])
+        writer.writerow([*map(_no_formula, keys), *("" if math.isnan(number) else number for number in numbers)])
     return file.getvalue().rstrip("\n")
+
+
+def _no_formula(text: str) -> str:
+    """Text that a spreadsheet takes for text: an apostrophe before what would begin a formula, and is no number."""
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    return text
 
 
 def _suffixes(found: Table, column: int) -> list[str]:
