@@ -19,7 +19,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim.app import commands, sweep
+from fedsim.app import commands, idle, sweep
 from fedsim.app.build import build
 from fedsim.app.config import config_folder, plain
 from fedsim.app.explain import before_the_job, explain, in_one_line
@@ -117,6 +117,7 @@ def _job(cfg: DictConfig) -> float | None:
         with deterministic(cfg.deterministic is True):
             return alone(of_sweep(cfg))
     _prepare()
+    idle.tell(plain(cfg), told.overrides.task, alone=True)
     ranks, folder, choices, unnamed = Ranks(), Path(), _choices(), cfg.out is None
     try:
         ranks = Ranks.join()
@@ -176,6 +177,8 @@ def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> Steps[flo
     _prepare()
     told = HydraConfig.get()
     launcher, folder = told.runtime.choices["hydra/launcher"], Path(told.runtime.output_dir)
+    if int(told.job.num) == 0:  # what is given is given for all
+        idle.tell(plain(cfg), told.overrides.task, alone=False)
     if cfg.resume is None:
         cfg.resume = "auto"
     if launcher == "lockstep" or (launcher != "basic" and sys.stderr.isatty()):

@@ -62,6 +62,8 @@ class Huber(Contamination):
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
         m = federation.clients
+        if self.clients is not None and not len(self.clients):
+            raise ConfigError("contamination.clients=[] contaminates nobody; use contamination=none, or null for all")
         fractions = torch.zeros(m, dtype=torch.float64)
         for client in range(m) if self.clients is None else self.clients:
             if checks.whole("contamination.clients", client, least=0) >= m:

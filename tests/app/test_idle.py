@@ -1,0 +1,70 @@
+"""Settings without effect are told, and those with one are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from small_runs import QUICK, configuration
+
+from fedsim.app.config import plain
+from fedsim.app.idle import IDLE, idle
+
+ROTTEN, WOKEN = ["contamination=gaussian", "contamination.fraction=0"], ["contamination.fraction=0.1"]
+STILL = "dataset/augment=none"
+# For every key that may rest: a composition in which it does, and what wakes it.
+RESTING = {
+    "local.alpha_every": (["local=apfl", "local.alpha_every=step"], ["local.adaptive=true"]),
+    "local.alpha_decay": (["local=apfl", "local.alpha_decay=0.1"], ["local.adaptive=true"]),
+    "local.drop_last": (["local.drop_last=false", "local.sampling=replacement"], ["local.sampling=pass"]),
+    "personal.at": (["personal.at=end"], ["personal.over=all"]),
+    "personal.localize": (["personal.localize=sgd"], ["personal.over=online"]),
+    "personal.train_samples": (["personal.train_samples=9"], ["personal.newcomers=3"]),
+    "personal.newcomer_epochs": (["personal.newcomer_epochs=1"], ["personal.newcomers=3"]),
+    "dataset.augment.per": (["dataset=cifar10", STILL, "dataset.augment.per=batch"], ["dataset.augment.flip=true"]),
+    "dataset.augment.border": (["dataset=svhn", STILL, "dataset.augment.border=mean"], ["dataset/augment=crop"]),
+    "trainer.workers": (["trainer.workers=2", "trainer.executor=vmap"], ["trainer.executor=loop"]),
+    "trainer.trial": (["trainer.trial=false", "trainer.executor=loop"], ["trainer.executor=auto"]),
+    "stop.over": (["stop.over=mean"], ["stop.target={test_accuracy:0.9}"]),
+    "contamination.mean": (["contamination.mean=1", *ROTTEN], WOKEN),
+    "contamination.std": (["contamination.std=1", *ROTTEN], WOKEN),
+    "contamination.entry": (["contamination.entry=x", *ROTTEN], WOKEN),
+    "contamination.clients": (["contamination.clients=[1]", *ROTTEN], WOKEN),
+    "contamination.exact": (["contamination.exact=true", *ROTTEN], WOKEN),
+    "contamination.value": (["contamination.value=2", "contamination=point", "contamination.fraction=0"], WOKEN),
+}
+
+
+def told(*overrides: str, alone: bool = True) -> list[str]:
+    given = [text.partition("=")[0] for text in overrides]
+    return list(idle(plain(configuration(*overrides)), given, alone))
+
+
+@pytest.mark.parametrize("key", RESTING)
+def test_a_setting_is_told_where_it_rests_and_only_there(key):
+    rests, wakes = RESTING[key]
+    assert [sentence for sentence in told(*rests) if sentence.startswith(f"{key} has no effect without")]
+    assert not [sentence for sentence in told(*rests, *wakes) if sentence.startswith(f"{key} ")]
+    assert not told(*[text for text in rests if not text.startswith(f"{key}=")])
+
+
+def test_every_key_that_may_rest_is_in_this_table():
+    assert {name for name, _, _ in IDLE} == set(RESTING)
+
+
+def test_batches_of_all_samples_have_no_short_last_one():
+    assert told("batch_size=null", "local.drop_last=false") == ["local.drop_last has no effect without a batch_size"]
+
+
+def test_an_objective_is_for_sweeps():
+    assert "objective has no effect in a single run" in told("objective=test_accuracy")[0]
+    assert not told("objective=test_accuracy", alone=False)
+
+
+def test_the_command_says_so(fedsim, tmp_path: Path):
+    ended = fedsim(tmp_path, *QUICK, "personal.at=end", "out=o")
+    assert ended.code == 0
+    assert "personal.at has no effect without personal.over=all, or personal.newcomers" in ended.log
+    assert fedsim(tmp_path, *QUICK, "contamination=gaussian", "contamination.clients=[]").err.startswith(
+        "fedsim: contamination.clients=[] contaminates nobody"
+    )
