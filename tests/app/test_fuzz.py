@@ -1,0 +1,153 @@
+"""Random compositions over all groups: whatever runs gives the same numbers in every way that promises to.
+
+Thirty in `make test`, five hundred among the slow ones. What cannot run must say so by an error of ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from omegaconf import DictConfig, OmegaConf, open_dict
+from small_runs import COMPANY, configuration
+
+from fedsim.app.build import build
+from fedsim.app.config import groups
+from fedsim.core.errors import ConfigError, DivergenceError
+from fedsim.run.together import run_together
+
+BASE = [
+    "rounds=3", "eval_every=1", "clients=5", "seeds=[3,8]", "local_steps=2", "trainer.dtype=float64",
+    "trainer.executor=loop", "lr=0.02", "tracking.progress=none", "tracking.tensorboard=false",
+]  # fmt: skip
+DATA = {  # a data set, what it needs, and shifts that move it
+    "digits": ([], []),
+    "synthetic": ([], []),
+    "quadratics": (["model=mean"], []),
+    "gaussian_mean": (["model=mean"], ["location"]),
+    "regression_groups": ([], []),
+    "binary_gaussians": ([], ["group_mean"]),
+    "pricing": (["model=mean"], ["demand"]),
+    "house_prices": (["model.bias=false"], ["response"]),
+    "pricing_groups": (["model=mean"], ["contribution"]),
+}
+LEFT_OUT = ("custom", "trace", "log", "table", "flwr", "natural", "by_name")
+
+
+def choices(group: str) -> list[str]:
+    return [choice for choice in groups()[group] if choice not in LEFT_OUT]
+
+
+def composition(number: int) -> list[str]:
+    """The overrides of one of them."""
+    draw = random.Random(number)
+    name = draw.choice([*DATA, "digits", "digits", "synthetic"])
+    needs, moves = DATA[name]
+    own, rules = [f"dataset={name}", *needs], set(choices("local"))
+    if name == "digits":
+        own += [f"partition={draw.choice(choices('partition'))}"]
+        own += draw.choice([["model=linear"], ["model=mlp", "model.hidden=[6]"]])
+    else:
+        own += ["partition=natural"]
+        rules -= {"fedlc", "fedrep", "fedbabu"}  # for classes, and for networks
+    strategy, availability = draw.choice(choices("strategy")), draw.choice(choices("availability"))
+    if strategy == "p_fedavg":
+        availability = "full"
+    own += [f"strategy={strategy}", f"availability={availability}"]
+    if availability in ("bernoulli", "sine", "markov") and draw.random() < 0.7:
+        bases = set(choices("availability/base")) - (
+            set() if name == "digits" else {"class_correlated", "label_ordered"}
+        )
+        own += [f"availability/base={draw.choice(sorted(bases))}"]
+    own += ["availability.k=3"] if availability in ("uniform_k", "multiset") else []
+    rule = draw.choice(sorted(rules))
+    own += [f"local={rule}"]
+    own += [text for text in COMPANY.get(f"local={rule}", []) if text != "model=mlp" or text not in own]
+    if moves and draw.random() < 0.6:
+        own += [f"shift={draw.choice(moves)}", f"shift.deploy={draw.choice(['step', 'round'])}"]
+        own += [f"shift.inertia={draw.choice([0, 0.5])}", "shift.references=none"]
+    if draw.random() < 0.3:
+        own += [f"contamination={draw.choice(['gaussian', 'point', 'feature_noise', 'none'])}"]
+    if draw.random() < 0.4:
+        schedule = draw.choice(choices("local/schedule"))
+        own += [f"local/schedule={schedule}", *(["local.schedule.rounds=9"] if schedule == "cosine" else [])]
+    stored = name in ("digits", "synthetic")
+    return [*own, *BASE, f"batch_size={'null' if stored and draw.random() < 0.2 else 4}"]
+
+
+def ran(cfg: DictConfig, folder: Path | None = None, **changes: Any) -> list[dict[str, Any]]:
+    """The history of a run with some settings changed."""
+    cfg = copy.deepcopy(cfg)
+    with open_dict(cfg):
+        for key, value in changes.items():
+            OmegaConf.update(cfg, key.replace("__", "."), value)
+    simulation, tracking, identity = build(cfg)
+    return simulation.run(folder, folder is not None, tracking, identity).history
+
+
+def close(one: list[dict[str, Any]], other: list[dict[str, Any]], exactly: bool = False) -> None:
+    """The same columns and numbers, but for the time they took."""
+    assert [sorted(row) for row in one] == [sorted(row) for row in other]
+    for mine, yours in zip(one, other, strict=True):
+        names = sorted(mine.keys() - {"seconds"})
+        a, b = (np.array([row[name] for name in names], dtype=float) for row in (mine, yours))
+        if exactly:
+            assert np.array_equal(a, b, equal_nan=True), names
+        else:
+            assert np.allclose(a, b, rtol=1e-6, atol=1e-8, equal_nan=True), (names, a, b)
+
+
+def executors(cfg: DictConfig, folder: Path) -> None:
+    close(ran(cfg), ran(cfg, trainer__executor="auto", trainer__chunk=3, trainer__trial=False))
+
+
+def seeds(cfg: DictConfig, folder: Path) -> None:
+    close([row for row in ran(cfg) if row["seed"] == 8], ran(cfg, seeds=[8]))
+
+
+def resumed(cfg: DictConfig, folder: Path) -> None:
+    """Broken off after two rounds, as a shorter run would be, and gone on with."""
+    ran(cfg, folder / "run", rounds=2)
+    close(ran(cfg, folder / "run"), ran(cfg), exactly=True)
+
+
+def places(cfg: DictConfig, folder: Path) -> None:
+    close(ran(cfg), ran(cfg, trainer__memory="host"), exactly=True)
+
+
+def together(cfg: DictConfig, folder: Path) -> None:
+    other = copy.deepcopy(cfg)
+    other.lr = 0.01
+    joint = run_together([build(one)[0] for one in (cfg, other)])
+    close(joint[0].history, ran(cfg), exactly=True)
+    close(joint[1].history, ran(other), exactly=True)
+
+
+WAYS: list[Callable[[DictConfig, Path], None]] = [executors, seeds, resumed, places, together]
+
+
+def tried(number: int, folder: Path) -> bool:
+    """Does this composition run? Then it keeps one of the promises."""
+    try:
+        WAYS[number % len(WAYS)](configuration(*composition(number)), folder)
+    except (ConfigError, DivergenceError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("first", range(0, 30, 5))
+def test_random_compositions(first: int, tmp_path: Path) -> None:
+    done = [tried(number, tmp_path / str(number)) for number in range(first, first + 5)]
+    assert sum(done) >= 3  # the rest was refused
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(30, 530, 20))
+def test_many_random_compositions(first: int, tmp_path: Path) -> None:
+    done = [tried(number, tmp_path / str(number)) for number in range(first, first + 20)]
+    assert sum(done) >= 12
