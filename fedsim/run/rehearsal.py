@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedsim.availability import Availability
+from fedsim.core.columns import OWN
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
@@ -66,7 +67,7 @@ def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
     carry = dict(handed) if isinstance(handed, dict) else {"params": handed}
     columns = run.model.columns
     carry = (columns.widened(carry, cohort, memory) if columns.divided else carry) | memory.gather(cohort)
-    carry = {name: value for name, value in carry.items() if name != "own"}
+    carry.pop(OWN, None)  # it is part of the row
     carry |= rule.round_state(carry["params"])
     if rule.knows_round:
         carry["round"] = torch.zeros(len(cohort), dtype=torch.int64, device=carry["params"].device)

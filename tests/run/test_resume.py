@@ -119,8 +119,9 @@ def test_a_new_run_in_an_old_folder_is_not_resumed_from_the_old_checkpoint(tmp_p
     straight = simulation_of().run(tmp_path / "straight", tracking=QUIET)
     folder = tmp_path / "parts"
     simulation_of(rounds=3).run(folder, tracking=QUIET)
+    late = Tracking(progress="none", tensorboard=False, checkpoint_every=3)
     with pytest.raises(RuntimeError, match="power cut"):
-        simulation_of(availability=Coins(0, crash)).run(folder, tracking=QUIET)
+        simulation_of(availability=Coins(1, crash)).run(folder, tracking=late)
     resumed = simulation_of().run(folder, resume=True, tracking=QUIET)
     assert_same_run(resumed, straight, folder, tmp_path / "straight")
 

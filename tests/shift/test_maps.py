@@ -133,7 +133,7 @@ def test_evaluation_looks_at_samples_that_answer_the_evaluated_and_the_deployed_
     simulation = simulation_of(build(), model, shift, evaluation=Evaluation(client_samples=9))
     evaluator, theta = simulation.evaluator, start_of(simulation, 2)
     found = evaluator(theta[:1], theta[1:]).metrics
-    batch = evaluator._client_batch(slice(None))
+    batch = evaluator._client_batch(evaluator.samples, slice(None))
     for name, answered in (("performative_loss", theta[0]), ("decoupled_loss", theta[1])):
         losses = []
         for i in range(M):
