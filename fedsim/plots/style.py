@@ -16,7 +16,9 @@ from matplotlib.ticker import FuncFormatter
 
 from fedsim.evaluation.columns import MODELS, fraction
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")  # Okabe–Ito
+COLOURS = (  # Okabe–Ito, and two more
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F", "#8C510A", "#6A3D9A",
+)  # fmt: skip
 DASHES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 FITTED = "fitted"  # in a legend: what uses constants that were fitted after seeing the paper's numbers
