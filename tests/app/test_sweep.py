@@ -57,7 +57,7 @@ def one_thread_each(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "launcher",
-    [pytest.param(name, marks=[] if name in ("basic", "lockstep") else pytest.mark.slow) for name in PLUGINS],
+    [pytest.param(name, marks=[] if name == "basic" else pytest.mark.slow) for name in PLUGINS],
 )
 @pytest.mark.usefixtures("one_thread_each")
 def test_a_failed_run_ends_no_other_and_what_is_finished_is_left_alone(fedsim, tmp_path: Path, launcher: str) -> None:

@@ -55,7 +55,11 @@ def process(**methods: Any) -> dict[str, Any]:
 
 
 def shift(move: Any) -> dict[str, Any]:
-    return {"shift": type("Moving", (Shift,), {"__call__": lambda self, batch, theta: move(batch, theta)})()}
+    return {
+        "shift": type("Moving", (Shift,), {"__call__": lambda self, batch, theta: move(batch, theta)})(
+            references="none"
+        )
+    }
 
 
 def local(step: Any) -> dict[str, Any]:
