@@ -132,12 +132,15 @@ def signalled(monkeypatch: pytest.MonkeyPatch, act: Any) -> None:
 
 
 def test_a_closed_terminal_ends_a_run_like_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(signal.SIGHUP)
-    with monkeypatch.context() as patched:
-        signalled(patched, lambda: os.kill(os.getpid(), signal.SIGHUP))
-        with pytest.raises(SystemExit, match="stopped by SIGHUP after round 2 of 4; go on with"):
-            command(patched, tmp_path, "rounds=4", "out=o")
-    assert signal.getsignal(signal.SIGHUP) == before
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+    try:
+        with monkeypatch.context() as patched:
+            signalled(patched, lambda: os.kill(os.getpid(), signal.SIGHUP))
+            with pytest.raises(SystemExit, match="stopped by SIGHUP after round 2 of 4; go on with"):
+                command(patched, tmp_path, "rounds=4", "out=o")
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
     command(monkeypatch, tmp_path, "rounds=4", "out=o", "resume=auto")
     assert [row["round"] for row in read_metrics(tmp_path / "o" / "metrics.csv")] == [0, 1, 2, 3, 4]
 
