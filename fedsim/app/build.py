@@ -53,8 +53,8 @@ def build(
     Args:
         cfg: the configuration.
         ranks: the processes that share the run; None: this one is alone.
-        shared: data sets of other runs in this process, by their settings; this run's is taken from there, or goes
-            there.
+        shared: data sets of other runs in this process, by their settings and device; this run's is taken from there,
+            or goes there.
 
     Raises:
         ConfigError: for anything that cannot run, naming key, value and remedy.
@@ -89,7 +89,8 @@ def build(
     with targets.trusting(trusted), _room():
         targets.check_all("model", model)
         parts = {name: _instantiate(name, settings[name], names) for name in PARTS if name != "dataset"}
-        shared, told = {} if shared is None else shared, json.dumps(settings["dataset"], sort_keys=True, default=str)
+        shared = {} if shared is None else shared
+        told = json.dumps([settings["dataset"], settings["device"]], sort_keys=True, default=str)
         if told not in shared:
             shared[told] = _instantiate("dataset", settings["dataset"], names)
         parts["dataset"] = shared[told]
