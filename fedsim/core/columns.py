@@ -102,7 +102,7 @@ class Columns:
         gradients of columns that it does not see."""
         rows = self.whole(carry["params"], cohort, memory)
         wide = carry | {"params": rows}
-        for name in ("correction", "anchor"):
+        for name in ("correction", "anchor", "gradient"):
             if name in carry:
                 wide[name] = torch.zeros_like(rows).index_copy(1, self.shared, carry[name])
         if "proximal" in carry and len(self.own):

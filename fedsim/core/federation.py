@@ -104,18 +104,29 @@ class Federation:
         rows = np.flatnonzero(flat)
         return Cohort(self, rows, flat[rows], probabilities[:, self.ranks.share].reshape(-1)[rows], t)
 
-    def everyone(self, active: Cohort) -> Cohort:
-        """All R·m' rows; those not in `active` compute too, but do not take part (count 0)."""
-        counts = np.zeros(self.rows)
+    def everyone(self, active: Cohort, count: int = 0) -> Cohort:
+        """All R·m' rows; those not in `active` compute too, but do not take part (count 0) unless told otherwise."""
+        counts = np.full(self.rows, float(count))
         probabilities = np.ones(self.rows)
         counts[active.host.rows] = active.host.count
         probabilities[active.host.rows] = active.host.probability
         return Cohort(self, np.arange(self.rows), counts, probabilities, active.round)
 
-    def mean_over_clients(self, rows: Tensor) -> Tensor:
-        """[R·m', …] → [R, …], the plain mean over each replicate's m clients, wherever their memory lies."""
-        weights = torch.full((self.rows,), 1.0 / self.clients, dtype=rows.dtype, device=rows.device)
-        return self.reduce(weights, rows, range(0, self.rows + 1, len(self.own)))
+    def mean_over_clients(self, rows: Tensor, weighting: str = "uniform") -> Tensor:
+        """[R·m', …] → [R, …], the mean over each replicate's m clients, wherever their memory lies."""
+        return self.sum_over_clients(rows, self.weights(weighting))
+
+    def sum_over_clients(self, rows: Tensor, weights: Tensor) -> Tensor:
+        """[R·m', …] → [R, …], the sum over each replicate's m clients with weights [R·m']; rows of another type than
+        these are copied."""
+        rows = rows if rows.dtype == weights.dtype else rows.to(weights.dtype)
+        return self.reduce(weights.to(rows.device), rows, range(0, self.rows + 1, len(self.own)))
+
+    def weights(self, weighting: str) -> Tensor:
+        """[R·m'] w_i, which sum to 1 over all clients of a replicate: 'uniform' 1/m, or 'data' fractions."""
+        if weighting == "data":
+            return self.data_weights.unflatten(0, (self.replicates, -1))[:, self.ranks.share].flatten()
+        return torch.full((self.rows,), 1.0 / self.clients, dtype=self.dtype, device=self.device)
 
     def everywhere(self, values: np.ndarray) -> np.ndarray:
         """[R·m'] host numbers, one per row here → [R·m] of all virtual clients."""

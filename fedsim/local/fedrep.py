@@ -28,6 +28,8 @@ class FedRep(SGD):
         **options: of SGD.
     """
 
+    extras = SGD.extras - {"gradient"}
+
     def __init__(self, head_steps: int = 1, **options: Any) -> None:
         super().__init__(**options)
         self.head_steps = checks.whole("local.head_steps", head_steps, least=0)

@@ -68,7 +68,7 @@ class PerFedAvg(SGD):
             carry = carry | {"params": moved}
         if self.second_order:
             gradient = gradient - self.inner_lr * objective.hessian_product(params, gradient, inner)
-        return carry | {"params": self.descend(carry, gradient, lr)}, loss
+        return self.moved(carry, gradient, lr), loss
 
 
 def parts(batch: Batch, many: int) -> list[Batch]:

@@ -113,7 +113,7 @@ class PoFL(PFL):
         draw = Draw(batch, weight, theta, f, first, (share * losses).sum(1))
         carry, second = self.answer(carry, draw, self.estimator.moment(batch, weight, f, losses))
         carry = self.learn(carry, draw, lr)
-        carry = carry | {"params": self.descend(carry, first + second, lr[:, None])}
+        carry = self.moved(carry, first + second, lr[:, None])
         return self.history.push(carry, theta, f), draw.loss
 
     def select(self, carry: Carry, gradients: Tensor, weight: Tensor) -> Tensor:

@@ -62,4 +62,4 @@ class PFedMe(SGD):
             gradient, loss = objective.gradient(theta, batches[k % self.drawn])
             theta = theta - self.inner_lr * (gradient + self.penalty * (theta - w))
             losses.append(loss)
-        return carry | {"params": self.descend(carry, self.penalty * (w - theta), lr), "personal": theta}, losses[0]
+        return self.moved(carry, self.penalty * (w - theta), lr) | {"personal": theta}, losses[0]

@@ -14,7 +14,8 @@ from fedsim.samples import Batch
 
 class SGD(LocalRule):
     """x ← x − η (g + λx), with g clipped to norm `clip` first; a 'correction' [d] in the carry is added
-    to g, and so is 'proximal' · (x − 'anchor').
+    to g, and so is 'proximal' · (x − 'anchor'). A 'scale' [] in the carry multiplies the step; a 'gradient' [d] becomes
+    the g + λx of the last step.
 
     Args:
         weight_decay: λ.
@@ -22,7 +23,7 @@ class SGD(LocalRule):
         **options: of every local rule.
     """
 
-    extras = frozenset({"correction", "proximal", "anchor"})
+    extras = frozenset({"correction", "proximal", "anchor", "scale", "gradient"})
 
     def __init__(self, weight_decay: float = 0.0, clip: float | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -38,7 +39,12 @@ class SGD(LocalRule):
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)
-        return carry | {"params": self.descend(carry, gradient, lr)}, loss
+        return self.moved(carry, gradient, lr), loss
+
+    def moved(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
+        """The carry after a step along the gradient of the mean loss, which it notes if it is asked to."""
+        noted = {"gradient": self.direction({"params": carry["params"]}, gradient)} if "gradient" in carry else {}
+        return carry | {"params": self.descend(carry, gradient, lr)} | noted
 
     def descend(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Tensor:
         """The new parameters from the gradient of the mean loss: [d] with lr [], or a chunk's [c, d] with lr [c, 1]."""
@@ -57,4 +63,7 @@ class SGD(LocalRule):
             gradient = gradient + mu * (params - carry["anchor"])
         if self.weight_decay:
             gradient = gradient + self.weight_decay * params
+        if "scale" in carry:
+            scale = carry["scale"]
+            gradient = (scale if scale.dim() == params.dim() else scale[..., None]) * gradient
         return gradient

@@ -1,6 +1,7 @@
 """What the server and the clients keep, and how a round's work becomes the next model."""
 
 from fedsim.strategies.afl import AFL
+from fedsim.strategies.area import AREA
 from fedsim.strategies.base import KeepsClientModels, ServerStep, State, Strategy
 from fedsim.strategies.f3ast import F3AST
 from fedsim.strategies.fedau import FedAU
@@ -14,10 +15,13 @@ from fedsim.strategies.fednova import FedNova
 from fedsim.strategies.fedopt import FedOpt
 from fedsim.strategies.fedpbc import FedPBC
 from fedsim.strategies.fedprox import FedProx
+from fedsim.strategies.fedstale import FedStale
 from fedsim.strategies.fedvarp import FedVARP
+from fedsim.strategies.focus import Focus
 from fedsim.strategies.local_only import LocalOnly
 from fedsim.strategies.mifa import MIFA
 from fedsim.strategies.mime_lite import MimeLite
+from fedsim.strategies.mimic import MimiC
 from fedsim.strategies.p_fedavg import PFedAvg
 from fedsim.strategies.per_replicate import PerReplicate, Rows
 from fedsim.strategies.q_ffl import QFFL
@@ -25,6 +29,7 @@ from fedsim.strategies.scaffold import Scaffold
 
 __all__ = [
     "AFL",
+    "AREA",
     "F3AST",
     "MIFA",
     "QFFL",
@@ -41,10 +46,13 @@ __all__ = [
     "FedOpt",
     "FedPBC",
     "FedProx",
+    "FedStale",
     "FedVARP",
+    "Focus",
     "KeepsClientModels",
     "LocalOnly",
     "MimeLite",
+    "MimiC",
     "PFedAvg",
     "PerReplicate",
     "Rows",

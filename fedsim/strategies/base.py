@@ -123,4 +123,4 @@ class KeepsClientModels(Strategy[C]):
         return cohort.gather(state.models)
 
     def client_mean(self, state: C, federation: Federation) -> Tensor:
-        return federation.mean_over_clients(state.models)
+        return federation.mean_over_clients(state.models, self.weighting)

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedsim.core import checks
-from fedsim.core.federation import Federation
+from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State
+
+
+class Counters(Protocol):
+    """What is known of every client's intervals, [R·m] each."""
+
+    mean_interval: Tensor
+    intervals: Tensor
+    current: Tensor
+
+
+def no_intervals(model: Tensor, federation: Federation) -> tuple[Tensor, Tensor, Tensor]:
+    """The counters before round 0."""
+    zeros = torch.zeros(federation.rows, dtype=model.dtype, device=model.device)
+    return torch.ones_like(zeros), zeros, zeros.clone()
+
+
+def counted(state: Counters, cohort: Cohort, cutoff: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The counters after a round with this cohort: an interval closes when the client takes part, or when its absence
+    reaches `cutoff` rounds."""
+    current = state.current + 1
+    closes = torch.zeros_like(current, dtype=torch.bool) if cutoff is None else current >= cutoff
+    closes[cohort.rows] = True
+    intervals = state.intervals + closes
+    mean = (state.mean_interval * state.intervals + current) / intervals.clamp(min=1)
+    mean = torch.where(closes, mean, state.mean_interval)
+    return mean, intervals, torch.where(closes, 0.0, current)
 
 
 @dataclass
@@ -43,16 +70,9 @@ class FedAU(ServerStep[FedAUState]):
         self.cutoff = checks.whole("strategy.cutoff", cutoff)
 
     def initial(self, model: Tensor, federation: Federation) -> FedAUState:
-        zeros = torch.zeros(federation.rows, dtype=model.dtype, device=model.device)
-        return FedAUState(model, torch.ones_like(zeros), zeros, zeros.clone())
+        return FedAUState(model, *no_intervals(model, federation))
 
     def aggregate(self, state: FedAUState, report: Report, t: int) -> FedAUState:
         cohort = report.cohort
         step = cohort.sum(report.innovation, state.mean_interval[cohort.rows] / cohort.federation.clients)
-        current = state.current + 1
-        closes = current >= self.cutoff
-        closes[cohort.rows] = True
-        intervals = state.intervals + closes
-        mean = (state.mean_interval * state.intervals + current) / intervals.clamp(min=1)
-        mean = torch.where(closes, mean, state.mean_interval)
-        return FedAUState(state.model - self.server_lr * step, mean, intervals, torch.where(closes, 0.0, current))
+        return FedAUState(state.model - self.server_lr * step, *counted(state, cohort, self.cutoff))

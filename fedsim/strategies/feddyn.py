@@ -7,9 +7,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedsim.core import checks
-from fedsim.core.federation import WEIGHTINGS, Cohort
+from fedsim.core.federation import Cohort
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, RemembersClients, remember
+from fedsim.strategies.memory import ClientMemory, RemembersClients, stored
 
 
 class FedDyn(RemembersClients[ClientMemory]):
@@ -29,17 +29,17 @@ class FedDyn(RemembersClients[ClientMemory]):
     """
 
     def __init__(self, alpha: float = 0.01, weighting: str = "uniform", memory_dtype: str = "same") -> None:
-        super().__init__(1.0, memory_dtype)
+        super().__init__(1.0, memory_dtype, weighting)
         self.alpha = checks.positive("strategy.alpha", alpha)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
 
     def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
-        model, moved = cohort.broadcast(state.model), cohort.gather(state.memory).to(state.model.dtype)
+        model, moved = cohort.broadcast(state.model), self.recall(state, cohort)
         alpha = self.alpha / (cohort.weights(self.weighting) * cohort.federation.clients)  # α_i, [n]
         return {"params": model, "anchor": model, "proximal": alpha, "correction": alpha[:, None] * moved}
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
         cohort = report.cohort
-        mean = remember(state, cohort, cohort.gather(state.memory).to(state.model.dtype) - report.innovation)
+        moved = self.recall(state, cohort) - report.innovation
+        mean = stored(state.memory, state.mean, cohort, moved)  # the plain mean: α_i weighs
         model = cohort.mean(report.end) + mean
         return replace(state, model=cohort.unless_empty(model, state.model), mean=mean)

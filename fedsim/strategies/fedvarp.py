@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, RemembersClients, remember
+from fedsim.strategies.memory import ClientMemory, RemembersClients
 
 
 class FedVARP(RemembersClients[ClientMemory]):
@@ -14,7 +14,6 @@ class FedVARP(RemembersClients[ClientMemory]):
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
         cohort = report.cohort
-        surprise = report.innovation - cohort.gather(state.memory).to(state.model.dtype)
-        direction = state.mean + cohort.mean(surprise)
+        direction = state.mean + self.mean(cohort, report.innovation - self.recall(state, cohort))
         model = cohort.unless_empty(state.model - self.server_lr * direction, state.model)
-        return ClientMemory(model, state.memory, remember(state, cohort, report.innovation))
+        return ClientMemory(model, state.memory, self.remember(state, cohort, report.innovation))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
-from fedsim.core.federation import Cohort, Federation
+from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
 from fedsim.strategies.base import ServerStep, State
 
 DTYPES = {"same": None, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -36,11 +36,13 @@ class RemembersClients(ServerStep[M]):
     Args:
         server_lr: η_g.
         memory_dtype: of the stored rows: same (as the model's), float32, float16 or bfloat16.
+        weighting: w_i of the means over all clients and over A: 'uniform' 1/m, or 'data' fractions.
     """
 
-    def __init__(self, server_lr: float = 1.0, memory_dtype: str = "same") -> None:
+    def __init__(self, server_lr: float = 1.0, memory_dtype: str = "same", weighting: str = "uniform") -> None:
         super().__init__(server_lr)
         self.dtype = DTYPES[checks.choice("strategy.memory_dtype", memory_dtype, DTYPES)]
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
 
     def initial(self, model: Tensor, federation: Federation) -> M:
         return cast(M, ClientMemory(model, *self.empty(model, federation)))
@@ -49,14 +51,21 @@ class RemembersClients(ServerStep[M]):
         """Zero memory [R·m, d] and its mean [R, d]."""
         return federation.zeros(model.shape[1], dtype=self.dtype or model.dtype), torch.zeros_like(model)
 
+    def recall(self, state: M, cohort: Cohort) -> Tensor:
+        """[n, d] what is remembered of the cohort's clients, in the model's dtype."""
+        return cohort.gather(state.memory).to(state.model.dtype)
 
-def remember(state: ClientMemory, cohort: Cohort, values: Tensor) -> Tensor:
-    """Store the cohort's values [n, d] in place; return the new mean [R, d] of what is stored."""
-    return stored(state.memory, state.mean, cohort, values)
+    def remember(self, state: M, cohort: Cohort, values: Tensor) -> Tensor:
+        """Store the cohort's values [n, d] in place; return the new mean [R, d] of what is stored of all clients."""
+        return stored(state.memory, state.mean, cohort, values, self.weighting)
+
+    def mean(self, cohort: Cohort, values: Tensor) -> Tensor:
+        """[n, d] → [R, d] the mean over those who take part."""
+        return cohort.mean(values, None if self.weighting == "uniform" else cohort.weights(self.weighting))
 
 
 def stored(memory: Tensor, mean: Tensor, cohort: Cohort, values: Tensor, weighting: str = "uniform") -> Tensor:
-    """The same for any memory [R·m, d] and its mean [R, d] over clients, plain or by their data."""
+    """Store values [n, d] in any memory [R·m, d], in place; return its new mean [R, d], plain or by clients' data."""
     old = cohort.gather(memory)
     new = values.to(memory.dtype)  # the mean is that of the stored, rounded values
     cohort.scatter(memory, new)

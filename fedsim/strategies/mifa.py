@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,9 +10,10 @@ from torch import Tensor
 from fedsim.core import checks
 from fedsim.core.federation import Federation
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, RemembersClients, remember
+from fedsim.strategies.memory import ClientMemory, RemembersClients
 
 MEMORIES = ("innovation", "gradient")
+DIVISORS = ("all", "seen")
 
 
 @dataclass
@@ -22,16 +23,30 @@ class MIFAState(ClientMemory):
     met: Tensor
 
 
-class MIFA(RemembersClients[MIFAState]):
-    """x ← x − (η_g / m) Σ_i Ĝ_i, Ĝ_i the last innovation of client i (zero before its first).
+@dataclass
+class AgedMIFAState(MIFAState):
+    """Adds last_seen [R·m] int64: the last round in which the client took part; −1 before its first."""
 
-    An empty round steps too: the memory is there. Memory: one row per client.
+    last_seen: Tensor
+
+
+class MIFA(RemembersClients[MIFAState]):
+    """x ← x − η_g Σ_i w_i ψ(age_i) Ĝ_i, Ĝ_i the last innovation of client i (zero before its first), ψ = 1.
+
+    An empty round steps too: the memory is there. Memory: one row per client. Age weights ψ(a) = (1 + a)^{−power} for
+    a ≤ max_age, 0 beyond, with a = t − τ_i and τ_i the last round of client i, are no part of the paper; with them a
+    round looks at all rows.
 
     Args:
         server_lr: η_g.
         memory: 'innovation' stores G_i; 'gradient' stores G_i / η_t and rescales by today's η_t, as the original does.
         wait_for_all: hold the model until every client has taken part once (the original's assumption).
         memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
+        weighting: w_i: 'uniform' 1/m, or 'data' fractions.
+        divide_by: 'all', or 'seen': the w_i of those who have taken part yet sum to 1, and the first rounds are not
+            shrunk. Once everybody has, the two are one.
+        age_power: of ψ; 0 does not discount.
+        max_age: of ψ; null forgets nothing.
     """
 
     def __init__(
@@ -40,22 +55,50 @@ class MIFA(RemembersClients[MIFAState]):
         memory: str = "innovation",
         wait_for_all: bool = False,
         memory_dtype: str = "same",
+        weighting: str = "uniform",
+        divide_by: str = "all",
+        age_power: float = 0.0,
+        max_age: int | None = None,
     ) -> None:
-        super().__init__(server_lr, memory_dtype)
+        super().__init__(server_lr, memory_dtype, weighting)
         self.memory = checks.choice("strategy.memory", memory, MEMORIES)
         self.wait_for_all = wait_for_all
+        self.divide_by = checks.choice("strategy.divide_by", divide_by, DIVISORS)
+        self.age_power = checks.not_negative("strategy.age_power", age_power)
+        self.max_age = None if max_age is None else checks.whole("strategy.max_age", max_age, least=0)
+
+    @property
+    def aged(self) -> bool:
+        """Do old innovations count less?"""
+        return self.age_power > 0 or self.max_age is not None
 
     def initial(self, model: Tensor, federation: Federation) -> MIFAState:
         met = torch.zeros(federation.rows, dtype=torch.bool, device=model.device)
-        return MIFAState(model, *self.empty(model, federation), met)
+        if not self.aged:
+            return MIFAState(model, *self.empty(model, federation), met)
+        never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        return AgedMIFAState(model, *self.empty(model, federation), met, never)
 
     def aggregate(self, state: MIFAState, report: Report, t: int) -> MIFAState:
-        cohort = report.cohort
+        cohort, federation = report.cohort, report.cohort.federation
         rate = report.lr[:, None] if self.memory == "gradient" else torch.ones_like(report.lr)[:, None]
-        mean = remember(state, cohort, report.innovation / cohort.broadcast(rate))
+        mean = step = self.remember(state, cohort, report.innovation / cohort.broadcast(rate))
         state.met[cohort.rows] = True
-        model = state.model - self.server_lr * rate * mean
+        if isinstance(state, AgedMIFAState):
+            state.last_seen[cohort.rows] = t
+            weights = self.discount((t - state.last_seen).to(mean.dtype)) * federation.weights(self.weighting)
+            step = federation.sum_over_clients(state.memory, weights)
+        met = state.met.to(step.dtype)
+        if self.divide_by == "seen":
+            seen = federation.mean_over_clients(met, self.weighting)[:, None]
+            step = step / torch.where(seen > 0, seen, 1.0)
+        model = state.model - self.server_lr * rate * step
         if self.wait_for_all:
-            ready = cohort.federation.mean_over_clients(state.met.to(model.dtype)) > 1 - 0.5 / cohort.federation.clients
+            ready = federation.mean_over_clients(met) > 1 - 0.5 / federation.clients
             model = torch.where(ready[:, None], model, state.model)
-        return MIFAState(model, state.memory, mean, state.met)
+        return replace(state, model=model, mean=mean)
+
+    def discount(self, age: Tensor) -> Tensor:
+        """[R·m] ψ of whole numbers of rounds."""
+        kept = torch.ones_like(age) if self.max_age is None else age <= self.max_age
+        return kept / (1 + age) ** self.age_power

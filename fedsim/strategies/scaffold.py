@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.core.federation import Cohort
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, RemembersClients, remember
+from fedsim.strategies.memory import ClientMemory, RemembersClients
 
 
 class Scaffold(RemembersClients[ClientMemory]):
@@ -16,17 +16,18 @@ class Scaffold(RemembersClients[ClientMemory]):
 
     c is the mean of all c_i, which is the paper's c ← c + (|A|/m) mean_A(c_i⁺ − c_i). Where the rate moves within a
     round, s η_l is the sum of the steps' rates. Memory: one row per client. Runs under local=sgd, whose carry takes
-    the correction. x and c go down, the changes of x and c_i come up.
+    the correction. x and c go down, the changes of x and c_i come up. With weighting=data all means are weighed by
+    data, and the limit is the minimum of Σ w_i F_i.
     """
 
     vectors_down = vectors_up = 2
 
     def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
-        own = cohort.gather(state.memory).to(state.model.dtype)
-        return {"params": cohort.broadcast(state.model), "correction": cohort.broadcast(state.mean) - own}
+        correction = cohort.broadcast(state.mean) - self.recall(state, cohort)
+        return {"params": cohort.broadcast(state.model), "correction": correction}
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
         cohort = report.cohort
         control = report.innovation / report.lr_sum[:, None] - report.carry["correction"]  # c_i − c + G_i / (s η_l)
-        model = state.model - self.server_lr * cohort.mean(report.innovation)
-        return replace(state, model=model, mean=remember(state, cohort, control))
+        model = state.model - self.server_lr * self.mean(cohort, report.innovation)
+        return replace(state, model=model, mean=self.remember(state, cohort, control))

@@ -85,8 +85,8 @@ class Trainer:
         return executor(choice, self.rule, self.model, self.shift, self.batches.contamination.active)
 
     def _runs(self, carry: Carry) -> Executor:
-        """The executor of such rows: a proximal term of some columns only is more than the fused one can."""
-        if not parted(carry) or not isinstance(self.executor, FusedExecutor):
+        """The executor of such rows: some carries ask for more than the fused one can."""
+        if not beyond_fused(carry) or not isinstance(self.executor, FusedExecutor):
             return self.executor
         if self._general is None:
             other = "vmap" if self.model.unvmapped is None else "loop"
@@ -119,7 +119,7 @@ class Trainer:
 
     def _able(self, carry: Carry) -> list[Choice]:
         """The candidates that can run such rows; all of them, where none of them can as it is."""
-        able = [choice for choice in self.candidates if choice.executor != "fused" or not parted(carry)]
+        able = [choice for choice in self.candidates if choice.executor != "fused" or not beyond_fused(carry)]
         return able or self.candidates
 
     def _check_batches(self) -> None:
@@ -294,6 +294,7 @@ class Trainer:
         self._halved = True
 
 
-def parted(carry: Carry) -> bool:
-    """Has the strategy a proximal term for some columns only?"""
-    return "proximal" in carry and carry["proximal"].dim() == 2
+def beyond_fused(carry: Carry) -> bool:
+    """Does the strategy ask for what the fused executor does not know: a proximal term for some columns only, scaled
+    steps, the last gradient?"""
+    return bool({"scale", "gradient"} & carry.keys()) or ("proximal" in carry and carry["proximal"].dim() == 2)

@@ -102,10 +102,13 @@ def points(strategy, points, rule, **options) -> Simulation:
     )
 
 
-def one_by_one(simulation: Simulation, start: float, rounds: int) -> list[float]:
-    """The models of some rounds from this one."""
+def one_by_one(simulation: Simulation, start: float, rounds: int, memory: list[float] | None = None) -> list[float]:
+    """The models of some rounds from this one, and from this memory of clients."""
     strategy, found = simulation.strategy, []
     state = strategy.initial(torch.full((1, 1), start, dtype=torch.float64), simulation.federation)
+    if memory is not None:
+        state.memory[:, 0] = torch.tensor(memory, dtype=torch.float64)
+        state.mean = state.memory.mean(0, keepdim=True)
     for t in range(rounds):
         cohort = strategy.cohort(state, simulation.availability.sample(t))
         report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, state.model)

@@ -1,0 +1,73 @@
+"""FedStale: stale innovations of the absent, as much of them as helps (Rodio and Neglia, 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedsim.availability import Availability
+from fedsim.core import checks
+from fedsim.core.federation import Federation
+from fedsim.core.report import Report
+from fedsim.strategies.fedau import counted, no_intervals
+from fedsim.strategies.memory import ClientMemory, RemembersClients
+
+PROBABILITIES = ("estimated", "known")
+
+
+@dataclass
+class FedStaleState(ClientMemory):
+    """Adds FedAU's counters, [R·m] each."""
+
+    mean_interval: Tensor
+    intervals: Tensor
+    current: Tensor
+
+
+class FedStale(RemembersClients[FedStaleState]):
+    """v = Σ_{i∈A} (w_i / p_i) (G_i − β h_i) + β Σ_i w_i h_i; x ← x − η_g v; then h_i ← G_i for i∈A.
+
+    β = 0 is FedAvg with inverse probabilities (`fedavg_known`, or FedAU), β = 1 FedVARP with them: its own form where
+    everybody comes with the same probability. With the true p_i no β has a bias. An empty round changes the estimates
+    alone. Memory: one row and three numbers per client.
+
+    Args:
+        beta: β in [0, 1].
+        server_lr: η_g.
+        probabilities: 'estimated' takes 1/p_i to be the mean interval between the client's rounds before this one, as
+            the published runs do; 'known' the true p_i^t.
+        cutoff: longest interval that is waited for, as FedAU's; null waits for ever, as the authors' program.
+        weighting: w_i: 'uniform' 1/m, or 'data' fractions (the authors' choice).
+        memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
+    """
+
+    def __init__(
+        self,
+        beta: float = 0.5,
+        server_lr: float = 1.0,
+        probabilities: str = "estimated",
+        cutoff: int | None = None,
+        weighting: str = "uniform",
+        memory_dtype: str = "same",
+    ) -> None:
+        super().__init__(server_lr, memory_dtype, weighting)
+        self.beta = checks.fraction("strategy.beta", beta)
+        self.known = checks.choice("strategy.probabilities", probabilities, PROBABILITIES) == "known"
+        self.cutoff = None if cutoff is None else checks.whole("strategy.cutoff", cutoff)
+
+    def check(self, availability: Availability) -> None:
+        if self.known:
+            availability.known_to("strategy=fedstale with strategy.probabilities=known")
+
+    def initial(self, model: Tensor, federation: Federation) -> FedStaleState:
+        return FedStaleState(model, *self.empty(model, federation), *no_intervals(model, federation))
+
+    def aggregate(self, state: FedStaleState, report: Report, t: int) -> FedStaleState:
+        cohort = report.cohort
+        seldom = 1 / cohort.probability if self.known else state.mean_interval[cohort.rows]  # 1 / p_i
+        surprise = report.innovation - self.beta * self.recall(state, cohort)
+        step = cohort.sum(surprise, cohort.weights(self.weighting) * seldom) + self.beta * state.mean
+        model = cohort.unless_empty(state.model - self.server_lr * step, state.model)
+        mean = self.remember(state, cohort, report.innovation)
+        return FedStaleState(model, state.memory, mean, *counted(state, cohort, self.cutoff))

@@ -1,0 +1,56 @@
+"""FOCUS: the server follows the sum of everybody's last gradient, clients are corrected by their own (Ying et al.)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.federation import Cohort
+from fedsim.core.report import Report
+from fedsim.strategies.memory import ClientMemory, RemembersClients
+
+EMPTY = ("step", "skip")
+
+
+class Focus(RemembersClients[ClientMemory]):
+    """Local steps follow g − h_i from x^t; then h_i ← the last g, for i∈A, and x ← x − η_g η_l Σ_i h_i, over all
+    clients (Ying, Li and Yang, NeurIPS 2025: push-pull for federations).
+
+    In the paper clients push y_i, the sum of the changes of their gradient, which is g − h_i when the round ends; so
+    the server's y is Σ_i h_i. Local steps move with η_l y_i, s − 1 times in s gradients. The rate multiplies a sum, not
+    a mean: compare others at η_l m, or give server_lr = 1/m. With one local step it is MIFA with memory=gradient and
+    η_g m. It has no bias, whoever comes how often and whatever the constant rate. Memory: one row per client. Runs
+    under local=sgd, whose carry takes −h_i and hands back the last gradient.
+
+    Args:
+        server_lr: η_g; 1 in the paper, where one rate is local and global.
+        empty: in a round without clients 'step' moves along Σ_i h_i, as the recursion does; 'skip' does nothing, as
+            the authors' program.
+        weighting: 'uniform', or 'data', which counts client i m w_i times.
+        memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
+    """
+
+    def __init__(
+        self,
+        server_lr: float = 1.0,
+        empty: str = "step",
+        weighting: str = "uniform",
+        memory_dtype: str = "same",
+    ) -> None:
+        super().__init__(server_lr, memory_dtype, weighting)
+        self.steps_if_empty = checks.choice("strategy.empty", empty, EMPTY) == "step"
+
+    def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
+        own, model = self.recall(state, cohort), cohort.broadcast(state.model)
+        return {"params": model, "correction": -own, "gradient": torch.zeros_like(own)}
+
+    def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
+        cohort = report.cohort
+        mean = self.remember(state, cohort, report.carry["gradient"])
+        model = state.model - self.server_lr * report.lr[:, None] * cohort.federation.clients * mean
+        if not self.steps_if_empty:
+            model = cohort.unless_empty(model, state.model)
+        return replace(state, model=model, mean=mean)

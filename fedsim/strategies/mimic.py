@@ -1,0 +1,55 @@
+"""MimiC: every client's innovation is corrected to mimic the federation's (Sun, Mao and Zhang, IEEE TMC 2024)."""
+
+from __future__ import annotations
+
+from fedsim.core import checks
+from fedsim.core.federation import Cohort
+from fedsim.core.report import Report
+from fedsim.strategies.memory import ClientMemory, RemembersClients
+
+FIRST = ("all", "available")
+MEMORIES = ("innovation", "gradient")
+
+
+class MimiC(RemembersClients[ClientMemory]):
+    """v = mean_{i∈A}(G_i + c_i); x ← x − η_g v; then c_i ← v − G_i for i∈A. An empty round does nothing.
+
+    c_i is what a client's innovation lacked of the step when it last took part, zero before. What the others' data say
+    enters by c_i alone, and so by the first round: after one of all clients, where all losses have the same curvature
+    and batches are full, every step is that of full participation, whoever comes. Memory: one row per client, on the
+    server.
+
+    Args:
+        server_lr: η_g.
+        first_round: 'all': everybody takes part in round 0, available or not, as in the authors' program; 'available'
+            has whoever is there, and a client's first round uses c_i = 0.
+        memory: 'innovation' stores c_i; 'gradient' stores c_i / η_t and rescales by today's η_t. With a constant rate
+            they are one.
+        weighting: of the mean: 'uniform', or 'data' fractions.
+        memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
+    """
+
+    def __init__(
+        self,
+        server_lr: float = 1.0,
+        first_round: str = "all",
+        memory: str = "innovation",
+        weighting: str = "uniform",
+        memory_dtype: str = "same",
+    ) -> None:
+        super().__init__(server_lr, memory_dtype, weighting)
+        self.first_round = checks.choice("strategy.first_round", first_round, FIRST)
+        self.memory = checks.choice("strategy.memory", memory, MEMORIES)
+
+    def cohort(self, state: ClientMemory, active: Cohort) -> Cohort:
+        if active.round > 0 or self.first_round == "available":
+            return active
+        return active.federation.everyone(active, count=1)
+
+    def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
+        cohort = report.cohort
+        rate = cohort.broadcast(report.lr)[:, None] if self.memory == "gradient" else 1.0
+        v = self.mean(cohort, report.innovation + rate * self.recall(state, cohort))
+        lacked = (cohort.broadcast(v) - report.innovation) / rate
+        model = cohort.unless_empty(state.model - self.server_lr * v, state.model)
+        return ClientMemory(model, state.memory, self.remember(state, cohort, lacked))
