@@ -1,8 +1,11 @@
 """What the server and the clients keep, and how a round's work becomes the next model."""
 
 from fedsim.strategies.afl import AFL
+from fedsim.strategies.amplified_fedavg import AmplifiedFedAvg
+from fedsim.strategies.amplified_scaffold import AmplifiedScaffold
 from fedsim.strategies.area import AREA
 from fedsim.strategies.base import KeepsClientModels, ServerStep, State, Strategy
+from fedsim.strategies.debiasing import Debiasing
 from fedsim.strategies.f3ast import F3AST
 from fedsim.strategies.fedau import FedAU
 from fedsim.strategies.fedavg import FedAvg, FedAvgAll, FedAvgKnown
@@ -11,6 +14,7 @@ from fedsim.strategies.fedawe import FedAWE
 from fedsim.strategies.feddc import FedDC
 from fedsim.strategies.feddyn import FedDyn
 from fedsim.strategies.fedexp import FedExP
+from fedsim.strategies.fedlaavg import FedLaAvg
 from fedsim.strategies.fednova import FedNova
 from fedsim.strategies.fedopt import FedOpt
 from fedsim.strategies.fedpbc import FedPBC
@@ -22,8 +26,10 @@ from fedsim.strategies.local_only import LocalOnly
 from fedsim.strategies.mifa import MIFA
 from fedsim.strategies.mime_lite import MimeLite
 from fedsim.strategies.mimic import MimiC
+from fedsim.strategies.oort import Oort
 from fedsim.strategies.p_fedavg import PFedAvg
 from fedsim.strategies.per_replicate import PerReplicate, Rows
+from fedsim.strategies.power_of_choice import PowerOfChoice
 from fedsim.strategies.q_ffl import QFFL
 from fedsim.strategies.scaffold import Scaffold
 
@@ -33,6 +39,9 @@ __all__ = [
     "F3AST",
     "MIFA",
     "QFFL",
+    "AmplifiedFedAvg",
+    "AmplifiedScaffold",
+    "Debiasing",
     "FedAU",
     "FedAWE",
     "FedAvg",
@@ -42,6 +51,7 @@ __all__ = [
     "FedDC",
     "FedDyn",
     "FedExP",
+    "FedLaAvg",
     "FedNova",
     "FedOpt",
     "FedPBC",
@@ -53,8 +63,10 @@ __all__ = [
     "LocalOnly",
     "MimeLite",
     "MimiC",
+    "Oort",
     "PFedAvg",
     "PerReplicate",
+    "PowerOfChoice",
     "Rows",
     "Scaffold",
     "ServerStep",

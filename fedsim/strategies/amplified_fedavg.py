@@ -1,0 +1,54 @@
+"""Amplified FedAvg: what a window of rounds has moved is amplified at its end (Wang and Ji, NeurIPS 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.federation import WEIGHTINGS, Federation
+from fedsim.core.report import Report
+from fedsim.strategies.base import State, Strategy
+
+
+@dataclass
+class WindowState(State):
+    """Adds anchor [R, d]: z, the model after the last amplification."""
+
+    anchor: Tensor
+
+
+class AmplifiedFedAvg(Strategy[WindowState]):
+    """x ← x − mean_{i∈A} G_i in every round; after every P rounds x ← z + γ (x − z), and then z ← x.
+
+    A window as long as the cycle of availability sees every client alike: small local rates with a large γ then hardly
+    depend on who came when. γ = 1 is FedAvg, P = 1 FedAvg with η_g = γ. An empty round moves nothing, but counts
+    towards P. The authors' runs have P = 500, γ = 10. Memory: one model on the server.
+
+    Args:
+        window: P, rounds.
+        amplification: γ.
+        weighting: of the mean: 'uniform', or 'data' fractions.
+    """
+
+    def __init__(self, window: int = 10, amplification: float = 1.5, weighting: str = "uniform") -> None:
+        self.window = checks.whole("strategy.window", window)
+        self.amplification = checks.positive("strategy.amplification", amplification)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+
+    def initial(self, model: Tensor, federation: Federation) -> WindowState:
+        return WindowState(model, model.clone())
+
+    def aggregate(self, state: WindowState, report: Report, t: int) -> WindowState:
+        cohort = report.cohort
+        model = state.model - cohort.mean(report.innovation, cohort.weights(self.weighting))
+        return WindowState(*amplified(model, state.anchor, self.amplification, ends=(t + 1) % self.window == 0))
+
+
+def amplified(model: Tensor, anchor: Tensor, factor: float, ends: bool) -> tuple[Tensor, Tensor]:
+    """x and z after a round, which may be the last of its window."""
+    if not ends:
+        return model, anchor
+    model = anchor + factor * (model - anchor)
+    return model, model.clone()

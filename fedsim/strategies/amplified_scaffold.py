@@ -1,0 +1,92 @@
+"""Amplified SCAFFOLD: control variates and amplification by windows of rounds (Crawshaw and Liu, NeurIPS 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.report import Report
+from fedsim.strategies.amplified_fedavg import amplified
+from fedsim.strategies.memory import ClientMemory, RemembersClients, stored
+
+CORRECTIONS = ("period", "round")
+
+
+@dataclass
+class AmplifiedScaffoldState(ClientMemory):
+    """Attributes:
+
+    anchor: [R, d] z, the model after the last amplification.
+    gradients: [R·m, d] of each client the raw gradients of its local steps in this window, times their rates, summed.
+    rates: [R·m] those rates, summed.
+    """
+
+    anchor: Tensor
+    gradients: Tensor
+    rates: Tensor
+
+
+class AmplifiedScaffold(RemembersClients[AmplifiedScaffoldState]):
+    """Local steps follow g − c_i + c; x ← x − mean_{i∈A} G_i. After every P rounds x ← z + γ (x − z), z ← x, and for
+    all who came in the window c_i ← the mean of all gradients g that they took in it; c = Σ_i w_i c_i.
+
+    Where rates move within a window, gradients count as their rates. P should be a multiple of the cycle in which
+    clients come. With P = 1 it is SCAFFOLD with η_g = γ. An empty round moves nothing, but counts towards P. Memory:
+    two rows per client, one of them for the window's sum. Runs under local=sgd, whose carry takes the correction.
+
+    Args:
+        window: P, rounds.
+        amplification: γ; the authors' program divides the local rate that it is given by it.
+        correction: c_i are renewed after every 'period' of P rounds, or, as SCAFFOLD does, every 'round'.
+        weighting: w_i: 'uniform' 1/m, or 'data' fractions.
+        memory_dtype: of the stored c_i: same, float32, float16 or bfloat16.
+    """
+
+    vectors_down = vectors_up = 2
+
+    def __init__(
+        self,
+        window: int = 10,
+        amplification: float = 1.5,
+        correction: str = "period",
+        weighting: str = "uniform",
+        memory_dtype: str = "same",
+    ) -> None:
+        super().__init__(1.0, memory_dtype, weighting)
+        self.window = checks.whole("strategy.window", window)
+        self.amplification = checks.positive("strategy.amplification", amplification)
+        self.renewed = self.window if checks.choice("strategy.correction", correction, CORRECTIONS) == "period" else 1
+
+    def initial(self, model: Tensor, federation: Federation) -> AmplifiedScaffoldState:
+        sums = federation.zeros(model.shape[1], dtype=model.dtype), federation.zeros(dtype=model.dtype)
+        return AmplifiedScaffoldState(model, *self.empty(model, federation), model.clone(), *sums)
+
+    def start(self, state: AmplifiedScaffoldState, cohort: Cohort) -> dict[str, Tensor]:
+        correction = cohort.broadcast(state.mean) - self.recall(state, cohort)
+        return {"params": cohort.broadcast(state.model), "correction": correction}
+
+    def aggregate(self, state: AmplifiedScaffoldState, report: Report, t: int) -> AmplifiedScaffoldState:
+        cohort, rates = report.cohort, report.lr_sum
+        raw = report.innovation - rates[:, None] * report.carry["correction"]  # Σ η_l g
+        cohort.scatter(state.gradients, cohort.gather(state.gradients) + raw)
+        state.rates[cohort.rows] += rates
+        model = state.model - self.mean(cohort, report.innovation)
+        model, anchor = amplified(model, state.anchor, self.amplification, ends=(t + 1) % self.window == 0)
+        mean = self.renew(state, cohort.federation, t) if (t + 1) % self.renewed == 0 else state.mean
+        return AmplifiedScaffoldState(model, state.memory, mean, anchor, state.gradients, state.rates)
+
+    def renew(self, state: AmplifiedScaffoldState, federation: Federation, t: int) -> Tensor:
+        """The control variates of all who came since the last time, and with them c [R, d], which is returned. The
+        host waits."""
+        rows = np.flatnonzero(state.rates.cpu().numpy())
+        seen = Cohort(federation, rows, np.ones(len(rows)), np.ones(len(rows)), t)
+        gradients = seen.gather(state.gradients)
+        mean = stored(state.memory, state.mean, seen, gradients / seen.gather(state.rates)[:, None], self.weighting)
+        seen.scatter(state.gradients, torch.zeros_like(gradients))
+        state.rates.zero_()
+        return mean

@@ -1,0 +1,60 @@
+"""Debiasing FedAvg: local steps weighed by how seldom a client was there so far (Sun et al., ICLR 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
+from fedsim.core.report import Report
+from fedsim.strategies.base import ServerStep, State
+
+
+@dataclass
+class DebiasingState(State):
+    """Adds taken [R·m]: in how many rounds the client took part."""
+
+    taken: Tensor
+
+
+class Debiasing(ServerStep[DebiasingState]):
+    """Local steps x_i ← x_i − η_l (w_i / π_i) ∇f_i, π_i the client's share of all participation so far, this round
+    included; x ← x − (η_g / B) Σ_{i∈A} G_i, B the mean number that came a round.
+
+    Neither how often clients come nor how their rounds are correlated need be known. The estimate and where it enters
+    are the paper's; of the constants it says here that everybody alike is FedAvg, and that |A| may differ from round to
+    round. With one local step it is inverse-frequency weighting, as F3AST; with more, what a client drifts grows with
+    1/π_i as well. Memory: one number per client. Runs under local=sgd, whose carry takes the scale.
+
+    Args:
+        server_lr: η_g.
+        cap: largest w_i / π_i, since a client that has hardly come takes a huge step; null caps nothing.
+        weighting: w_i: 'uniform' 1/m, or 'data' fractions.
+    """
+
+    def __init__(self, server_lr: float = 1.0, cap: float | None = None, weighting: str = "uniform") -> None:
+        super().__init__(server_lr)
+        self.cap = None if cap is None else checks.positive("strategy.cap", cap)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+
+    def initial(self, model: Tensor, federation: Federation) -> DebiasingState:
+        return DebiasingState(model, federation.zeros(dtype=model.dtype))
+
+    def start(self, state: DebiasingState, cohort: Cohort) -> dict[str, Tensor]:
+        taken, total = self.counted(state, cohort)
+        scale = cohort.weights(self.weighting) * cohort.broadcast(total) / taken[cohort.rows]
+        scale = scale if self.cap is None else scale.clamp(max=self.cap)
+        return {"params": cohort.broadcast(state.model), "scale": scale}
+
+    def aggregate(self, state: DebiasingState, report: Report, t: int) -> DebiasingState:
+        taken, total = self.counted(state, report.cohort)
+        mean = report.cohort.sum(report.innovation) * ((t + 1) / total.clamp(min=1))[:, None]
+        return DebiasingState(state.model - self.server_lr * mean, taken)
+
+    def counted(self, state: DebiasingState, cohort: Cohort) -> tuple[Tensor, Tensor]:
+        """[R·m] and [R]: how often each client has taken part, this round included, and all of them together."""
+        taken = state.taken.index_add(0, cohort.rows, cohort.count)
+        return taken, cohort.federation.sum_over_clients(taken, torch.ones_like(taken))

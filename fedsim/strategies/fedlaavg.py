@@ -1,0 +1,77 @@
+"""FedLaAvg: the mean of everybody's latest gradients, asked of those who were away longest (Yan et al.)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.report import Report
+from fedsim.strategies.memory import ClientMemory, RemembersClients, stored
+from fedsim.strategies.selection import drawn
+
+SELECTIONS = ("longest", "random", "all")
+
+
+@dataclass
+class FedLaAvgState(ClientMemory):
+    """Adds last_seen [R·m] int64: the last round in which the client took part; −1 before its first."""
+
+    last_seen: Tensor
+
+
+class FedLaAvg(RemembersClients[FedLaAvgState]):
+    """Of the available the K = βm that took part longest ago; their ĝ_i ← G_i / η_t; x ← x − η_g η_t (1/m) Σ_i ĝ_i over
+    all clients, absent or not (Yan et al., INFORMS JoC 2023: latest averaging).
+
+    It is MIFA with memory=gradient and a selection. An empty round steps too, as in the authors' program, where η_g is
+    1. Memory: one row and one number per client.
+
+    Args:
+        fraction: β; K is at least 1.
+        select: 'longest' (of equal ones the first clients), 'random' takes K at random, 'all' everybody who is there.
+        collect: rounds before the first step; the authors' program calls them non_update_rounds.
+        server_lr: η_g.
+        weighting: 'uniform', or 'data', which multiplies client i's local steps by m w_i, as that program does.
+        memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
+    """
+
+    def __init__(
+        self,
+        fraction: float = 0.1,
+        select: str = "longest",
+        collect: int = 0,
+        server_lr: float = 1.0,
+        weighting: str = "uniform",
+        memory_dtype: str = "same",
+    ) -> None:
+        super().__init__(server_lr, memory_dtype, weighting)
+        self.fraction = checks.positive("strategy.fraction", checks.fraction("strategy.fraction", fraction))
+        self.select = checks.choice("strategy.select", select, SELECTIONS)
+        self.collect = checks.whole("strategy.collect", collect, least=0)
+
+    def initial(self, model: Tensor, federation: Federation) -> FedLaAvgState:
+        never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        return FedLaAvgState(model, *self.empty(model, federation), never)
+
+    def cohort(self, state: FedLaAvgState, active: Cohort) -> Cohort:
+        k = max(1, round(self.fraction * active.federation.clients))
+        if self.select == "random":
+            return drawn(active, k, torch.ones_like(active.count))
+        return active if self.select == "all" else active.largest(-state.last_seen[active.rows], k)
+
+    def start(self, state: FedLaAvgState, cohort: Cohort) -> Tensor | dict[str, Tensor]:
+        model = cohort.broadcast(state.model)
+        if self.weighting == "uniform":
+            return model
+        return {"params": model, "scale": cohort.weights("data") * cohort.federation.clients}
+
+    def aggregate(self, state: FedLaAvgState, report: Report, t: int) -> FedLaAvgState:
+        cohort, rate = report.cohort, report.lr[:, None]
+        mean = stored(state.memory, state.mean, cohort, report.innovation / cohort.broadcast(rate))
+        state.last_seen[cohort.rows] = t
+        model = state.model if t < self.collect else state.model - self.server_lr * rate * mean
+        return replace(state, model=model, mean=mean)

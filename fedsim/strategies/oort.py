@@ -1,0 +1,104 @@
+"""Oort's statistical utility as a selection: who has large losses on much data trains (Lai et al., OSDI 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.report import Report
+from fedsim.strategies.base import State
+from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.selection import chosen
+
+
+@dataclass
+class OortState(State):
+    """Attributes ([R·m] each):
+
+    utility: of the client's last round, U_i.
+    last_seen: that round, int64; −1 before its first.
+    """
+
+    utility: Tensor
+    last_seen: Tensor
+
+
+class Oort(FedAvg):
+    """k of the available clients: a share ε_t of those that never trained, at random; the others by utility.
+
+    U_i = |B_i| · (mean loss) of the client's last round, cut at a quantile and scaled to [0, 1] over those available;
+    S_i = U_i + √(0.1 ln t / L_i), L_i its last round, both from 1. Those with S_i ≥ 0.95 of the cut-off, the S that
+    just gets in, are drawn in proportion to S_i. ε_t = max(0.9 · 0.98^t, 0.2). Where too few are known, or none is new,
+    the others fill up. The next model is FedAvg's.
+
+    The paper's U_i has the root mean square of the samples' losses; a report has their mean over the local steps. Its
+    part for slow devices, (T / t_i)^α, its pacer and its list of clients that came too often are left out: rounds here
+    have no length. Scaling U_i is the authors' program's. Memory: two numbers per client.
+
+    Args:
+        k: clients that train.
+        clip: quantile of utilities that counts for all above it.
+        explore, decay, explore_least: 0.9, 0.98 and 0.2 of ε_t.
+        cutoff: 0.95.
+        server_lr, weighting: as `FedAvg`.
+    """
+
+    def __init__(
+        self,
+        k: int = 3,
+        clip: float = 0.95,
+        explore: float = 0.9,
+        decay: float = 0.98,
+        explore_least: float = 0.2,
+        cutoff: float = 0.95,
+        server_lr: float = 1.0,
+        weighting: str = "uniform",
+    ) -> None:
+        super().__init__(server_lr, weighting)
+        self.k = checks.whole("strategy.k", k)
+        self.clip, self.cutoff = checks.fraction("strategy.clip", clip), checks.fraction("strategy.cutoff", cutoff)
+        self.explore, self.decay = (
+            checks.fraction("strategy.explore", explore),
+            checks.fraction("strategy.decay", decay),
+        )
+        self.explore_least = checks.fraction("strategy.explore_least", explore_least)
+
+    def initial(self, model: Tensor, federation: Federation) -> OortState:
+        never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
+        return OortState(model, federation.zeros(dtype=model.dtype), never)
+
+    def cohort(self, state: State, active: Cohort) -> Cohort:
+        assert isinstance(state, OortState)
+        share = max(self.explore * self.decay**active.round, self.explore_least)
+
+        def choose(draw: np.random.Generator, utility: np.ndarray, last: np.ndarray) -> np.ndarray:
+            known, new = np.flatnonzero(last >= 0), np.flatnonzero(last < 0)
+            exploited = min(len(known), max(self.k - round(share * self.k), self.k - len(new)))
+            explored = draw.permutation(new)[: self.k - exploited]
+            return np.concatenate([explored, self.exploited(draw, known, utility, last, active.round, exploited)])
+
+        return chosen(active, choose, state.utility[active.rows], state.last_seen[active.rows])
+
+    def exploited(
+        self, draw: np.random.Generator, known: np.ndarray, utility: np.ndarray, last: np.ndarray, t: int, count: int
+    ) -> np.ndarray:
+        """So many of the known ones, by utility."""
+        if not count:
+            return known[:0]
+        capped = np.minimum(utility[known], np.quantile(utility[known], self.clip))
+        scores = (capped - capped.min()) / (np.ptp(capped) or 1.0) + np.sqrt(0.1 * np.log(t + 1) / (last[known] + 1))
+        admitted = scores >= self.cutoff * np.sort(scores)[-count]
+        keys = np.log(draw.random(len(known))) / np.maximum(scores, 1e-12)  # the largest are such a draw
+        return known[np.argsort(-np.where(admitted, keys, -np.inf), kind="stable")[:count]]
+
+    def aggregate(self, state: State, report: Report, t: int) -> State:
+        assert isinstance(state, OortState)
+        rows = report.cohort.rows
+        samples = torch.as_tensor(report.samples, dtype=report.loss.dtype).to(report.loss.device)
+        state.utility[rows], state.last_seen[rows] = samples * report.loss, t
+        return super().aggregate(state, report, t)

@@ -1,0 +1,60 @@
+"""Power-of-choice: of some candidates those with the largest losses train (Cho, Wang and Joshi, 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.report import Report
+from fedsim.strategies.base import ServerStep, State, answers
+from fedsim.strategies.selection import drawn
+
+LOSSES = ("asked", "last")
+
+
+@dataclass
+class LossesState(State):
+    """Adds losses [R·m]: the mean training loss of the client's last round; ∞ before its first."""
+
+    losses: Tensor
+
+
+class PowerOfChoice(ServerStep[LossesState]):
+    """d of the available clients are drawn by their data, one after another; the k of them with the largest F_i(x^t)
+    train; x ← x − η_g mean_{i∈A} G_i.
+
+    d = k is sampling by data; the larger d, the faster and the more biased towards clients with large losses, which is
+    meant. Where fewer are available, all of them are candidates. An empty round does nothing. Memory: one number per
+    client.
+
+    Args:
+        k: clients that train.
+        candidates: d, at least k; 2k to 10k in the paper.
+        loss: 'asked': candidates look at all their data at x^t (π_pow-d), which is not counted as bytes; 'last': their
+            mean loss over the local steps of their last round, ∞ before (π_rpow-d), which costs nothing.
+        server_lr: η_g.
+    """
+
+    def __init__(self, k: int = 3, candidates: int = 6, loss: str = "asked", server_lr: float = 1.0) -> None:
+        super().__init__(server_lr)
+        self.k, self.candidates = checks.whole("strategy.k", k), checks.whole("strategy.candidates", candidates)
+        if self.candidates < self.k:
+            raise ConfigError(f"strategy.candidates={candidates} are fewer than strategy.k={k}; give {k} or more")
+        self.asks = checks.choice("strategy.loss", loss, LOSSES) == "asked"
+
+    def initial(self, model: Tensor, federation: Federation) -> LossesState:
+        return LossesState(model, torch.full((federation.rows,), torch.inf, dtype=model.dtype, device=model.device))
+
+    def cohort(self, state: LossesState, active: Cohort) -> Cohort:
+        some = drawn(active, self.candidates, active.weights("data"))
+        losses = answers(some, state.model).loss if self.asks else state.losses[some.rows]
+        return some.largest(losses, self.k)
+
+    def aggregate(self, state: LossesState, report: Report, t: int) -> LossesState:
+        state.losses[report.cohort.rows] = report.loss
+        return replace(state, model=state.model - self.server_lr * report.cohort.mean(report.innovation))

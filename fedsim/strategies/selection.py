@@ -1,0 +1,42 @@
+"""How a strategy chooses among the clients that are available; who is not chosen does not compute.
+
+A selection is what `Strategy.cohort` returns: the available clients with the largest values (`Cohort.largest`), some
+drawn at random, or those that a function of each replicate's values picks. All ranks choose the same clients.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import rng
+from fedsim.core.federation import Cohort
+
+
+def drawn(cohort: Cohort, k: int, weights: Tensor) -> Cohort:
+    """k rows of each replicate, or all, drawn one after another with probabilities in proportion to weights [n]; a
+    function of seed and round (Efraimidis and Spirakis 2006). The host waits."""
+    keys = rng.row_keys(cohort.seed, rng.Purpose.STRATEGY, cohort.client, cohort.round)
+    draw = rng.uniform(keys, torch.zeros_like(keys), torch.float64) + 0.5 / (1 << 24)
+    return cohort.largest(draw.log() / weights, k)
+
+
+def chosen(cohort: Cohort, choose: Callable[..., np.ndarray], *values: Tensor) -> Cohort:
+    """The rows of each replicate at those of its positions which `choose` returns. The host waits.
+
+    Args:
+        choose: sees a generator of the replicate's seed and the round, and of each of the values the replicate's [k];
+            called where k > 0.
+        values: [n] each.
+    """
+    host, virtual, bounds = cohort.united(np.stack([value.double().cpu().numpy() for value in values]))
+    found = [np.zeros(0, dtype=np.int64)]
+    for seed, (a, b) in zip(cohort.federation.seeds, itertools.pairwise(bounds), strict=True):
+        if a < b:
+            generator = rng.generator(seed, rng.Purpose.STRATEGY, cohort.round)
+            found.append(virtual[a:b][choose(generator, *host[:, a:b])])
+    return cohort.subset(np.flatnonzero(np.isin(cohort.host.virtual, np.concatenate(found))))
