@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 OUT    ?= runs/quickstart
+# One thread a worker; compiled modules are kept, since tests start many processes.
+SUITE  := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
 
 .PHONY: help install run test test-slow lint format bench docs tensorboard wheel clean
 .DEFAULT_GOAL := help
@@ -23,10 +25,10 @@ run: install  ## the main job: FedAvg, FedAU, FedAWE and MIFA where availability
 	$(BIN)/fedsim-plot $(OUT) --out $(OUT) --html $(OUT)/report.html
 
 test: install  ## the test suite, without the slow tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+	$(SUITE) -m "not slow"
 
 test-slow: install  ## the slow tests: runs killed at random moments, several ranks, bad input by the hundred
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope -m slow
+	$(SUITE) --dist loadscope -m slow
 
 lint: install  ## ruff, mypy, and the layers: imports only go down
 	$(BIN)/ruff check .

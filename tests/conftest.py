@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,21 @@ from fedsim.availability import Availability
 from fedsim.core import Report
 from fedsim.datasets import Dataset
 from fedsim.strategies import State
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `sampled(n)` n cases stay quick, spread evenly over its table; the others are slow tests."""
+    tables: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tables.values():
+        kept = cases[0].get_closest_marker("sampled").args[0]
+        quick = {k * len(cases) // kept for k in range(kept)}
+        for k, case in enumerate(cases):
+            if k not in quick:
+                case.add_marker(pytest.mark.slow)
 
 
 class Scripted(Availability):
@@ -79,6 +95,13 @@ def regression_of(sizes: tuple[int, ...], features: int = 3, seed: int = 0) -> D
 def one_thread() -> None:
     """Tensors are tiny here, and threads that wait for one another on a busy machine cost more than they bring."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_trial(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors by the stated rule: a trial looks at the clock, by which equal runs may get unlike ones."""
+    if "trial" not in request.module.__name__:
+        monkeypatch.setattr("fedsim.trainer.trial.WORTH", math.inf)
 
 
 @pytest.fixture(scope="session", name="Scripted")

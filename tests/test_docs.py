@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUOTED = ROOT / "examples" / "own_package"  # a page that shows a file of this package shows it as it is
 REDUCED = ["rounds=2", "eval_every=1", "tracking.progress=none", "tracking.tensorboard=false"]
-LONG = ("composing.md", "own_data.md", "results.md")  # pages with many runs, which `make test-slow` runs
+LONG = ("README.md", "composing.md", "extending.md", "first_run.md", "own_data.md", "results.md")  # many runs: slow
 FAST = {"hydra.sweeper.n_trials": "2"}  # where the command has it
 NUMBERS = itertools.count()  # of runs that name no folder: several begin within a second
 COMMANDS = {"fedsim": cli.main, "fedsim-plot": plots.main, "fedsim-reproduce": reproduce.main}

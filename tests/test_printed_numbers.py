@@ -26,6 +26,7 @@ NUMBER = re.compile(r"\d+\.\d+")
 ROUNDING = 0.006  # two of the digits' 359 test images: other machines add in another order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", SCRIPT["PAGES"], ids=lambda page: page.name)
 def test_a_command_prints_what_its_page_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

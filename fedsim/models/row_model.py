@@ -255,7 +255,7 @@ class RowModel:
         if losses.shape != (len(x),):
             raise ConfigError(f"model.loss returns shape {list(losses.shape)}; it must give one number per sample, [B]")
         self._know(probe(self.training_module, inputs, self.call))
-        row, self._checked = self.initial([0])[0], batch
+        row, self._checked = self.initial([0])[0] if self.statistics else row, batch
         with self._untouched():
             self.traits.evaluation_unvmapped = why_not(
                 lambda: second_of_two(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)

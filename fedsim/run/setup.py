@@ -245,5 +245,7 @@ class Setup:
     @functools.cached_property
     def references(self) -> References:
         """θ^PS and θ^PO, those there are and are wanted."""
+        if not self.shift.active:
+            return References()
         found = references(self.model, self.shift, self.data, self.model.initial(self.federation.seeds))
         return self.federation.ranks.tell(found)  # their clocks differ, and a search may be ended by one

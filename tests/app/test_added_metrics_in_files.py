@@ -94,6 +94,7 @@ def test_files_agree(sweep: Path) -> None:
     assert events.Scalars("f1/test")[-1].value == pytest.approx(values[-1].mean())
 
 
+@pytest.mark.slow
 def test_plots_and_reports_show_them(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Marked as best: the higher F1, and the lower doubt."""
     plot([str(sweep), "--metric", "test_f1", "--metric", "test_auc_doubt", "--html", str(sweep / "report.html")])
@@ -111,6 +112,7 @@ def test_plots_and_reports_show_them(sweep: Path, capsys: pytest.CaptureFixture[
         assert marked, (name, end)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_numbers(sweep: Path, tmp_path: Path) -> None:
     base = [*QUICK, "seeds=[0,1,2]", f"metrics={WANTED}"]
     for rounds, out in (("rounds=1", "parted"), ("rounds=2", "parted"), ("rounds=2", "whole")):

@@ -61,6 +61,7 @@ def any_value(data: st.DataObject, monkeypatch: pytest.MonkeyPatch) -> None:
 QUICK = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
 
 
+@pytest.mark.slow
 @settings(max_examples=12, **QUICK)
 @given(data=st.data())
 def test_any_value_of_any_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: st.DataObject) -> None:

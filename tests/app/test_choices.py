@@ -39,6 +39,7 @@ BESIDE = COMPANY | {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("override", ONE_GROUP_AT_A_TIME)
 def test_every_choice_composes_and_runs(override: str) -> None:
     if override == "partition=flwr":
@@ -48,6 +49,7 @@ def test_every_choice_composes_and_runs(override: str) -> None:
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("choice", [choice for choice in groups()["shift"] if choice != "custom"])
 def test_every_shift_composes_and_is_measured_against_its_references(choice: str) -> None:
     cfg = configuration(*QUICK, "tracking.progress=none", f"shift={choice}", *SHIFTED.get(choice, []))
@@ -57,6 +59,7 @@ def test_every_shift_composes_and_is_measured_against_its_references(choice: str
     assert ("distance_to_po" in last) == (choice not in ("none", "strategic"))  # strategic: 650 parameters
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("choice", groups()["dataset/augment"])
 @pytest.mark.parametrize("dataset", ["mnist", "fashion_mnist", "cifar10"])
 def test_every_augmentation_composes_with_images(dataset: str, choice: str) -> None:
@@ -65,6 +68,7 @@ def test_every_augmentation_composes_with_images(dataset: str, choice: str) -> N
     assert (augment.active, augment.per) == (choice != "none", "batch")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NATURAL)
 def test_every_generated_data_set_composes_and_runs(name: str) -> None:
     cfg = configuration(*QUICK, "tracking.progress=none", f"dataset={name}", "partition=natural", *NATURAL[name])
@@ -75,11 +79,13 @@ def test_every_generated_data_set_composes_and_runs(name: str) -> None:
 NEEDS_FILES = ("mnist", "fedawe", "p_fedavg_credit", "apfl", "apfl_convex")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", groups()["experiment"])
 def test_every_experiment_composes(name: str) -> None:
     assert configuration(f"experiment={name}").rounds > 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [n for n in groups()["experiment"] if not n.startswith(NEEDS_FILES)])
 def test_every_experiment_composes_and_runs(name: str) -> None:
     cfg = configuration(f"experiment={name}", "rounds=2", "tracking.progress=none")
@@ -87,6 +93,7 @@ def test_every_experiment_composes_and_runs(name: str) -> None:
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", [r for r in groups()["local"] if r not in ("pg", "custom")])  # pg has a single client
 def test_every_rule_is_judged_client_by_client(rule: str, tmp_path: Path) -> None:
     asked = ["personal.over=online", "personal.newcomers=2", "personal.newcomer_epochs=1", "trainer.memory=disk"]

@@ -58,6 +58,7 @@ def test_a_run_leaves_everything_it_promises(tmp_path: Path) -> None:
     assert json.loads((folder / "environment.json").read_text())["command"].endswith("out=here")
 
 
+@pytest.mark.slow
 def test_a_sweep_its_resumption_and_its_comparison(fedsim, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = ["-m", *QUICK, "strategy=fedavg,fedpbc", "lr=0.1,0.2", "out=sweep"]
     assert fedsim(tmp_path, *sweep).code == 0
@@ -82,6 +83,7 @@ def test_a_mistake_ends_the_process_with_one_sentence(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_the_line_of_a_stopped_run_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
@@ -136,6 +138,7 @@ def test_help_names_every_group_and_fits_two_screens(fedsim, tmp_path: Path) -> 
             assert f"{name}=" in shown
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("words", [["--help"], ["data"]], ids=" ".join)
 def test_a_reader_that_has_left_is_no_error(words: list[str], tmp_path: Path) -> None:
     """As with `fedsim --help | head`."""

@@ -35,6 +35,7 @@ def test_folders_numbers_and_resuming_are_those_of_one_job_after_another(fedsim,
     assert "sweep of 2 runs in b: 2 finished before" in again.err
 
 
+@pytest.mark.slow
 def test_jobs_of_several_kinds_two_at_a_time_and_one_that_cannot_be(fedsim, tmp_path: Path) -> None:
     two = ["hydra.launcher.at_once=2", "local_steps=1,2,0", "objective=train_loss"]
     ended = fedsim(tmp_path, "-m", "hydra/launcher=lockstep", *SMALL, *two, "out=c")

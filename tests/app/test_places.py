@@ -37,6 +37,7 @@ def test_all_that_begin_at_once_get_folders_of_their_own(tmp_path: Path, monkeyp
     assert {path.name for path in made} == {"12-00-00", *(f"12-00-00-{n}" for n in range(2, 41))}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_second")
 def test_runs_and_sweeps_of_one_second_all_stay(fedsim, tmp_path: Path) -> None:
     for lr in ("0.1", "0.2"):
@@ -55,6 +56,7 @@ def test_runs_and_sweeps_of_one_second_all_stay(fedsim, tmp_path: Path) -> None:
     assert found["12-00-00-2"].settings["out"].endswith("12-00-00-2")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "arguments",
     [["lr=-1"], ["-m", "out="], ["out=true"], ["-m", "out=true"], ["out=[a]"], ["resume="], ["hydra.run.dir=x"]],
@@ -80,6 +82,7 @@ def test_a_folder_in_use_is_refused_before_anything_else(fedsim, tmp_path: Path)
         mine.release()
 
 
+@pytest.mark.slow
 def test_two_sweeps_do_not_share_a_folder(fedsim, tmp_path: Path) -> None:
     mine = Lock(tmp_path / "o")
     ended = fedsim(tmp_path, "-m", *LEAST, "out=o")

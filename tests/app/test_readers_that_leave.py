@@ -49,6 +49,7 @@ def test_a_run_that_nobody_reads_is_a_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "o" / "summary.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nobody_reads")
 def test_a_sweep_that_nobody_reads_does_all_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsim.app.sweep.Begin.records", None)
@@ -64,6 +65,7 @@ def test_pictures_are_drawn_though_nobody_reads_the_table(tmp_path: Path, monkey
     assert (tmp_path / "r.html").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_a_process_whose_reader_left_ends_well_and_in_silence(tmp_path: Path) -> None:
     """As with `| true`: nothing of Python's own end on standard error, and no exit status of 120."""
     reader, writer = os.pipe()

@@ -90,6 +90,7 @@ def test_a_launcher_with_processes_of_its_own_tells_of_all_its_runs(fedsim, tmp_
     assert len(written(tmp_path)) == 1
 
 
+@pytest.mark.slow
 def test_changed_settings_are_no_finished_run(fedsim, tmp_path: Path) -> None:
     sweep = ["-m", *QUICK, "strategy=fedavg", "out=o"]
     assert fedsim(tmp_path, *sweep).code == 0
@@ -102,6 +103,7 @@ def test_changed_settings_are_no_finished_run(fedsim, tmp_path: Path) -> None:
     assert "1 done" in done.err
 
 
+@pytest.mark.slow
 def test_a_longer_run_that_breaks_off_is_not_taken_for_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ PROCESSES: dict[str, Callable[[], Availability]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TRAJECTORIES)
 def test_clients_show_up_as_often_as_their_probabilities_say(name: str) -> None:
     """The count of every client over 2,000 rounds is Σ_t p_i^t within 5 σ, σ² = Σ_t p_i^t (1 − p_i^t)."""

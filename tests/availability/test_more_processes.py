@@ -38,6 +38,7 @@ def chains(persistence: float, rounds: int, replicates: int = 4000) -> np.ndarra
     return np.stack([process.counts(t) for t in range(rounds)]).astype(float)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("persistence", [0.0, 0.5, 0.9])
 def test_a_chain_is_stationary_from_the_first_round_on(persistence: float) -> None:
     """In every single round the share of replicates that are on is p: no burn-in."""
@@ -45,6 +46,7 @@ def test_a_chain_is_stationary_from_the_first_round_on(persistence: float) -> No
     assert (np.abs(share - P) <= 5 * np.sqrt(P * (1 - P) / 4000)).all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("persistence", [0.0, 0.5, 0.9])
 def test_a_chain_remembers_with_correlation_rho_to_the_lag(persistence: float) -> None:
     """Corr(s_t, s_{t+h}) = ρ^h, at every t; the bound is five standard errors of the mean product."""
@@ -141,6 +143,7 @@ def test_a_replicate_is_the_same_alone_and_in_company(name: str, path: str) -> N
         assert np.array_equal(alone.probabilities(t)[0], company.probabilities(t)[1])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROCESSES)
 def test_counts_average_to_the_probabilities(name: str, path: str) -> None:
     """In a round, over 2,000 replicates: E count = p_i^t, and no count has a larger variance than p_i^t itself."""

@@ -57,6 +57,7 @@ def rows_of(result):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in result.history]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("place", ["host", "disk"])
 @pytest.mark.parametrize("rule", ["apfl", "pfedme"])
 def test_where_memory_lies_does_not_matter(rule, place, tmp_path):
@@ -72,6 +73,7 @@ def test_where_memory_lies_does_not_matter(rule, place, tmp_path):
         assert all(torch.equal(memory[name], kept[name]) for name in kept)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_strategys_memory_may_lie_elsewhere_too(strategy, tmp_path):
     """Bit for bit, resumed or not; and it is in the file, not beside it."""

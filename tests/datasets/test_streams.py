@@ -39,6 +39,7 @@ def test_a_clients_draws_depend_on_nobody_else_and_on_no_batch_size(name):
     assert not torch.equal(whole["x"][0], whole["x"][1])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", STREAMS)
 def test_exact_samples_agree_with_a_large_draw_and_their_moments_do_not_depend_on_the_keys(name):
     """Means and second moments of all entries: equal for any keys to rounding; within 6 σ of 200,000 draws."""

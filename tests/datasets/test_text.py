@@ -50,6 +50,7 @@ def decoded(data: Text, tokens: torch.Tensor) -> str:
     return "".join("\0" if token == 0 else data.alphabet[token - 1] for token in tokens.flatten().tolist())
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.text(st.characters(codec="utf-8", exclude_characters="\r\ufeff"), min_size=20, max_size=400),
@@ -166,6 +167,7 @@ MODELS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_both_language_models_learn_what_follows(name: str, tmp_path: Path) -> None:
     """Letters of a word follow one another, words do not: guessing the most frequent character is not enough."""

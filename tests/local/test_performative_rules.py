@@ -85,6 +85,7 @@ class Naive:
             self.shared = float(np.mean(known))
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("way", [pytest.param(w, marks=[pytest.mark.slow] if w == "loop" else []) for w in WAYS])
 @pytest.mark.parametrize(
     ("rule", "length"),
@@ -128,6 +129,7 @@ RULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "profl" else [pytest.mark.slow]) for n in RULES])
 def test_executors_chunks_and_replicates_agree(name: str) -> None:
     """Five clients in chunks of two, FedAWE with sine availability."""
@@ -148,6 +150,7 @@ def test_executors_chunks_and_replicates_agree(name: str) -> None:
         torch.testing.assert_close(run((seed,)).state.model[0], both.state.model[r], rtol=0, atol=1e-8)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", RULES)
 def test_an_interrupted_run_is_the_run(name: str, tmp_path) -> None:
     def run(folder, rounds, resume=False):
@@ -186,6 +189,7 @@ def test_pofl_honours_what_strategies_hand_to_local_rules(strategy) -> None:
     torch.testing.assert_close(first, second, rtol=0, atol=1e-10)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shift", [Strategic(0.1, 0.05), GroupMean([0.1] * 10, [0.05] * 10)])
 @pytest.mark.parametrize("rule", [PoFL, ProFL])
 def test_labels_images_and_ragged_clients(rule, shift) -> None:

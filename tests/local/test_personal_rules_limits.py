@@ -23,6 +23,7 @@ from fedsim.tracking import Tracking
 QUIET = Tracking(progress="none", tensorboard=False)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mix", ["params", "outputs"])
 @pytest.mark.parametrize("strategy", [FedAvg(server_lr=0.7), FedAWE(), Scaffold(), FedProx(mu=0.5)],
                          ids=lambda s: type(s).__name__)  # fmt: skip
@@ -102,6 +103,7 @@ def test_per_fedavg_halves_are_disjoint_in_a_pass():
     assert len(torch.unique(met, dim=0)) == 8
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", RULES)
 def test_an_interrupted_run_is_the_uninterrupted_one(name, tmp_path):
     def run(folder, rounds, resume=False):
@@ -118,6 +120,7 @@ def test_an_interrupted_run_is_the_uninterrupted_one(name, tmp_path):
     assert all(torch.equal(kept[n], again[n]) for n in kept)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", RULES)
 def test_a_replicate_gives_the_same_numbers_alone_as_in_company(name):
     """To rounding; and so it does when data answer the model, under a strategy whose clients keep models."""

@@ -56,6 +56,7 @@ def boxed(rule, low: float, high: float, **options):
     return functools.partial(rule, box=[low, high], **options)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("rule", "expected", "tolerance"),
     [(PFL, 3.0, 0.02), (PoFL, 1.5, 0.05), (ProFL, 1.5, 0.05),
@@ -68,6 +69,7 @@ def test_demand(rule, expected, tolerance, play) -> None:
     assert found.item() == pytest.approx(expected, abs=tolerance)
 
 
+@pytest.mark.slow
 def test_demand_in_five_dimensions_under_intermittent_availability(play) -> None:
     """Alike clients, FedAWE, sine availability: per good μ₀ = 6, γ = 2, θ^PO = 1.5."""
     data = Pricing(clients=6, dimension=5, low=6.0, high=6.0)
@@ -77,6 +79,7 @@ def test_demand_in_five_dimensions_under_intermittent_availability(play) -> None
     torch.testing.assert_close(found, torch.full((5,), 1.5, dtype=torch.float64), rtol=0, atol=0.1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("rule", "tolerance"), [(PFL, 0.02), (PoFL, 0.02)])
 def test_house_prices(rule, tolerance, play) -> None:
     """θ^PS = a/(1 + γ̄), θ^PO = a Σ(1 + γ_i) / Σ(1 + γ_i)²."""
@@ -88,6 +91,7 @@ def test_house_prices(rule, tolerance, play) -> None:
     assert found.item() == pytest.approx(expected, abs=tolerance)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("rule", "expected"), [(PFL, -0.4), (PoFL, -0.2), (ProFL, -0.2), (PG, -0.2)])
 def test_dynamic_contribution(rule, expected, play) -> None:
     """f = ½ + ½θ, groups at 0.7 and −0.3: θ^PS = −0.4, θ^PO = −0.2."""
@@ -96,6 +100,7 @@ def test_dynamic_contribution(rule, expected, play) -> None:
     assert found.item() == pytest.approx(expected, abs=0.04)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("rule", "expected"), [(PFL, -1.0), (PoFL, -2 / 3)])
 def test_an_answer_that_is_not_linear(rule, expected, play) -> None:
     """z ~ N(√(1 + θ), 1), loss zθ: θ^PS = −1, θ^PO = −2/3."""
@@ -104,6 +109,7 @@ def test_an_answer_that_is_not_linear(rule, expected, play) -> None:
     assert end(boxed(rule, -1, 1), data, Mean, Root(), play, **options).item() == pytest.approx(expected, abs=0.04)
 
 
+@pytest.mark.slow
 def test_outliers_move_pofl_and_not_profl(play) -> None:
     """A fifth of every draw lies at 60 standard deviations; without the filter the prices leave for the edge."""
     found = [
@@ -156,6 +162,7 @@ def test_one_client_at_a_time_needs_samples_that_have_a_client() -> None:
         Simulation(data, Linear, clients=3, local=PG(deals="one"))
 
 
+@pytest.mark.sampled(1)
 def test_pg_weighs_the_mixtures_answer_by_one_derivative(play) -> None:
     """House prices: equal clients give θ^PO, as PoFL does (profl Table 1, α = 0)."""
     data, model = HousePrices(clients=4, noise=1.0), functools.partial(Linear, bias=False)

@@ -87,6 +87,7 @@ SMALL: dict[str, tuple[Any, Dataset]] = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SMALL)
 def test_training_does_not_depend_on_company(name: str) -> None:
     build, dataset = SMALL[name]

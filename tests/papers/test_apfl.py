@@ -105,6 +105,7 @@ def test_apfl_is_ahead_of_fine_tuning_until_the_federations_model_is_good():
     assert abs(until - expected) <= 5, (until, expected)
 
 
+@pytest.mark.slow
 def test_an_adaptive_alpha_rises_above_three_quarters():
     """Where a round begins the mixture lies between û_i and x, so that ⟨v − w, ∇f(v̄)⟩ < 0: α moves up, once x is near
     its resting point."""

@@ -68,6 +68,7 @@ def test_three_clients_exactly():
     np.testing.assert_allclose(server, found.server(), atol=1e-12)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("compute", ["all", "active"])
 def test_fedpbcs_server_ends_where_the_formula_says(compute, play):
     """E x_PS = Σ_A P(A | A ≠ ∅) mean_A((1−c)z + cu), z = (I − (1−c)EW)⁻¹ c EW u; which is not the optimum."""
@@ -222,6 +223,7 @@ def test_the_thresholds_of_fig_2a_are_the_formulas():
     assert int(np.ceil(np.log(0.001 / start) / np.log(1 - c))) == 696
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("links", UNEQUAL)
 def test_the_thresholds_of_fig_2b_are_the_formulas(links):
     """Where only the linked compute, both models are still on their way after 4000 rounds: the exact means of rounds

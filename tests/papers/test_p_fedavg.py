@@ -126,6 +126,7 @@ def draws(scheme: str, drawn: int, p: np.ndarray, rounds: int) -> tuple[np.ndarr
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("scheme", "drawn"), [("I", 1), ("I", 2), ("II", 1), ("II", 2), ("II", 3), ("II", 4)])
 def test_the_mean_model_is_the_same_whoever_is_drawn(scheme, drawn, Scripted) -> None:
     """E θ_t is full participation's in schemes I and II, for every K; Var θ_t is Lemma D.6 before its bounds."""

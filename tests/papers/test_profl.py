@@ -138,6 +138,7 @@ def test_the_filter_finds_no_gap_once_foreign_samples_are_nearly_half() -> None:
     assert 0.15 < (draw.binomial(500, 0.4, 100_000) >= 210).mean() < 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lr", "bounded"), [pytest.param(0.001, False, marks=pytest.mark.slow), (0.01, True), (0.03, True)]
 )

@@ -73,6 +73,7 @@ def test_location_of_stored_samples_with_client_weights(seed, weighting):
     np.testing.assert_allclose(best, (w * (1 - e)) @ m / (w @ (1 - e) ** 2), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_papers_gaussian():
     """p-fedavg §4: m̄ = 10, ε̄ = 0.9 gives 100; the search starts 100 away and knows nothing of it."""
     risk = risk_of(GaussianMean(5), Mean, Location(0.9, 0.01), 5)
@@ -91,6 +92,7 @@ def test_demand(gammas, dimension, seed, low):
     np.testing.assert_allclose(best, expected / 2, atol=1e-6)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(gammas=numbers(-0.5, 0.9, 5), a=numbers(-3, 3, 5), method=st.sampled_from(["gradient", "repeated"]))
 def test_response_in_one_dimension(gammas, a, method):
@@ -168,6 +170,7 @@ def classes(features: int = 3) -> Dataset:
     return Dataset("classes", torch.as_tensor(x), torch.as_tensor(y), **data)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["gradient", "repeated"])
 def test_strategic_classification_is_repeated_logistic_regression(method):
     """Against scikit-learn's LogisticRegression, fitted again and again to data that answer its last fit."""

@@ -128,6 +128,7 @@ def found_by(simulation: Simulation) -> dict[str, torch.Tensor]:
     return references(simulation.model, simulation.shift, simulation.data, initial)
 
 
+@pytest.mark.slow
 def test_auto_solves_what_is_cheap(caplog):
     caplog.set_level(logging.INFO)
     assert set(found_by(simulation_of(Pricing(3, 100), Mean, Demand()))) == {"distance_to_ps", "distance_to_po"}

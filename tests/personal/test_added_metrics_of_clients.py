@@ -20,6 +20,7 @@ def error(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 error.higher_is_better = False  # type: ignore[attr-defined]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("over", ["all", "online"])
 @pytest.mark.parametrize("case", RULES)
 def test_of_every_model_they_are_what_the_loss_is(case: str, over: str) -> None:

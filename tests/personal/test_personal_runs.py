@@ -24,6 +24,7 @@ from fedsim.tracking.metrics_csv import read_metrics
 QUIET = Tracking(progress="none", tensorboard=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", RULES)
 def test_to_look_at_clients_changes_nothing(case):
     """State and memory are those of a run in which nobody looked, bit for bit."""
@@ -44,6 +45,7 @@ def test_to_look_at_clients_changes_nothing(case):
         assert all(torch.equal(clients[name], ends[0][1][name]) for name in clients)
 
 
+@pytest.mark.slow
 def test_executors_chunks_and_company_do_not_matter():
     options = {"local": APFL(alpha=0.3, adaptive=True, lr=0.1, epochs=2, batch_size=4)}
     base = simulation_of(**options).run().history
@@ -122,6 +124,7 @@ def test_what_cannot_be_judged_is_refused_before_the_first_round():
         Personal(over="some")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["apfl", "pfedme", "local_only"])
 def test_personal_models_at_the_end_of_the_local_steps(case):
     """With everybody there: a model of one's own at a round's end is that at the next one's start; APFL's with α = 0 is

@@ -31,6 +31,7 @@ def half_squared(model, z):
     return (0.5 * (model - z).square().sum(1)).mean().item()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("over", ["all", "online"])
 @pytest.mark.parametrize("case", RULES)
 def test_every_column_is_that_of_plain_loops(case, over):

@@ -119,6 +119,7 @@ def test_settings_are_text_not_markup(report: Path) -> None:
     assert "<b>&" not in text
 
 
+@pytest.mark.slow
 def test_a_reader_is_told_what_is_missing(sweep: Path, tmp_path: Path) -> None:
     shutil.copytree(sweep, tmp_path / "copy")
     (tmp_path / "copy" / "FedAvg-0.1" / "clients.npz").unlink()
@@ -129,12 +130,14 @@ def test_a_reader_is_told_what_is_missing(sweep: Path, tmp_path: Path) -> None:
     assert "FedAWE lr=0.1 rounds=9 has completed 4 of 9 rounds" in text
 
 
+@pytest.mark.slow
 def test_a_single_run_has_a_report_too(sweep: Path) -> None:
     text = html(find([sweep / "FedAvg-0.1"]))
     sections = re.findall(r'<section id="(\w+)">', text)
     assert sections == ["results", "curves", "clients", "availability", "partition", "origins"]
 
 
+@pytest.mark.slow
 def test_pictures_as_png_and_pdf(sweep: Path, tmp_path: Path) -> None:
     main([str(sweep / "FedAvg-0.1"), str(sweep / "FedAWE-0.1"), "--out", str(tmp_path / "pictures")])
     names = sorted(path.name for path in (tmp_path / "pictures").iterdir())

@@ -67,6 +67,7 @@ def simulation_of(model=MLP, executor: str = "loop", chunk: int = 7, **way) -> S
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 3, 14])
 def test_row_by_row_the_bits_do_not_depend_on_the_chunk_or_the_workers(chunk: int, workers: int) -> None:
@@ -76,6 +77,7 @@ def test_row_by_row_the_bits_do_not_depend_on_the_chunk_or_the_workers(chunk: in
         assert torch.equal(getattr(other, field.name), getattr(state, field.name)), field.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 def test_run_again_the_bits_are_the_same(executor: str) -> None:
     states = [simulation_of(executor=executor, chunk=5).run().state for _ in range(2)]

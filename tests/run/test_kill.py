@@ -157,6 +157,7 @@ def small(**options) -> Simulation:
 QUIET = Tracking(progress="none", tensorboard=False, checkpoint_every=1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("file", [NAME, "metrics.csv", "summary.json", "environment.json"])
 def test_a_full_disk_is_an_error_that_names_the_file_and_the_old_one_survives(file: str, tmp_path: Path) -> None:
     """/dev/full answers every write as a full disk does; here it lies where a file is written beside its place."""

@@ -46,6 +46,7 @@ def crash():
     raise RuntimeError("power cut")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_three_rounds_and_three_more_are_six(name, tmp_path):
     options = {"strategy": STRATEGIES[name]}
@@ -94,6 +95,7 @@ def test_asked_twice_the_run_stops_at_once(tmp_path):
     assert not isinstance(stopped.value, Stopped)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("tensorboard", [False, True])
 def test_after_a_crash_nothing_is_lost_or_doubled(tensorboard, tmp_path):
     """Rounds after the last checkpoint were written already: they are replaced, in metrics.csv and in TensorBoard."""

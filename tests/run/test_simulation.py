@@ -22,6 +22,7 @@ from fedsim.strategies import FedAvg, FedAvgAll, FedAvgKnown, FedAWE, FedPBC
 from fedsim.tracking import Tracking
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "strategy", [FedAvg(), FedAvgAll(server_lr=2.0), FedAvgKnown(), FedPBC(), FedAWE()], ids=lambda s: type(s).__name__
 )
@@ -55,6 +56,7 @@ def expected_model(means, epsilons, rounds: int, steps: int, lr: float, offset: 
     return theta
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "epsilons", [[0.9] * 6, [0.85, 0.87, 0.89, 0.91, 0.93, 0.95]], ids=["equal sensitivities", "unequal sensitivities"]
 )
@@ -205,6 +207,7 @@ def test_a_run_folder_that_is_a_file_is_refused(tmp_path):
     assert file.read_text() == "mine"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("epsilon", [1.0, 1.3])
 @pytest.mark.parametrize("variance", [0.0, 0.04])
 def test_a_mean_sensitivity_of_one_is_refused(epsilon, variance):

@@ -173,6 +173,7 @@ def test_it_is_chosen_on_validation_samples_where_there_are_some(tmp_path: Path)
     assert "best" not in fedsim.load(tmp_path / "none").summary
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("at", [2, 5, 9])
 def test_the_best_model_of_a_resumed_run_is_that_of_the_uninterrupted(at: int, tmp_path: Path) -> None:
     stop = Stop(metric="test_loss")

@@ -79,6 +79,7 @@ def chi_square(counts: np.ndarray) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("sampling", ["pass", "replacement"])
 def test_every_sample_is_as_likely_as_any_other(sampling):
     """Two batches of 2 out of 8 over 400 rounds and 5 clients. For draws with replacement the statistic is χ² with

@@ -74,6 +74,7 @@ def timeless(history):
     return [{name: value for name, value in row.items() if name != "seconds"} for row in history]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("options", [{"deploy": "step"}, {"deploy": "round", "inertia": 0.5}], ids=["step", "inert"])
 @pytest.mark.parametrize("case", CASES)
 def test_executors_chunks_and_company_change_nothing(case, options):
@@ -92,6 +93,7 @@ def test_executors_chunks_and_company_change_nothing(case, options):
             assert value == pytest.approx(theirs[name], abs=1e-9), name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("deploy", ["step", "round"])
 @pytest.mark.parametrize("case", ["strategic", "contribution, loss", "stream of groups", "stream of houses"])
 def test_resuming_with_inertia_is_bit_for_bit(case, deploy, tmp_path):
@@ -103,6 +105,7 @@ def test_resuming_with_inertia_is_bit_for_bit(case, deploy, tmp_path):
     assert timeless(resumed.history) == timeless(straight.history)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_a_shift_is_felt_and_so_is_its_inertia(case):
     """Without it, or with data that stay near the initial model, training ends elsewhere."""

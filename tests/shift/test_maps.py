@@ -95,6 +95,7 @@ def start_of(simulation: Simulation, rows: int) -> torch.Tensor:
     return torch.sin(torch.arange(rows * simulation.model.dimension) + 1.0).double().reshape(rows, -1)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("deploy", ["step", "round"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_rule_meets_samples_moved_by_the_formula(case, deploy):

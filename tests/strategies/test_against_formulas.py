@@ -108,6 +108,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 def test_every_round_follows_the_formula(case, executor, play, Scripted, Regression, regression_of):

@@ -143,6 +143,7 @@ def long_run(
     return [(a.mean(), a.std(ddof=1) / len(a) ** 0.5) for a in averages]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lr", [0.05, 0.3])
 def test_fedavg_is_biased_exactly_as_proposition_1_of_fedpbc_says(lr, play):
     """x^∞ = [p₁u₁(1 − p₂/2) + p₂u₂(1 − p₁/2)] / (1 − (1−p₁)(1−p₂)), whatever the learning rate."""
@@ -154,6 +155,7 @@ def test_fedavg_is_biased_exactly_as_proposition_1_of_fedpbc_says(lr, play):
     assert abs(server - sum(U) / 2) > 20 * error  # the bias is there to be seen
 
 
+@pytest.mark.slow
 def test_fedpbc_reaches_the_unweighted_optimum(play):
     """Gossip keeps the clients' mean, so on quadratics it contracts to ū at the rate (1−η)^s, whoever is there.
 
@@ -176,6 +178,7 @@ def test_fedpbc_reaches_the_unweighted_optimum(play):
     assert abs(server - limit) < 5 * error
 
 
+@pytest.mark.slow
 def test_fedawe_reaches_the_unweighted_optimum(play):
     """In expectation up to the learning rate: the server's model within O(η), the clients' mean within O(η²)."""
     lr = 0.02
@@ -186,6 +189,7 @@ def test_fedawe_reaches_the_unweighted_optimum(play):
     assert abs(clients - 0.5) < 5 * clients_error + a**2
 
 
+@pytest.mark.slow
 def test_with_the_active_alone_computing_fedpbc_stays_biased(play):
     """The paper's Fig. 2b: the frequently linked client pulls the mean to itself."""
     _, (clients, error) = long_run(two_clients(FedPBC(compute="active"), 0.02), play, rounds=250, burn_in=120)

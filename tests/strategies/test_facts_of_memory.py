@@ -95,6 +95,7 @@ def reported(federation: Federation, counts: np.ndarray, innovation: np.ndarray,
     return Report(cohort, start, {"params": end}, start[:, 0], rates, start[:, 0] + lr, np.ones(len(cohort)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("dtype", "stored"), [("same", torch.float64), ("float32", torch.float32), ("float16", torch.float16)]
 )
@@ -119,6 +120,7 @@ def test_the_stored_mean_is_the_mean_of_the_memory_after_many_rounds(strategy, d
     torch.testing.assert_close(state.mean, mean, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_in_single_precision_the_stored_mean_does_not_drift():
     """2,000 differences of float32 rows leave an error of rounding, far below the rows themselves."""
     draw, clients = np.random.default_rng(1), 5
@@ -209,6 +211,7 @@ def participate(strategy, rounds: int):
     return state
 
 
+@pytest.mark.slow
 def test_fedaus_weights_approach_one_over_p():
     """Intervals are geometric: mean 1/p, variance (1 − p)/p²; T rounds close about T·p of them. Five σ."""
     rounds = 2500
@@ -217,6 +220,7 @@ def test_fedaus_weights_approach_one_over_p():
     assert (np.abs(weight - 1 / P) <= 5 * sigma + 1e-12).all()
 
 
+@pytest.mark.slow
 def test_a_cutoff_bounds_fedaus_weights():
     """min(interval, K) has mean (1 − (1 − p)^K) / p: the client that hardly comes is not blown up without bound."""
     rounds, cutoff = 2500, 4

@@ -37,6 +37,7 @@ def whole_fixture(federated, play):
     return lambda name, **options: [fields(played.after) for played in play(federated(LIBRARY[name](), **options))]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LIBRARY)
 def test_a_strategy_holds_what_all_must_hold(name, whole, federated):
     """A run is compared with that of its second replicate alone; and with two ranks that give the state to another

@@ -123,6 +123,7 @@ def compare(simulation, naive, play) -> None:
     assert counted >= ROUNDS * len(SEEDS)
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 def test_every_round_follows_the_formula(name, executor, play, regression):

@@ -94,6 +94,7 @@ RESUMED = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RESUMED)
 def test_three_rounds_and_three_more_are_six_bit_for_bit(name, tmp_path):
     strategy, availability = RESUMED[name]

@@ -102,6 +102,7 @@ def test_observers_change_no_number(tmp_path: Path) -> None:
     assert without_seconds[0] == without_seconds[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", ["begin", "evaluated", "finish", "close"])
 def test_one_that_fails_is_left_out_and_the_run_goes_on(
     where: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -93,6 +93,7 @@ def ragged_reference(kind: str) -> Report:
     return train(ragged(kind, double("loop", workers=1)))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rule", RULES)
 def test_every_way_of_running_ragged_clients_is_plain_pytorch(rule):
     """Padding, sorting, finished rows and threads leave no trace."""
@@ -115,6 +116,7 @@ def test_every_way_of_running_ragged_clients_is_plain_pytorch(rule):
     np.testing.assert_allclose(reports["vmap"].lr_sum, 0.2 * steps)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("per", ["image", "batch"])
 def test_a_convolutional_network_with_augmentation_is_plain_pytorch_too(per):
     dataset, local = images(per), SGD(lr=0.05, epochs=2, batch_size=BATCH, drop_last=False)
@@ -151,6 +153,7 @@ def test_augmentation_moves_whole_pixels_of_the_sample_itself(border):
     assert changed > sum(SIZES) / 2
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     chunk=st.integers(1, 2 * len(SIZES) + 3),
@@ -163,6 +166,7 @@ def test_no_chunk_size_changes_the_result(chunk, executor, workers, kind):
     same(train(ragged(kind, double(executor, chunk, workers))), ragged_reference(kind))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", ["dropout", "shared dropout"])
 @pytest.mark.parametrize("way", WAYS)
 def test_dropout_does_not_depend_on_who_runs_it_or_on_global_randomness(kind, way):

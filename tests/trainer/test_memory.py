@@ -79,6 +79,7 @@ class CountingTogether(Counting):
         return carry, loss
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_rule_that_steps_whole_chunks_is_the_rule_that_steps_one_client(way):
     options = {"lr": 0.2, "epochs": 2, "batch_size": 4, "drop_last": False, "schedule": Inverse(offset=3.0)}
@@ -135,6 +136,7 @@ def test_names_that_collide_are_refused_before_the_first_round():
         simulation_of(local=Answered(), **stream).run()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", [Counting, CountingTogether])
 @pytest.mark.parametrize("deploy", ["step", "round"])
 def test_an_interrupted_run_remembers(rule, deploy, tmp_path):
@@ -227,6 +229,7 @@ class PerSampleTogether(PerSample):
     batched = True
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rule", [PerSample, PerSampleTogether])
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_sample_by_sample_are_plain_autograds(way, rule):

@@ -49,6 +49,7 @@ RULES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_halved_chunks_give_the_numbers_of_large_ones(regression_of, Regression, rule, executor, caplog, tmp_path):
@@ -87,6 +88,7 @@ def test_halved_chunks_give_the_numbers_of_large_ones(regression_of, Regression,
     assert "trainer.chunk=2" in told[0]
 
 
+@pytest.mark.slow
 def test_what_the_server_remembers_is_written_once(caplog):
     """A shift with inertia moves its running mean at the start of a round, whose work is then done twice."""
 

@@ -32,6 +32,7 @@ from fedsim.models import MLP, Linear, Mean
 from fedsim.shift import Location
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("deploy", ["step", "round"])
 @pytest.mark.parametrize("way", [way for way in WAYS if "fused" not in way])
 def test_a_location_shift_moves_the_samples_by_the_deployed_model(way, deploy):
@@ -143,6 +144,7 @@ def test_nobody_and_a_single_client_are_cohorts_too(way):
     assert train(lonely).end.shape == (2, lonely.model.dimension)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("schedule", [None, Inverse(offset=3.0)], ids=["constant", "inverse"])
 @pytest.mark.parametrize("way", WAYS)
 def test_who_else_takes_part_does_not_matter(way, schedule):

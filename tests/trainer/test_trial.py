@@ -120,6 +120,7 @@ def told(monkeypatch):
     return told
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("winner", ["fused", "vmap", "loop"])
 def test_a_trial_leaves_nothing_behind(told, winner):
     asked = told(winner)
@@ -138,6 +139,7 @@ def test_it_is_held_once_for_what_is_alike(told):
     assert len(asked) == 2
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_what_was_found(told, tmp_path):
     told("loop")
     whole = simulation_of().run()

@@ -49,6 +49,7 @@ def carried_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ro
     return root / "out", cli.reproduce(load("mine/small", root), "smoke", "cpu", root / "out", jobs="1")
 
 
+@pytest.mark.slow
 def test_tuning_keeps_the_best_and_says_which(carried_out: tuple[Path, list[Row]]) -> None:
     out, lines = carried_out
     assert [line.name for line in lines] == ["FedAvg", "FedAWE", "training helps"]
@@ -57,6 +58,7 @@ def test_tuning_keeps_the_best_and_says_which(carried_out: tuple[Path, list[Row]
     assert report["tuned"] == {"FedAvg": "0.1", "FedAWE": "0.1"}
 
 
+@pytest.mark.slow
 def test_finished_runs_are_not_run_again_and_scales_do_not_meet(
     folder: Path,
     carried_out: tuple[Path, list[Row]],
@@ -169,6 +171,7 @@ def test_a_bad_recipe_is_one_sentence(folder: Path, old: str, new: str, message:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["--list"])
     shown = capsys.readouterr().out

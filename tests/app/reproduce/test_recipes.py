@@ -46,6 +46,7 @@ def test_every_label_composes_at_every_scale(name: str) -> None:
                 compose((*setting.overrides, "out=unused"))
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_papers_numbers_meet_labels_that_exist(name: str) -> None:
     recipe = load(name)
@@ -59,6 +60,7 @@ def test_the_papers_numbers_meet_labels_that_exist(name: str) -> None:
     assert not recipe.paper or any(number is not None for number in printed)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_reason_is_shown_by_a_test_or_a_recipe(name: str) -> None:
     """Why a claim does not hold is a fact somewhere else: a test that exists by file and name, or another recipe."""

@@ -46,11 +46,13 @@ def of_what_kinds(recipe: Recipe) -> set[str]:
     return kinds | ({"tuned"} if recipe.tune is not None else set())
 
 
+@pytest.mark.slow
 def test_the_handful_meets_every_kind_of_recipe() -> None:
     everything, met = (set().union(*(of_what_kinds(load(name)) for name in chosen)) for chosen in (names(), HANDFUL))
     assert met == everything
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EACH)
 def test_smoke_runs_reports_and_draws(name: str, tmp_path: Path) -> None:
     recipe = load(name)
