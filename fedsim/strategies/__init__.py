@@ -5,6 +5,7 @@ from fedsim.strategies.amplified_fedavg import AmplifiedFedAvg
 from fedsim.strategies.amplified_scaffold import AmplifiedScaffold
 from fedsim.strategies.area import AREA
 from fedsim.strategies.base import KeepsClientModels, ServerStep, State, Strategy
+from fedsim.strategies.ca_fed import CAFed
 from fedsim.strategies.debiasing import Debiasing
 from fedsim.strategies.f3ast import F3AST
 from fedsim.strategies.fedau import FedAU
@@ -41,6 +42,7 @@ __all__ = [
     "QFFL",
     "AmplifiedFedAvg",
     "AmplifiedScaffold",
+    "CAFed",
     "Debiasing",
     "FedAU",
     "FedAWE",

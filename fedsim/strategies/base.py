@@ -71,6 +71,10 @@ class Strategy(ABC, Generic[S]):
     def aggregate(self, state: S, report: Report, t: int) -> S:
         """The state after round t. Per-client memory may be updated in place."""
 
+    def mean(self, cohort: Cohort, values: Tensor) -> Tensor:
+        """[n, …] → [R, …] the mean over those who take part, weighed as the objective is."""
+        return cohort.mean(values, None if self.weighting == "uniform" else cohort.weights(self.weighting))
+
     def client_mean(self, state: S, federation: Federation) -> Tensor:
         """[R, d] the mean of all clients' own models; x^t where they keep none.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
-from fedsim.core.federation import Cohort, Federation
+from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State
 
@@ -55,7 +55,7 @@ class FedAUState(State):
 
 
 class FedAU(ServerStep[FedAUState]):
-    """x ← x − (η_g / m) Σ_{i∈A} ω_i^t G_i, with ω_i^t the mean of the intervals closed *before* this round.
+    """x ← x − η_g Σ_{i∈A} w_i ω_i^t G_i, with ω_i^t the mean of the intervals closed *before* this round.
 
     An interval closes when the client takes part, or when its absence reaches `cutoff` rounds. Intervals go on in
     empty rounds too: they count time, not updates. Memory: three numbers per client.
@@ -63,16 +63,21 @@ class FedAU(ServerStep[FedAUState]):
     Args:
         server_lr: η_g.
         cutoff: K (50 in the papers).
+        weighting: w_i: 'uniform' 1/m, as in the papers, or 'data' fractions.
     """
 
-    def __init__(self, server_lr: float = 1.0, cutoff: int = 50) -> None:
+    def __init__(self, server_lr: float = 1.0, cutoff: int = 50, weighting: str = "uniform") -> None:
         super().__init__(server_lr)
         self.cutoff = checks.whole("strategy.cutoff", cutoff)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
 
     def initial(self, model: Tensor, federation: Federation) -> FedAUState:
         return FedAUState(model, *no_intervals(model, federation))
 
     def aggregate(self, state: FedAUState, report: Report, t: int) -> FedAUState:
         cohort = report.cohort
-        step = cohort.sum(report.innovation, state.mean_interval[cohort.rows] / cohort.federation.clients)
+        weights = state.mean_interval[cohort.rows] / cohort.federation.clients
+        if self.weighting == "data":
+            weights = state.mean_interval[cohort.rows] * cohort.weights("data")
+        step = cohort.sum(report.innovation, weights)
         return FedAUState(state.model - self.server_lr * step, *counted(state, cohort, self.cutoff))

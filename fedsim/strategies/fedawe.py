@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
-from fedsim.core.federation import Federation
+from fedsim.core.federation import WEIGHTINGS, Federation
 from fedsim.core.report import Report
 from fedsim.strategies.base import ClientModels, KeepsClientModels, ServerStep
 
@@ -33,12 +33,20 @@ class FedAWE(KeepsClientModels[FedAWEState], ServerStep[FedAWEState]):
         clipped: which update is held to that norm: 'step' is η_g mean_{i∈A} (t − τ_i) G_i, what x^{t+1} differs by from
             mean_{i∈A} x_i^t; 'mean' is that without η_g, which then multiplies what clipping left (the authors' order).
             With η_g = 1 they are one.
+        weighting: of the mean over A: 'uniform', as in the paper, or 'data' fractions.
     """
 
-    def __init__(self, server_lr: float = 1.0, clip: float | None = None, clipped: str = "step") -> None:
+    def __init__(
+        self,
+        server_lr: float = 1.0,
+        clip: float | None = None,
+        clipped: str = "step",
+        weighting: str = "uniform",
+    ) -> None:
         super().__init__(server_lr)
         self.clip = None if clip is None else checks.positive("strategy.clip", clip)
         self.clipped = checks.choice("strategy.clipped", clipped, ("step", "mean"))
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
 
     def initial(self, model: Tensor, federation: Federation) -> FedAWEState:
         never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
@@ -50,9 +58,9 @@ class FedAWE(KeepsClientModels[FedAWEState], ServerStep[FedAWEState]):
         update = self.server_lr * (echo * report.innovation)
         if self.clip is not None:
             largest = self.clip * (self.server_lr if self.clipped == "mean" else 1.0)
-            norm = cohort.mean(update).norm(dim=1, keepdim=True)
+            norm = self.mean(cohort, update).norm(dim=1, keepdim=True)
             update = update * cohort.broadcast((largest / norm).clamp(max=1.0))
-        model = cohort.unless_empty(cohort.mean(report.start - update), state.model)
+        model = cohort.unless_empty(self.mean(cohort, report.start - update), state.model)
         cohort.scatter(state.models, cohort.broadcast(model))
         state.last_seen[cohort.rows] = t
         return FedAWEState(model, state.models, state.last_seen)

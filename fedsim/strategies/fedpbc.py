@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedsim.core import checks
-from fedsim.core.federation import Cohort, Federation
+from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.strategies.base import ClientModels, KeepsClientModels
 
@@ -23,10 +23,12 @@ class FedPBC(KeepsClientModels[ClientModels]):
     Args:
         compute: 'all': every client computes in every round, also without a link (the paper's algorithm);
             'active': only the linked ones do (its Fig. 2b, where the bias persists).
+        weighting: of all means: 'uniform', as in the paper, or 'data', where gossip keeps Σ_i w_i x_i.
     """
 
-    def __init__(self, compute: str = "all") -> None:
+    def __init__(self, compute: str = "all", weighting: str = "uniform") -> None:
         self.compute = checks.choice("strategy.compute", compute, COMPUTE)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
 
     def initial(self, model: Tensor, federation: Federation) -> ClientModels:
         return ClientModels.broadcast(model, federation)
@@ -36,7 +38,7 @@ class FedPBC(KeepsClientModels[ClientModels]):
 
     def aggregate(self, state: ClientModels, report: Report, t: int) -> ClientModels:
         cohort = report.cohort
-        model = cohort.unless_empty(cohort.mean(report.end), state.model)
+        model = cohort.unless_empty(self.mean(cohort, report.end), state.model)
         linked = (cohort.count > 0)[:, None]
         cohort.scatter(state.models, cohort.broadcast(model).where(linked, report.end))
         return ClientModels(model, state.models)

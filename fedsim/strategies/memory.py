@@ -59,10 +59,6 @@ class RemembersClients(ServerStep[M]):
         """Store the cohort's values [n, d] in place; return the new mean [R, d] of what is stored of all clients."""
         return stored(state.memory, state.mean, cohort, values, self.weighting)
 
-    def mean(self, cohort: Cohort, values: Tensor) -> Tensor:
-        """[n, d] → [R, d] the mean over those who take part."""
-        return cohort.mean(values, None if self.weighting == "uniform" else cohort.weights(self.weighting))
-
 
 def stored(memory: Tensor, mean: Tensor, cohort: Cohort, values: Tensor, weighting: str = "uniform") -> Tensor:
     """Store values [n, d] in any memory [R·m, d], in place; return its new mean [R, d], plain or by clients' data."""

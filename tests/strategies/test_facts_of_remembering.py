@@ -19,12 +19,13 @@ from fedsim.strategies import (
     FedAvg,
     FedAvgAll,
     FedAvgKnown,
+    FedPBC,
     FedStale,
     FedVARP,
     Focus,
     MimiC,
     Scaffold,
-)  # fmt: skip
+)
 
 SAME = {"rtol": 0, "atol": 1e-12}
 
@@ -121,6 +122,18 @@ def test_mifa_of_those_seen_starts_as_fedavg_and_goes_on_as_mifa(models):
     assert not torch.allclose(all_[0], fedavg[0], atol=1e-3)
     everybodys = (models(MIFA(divide_by="seen"), counts=everybody()), models(MIFA(), counts=everybody()))
     torch.testing.assert_close(*everybodys, **SAME)
+
+
+def test_gossip_by_data_keeps_the_mean_by_data(federated, play):
+    """Σ_i w_i x_i of FedPBC moves by the clients' own steps alone, whoever is linked."""
+    simulation = federated(FedPBC(weighting="data"))
+    for played in play(simulation):
+        before, after = (
+            torch.einsum("i,rid->rd", torch.tensor(BY_DATA, dtype=torch.float64), rows.unflatten(0, (2, CLIENTS)))
+            for rows in (played.report.end, played.after.models)
+        )
+        torch.testing.assert_close(after, before, **SAME)
+        torch.testing.assert_close(simulation.strategy.client_mean(played.after, simulation.federation), after, **SAME)
 
 
 def test_mifa_that_forgets_at_once_is_fedavg_over_all(models):

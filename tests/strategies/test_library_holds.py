@@ -12,7 +12,30 @@ from naive_strategies import CLIENTS, SEEDS
 
 from fedsim import Execution
 from fedsim.core import Ranks
-from fedsim.strategies import AFL, QFFL, FedAvgM, FedDC, FedDyn, FedExP, FedNova, MimeLite
+from fedsim.strategies import (
+    AFL,
+    AREA,
+    MIFA,
+    QFFL,
+    AmplifiedFedAvg,
+    AmplifiedScaffold,
+    CAFed,
+    Debiasing,
+    FedAvgM,
+    FedDC,
+    FedDyn,
+    FedExP,
+    FedLaAvg,
+    FedNova,
+    FedStale,
+    FedVARP,
+    Focus,
+    MimeLite,
+    MimiC,
+    Oort,
+    PowerOfChoice,
+    Scaffold,
+)
 
 LIBRARY = {
     "fedavgm": lambda: FedAvgM(0.7, 0.5),
@@ -23,6 +46,20 @@ LIBRARY = {
     "afl": lambda: AFL(0.9, 0.3),
     "mime_lite": lambda: MimeLite(0.8, 0.6, "data"),
     "feddc": lambda: FedDC(0.2),
+    "focus": lambda: Focus(0.25, "skip", "data"),
+    "fedstale": lambda: FedStale(0.5, 0.8, cutoff=3, weighting="data"),
+    "mimic": lambda: MimiC(0.8, memory="gradient", weighting="data"),
+    "area": lambda: AREA("data"),
+    "mifa": lambda: MIFA(0.8, "gradient", weighting="data", divide_by="seen", age_power=0.5, max_age=2),
+    "fedvarp": lambda: FedVARP(0.8, weighting="data"),
+    "scaffold": lambda: Scaffold(0.8, weighting="data"),
+    "amplified_fedavg": lambda: AmplifiedFedAvg(2, 1.4, "data"),
+    "amplified_scaffold": lambda: AmplifiedScaffold(2, 1.4, weighting="data"),
+    "debiasing": lambda: Debiasing(0.8, 2.0, "data"),
+    "fedlaavg": lambda: FedLaAvg(0.25, "random", weighting="data"),
+    "power_of_choice": lambda: PowerOfChoice(1, 2),
+    "oort": lambda: Oort(1, weighting="data"),
+    "ca_fed": lambda: CAFed(0.8, smoothness=0.4, weighting="data"),
 }
 CLOSE = {"rtol": 0, "atol": 1e-10}
 
@@ -37,7 +74,7 @@ def whole_fixture(federated, play):
     return lambda name, **options: [fields(played.after) for played in play(federated(LIBRARY[name](), **options))]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", LIBRARY)
 def test_a_strategy_holds_what_all_must_hold(name, whole, federated):
     """A run is compared with that of its second replicate alone; and with two ranks that give the state to another
@@ -81,7 +118,9 @@ class Threads(Ranks):
 
 FIRST = Threads(0, 2)
 BOTH = (FIRST, dataclasses.replace(FIRST, rank=1))
-EXECUTORS = dict.fromkeys(("q_ffl", "afl", "mime_lite"), "loop")  # vmapped steps cannot run in threads
+# vmapped steps cannot run in threads
+LOOPED = ("q_ffl", "afl", "mime_lite", "focus", "debiasing", "fedlaavg", "power_of_choice", "ca_fed")
+EXECUTORS = dict.fromkeys(LOOPED, "loop")
 
 
 def divided(federated, name: str) -> list[dict[str, torch.Tensor]]:

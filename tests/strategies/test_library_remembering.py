@@ -10,6 +10,9 @@ from naive_strategies import BY_DATA, CLIENTS, UNIFORM
 from fedsim.strategies import (
     AREA,
     MIFA,
+    FedAU,
+    FedAWE,
+    FedPBC,
     FedStale,
     FedVARP,
     Focus,
@@ -145,6 +148,38 @@ class NaiveScaffold(Naive):
         self.model = self.model - self.over(heard, self.weights) if heard else self.model
 
 
+class NaiveFedPBC(Naive):
+    """Whoever is not linked goes on with its own."""
+
+    weights = BY_DATA
+
+    def begin(self):
+        self.models = [self.model] * CLIENTS
+
+    def round(self, t, active):
+        self.models = [self.learner.train(i, x, t) for i, x in enumerate(self.models)]
+        if active:
+            self.model = self.over({i: self.models[i] for i in active}, self.weights)
+            self.models = [self.model if i in active else x for i, x in enumerate(self.models)]
+
+
+class NaiveFedAWE(Naive):
+    weights = BY_DATA
+
+    def begin(self):
+        self.models, self.last_seen = [self.model] * CLIENTS, [-1] * CLIENTS
+
+    def round(self, t, active):
+        echoed = {
+            i: x - (t - self.last_seen[i]) * self.learner.innovation(i, x, t)
+            for i, x in enumerate(self.models)
+            if i in active
+        }
+        self.model = self.over(echoed, self.weights) if active else self.model
+        for i in active:
+            self.models[i], self.last_seen[i] = self.model, t
+
+
 AGED = {"gradient": True, "seen": True, "power": 0.5, "oldest": 2, "weights": BY_DATA, "eta": 0.7}
 CASES = {
     "focus": (Focus(0.25), NaiveFocus, "step"),
@@ -168,10 +203,14 @@ CASES = {
     "mifa, aged": (MIFA(0.7, "gradient", False, "same", "data", "seen", 0.5, 2), with_(NaiveMIFA, **AGED), "sqrt"),
     "mifa, aged, waits": (MIFA(wait_for_all=True, age_power=1.0), with_(NaiveMIFA, power=1.0, wait=True), "constant"),
     "fedvarp by data": (FedVARP(weighting="data"), NaiveFedVARP, "constant"),
+    "fedau by data": (FedAU(0.7, 2, "data"), with_(NaiveFedStale, beta=0, eta=0.7, weights=BY_DATA, cutoff=2), "sqrt"),
+    "fedpbc by data": (FedPBC(weighting="data"), NaiveFedPBC, "step"),
+    "fedawe by data": (FedAWE(weighting="data"), NaiveFedAWE, "constant"),
     "scaffold by data": (Scaffold(weighting="data"), NaiveScaffold, "step"),
 }  # fmt: skip
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", CASES)
 def test_every_round_follows_the_formula(name, follows):
     strategy, naive, schedule = CASES[name]

@@ -175,6 +175,7 @@ CASES = {
 SAME = {"rtol": 0, "atol": 1e-12}
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", CASES)
 def test_every_round_follows_the_formula(name, follows):
     strategy, naive, options = CASES[name]
