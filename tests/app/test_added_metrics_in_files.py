@@ -48,6 +48,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_columns_say_what_they_are_and_which_way_is_better(sweep: Path) -> None:
     meanings = read_meanings(sweep / "lr=0.5" / "metrics.csv")
     ways = {

@@ -133,7 +133,7 @@ DATA: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", DATA)
 def test_a_bad_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """Nothing in a file is executed, either."""

@@ -39,7 +39,7 @@ BESIDE = COMPANY | {
 }
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("override", ONE_GROUP_AT_A_TIME)
 def test_every_choice_composes_and_runs(override: str) -> None:
     if override == "partition=flwr":

@@ -54,6 +54,7 @@ def test_whatever_is_swept_stays_in_one_folder_below_and_apart(values: list[str]
         assert not set(name) & set("/\\\n\"'~*")
 
 
+@pytest.mark.slow
 def test_a_sweep_of_paths_lies_side_by_side(fedsim, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a", "b"):

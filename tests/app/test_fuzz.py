@@ -22,7 +22,7 @@ from fedsim.core.errors import ConfigError, DivergenceError
 from fedsim.run.together import run_together
 
 BASE = [
-    "rounds=3", "eval_every=1", "clients=5", "seeds=[3,8]", "local_steps=2", "trainer.dtype=float64",
+    "rounds=2", "eval_every=1", "clients=4", "seeds=[3,8]", "local_steps=2", "trainer.dtype=float64",
     "trainer.executor=loop", "lr=0.02", "tracking.progress=none", "tracking.tensorboard=false",
 ]  # fmt: skip
 DATA = {  # a data set, what it needs, and shifts that move it
@@ -111,8 +111,8 @@ def seeds(cfg: DictConfig, folder: Path) -> None:
 
 
 def resumed(cfg: DictConfig, folder: Path) -> None:
-    """Broken off after two rounds, as a shorter run would be, and gone on with."""
-    ran(cfg, folder / "run", rounds=2)
+    """Broken off after one round, as a shorter run would be, and gone on with."""
+    ran(cfg, folder / "run", rounds=1)
     close(ran(cfg, folder / "run"), ran(cfg), exactly=True)
 
 

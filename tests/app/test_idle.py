@@ -40,7 +40,7 @@ def told(*overrides: str, alone: bool = True) -> list[str]:
     return list(idle(plain(configuration(*overrides)), given, alone))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("key", RESTING)
 def test_a_setting_is_told_where_it_rests_and_only_there(key):
     rests, wakes = RESTING[key]

@@ -57,6 +57,7 @@ def test_a_sweep_that_nobody_reads_does_all_its_runs(tmp_path: Path, monkeypatch
     assert len(list(tmp_path.rglob("summary.json"))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nobody_reads")
 def test_pictures_are_drawn_though_nobody_reads_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(monkeypatch, tmp_path, "out=o")

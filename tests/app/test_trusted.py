@@ -23,6 +23,7 @@ def test_a_file_cannot_trust(fedsim, tmp_path: Path) -> None:
     assert not stolen.exists()
 
 
+@pytest.mark.slow
 def test_whoever_types_the_command_can(fedsim, tmp_path: Path) -> None:
     said = fedsim(tmp_path, *SMALL, "model._target_=collections.Counter", "out=o")
     assert "add trusted=[collections]" in said.err

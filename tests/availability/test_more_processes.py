@@ -57,6 +57,7 @@ def test_a_chain_remembers_with_correlation_rho_to_the_lag(persistence: float) -
         assert (np.abs(products.mean(1) - persistence**lag) <= 5 * sigma).all()
 
 
+@pytest.mark.slow
 def test_a_chain_moves_by_the_two_probabilities_of_its_docstring() -> None:
     rho = 0.6
     seen = chains(rho, 8)

@@ -95,7 +95,7 @@ def pfedme_step(rule, state, x, y, lr, first):
 STEPS = {APFL: apfl_step, PerFedAvg: perfedavg_step, PFedMe: pfedme_step}
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_rule_is_plain_autograd_client_by_client(way, name, Scripted, play):

@@ -64,6 +64,7 @@ def spread_around(simulation: Simulation) -> float:
     return float(np.mean([0.5 * np.square(p - p.mean(0)).sum(1).mean() for p in parts]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "rounds"), [pytest.param(0.5, 90, marks=pytest.mark.slow), (0.75, 40)])
 def test_both_models_keep_a_share_of_the_resting_federations(alpha, rounds):
     """Fine-tuning q, APFL p(α), both of x − û_i: less, and on average over a round's steps nothing, as in Remark 2."""

@@ -199,7 +199,7 @@ def test_the_mean_has_less_noise_and_lags(clip, Scripted) -> None:
         assert min(second, key=second.get) == nearer
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.4, 0.8])
 def test_echoes_of_rare_clients_are_unstable_at_rates_that_suit_others(p, Scripted, play) -> None:
     """A client that comes with probability p multiplies its error by 1 − ηk, k geometric; in mean square by

@@ -30,6 +30,7 @@ def test_sizes_of_a_power_law_fall_as_the_rank_to_the_exponent() -> None:
     assert set(ranks) == set(range(5))
 
 
+@pytest.mark.slow
 def test_logarithms_of_lognormal_sizes_are_normal_with_their_sigma() -> None:
     sizes = np.concatenate([Quantity(sigma=0.5).table(Samples(4_000_000), 400, seed).sizes for seed in range(5)])
     logarithms = np.log(sizes)

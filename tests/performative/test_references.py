@@ -263,6 +263,7 @@ def test_references_are_of_genuine_data_within_the_box():
         assert simulation.evaluator.references[name].tolist() == [[1.0, 1.0]]
 
 
+@pytest.mark.slow
 def test_training_ends_at_the_stable_point():
     """Repeated gradient descent on the current model's data, without noise: what the reference is for."""
     data = HousePrices(4, noise=0.0, std=0.0)

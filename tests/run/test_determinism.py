@@ -67,7 +67,7 @@ def simulation_of(model=MLP, executor: str = "loop", chunk: int = 7, **way) -> S
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 3, 14])
 def test_row_by_row_the_bits_do_not_depend_on_the_chunk_or_the_workers(chunk: int, workers: int) -> None:

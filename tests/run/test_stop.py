@@ -115,6 +115,7 @@ def test_a_replicate_that_was_given_up_is_not_waited_for() -> None:
     assert Stop(target={"loss": 0.7}).targets(history)["targets"]["loss"]["rounds"] == [2, None]
 
 
+@pytest.mark.slow
 def test_seconds_are_of_the_whole_run_and_its_last_model_is_evaluated(tmp_path: Path, monkeypatch: Any) -> None:
     clock = iter(range(10**6))
     monkeypatch.setattr(tracker.time, "monotonic", lambda: next(clock))

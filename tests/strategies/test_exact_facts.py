@@ -66,6 +66,7 @@ def test_the_echoes_of_a_client_add_up_to_the_round_it_is_in(counts):
         np.testing.assert_array_equal(echoes[active], t + 1)
 
 
+@pytest.mark.slow
 @few
 @given(counts=presence(st.integers(1, 8)), server_lr=st.sampled_from([1.0, 0.3]))
 def test_with_equal_linear_clients_nobody_seems_to_have_been_away(counts, server_lr, play, Scripted):
@@ -143,7 +144,7 @@ def long_run(
     return [(a.mean(), a.std(ddof=1) / len(a) ** 0.5) for a in averages]
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("lr", [0.05, 0.3])
 def test_fedavg_is_biased_exactly_as_proposition_1_of_fedpbc_says(lr, play):
     """x^∞ = [p₁u₁(1 − p₂/2) + p₂u₂(1 − p₁/2)] / (1 − (1−p₁)(1−p₂)), whatever the learning rate."""

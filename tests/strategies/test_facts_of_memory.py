@@ -95,7 +95,7 @@ def reported(federation: Federation, counts: np.ndarray, innovation: np.ndarray,
     return Report(cohort, start, {"params": end}, start[:, 0], rates, start[:, 0] + lr, np.ones(len(cohort)))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("dtype", "stored"), [("same", torch.float64), ("float32", torch.float32), ("float16", torch.float16)]
 )
@@ -231,6 +231,7 @@ def test_a_cutoff_bounds_fedaus_weights():
     assert (np.abs(weight - expected) <= 5 * sigma + 1e-12).all()
 
 
+@pytest.mark.slow
 def test_f3asts_frequency_is_unbiased_for_p():
     """r̂ weights round s by a_s ∝ (1 − β)^{T − s}, Σ a_s = 1: mean p, variance p (1 − p) Σ a_s². Five σ."""
     rounds, beta = 2500, 0.002

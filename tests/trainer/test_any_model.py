@@ -32,7 +32,7 @@ QUICK = ("auto", "vmap", "loop")
 REST = tuple(way for way in WAYS if way not in QUICK)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("ways", [QUICK, pytest.param(REST, marks=pytest.mark.slow)], ids=["ways", "other ways"])
 @pytest.mark.parametrize("name", ZOO)
 def test_fedavg_of_any_module_is_that_written_by_hand(name: str, ways: tuple[str, ...]) -> None:
@@ -60,7 +60,7 @@ def test_fedavg_of_any_module_is_that_written_by_hand(name: str, ways: tuple[str
 OFTEN = ("batch norm", "batch norm, cumulative", "spectral norm", "lstm", "batch norm by batches", "functional dropout")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in OFTEN else pytest.mark.slow) for n in ZOO])
 def test_resumed_or_alone_among_three_it_is_the_same(name: str, tmp_path: Any) -> None:
     quiet = Tracking(progress="none", tensorboard=False)

@@ -138,7 +138,7 @@ def test_fedrep_without_a_head_or_without_a_body_is_refused() -> None:
         FedRep(5, steps=5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", [FedAWE(), FedPBC(), MIFA(), Scaffold(), FedOpt()], ids=lambda s: type(s).__name__)
 def test_strategies_meet_the_columns_that_travel_alone(strategy: Any, tmp_path: Any) -> None:
     """Whatever they make of parameters, variances stay positive: nobody extrapolates statistics. And runs resume."""

@@ -138,6 +138,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_absent_data_and_divergence_are_reported_not_fatal(folder: Path) -> None:
     text = SMALL.replace('"1e-6": lr=0.000001', "absent: [dataset=mnist, dataset.root=nowhere], wild: lr=1e38")
     (folder / "mine" / "small.yaml").write_text(text.replace("tune:", "# "))

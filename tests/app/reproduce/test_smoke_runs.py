@@ -52,7 +52,7 @@ def test_the_handful_meets_every_kind_of_recipe() -> None:
     assert met == everything
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", EACH)
 def test_smoke_runs_reports_and_draws(name: str, tmp_path: Path) -> None:
     recipe = load(name)
