@@ -31,6 +31,7 @@ ORDER = (
     "model",
     "local",
     "strategy",
+    "uplink",
     "columns",
     "personal",
     "stop",
@@ -87,15 +88,19 @@ def entry(group: str, path: Path) -> Iterator[str]:
     made = target(path)
     if said := " ".join(SECTION.split(inspect.getdoc(made) or "")[0].split()) if made else "":
         yield from ("", escaped(said))
-    if rows := list(table(path, group.replace("/", ".") + ".", documented(made))):
+    known = documented(made)
+    known |= {f"{path.stem}.{name}": said for name, said in known.items()}
+    if rows := list(table(path, group.replace("/", ".") + ".", known)):
         yield from ("", *rows)
     if chosen := defaults(path):
         yield from ("", "With " + ", ".join(f"`{group}/{choice}`" for choice in chosen) + ".")
 
 
 def target(path: Path) -> Any:
-    """A choice's class; None where it has none, or the user names it."""
-    name = content(path).get("_target_", "???")
+    """A choice's class, or that of the part that has its name; None where it has none, or the user names it."""
+    own = content(path)
+    part = own.get(path.stem)
+    name = (part if isinstance(part, dict) else own).get("_target_", "???")
     return None if name == "???" else get_object(name)
 
 

@@ -62,7 +62,7 @@ class Regression(nn.Module):
 
 @dataclass
 class Played:
-    """One round: the state before, the trainer's report, the state after."""
+    """One round: the state before, what the server was told, the state after."""
 
     t: int
     before: State
@@ -74,10 +74,12 @@ def play(simulation: Simulation, rounds: int | None = None) -> Iterator[Played]:
     """The rounds of a simulation, one by one; states are copies, since client memory may be updated in place."""
     strategy, state = simulation.strategy, simulation.initial_state()
     memory = simulation.trainer.memory(state.model)
+    simulation.uplink.remember(memory, simulation.federation, state.model)
     for t in range(simulation.rounds if rounds is None else rounds):
         before = copy.deepcopy(state)
         cohort = strategy.cohort(state, simulation.availability.sample(t))
         report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, state.model, memory)
+        report = simulation.uplink(report, memory)
         state = strategy.aggregate(state, report, t)
         yield Played(t, before, report, copy.deepcopy(state))
 

@@ -47,6 +47,7 @@ def test_every_choice_is_in_the_table_of_groups() -> None:
         "local",
         "local/schedule",
         "strategy",
+        "uplink",
     ):
         for path in (config_folder() / group).glob("*.yaml"):
             if path.stem not in ("none", "custom"):

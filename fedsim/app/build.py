@@ -34,6 +34,7 @@ PARTS = (
     "contamination",
     "local",
     "strategy",
+    "uplink",
     "columns",
     "personal",
     "stop",

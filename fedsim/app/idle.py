@@ -26,6 +26,10 @@ def _nothing_augmented(settings: Settings) -> bool:
     return _of(settings, "dataset.augment.padding") == 0 and _of(settings, "dataset.augment.flip") is False
 
 
+def _nothing_sent(settings: Settings) -> bool:
+    return str(_of(settings, "strategy._target_")).endswith(".LocalOnly")
+
+
 # What is given (a dotted key), when it changes nothing, and what it waits for.
 IDLE: list[tuple[str, Callable[[Settings], bool], str]] = [
     ("local.alpha_every", lambda s: _of(s, "local.adaptive") is False, "local.adaptive=true"),
@@ -40,6 +44,7 @@ IDLE: list[tuple[str, Callable[[Settings], bool], str]] = [
     ("dataset.augment.border", _nothing_augmented, "dataset/augment=crop or crop_flip"),
     ("trainer.workers", lambda s: _of(s, "trainer.executor") == "vmap", "trainer.executor=loop, fused or auto"),
     ("trainer.trial", lambda s: _of(s, "trainer.executor") != "auto", "trainer.executor=auto"),
+    ("uplink", _nothing_sent, "a strategy whose clients send something"),
     ("stop.over", lambda s: _of(s, "stop.target") is None, "a stop.target"),
     *(
         (f"contamination.{key}", lambda s: _of(s, "contamination.fraction") == 0, "contamination.fraction above 0")

@@ -17,6 +17,7 @@ class Memory:
         clients: name → [R·m, …]. A round's cohort carries its rows through the local steps under these names.
         server: name → [R, …].
         evaluated: name → [R·m, …]. No round sees it: what an evaluation must know of clients.
+        uplink: name → [R·m, …]. No local step sees it: what is remembered of what clients sent (`fedsim.uplink`).
         kept: whether a round may change `clients`.
         ended: where it may not: what the cohort of the last round would have remembered, name → [n, …].
     """
@@ -24,6 +25,7 @@ class Memory:
     clients: dict[str, Tensor] = field(default_factory=dict)
     server: dict[str, Tensor] = field(default_factory=dict)
     evaluated: dict[str, Tensor] = field(default_factory=dict)
+    uplink: dict[str, Tensor] = field(default_factory=dict)
     kept: bool = True
     ended: dict[str, Tensor] = field(default_factory=dict)
 
@@ -49,5 +51,5 @@ class Memory:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything, by the names a checkpoint uses; a state's fields have no dots."""
-        parts = {"clients": self.clients, "server": self.server, "evaluated": self.evaluated}
+        parts = {"clients": self.clients, "server": self.server, "evaluated": self.evaluated, "uplink": self.uplink}
         return {f"{part}.{name}": value for part, kept in parts.items() for name, value in kept.items()}

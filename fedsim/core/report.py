@@ -33,6 +33,7 @@ class Report:
     whole: [n, d] where each row arrived, columns that no strategy sees included (`fedsim.core.columns`).
     memory: what local rule and shift remember of the clients after this round; `remembered` reads it.
     server: [R, d] the server's model with which the round began.
+    received: [n, d] G_i as the server gets it, where something happened to it on its way (`fedsim.uplink`).
     """
 
     cohort: Cohort
@@ -48,6 +49,7 @@ class Report:
     weight: Tensor | None = None
     memory: Memory | None = None
     server: Tensor | None = None
+    received: Tensor | None = None
 
     @property
     def end(self) -> Tensor:
@@ -62,7 +64,7 @@ class Report:
     @cached_property
     def innovation(self) -> Tensor:
         """[n, d] G_i = start − end: positive along the descent."""
-        return self.start - self.end
+        return self.start - self.end if self.received is None else self.received
 
     def remembered(self, name: str) -> Tensor:
         """[n, …] what the local rule (or the shift) remembers of each row's client under this name after the round, as

@@ -40,6 +40,7 @@ class Purpose(IntEnum):
     SPELL = 18
     TURNS = 19
     ROSTER = 20
+    UPLINK = 21
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

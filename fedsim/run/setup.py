@@ -53,6 +53,7 @@ from fedsim.shift.pooled import PooledShift
 from fedsim.strategies import FedAvg, Strategy
 from fedsim.strategies.base import KeepsClientModels
 from fedsim.trainer import Asking, Execution, Trainers
+from fedsim.uplink import Uplink
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class Setup:
         personal: whose own models are scored too, and who joins when training is over.
         evaluation: when which model is evaluated.
         stop: when the run ends before its last round.
+        uplink: what happens to rows between local work and aggregation.
         execution: where and how all is computed.
         ranks: the processes that share the run (`Ranks.join()` under torchrun); a lone one unless given.
     """
@@ -109,6 +111,7 @@ class Setup:
         evaluation: Evaluation | None = None,
         execution: Execution | None = None,
         stop: Stop | None = None,
+        uplink: Uplink | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.rounds = checks.whole("rounds", rounds)
@@ -142,6 +145,8 @@ class Setup:
         self.availability = bound(availability, self.federation, rounds, tables)
         self.strategy.check(self.availability)
         self.strategy.check_local(rule)
+        self.uplink = uplink if uplink is not None and self.strategy.vectors_up else Uplink()
+        self.uplink.setup(self.federation, self.availability)
         everybody = (
             client_data(seeds, clients, self.dataset, self.tables, *how, members) if personal.newcomers else self.data
         )
@@ -163,7 +168,7 @@ class Setup:
         self.trainer, self.settled = trainers(rule), trainers.settled
         if self.strategy.asks:
             self.federation.ask = Asking(trainers, self.trainer)
-        self.traffic = Traffic.of(self.strategy, self.trainer.rule, self.model)
+        self.traffic = Traffic.of(self.strategy, self.trainer.rule, self.model, self.uplink)
         return trainers
 
     def _judge(self, personal: Personal, trainers: Trainers, tables: list[Table]) -> None:

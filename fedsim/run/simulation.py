@@ -104,6 +104,7 @@ class Simulation(Setup):
         check_state(self, state)
         memory = self.trainer.memory(state.model)
         memory.evaluated = self.models.memory(state.model) | self.participation.memory()
+        self.uplink.remember(memory, self.federation, state.model)
         ranks = self.federation.ranks
         layout = Layout.of(self.strategy, memory, state.model, self.federation)
         made_of = content(self) if folder is not None and ranks.first else {}
@@ -130,7 +131,7 @@ class Simulation(Setup):
                 cohort = guard.present(self.strategy.cohort(state, active), t)
                 start = self.strategy.start(state, cohort)
                 report = yield from self.trainer.steps(start, cohort, t, state.model, memory, guard.accept)
-                state = self.strategy.aggregate(state, report, t)
+                state = self.strategy.aggregate(state, self.uplink(report, memory), t)
                 tracker.round(t, state, report)
             return tracker.finish(state)
 

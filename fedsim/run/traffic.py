@@ -16,6 +16,7 @@ from fedsim.core import checks
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.strategies import Strategy
+from fedsim.uplink import Uplink
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class Traffic:
     up: int
 
     @classmethod
-    def of(cls, strategy: Strategy[Any], rule: LocalRule, model: RowModel) -> Traffic:
+    def of(cls, strategy: Strategy[Any], rule: LocalRule, model: RowModel, uplink: Uplink | None = None) -> Traffic:
         """Vectors that the strategy sends of the shared columns, each averaged statistic once, and what the rule adds.
+        The first vector up is the client's row, which goes through the uplink.
 
         Raises:
             ConfigError: a strategy's own counts of vectors are not whole numbers from 0 on.
@@ -45,7 +47,9 @@ class Traffic:
         down, up = (
             n * len(columns.shared) + len(columns.averaged) + more for n, more in zip(vectors, added, strict=True)
         )
-        return cls(down * size, up * size)
+        plain = len(columns.shared) * size
+        saved = 0 if uplink is None or not strategy.vectors_up else plain - uplink.code(len(columns.shared), size).bytes
+        return cls(down * size, up * size - saved)
 
     def columns(self, last: int, ever: int) -> dict[str, int]:
         """The columns of metrics.csv where so many clients took part in the last round, and in all rounds together."""

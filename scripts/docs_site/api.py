@@ -22,6 +22,7 @@ LAYERS = (
     ("shift",),
     ("local",),
     ("trainer",),
+    ("uplink",),
     ("strategies",),
     ("evaluation", "performative", "personal"),
     ("tracking",),

@@ -77,7 +77,10 @@ def composition(number: int) -> list[str]:
         schedule = draw.choice(choices("local/schedule"))
         own += [f"local/schedule={schedule}", *(["local.schedule.rounds=9"] if schedule == "cosine" else [])]
     stored = name in ("digits", "synthetic")
-    return [*own, *BASE, f"batch_size={'null' if stored and draw.random() < 0.2 else 4}"]
+    own += [f"batch_size={'null' if stored and draw.random() < 0.2 else 4}"]
+    if draw.random() < 0.4:
+        own += [f"uplink=[{','.join(draw.sample(choices('uplink'), draw.choice([1, 1, 2])))}]"]
+    return [*own, *BASE]
 
 
 def ran(cfg: DictConfig, folder: Path | None = None, **changes: Any) -> list[dict[str, Any]]:

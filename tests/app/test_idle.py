@@ -25,6 +25,7 @@ RESTING = {
     "dataset.augment.border": (["dataset=svhn", STILL, "dataset.augment.border=mean"], ["dataset/augment=crop"]),
     "trainer.workers": (["trainer.workers=2", "trainer.executor=vmap"], ["trainer.executor=loop"]),
     "trainer.trial": (["trainer.trial=false", "trainer.executor=loop"], ["trainer.executor=auto"]),
+    "uplink": (["uplink=topk", "strategy=local_only"], ["strategy=fedavg"]),
     "stop.over": (["stop.over=mean"], ["stop.target={test_accuracy:0.9}"]),
     "contamination.mean": (["contamination.mean=1", *ROTTEN], WOKEN),
     "contamination.std": (["contamination.std=1", *ROTTEN], WOKEN),

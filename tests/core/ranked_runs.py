@@ -45,6 +45,7 @@ from fedsim.strategies import (
 )
 from fedsim.tracking import Tracking
 from fedsim.tracking.metrics_csv import read_metrics
+from fedsim.uplink import QSGD, TopK, Uplink
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # in double precision: only the order of sums differs
 
@@ -147,6 +148,7 @@ CASES = {
     "f3ast": lambda: {"strategy": F3AST(k=2, beta=0.1, weighting="data")},
     "mifa": lambda: {"strategy": MIFA(memory="gradient", memory_dtype="float32")},
     "fedvarp": lambda: {"strategy": FedVARP()},
+    "uplink": lambda: {"uplink": Uplink(TopK(k=5), QSGD(3))},
     "diagnostics": lambda: VALIDATED | {"evaluation": Evaluation(every=2, diagnostics=NAMES)},
     "metrics": lambda: {
         "evaluation": Evaluation(every=2, metrics=["auroc", {"name": "f1_score", "average": "macro"}, widest]),

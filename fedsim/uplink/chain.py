@@ -1,0 +1,83 @@
+"""All stages between local work and aggregation, in their order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.availability import Availability
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.core.memory import Memory
+from fedsim.core.report import Report
+from fedsim.uplink.base import Code, Link, Stage
+
+
+class Uplink:
+    """Stages, one after another; without any, rows arrive as they are.
+
+    The strategy meets what arrives: `innovation` is the last stage's rows, and `end` is start − innovation. So what a
+    strategy remembers of a client is made of what was received. Clients that compute without taking part send nothing,
+    and keep what they have. Further vectors that a strategy sends (`vectors_up` above 1) and averaged statistics go as
+    they are.
+
+    Args:
+        *stages: in order.
+        **named: more of them; a configuration names them, and keeps its order.
+
+    Example:
+        >>> from fedsim.uplink import QSGD, TopK
+        >>> Uplink(TopK(k=10), QSGD(levels=1)).code(1000, 4).bytes  # two bits each, four bytes each for where, a norm
+        47
+    """
+
+    def __init__(self, *stages: Stage, **named: Stage) -> None:
+        self.stages = (*stages, *named.values())
+        for name, stage in named.items():
+            if not isinstance(stage, Stage):
+                raise ConfigError(f"uplink.{name} is a {type(stage).__name__}; give a class of fedsim.uplink.Stage")
+
+    def setup(self, federation: Federation, availability: Availability) -> None:
+        """Fix what depends on who exists; refuse stages that do not go together."""
+        for number, stage in enumerate(self.stages):
+            stage.setup(federation, availability, self.stages[:number])
+
+    def remember(self, memory: Memory, federation: Federation, model: Tensor) -> None:
+        """Add to a memory what the stages remember before round 0, for rows as long as the models [R, d]."""
+        for number, stage in enumerate(self.stages):
+            for name, value in stage.memory(federation, model.shape[1]).items():
+                memory.uplink[f"{number} {name}"] = value
+            for name, value in stage.server_memory(federation, model.shape[1]).items():
+                memory.server[f"uplink {number} {name}"] = value
+
+    def code(self, dimension: int, size: int) -> Code:
+        """How a row of so many numbers, of `size` bytes each, is written in the end."""
+        code = plain = Code(dimension, 8 * size)
+        for stage in self.stages:
+            code = stage.code(code, plain)
+        return code
+
+    def __call__(self, report: Report, memory: Memory) -> Report:
+        """The report as the server gets it; what the stages remember changes in place."""
+        if not self.stages:
+            return report
+        cohort = report.cohort
+        sent, end = report.innovation, report.end
+        sends = np.flatnonzero(cohort.host.count > 0)
+        some = None if len(sends) == len(cohort) else torch.as_tensor(sends, device=sent.device)
+        cohort, rows = (cohort, sent) if some is None else (cohort.subset(sends), sent[some])
+        start = report.start if some is None else report.start[some]
+        for number, stage in enumerate(self.stages):
+            arrived = stage(rows, Link(cohort, memory, number))
+            if arrived.shape != rows.shape:
+                got, wanted = list(arrived.shape), list(rows.shape)
+                raise ConfigError(f"uplink={type(stage).__name__} must return rows {wanted}, and returns {got}")
+            rows = arrived
+        if some is None:
+            received, end = rows, start - rows
+        else:
+            received, end = sent.index_copy(0, some, rows), end.index_copy(0, some, start - rows)
+        return dataclasses.replace(report, received=received, carry=report.carry | {"params": end})

@@ -1,0 +1,168 @@
+"""Compression of rows: fewer numbers, or fewer bits a number, and error feedback against what that loses."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedsim.availability import Availability
+from fedsim.core import checks, rng
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.uplink.base import Code, Link, Stage
+
+FEEDBACKS = ("none", "ef14", "ef21")
+
+
+class Compressor(Stage):
+    """Sends Q(G_i), or with error feedback what makes up for earlier rounds' losses. Memory: one row per client.
+
+    'ef14' (Seide et al. 2014; Karimireddy et al. 2019): e_i remembers what was not sent, p = G_i + e_i, Q(p) arrives
+    and e_i ← p − Q(p), so that Σ arrived + e_i = Σ G_i. 'ef21' (Richtárik, Sokolov and Fatkhullin 2021): both
+    ends remember g_i, Q(G_i − g_i) is sent, and g_i ← g_i + Q(G_i − g_i) is what arrives. The paper's server steps
+    along the mean of everybody's g_i, present or not, which is strategy=mifa; FedAvg takes those who are there. Both
+    memories start at zero, and the absent keep theirs.
+
+    Args:
+        feedback: 'none', 'ef14' or 'ef21'.
+    """
+
+    def __init__(self, feedback: str = "none") -> None:
+        self.feedback = checks.choice("uplink.feedback", feedback, FEEDBACKS)
+
+    def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
+        return {} if self.feedback == "none" else {self.feedback: federation.zeros(dimension)}
+
+    def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
+        if any(isinstance(stage, Compressor) and stage.feedback == "ef21" for stage in before):
+            raise ConfigError(
+                f"uplink={type(self).__name__} comes after a stage with feedback=ef21, whose rows are put together on "
+                "the server: there is nothing left to compress; take one stage, or feedback=ef14"
+            )
+
+    @abstractmethod
+    def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """[n, d] Q(rows); keys [n] for random numbers."""
+
+    def __call__(self, rows: Tensor, link: Link) -> Tensor:
+        if self.feedback == "none":
+            return self.compress(rows, link.keys)
+        own = link.gather(self.feedback)
+        if self.feedback == "ef14":
+            wanted = rows + own
+            arrived = self.compress(wanted, link.keys)
+            link.scatter("ef14", wanted - arrived)
+            return arrived
+        arrived = own + self.compress(rows - own, link.keys)
+        link.scatter("ef21", arrived)
+        return arrived
+
+
+class Sparse(Compressor):
+    """Sends k of a row's d numbers.
+
+    Args:
+        fraction: k = fraction · d, rounded, at least 1.
+        k: how many; None: the fraction.
+        feedback: see `fedsim.uplink.Compressor`.
+    """
+
+    def __init__(self, fraction: float = 0.01, k: int | None = None, feedback: str = "none") -> None:
+        super().__init__(feedback)
+        self.fraction = checks.positive("uplink.fraction", checks.fraction("uplink.fraction", fraction))
+        self.k = None if k is None else checks.whole("uplink.k", k)
+
+    def count(self, dimension: int) -> int:
+        """k; at most d."""
+        return min(dimension, max(1, round(self.fraction * dimension)) if self.k is None else self.k)
+
+
+class TopK(Sparse):
+    """Sends the k numbers of largest magnitude, the others arrive as zeros (Aji and Heafield 2017). Biased.
+
+    The bytes are those of k values and of their places: 4 bytes each or a bit for every column, whatever is less.
+    """
+
+    def __init__(self, fraction: float = 0.01, k: int | None = None, feedback: str = "ef14") -> None:
+        super().__init__(fraction, k, feedback)
+
+    def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
+        kept = rows.abs().topk(self.count(rows.shape[1]), dim=1, sorted=False).indices
+        return torch.zeros_like(rows).scatter(1, kept, rows.gather(1, kept))
+
+    def code(self, code: Code, plain: Code) -> Code:
+        k = self.count(plain.values)
+        places = min(4 * k, -(-plain.values // 8)) if k < plain.values else 0
+        return replace(code, values=k, places=places)
+
+
+class RandK(Sparse):
+    """Sends k columns that chance draws, for every client and round afresh; the others arrive as zeros.
+
+    Without feedback what arrives is multiplied by d/k: then its mean is the row, and its mean squared error (d/k − 1)
+    times the row's square. With feedback it is not. The bytes are those of k values and of the 8 of a seed, which both
+    ends draw the places from.
+    """
+
+    def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
+        d = rows.shape[1]
+        k = self.count(d)
+        kept = rng.bits(keys[:, None], torch.arange(d, device=rows.device)).topk(k, dim=1, sorted=False).indices
+        scale = d / k if self.feedback == "none" else 1.0
+        return torch.zeros_like(rows).scatter(1, kept, rows.gather(1, kept) * scale)
+
+    def code(self, code: Code, plain: Code) -> Code:
+        k = self.count(plain.values)
+        return replace(code, values=k, places=8) if k < plain.values else code
+
+
+class QSGD(Compressor):
+    """Sends ‖G‖ and of every number its sign and level ℓ/L, rounded up or down by chance (Alistarh et al. 2017).
+
+    The mean of what arrives is the row, and its mean squared error at most min(d/L², √d/L) times the row's square. The
+    bytes are those of codes of fixed width, 1 + ⌈log₂(L + 1)⌉ bits a number, and of the norm; the paper's Elias codes
+    are shorter where most levels are zero. Unbiased, so without feedback.
+
+    Args:
+        levels: L.
+    """
+
+    def __init__(self, levels: int = 16) -> None:
+        super().__init__()
+        self.levels = checks.whole("uplink.qsgd.levels", levels)
+
+    def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
+        norm = rows.norm(dim=1, keepdim=True)
+        place = self.levels * rows.abs() / torch.where(norm > 0, norm, 1.0)
+        drawn = rng.uniform(keys[:, None], torch.arange(rows.shape[1], device=rows.device), rows.dtype)
+        return norm * rows.sign() * (place + drawn).floor() / self.levels
+
+    def code(self, code: Code, plain: Code) -> Code:
+        return replace(code, bits=1 + math.ceil(math.log2(self.levels + 1)), more=code.more + plain.bits // 8)
+
+
+class Sign(Compressor):
+    """Sends the signs: (‖G‖₁/d) sign(G) arrives (Karimireddy et al. 2019), zero being positive. Biased.
+
+    The bytes are a bit a number and one number.
+
+    Args:
+        feedback: see `fedsim.uplink.Compressor`.
+        scaled: false: sign(G) alone, without the number (signSGD).
+    """
+
+    def __init__(self, feedback: str = "ef14", scaled: bool = True) -> None:
+        super().__init__(feedback)
+        self.scaled = scaled
+
+    def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
+        signs = torch.where(rows < 0, -1.0, 1.0).to(rows.dtype)
+        return rows.abs().mean(1, keepdim=True) * signs if self.scaled else signs
+
+    def code(self, code: Code, plain: Code) -> Code:
+        return Code(plain.values, 1, more=plain.bits // 8 if self.scaled else 0)
