@@ -54,6 +54,7 @@ from fedsim.strategies import FedAvg, Strategy
 from fedsim.strategies.base import KeepsClientModels
 from fedsim.trainer import Asking, Execution, Trainers
 from fedsim.uplink import Uplink
+from fedsim.uplink.accounting import Privacy, privacy
 
 log = logging.getLogger(__name__)
 
@@ -224,6 +225,20 @@ class Setup:
                 f"({next(iter(self.model.statistics))}, …) that the server averages would reach them without a link; "
                 "keep them with the client by columns=fedbn, or columns=by_name"
             )
+
+    def privacy(self, rounds: int) -> Privacy | None:
+        """What may be claimed of the clients' privacy after so many rounds; None where rows have no noise."""
+        strategy = self.strategy
+        uniform = getattr(strategy, "weighting", "uniform") == "uniform"
+        hears = vars(type(strategy)).get("hears", "rows") if uniform else "rows"
+        leaks = {
+            "the strategy asks clients for losses and gradients": strategy.asks,
+            "further vectors go up": strategy.vectors_up > 1,
+            "the local rule sends estimates": self.trainer.rule.traffic(self.model.dimension)[1] > 0,
+            "statistics of the model are averaged": len(self.model.columns.averaged) > 0,
+        }
+        said = [what for what, so in leaks.items() if so]
+        return privacy(self.uplink.stages, self.availability, hears, said, rounds)
 
     @functools.cached_property
     def naming(self) -> Naming:

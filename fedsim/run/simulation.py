@@ -122,6 +122,8 @@ class Simulation(Setup):
         self._check_carry(state, memory)
         rehearse(self, state, memory)
         self.evaluator.references = self.references
+        if (private := self.privacy(self.rounds)) is not None:
+            log.info("privacy: %s", private.said)
         name, written = type(self.strategy).__name__, folder if ranks.first else None
         guard = DivergenceGuard(self.federation, name, self.on_nonfinite, self.evaluation.every, progress.dropped)
         with Tracker(self, written, tracking, checkpoints, guard, progress, settings, config) as tracker:

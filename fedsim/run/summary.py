@@ -36,6 +36,8 @@ def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
         "chunk": run.trainer.choice.chunk,
     }
     numbers |= run.participation.said(progress.rounds)
+    if (private := run.privacy(progress.rounds)) is not None:
+        numbers["privacy"] = private.as_json()
     return numbers | run.stop.targets(result.history, run.meanings) | _references(run, result.history) | result.extra
 
 

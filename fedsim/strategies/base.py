@@ -39,6 +39,8 @@ class Strategy(ABC, Generic[S]):
             optimum and reference points weigh clients likewise.
         vectors_down: how many vectors of the model's size the server sends to each client that takes part in a round.
         vectors_up: how many each of them sends. Both for counting bytes (`fedsim.run.traffic`).
+        hears: what it makes of the rows G_i, for claims of privacy: 'sum', nothing but Σ_{i∈A} G_i / m; 'mean', nothing
+            but mean_{i∈A} G_i; or 'rows', more. A class that derives from another says it anew.
         asks: whether clients are asked for loss and gradient of all their data at a model (`answers`), which costs them
             a gradient of all they have.
     """
@@ -46,6 +48,7 @@ class Strategy(ABC, Generic[S]):
     weighting: str = "uniform"
     vectors_down: int = 1
     vectors_up: int = 1
+    hears: str = "rows"
     asks: bool = False
 
     def check(self, availability: Availability) -> None:

@@ -21,6 +21,8 @@ class FedAvg(ServerStep[State]):
         weighting: 'uniform' gives every client 1/m; 'data' its fraction of all samples, renormalised over A.
     """
 
+    hears = "mean"
+
     def __init__(self, server_lr: float = 1.0, weighting: str = "uniform") -> None:
         super().__init__(server_lr)
         self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
@@ -32,6 +34,8 @@ class FedAvg(ServerStep[State]):
 
 class FedAvgAll(FedAvg):
     """FedAvg over all clients, the absent counted as zero (fedawe §7): x ← x − η_g Σ_{i∈A} w_i G_i."""
+
+    hears = "sum"
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         step = report.cohort.sum(report.innovation, report.cohort.weights(self.weighting))

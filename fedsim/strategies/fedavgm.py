@@ -28,6 +28,8 @@ class FedAvgM(Strategy[FedAvgMState]):
         momentum: β.
     """
 
+    hears = "mean"
+
     def __init__(self, server_lr: float = 1.0, momentum: float = 0.9) -> None:
         self.server_lr = checks.positive("strategy.server_lr", server_lr)
         self.momentum = checks.fraction("strategy.momentum", momentum)

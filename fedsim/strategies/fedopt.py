@@ -38,6 +38,8 @@ class FedOpt(ServerStep[FedOptState]):
         tau: τ, the degree of adaptivity.
     """
 
+    hears = "mean"
+
     def __init__(
         self,
         optimizer: str = "adam",

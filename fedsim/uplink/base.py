@@ -62,6 +62,12 @@ class Link:
         nobody = torch.full_like(seeds, -1)
         return rng.row_keys(seeds, rng.Purpose.UPLINK, nobody, self.cohort.round, self._stage)
 
+    @property
+    def lasting_keys(self) -> Tensor:
+        """[R] int64 the random key of each replicate and stage, the same in every round."""
+        seeds = self.cohort.federation.seed_of_replicate
+        return rng.row_keys(seeds, rng.Purpose.UPLINK, torch.full_like(seeds, -1), -1, self._stage)
+
     def gather(self, name: str) -> Tensor:
         """[n, …] what the stage remembers of the cohort's clients under this name."""
         return self.cohort.gather(self._memory.uplink[f"{self._stage} {name}"])

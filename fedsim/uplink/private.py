@@ -1,0 +1,169 @@
+"""Clipping, and Gaussian noise that hides whether a client took part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedsim.availability import Availability
+from fedsim.core import checks, rng
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.uplink.base import Code, Link, Stage
+
+PLACES = ("round", "client")
+
+
+class Clip(Stage):
+    """G_i ← G_i · min(1, C / ‖G_i‖), client by client.
+
+    With a `quantile` C follows the norms (Andrew et al. 2021): C ← C · exp(−rate · (b̃ − quantile)), b̃ the share of
+    rows that were no longer than C; of the clients that are expected in round 0, not of those who came. An empty round
+    leaves C as it is. Each replicate has a C of its own.
+
+    Args:
+        norm: C; with a quantile the first one (0.1 in the paper).
+        quantile: of the norms that C goes to, such as 0.5; None: C stays.
+        rate: η_C, how fast.
+        count_noise: σ_b, standard deviation of the noise in the count of those rows.
+    """
+
+    def __init__(
+        self, norm: float = 1.0, quantile: float | None = None, rate: float = 0.2, count_noise: float = 0.0
+    ) -> None:
+        self.norm = checks.positive("uplink.norm", norm)
+        self.quantile = None if quantile is None else checks.fraction("uplink.quantile", quantile)
+        self.rate = checks.positive("uplink.rate", rate)
+        self.count_noise = checks.not_negative("uplink.count_noise", count_noise)
+
+    def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
+        if self.quantile is not None:
+            expected = availability.probabilities(0).sum(1).clip(min=1.0)
+            self.expected = torch.as_tensor(expected, dtype=federation.dtype).to(federation.device)
+
+    def server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
+        if self.quantile is None:
+            return {}
+        return {"norm": torch.full((federation.replicates,), self.norm, dtype=federation.dtype).to(federation.device)}
+
+    def bound(self, link: Link) -> Tensor:
+        """[R] C."""
+        if self.quantile is not None:
+            return link.server("norm").clone()
+        federation = link.cohort.federation
+        return torch.full((federation.replicates,), self.norm, dtype=federation.dtype, device=federation.device)
+
+    def __call__(self, rows: Tensor, link: Link) -> Tensor:
+        return self.clipped(rows, link, self.bound(link))
+
+    def clipped(self, rows: Tensor, link: Link, bound: Tensor) -> Tensor:
+        """The rows clipped to C [R]; C moves on."""
+        cohort, norm = link.cohort, rows.norm(dim=1)
+        own = cohort.broadcast(bound)
+        if self.quantile is not None:
+            noise = self.count_noise * rng.normal(link.server_keys, torch.zeros_like(link.server_keys), bound.dtype)
+            share = (cohort.sum((norm <= own).to(rows.dtype)) + noise) / self.expected
+            moved = bound * torch.exp(-self.rate * (share - self.quantile))
+            link.server("norm").copy_(cohort.unless_empty(moved, bound))
+        return rows * (own / norm).clamp(max=1.0)[:, None]
+
+
+class GaussianNoise(Clip):
+    """Clips, and adds noise of standard deviation z C: user-level differential privacy (McMahan et al. 2018).
+
+    per 'round': the sum of a round's rows has the noise N(0, (z C)² I), however many come, as if a server that all
+    trust added it; every row has its part of it. per 'client': each row has that noise itself, as if nobody is
+    trusted. Noise on the model is η_g z C / n in every column, n what the strategy divides by, and √n times that per
+    client. ε is said where the sampling is what an accountant assumes, see `fedsim.uplink.accounting`.
+
+    With a `quantile` and `count_noise` σ_b above 0, z is that of both releases together: rows get
+    (z⁻² − (2 σ_b)⁻²)^(−1/2) (Andrew et al. 2021).
+
+    Args:
+        norm, quantile, rate, count_noise: see `fedsim.uplink.Clip`.
+        multiplier: z.
+        per: 'round' or 'client'.
+        delta: δ at which ε is said; below 1/m.
+    """
+
+    def __init__(
+        self,
+        norm: float = 1.0,
+        quantile: float | None = None,
+        rate: float = 0.2,
+        count_noise: float = 0.0,
+        multiplier: float = 1.0,
+        per: str = "round",
+        delta: float = 1e-5,
+    ) -> None:
+        super().__init__(norm, quantile, rate, count_noise)
+        self.multiplier = checks.positive("uplink.multiplier", multiplier)
+        self.per = checks.choice("uplink.per", per, PLACES)
+        self.delta = checks.positive("uplink.delta", checks.fraction("uplink.delta", delta))
+        self.of_rows = self.multiplier
+        if quantile is not None and count_noise > 0:
+            left = self.multiplier**-2 - (2 * self.count_noise) ** -2
+            if left <= 0:
+                raise ConfigError(
+                    f"uplink.count_noise={count_noise} leaves nothing of uplink.multiplier={multiplier}; it must be "
+                    f"above {multiplier / 2:g}"
+                )
+            self.of_rows = left**-0.5
+
+    def code(self, code: Code, plain: Code) -> Code:
+        return plain if self.per == "client" else code
+
+    def __call__(self, rows: Tensor, link: Link) -> Tensor:
+        cohort, bound = link.cohort, self.bound(link)
+        rows = self.clipped(rows, link, bound)
+        deviation = self.of_rows * bound
+        if self.per == "round":
+            squares = cohort.sum(cohort.count)  # a client drawn c times brings its noise c times
+            deviation = deviation / squares.clamp(min=1.0).sqrt()
+        columns = torch.arange(rows.shape[1], device=rows.device)
+        return rows + cohort.broadcast(deviation)[:, None] * rng.normal(link.keys[:, None], columns, rows.dtype)
+
+
+class TreeNoise(Clip):
+    """Clips, and adds the noise of a binary tree: DP-FTRL (Kairouz et al. 2021), for any pattern of who comes.
+
+    After k rounds that were not empty the sum of all that arrived has the noise N_k = Σ over the one-bits l of k of
+    node(l, (k >> l) − 1), nodes being independent N(0, (z C)² I), so that its variance is that of at most ⌈log₂(k + 1)⌉
+    nodes, where noise by rounds would have k. A round's rows share N_k − N_{k−1}. Nodes are functions of seed, level
+    and place: nothing is kept of them. With strategy=fedavg_all the model is x⁰ − (η_g/m) (Σ G_i + N_k), the paper's
+    without momentum. No ε is said: it needs that a client comes once a tree, or a bound on how often.
+
+    Args:
+        norm: C.
+        multiplier: z.
+    """
+
+    def __init__(self, norm: float = 1.0, multiplier: float = 1.0) -> None:
+        super().__init__(norm)
+        self.multiplier = checks.positive("uplink.multiplier", multiplier)
+
+    def server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
+        return {"rounds": torch.zeros(federation.replicates, dtype=torch.int64, device=federation.device)}
+
+    def __call__(self, rows: Tensor, link: Link) -> Tensor:
+        cohort, rounds = link.cohort, link.server("rounds")
+        clipped = super().__call__(rows, link)
+        after = rounds + cohort.nonempty
+        levels = (cohort.round + 1).bit_length()
+        new, old = (self.noise(link.lasting_keys, k, levels, rows) for k in (after, rounds))
+        rounds.copy_(after)
+        count = cohort.sum(torch.ones_like(cohort.count)).clamp(min=1.0)
+        return clipped + cohort.broadcast(self.norm * self.multiplier * (new - old) / count[:, None])
+
+    @staticmethod
+    def noise(keys: Tensor, rounds: Tensor, levels: int, like: Tensor) -> Tensor:
+        """[R, d] N_k at z C = 1 of k = rounds [R] < 2^levels; d and dtype are those of rows `like` [n, d]."""
+        columns = torch.arange(like.shape[1], device=keys.device)
+        found = like.new_zeros(len(keys), like.shape[1])
+        for level in range(levels):
+            place = rounds >> level
+            own = rng.fold(rng.fold(keys, level), place)[:, None]
+            found += torch.where((place % 2 == 1)[:, None], rng.normal(own, columns, like.dtype), 0.0)
+        return found
