@@ -21,8 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app import commands, idle, sweep
 from fedsim.app.build import build
-from fedsim.app.config import config_folder, plain
-from fedsim.app.explain import before_the_job, explain, in_one_line
+from fedsim.app.config import config_folder, groups, plain
+from fedsim.app.explain import before_the_job, explain, in_one_line, unresolved
 from fedsim.app.folders import RESUME, key_of, run_folder
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.core.lock import check_free
@@ -117,7 +117,9 @@ def _job(cfg: DictConfig) -> float | None:
         with deterministic(cfg.deterministic is True):
             return alone(of_sweep(cfg))
     _prepare()
-    idle.tell(plain(cfg), told.overrides.task, alone=True)
+    if problem := unresolved(cfg):
+        sys.exit(f"fedsim: {problem}")
+    idle.tell(plain(cfg), _given(told.overrides), alone=True)
     ranks, folder, choices, unnamed = Ranks(), Path(), _choices(), cfg.out is None
     try:
         ranks = Ranks.join()
@@ -130,11 +132,11 @@ def _job(cfg: DictConfig) -> float | None:
                 folder.rmdir()
         sys.exit(f"fedsim: {in_one_line(str(error))}")
     except DivergenceError as error:
-        _end(ranks, f"{error}\nfedsim: the last good checkpoint is kept in {folder}")
+        _end(ranks, f"{error}" + (f"\nfedsim: the last good checkpoint is kept in {folder}" if _saved(folder) else ""))
     except RunError as error:
-        sys.exit(f"fedsim: {error}\nfedsim: go on with the same command and resume={folder}")
+        sys.exit(f"fedsim: {error}\nfedsim: {_go_on(folder)}")
     except OutputError as error:
-        sys.exit(f"fedsim: {error}; make room there, and go on with the same command and resume={folder}")
+        sys.exit(f"fedsim: {error}; make room there, and {_go_on(folder)}")
     except Stopped as stop:
         _end(ranks, f"{stop}; go on with the same command and resume={folder}")
     except PeerError as error:  # said at once: torchrun is about to end this process
@@ -148,11 +150,23 @@ def _job(cfg: DictConfig) -> float | None:
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
-        sys.exit(f"fedsim: {no_room(str(cfg.device))}\nfedsim: go on with the same command and resume={folder}")
+        sys.exit(f"fedsim: {no_room(str(cfg.device))}\nfedsim: {_go_on(folder)}")
     ranks.leave()
     if ranks.first:
         print(report(result))
     return None
+
+
+def _saved(folder: Path) -> bool:
+    """Has the run left a checkpoint?"""
+    from fedsim.run.checkpoint import NAME
+
+    return (folder / NAME).exists()
+
+
+def _go_on(folder: Path) -> str:
+    """How to have what a broken run has not done."""
+    return f"go on with the same command and resume={folder}" if _saved(folder) else "run the same command again"
 
 
 def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
@@ -178,13 +192,18 @@ def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> Steps[flo
     told = HydraConfig.get()
     launcher, folder = told.runtime.choices["hydra/launcher"], Path(told.runtime.output_dir)
     if int(told.job.num) == 0:  # what is given is given for all
-        idle.tell(plain(cfg), told.overrides.task, alone=False)
+        idle.tell(plain(cfg), _given(told.overrides), alone=False)
     if cfg.resume is None:
         cfg.resume = "auto"
     if launcher == "lockstep" or (launcher != "basic" and sys.stderr.isatty()):
         cfg.tracking.progress = "none"  # several would draw their lines over one another
     run = functools.partial(steps, cfg, folder, _choices(), shared=shared)
     return sweep.begun(cfg, folder, run, functools.partial(report, alone=False))
+
+
+def _given(overrides: Any) -> list[str]:
+    """The overrides of a run as they were written, KEY=VALUE."""
+    return [str(text) for text in OmegaConf.to_container(overrides, resolve=False)["task"]]  # type: ignore[call-overload, index]
 
 
 def _choices() -> dict[str, str]:
@@ -229,10 +248,13 @@ def steps(
         )
     if not there and resume not in RESUME:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
-    if cfg.trusted and HydraConfig.initialized():
-        given = {key_of(override) for override in HydraConfig.get().overrides.task}
-        if "trusted" not in given:  # a file that came from elsewhere would trust whom it likes
-            raise ConfigError(f"trusted={cfg.trusted} stands in a file; say on the command line whom you trust")
+    overrides = _given(HydraConfig.get().overrides) if HydraConfig.initialized() else []
+    given = {key_of(text): text.partition("=")[2] for text in overrides}
+    for group in given.keys() & groups().keys():
+        if (value := given[group]).startswith("["):  # Hydra would mix their keys
+            raise ConfigError(f"{group}={value} are several choices, not one; add -m and {group}={value[1:-1]}")
+    if cfg.trusted and HydraConfig.initialized() and "trusted" not in given:  # a file would trust whom it likes
+        raise ConfigError(f"trusted={cfg.trusted} stands in a file; say on the command line whom you trust")
     sweep.check_objective(cfg.objective, metrics=plain(cfg)["metrics"])
     simulation, tracking, identity = build(cfg, ranks, shared)
     yaml, settings = OmegaConf.to_yaml(cfg, resolve=True), choices | table_row(identity)

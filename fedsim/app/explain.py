@@ -6,12 +6,17 @@ import re
 
 import yaml
 from hydra.errors import OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import UnsupportedInterpolationType as Unsupported
 
 from fedsim.app import commands
 from fedsim.app.comments import comments
 from fedsim.app.config import config_folder, groups, keys
 from fedsim.core import checks
+from fedsim.core.settings import flatten
 
+INTERPOLATION = (InterpolationKeyError, InterpolationResolutionError, Unsupported)
 # Launchers and sweepers that an extra brings → its name.
 EXTRAS = {
     "hydra/launcher/joblib": "joblib",
@@ -33,6 +38,10 @@ def explain(error: BaseException) -> str:
         return _several_values(match[1], match[2])
     if match := re.search(r"Could not override '([^']+)'", text):
         return _unknown_key(match[1].split("@")[0])
+    if match := re.search(r"Error merging override (.*)", text):
+        return _unfitting_value(match[1])
+    if isinstance(error, INTERPOLATION):
+        return _interpolated(error)
     if match := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text):
         return _unknown_choice(match[1], match[2], re.findall(r"^\t(\w+)$", text, re.M))
     if match := re.search(r"Error parsing override '([^'=]+)'\nmissing EQUAL", text):
@@ -41,6 +50,49 @@ def explain(error: BaseException) -> str:
         near = checks.meant(exact) or checks.nearest(match[1], [*commands.WORDS, *keys(), *groups(), *given])
         return f"{match[1]!r} lacks a value; give key=value or group=choice{near}"
     return in_one_line(text.split("\n")[0])
+
+
+def unresolved(cfg: DictConfig) -> str | None:
+    """Of the settings that are those of others, or of the environment, the one that leads nowhere, in one sentence."""
+    raw = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(raw, dict)
+    written = {key: v for key, v in flatten({str(k): v for k, v in raw.items()}) if isinstance(v, str) and "${" in v}
+    broken: dict[str, OmegaConfBaseException] = {}
+    for key in written:
+        try:
+            OmegaConf.select(cfg, key)
+        except OmegaConfBaseException as error:
+            broken[key] = error
+    for key, why in sorted(broken.items(), key=lambda item: f"${{{item[0]}}}" not in written[item[0]]):
+        others = re.findall(r"\$\{([\w.]+)\}", written[key])
+        if not any(other in broken and other != key for other in others) or "Recursive" in str(why):
+            return f"{key}={written[key]}: {_interpolated(why)}"
+    return None
+
+
+def _interpolated(error: BaseException) -> str:
+    """Why an interpolation leads nowhere, and what would."""
+    text = in_one_line(str(error).split("\n")[0])
+    if match := re.search(r"Environment variable '([^']+)' not found", text):
+        return (
+            f"the environment variable {match[1]} is not set; export it, or write ${{oc.env:{match[1]},VALUE}} with "
+            "what to take then"
+        )
+    if match := re.search(r"Interpolation key '([^']+)' not found", text):
+        return f"{match[1]} is not a setting{checks.nearest(match[1], keys()) or '; give one that is, or a value'}"
+    if "Recursive" in text:
+        return "this leads back to itself; give a value"
+    if match := re.search(r"Unsupported interpolation type (\S+)", text):
+        return f"there is no {match[1]}; use oc.env:NAME, oc.decode, or the name of a setting"
+    return text
+
+
+def _unfitting_value(given: str) -> str:
+    """A mapping where a list or number is, and the like."""
+    key = given.partition("=")[0].lstrip("+~").partition(".")[0]
+    content = yaml.safe_load((config_folder() / "config.yaml").read_text(encoding="utf-8"))
+    usual = yaml.safe_dump(content[key], default_flow_style=True).split("\n")[0] if key in content else ""
+    return f"{given} cannot be set there" + (f"; a value of {key} looks like {key}={usual}" if usual else "")
 
 
 def in_one_line(text: str) -> str:
@@ -84,6 +136,8 @@ def _unknown_key(name: str) -> str:
 def _unfitting_group(name: str) -> str:
     """availability/base goes with what lists `base` among its defaults."""
     outer, _, inner = name.rpartition("/")
+    if not outer:
+        return f"{name} takes the name of a choice, one of {', '.join(groups()[name])}; keys in it go by {name}.KEY="
     fitting = []
     for choice in groups().get(outer, []):
         with open(config_folder() / outer / f"{choice}.yaml", encoding="utf-8") as file:

@@ -2,10 +2,13 @@
 
 import inspect
 import numbers
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
+
+import yaml
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
@@ -35,9 +38,21 @@ def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: 
         wanted = known.get(name, Any)
         if value != "???" and not fits(value, wanted):
             size = ", and is too large for a whole one" if too_large(value) else ""
-            raise ConfigError(f"{names.get(name, name)}={value!r} must be {described(wanted)}{size}")
+            raise ConfigError(
+                f"{names.get(name, name)}={value!r} must be {described(wanted)}{size}{_quoted(value, wanted)}"
+            )
         if name == "seed" and value != "???":  # of a random number generator, whatever it is drawn for
             checks.whole(names.get(name, name), value, least=0)
+
+
+def _quoted(value: Any, wanted: Any) -> str:
+    """What to do about a number that is text, as all is in the environment."""
+    if not isinstance(value, str) or str in (wanted, *typing.get_args(wanted)):
+        return ""
+    meant = yaml.safe_load(value) if re.fullmatch(r"[-+.\w]+", value) else value
+    if isinstance(meant, str) or not fits(meant, wanted):
+        return ""
+    return ", without quotes; of the environment, ${oc.decode:${oc.env:NAME}}"
 
 
 def hints(target: Callable[..., Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app.config import WITHOUT_EFFECT, identity, plain
-from fedsim.app.explain import explain, in_one_line
+from fedsim.app.explain import explain, in_one_line, unresolved
 from fedsim.app.folders import key_of, named, new_folder
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError
@@ -205,9 +205,12 @@ class Begin(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Take the sweep's folder, forget the records of an earlier sweep there, and name the runs' folders by what
         varies."""
-        given = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
+        if problem := unresolved(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])):
+            sys.exit(f"fedsim: {problem}")  # an exit, since Hydra takes a callback's errors for warnings
+        written = OmegaConf.to_container(config.hydra.overrides, resolve=False)["task"]  # type: ignore[call-overload, index]
+        given = OverridesParser.create().parse_overrides([str(text) for text in written])
         swept = {key_of(override.get_key_element()) for override in given if override.is_sweep_override()}
-        if "out" in swept:  # an exit, since Hydra takes a callback's errors for warnings
+        if "out" in swept:
             sys.exit("fedsim: out is the folder of the whole sweep; inside it every run gets one by what varies")
         fixed = sorted({key_of(override.get_key_element()) for override in given} - swept | {"out"})
         # launchers compose every run again, from these and the run's own overrides

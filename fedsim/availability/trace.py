@@ -14,6 +14,7 @@ from fedsim.availability.recorded import RECORD, Recorded
 from fedsim.availability.table import probabilities, rounds
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
+from fedsim.core.files import regular
 from fedsim.datasets.own.columns import SEPARATORS, Columns, columns
 from fedsim.datasets.own.samples import called_of
 
@@ -94,7 +95,7 @@ class Trace(Recorded):
 
     def _read_npy(self) -> np.ndarray:
         try:
-            table = np.load(self.path, allow_pickle=False)
+            table = np.load(regular(self.path), allow_pickle=False)
             if not isinstance(table, np.ndarray) or table.dtype.kind not in "biuf":
                 raise ValueError(f"it holds {getattr(table, 'dtype', type(table).__name__)}")
             return table.astype(np.float64)
@@ -127,7 +128,7 @@ class Trace(Recorded):
     def _read_csv(self, round: str | None) -> np.ndarray:
         """[T, n] of a file of words."""
         try:
-            with open(self.path, newline="", encoding="utf-8-sig") as file:
+            with open(regular(self.path), newline="", encoding="utf-8-sig") as file:
                 first = file.readline()
                 file.seek(0)
                 lines = list(csv.reader(file, delimiter=max(SEPARATORS, key=first.count)))

@@ -40,6 +40,7 @@ class Federation:
         place: where client memory lies, see `fedsim.core.placement`.
         weighting: of the clients in the objective that is minimised: 'uniform' 1/m, or 'data'.
         members: how many, the first ones, that objective is about; the others weigh nothing. None: all.
+        late: how many more join when training is over, who are none of the m.
         names: what the clients are called in the data, m of them, where they have names that all replicates share.
         ask: what clients answer about all their data, where a strategy `asks`; see `fedsim.core.answers`.
         own: [m'] numbers of this rank's clients, the same in every replicate; all m of them in a lone process.
@@ -60,6 +61,7 @@ class Federation:
     members: int | None = None
     names: tuple[str, ...] | None = None
     ask: Ask | None = None
+    late: int = 0
 
     def __post_init__(self) -> None:
         checks.choice("trainer.memory", self.place, PLACES)

@@ -45,6 +45,17 @@ def replacing(path: Path, mode: str = "w", durable: bool = False) -> Iterator[IO
         raise
 
 
+def regular(path: Path) -> Path:
+    """The path, which names a file of ordinary content, a folder, or nothing yet: a pipe would be waited for, for ever.
+
+    Raises:
+        OSError: it is a pipe, a socket or a device.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError("it is a pipe or a device; write what it gives to a file")
+    return path
+
+
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[None]:
     """Errors of the operating system, while `path` is written, name it."""

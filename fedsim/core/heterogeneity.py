@@ -15,7 +15,14 @@ Numbers = float | Sequence[float]
 
 
 def per_client(
-    key: str, value: Numbers, spread: float, clients: int, seed: int, purpose: rng.Purpose, counter: int = 0
+    key: str,
+    value: Numbers,
+    spread: float,
+    clients: int,
+    seed: int,
+    purpose: rng.Purpose,
+    counter: int = 0,
+    late: int = 0,
 ) -> Tensor:
     """[m] float64.
 
@@ -25,12 +32,15 @@ def per_client(
         spread: half-width: numbers are uniform on [value − spread, value + spread].
         clients: m.
         seed, purpose, counter: of the draw.
+        late: clients that are none of the m, but join at the end; given numbers are theirs too.
     """
     spread = checks.not_negative(f"{key.rpartition('.')[0]}.spread", spread)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        if len(value) != clients:
-            raise ConfigError(f"{key} has {len(value)} entries, but clients={clients}; give one number, or one each")
-        centre = torch.tensor([checks.real(key, number) for number in value], dtype=torch.float64)
+        if len(value) != clients + late:
+            raise ConfigError(
+                f"{key} has {len(value)} entries, but clients={clients + late}; give one number, or one each"
+            )
+        centre = torch.tensor([checks.real(key, number) for number in value[:clients]], dtype=torch.float64)
     else:
         centre = torch.full((clients,), checks.real(key, value), dtype=torch.float64)
     draws = rng.generator(seed, purpose, counter).uniform(-1.0, 1.0, clients)

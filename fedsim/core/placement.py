@@ -6,6 +6,8 @@ the rows lie.
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -27,6 +29,18 @@ def placed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pla
             size = int(torch.Size(shape).numel())
             return torch.from_file(file, shared=True, size=size, dtype=dtype).reshape(shape)
     return torch.zeros(shape, dtype=dtype, device="cpu" if place == "host" else device)
+
+
+def room(device: torch.device, place: str) -> float:
+    """Bytes that the place has in all, used or not; infinity where nobody says."""
+    if place == "disk":
+        return float(shutil.disk_usage(tempfile.gettempdir()).total)
+    if place == "device" and device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, OSError, ValueError):  # elsewhere than on Linux and macOS
+        return float("inf")
 
 
 def mapped(tensor: Tensor) -> bool:

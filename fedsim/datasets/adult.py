@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, MissingDataError
+from fedsim.core.files import regular
 from fedsim.datasets.base import Dataset
 from fedsim.datasets.files import Files, data_root
 
@@ -74,7 +75,7 @@ class Adult(Dataset):
     def _read(cls, path: Path, columns: list[int], rows: int, positives: int) -> tuple[np.ndarray, np.ndarray]:
         """x [n, features] and y [n] of one file."""
         try:
-            lines = path.read_text().splitlines()
+            lines = regular(path).read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise MissingDataError(
                 f"dataset=adult: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA); "

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
+from fedsim.core.files import regular
 from fedsim.datasets.base import Dataset
 
 log = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ class Text(Dataset):
 def _read(path: str) -> str:
     """All of the file."""
     try:
-        text = Path(path).expanduser().read_text(encoding="utf-8-sig")
+        text = regular(Path(path).expanduser()).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise MissingDataError(f"dataset.path={path} is no text in UTF-8 ({error}); convert it") from error
     except (OSError, ValueError) as error:

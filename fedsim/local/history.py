@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
+from fedsim.core.placement import room
 from fedsim.local.base import Carry
 
 MODELS, ESTIMATES, STEPS = "deployed_models", "estimates", "own_steps"
@@ -31,7 +33,17 @@ class History:
         self.rcond = checks.fraction("local.rcond", rcond)
 
     def memory(self, federation: Federation, dimension: int, size: int) -> Carry:
-        """Empty buffers [R·m, H, d] and [R·m, H, p], and the count of steps [R·m]."""
+        """Empty buffers [R·m, H, d] and [R·m, H, p], and the count of steps [R·m].
+
+        Raises:
+            ConfigError: no such place holds them.
+        """
+        needed = federation.rows * self.length * (dimension + size) * federation.dtype.itemsize
+        if needed > room(federation.device, federation.place):
+            raise ConfigError(
+                f"local.history={self.length} needs {needed / 2**30:,.0f} GiB for {federation.rows} clients' models, "
+                f"more than there is (trainer.memory={federation.place}); lower it, or clients"
+            )
         return {
             MODELS: federation.zeros(self.length, dimension),
             ESTIMATES: federation.zeros(self.length, size),

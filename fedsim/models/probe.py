@@ -250,7 +250,7 @@ def _same(one: Any, other: Any, tolerance: float = 1e-6) -> bool:
             return False
         if not one.is_floating_point():
             return torch.equal(one, other)
-        scale = one.detach().abs().max().item() if one.numel() else 0.0
+        scale = one.detach().abs().nan_to_num(0.0, 0.0).max().item() if one.numel() else 0.0
         return torch.allclose(one, other, rtol=0, atol=tolerance * scale, equal_nan=True)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(one) == len(other) and all(_same(a, b, tolerance) for a, b in zip(one, other, strict=True))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedsim.core.columns import AVERAGED, OWN
 from fedsim.core.errors import CheckpointError, ConfigError
+from fedsim.core.files import regular
 from fedsim.models.naming import Naming
 from fedsim.results.files import BEST, CHECKPOINT, CONSTANTS
 
@@ -106,6 +107,6 @@ class StoredModels:
     def _open(self, name: str) -> Any:
         path = self.folder / name
         try:
-            return safe_open(path, framework="pt")
+            return safe_open(regular(path), framework="pt")
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}); the run has left no model there") from error

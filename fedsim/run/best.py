@@ -13,9 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedsim.core.files import replacing
+from fedsim.core.files import regular, replacing
 from fedsim.results.files import BEST
 from fedsim.results.models import HEADER
+from fedsim.run.checkpoint import SUMS, header_sum, tensor_sum
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,11 @@ class BestModels:
         if not self.path.exists():
             return
         try:
-            with safe_open(self.path, framework="pt") as file:
-                told = json.loads(file.metadata()["best"])
-                models = file.get_tensor("model")
+            with safe_open(regular(self.path), framework="pt") as file:
+                header, models = file.metadata(), file.get_tensor("model")
+            told, sums = json.loads(header["best"]), json.loads(header.get(SUMS, "{}"))  # an earlier version wrote none
+            if sums and sums != {"": header_sum(header), "model": tensor_sum(models)}:
+                raise ValueError("it is damaged: its checksums are others")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             log.warning("%s cannot be read (%s); the best model is sought from here on", self.path, error)
             return
@@ -73,8 +76,10 @@ class BestModels:
             return
         told = {"metric": self.metric, "rounds": self.rounds, "values": self.values}
         header = {"format": "fedsim-best", "best": json.dumps(told), HEADER: json.dumps(self.about)}
+        models = self.models.contiguous()
+        header[SUMS] = json.dumps({"": header_sum(header), "model": tensor_sum(models)})
         with replacing(self.path, "wb", durable=True) as file:
-            file.write(save({"model": self.models.contiguous()}, metadata=header))
+            file.write(save({"model": models}, metadata=header))
         self._changed = False
 
     def said(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from safetensors.torch import save
 
 import fedsim
 from fedsim.core.errors import CheckpointError
-from fedsim.core.files import replacing
+from fedsim.core.files import regular, replacing
 from fedsim.core.memory import Memory
 from fedsim.core.placement import mapped
 from fedsim.results.files import CHECKPOINT
@@ -79,17 +79,17 @@ def _write(
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
     told = {"progress": vars(progress), "identity": identity} | about
     header = {"format": FORMAT} | {name: json.dumps(value) for name, value in told.items()}
-    header[SUMS] = json.dumps({name: _sum(value) for name, value in tensors.items()} | {"": _sum_of(header)})
+    header[SUMS] = json.dumps({name: tensor_sum(value) for name, value in tensors.items()} | {"": header_sum(header)})
     with replacing(path, "wb", durable=True) as file:
         file.write(save(tensors, metadata=header))
 
 
-def _sum(tensor: torch.Tensor) -> int:
+def tensor_sum(tensor: torch.Tensor) -> int:
     """Of what the tensor's bytes are."""
     return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) if tensor.numel() else 0
 
 
-def _sum_of(header: dict[str, str]) -> int:
+def header_sum(header: dict[str, str]) -> int:
     """Of all but the sums."""
     return zlib.crc32(json.dumps(sorted((k, v) for k, v in header.items() if k != SUMS)).encode())
 
@@ -139,7 +139,7 @@ def _load(
 ) -> tuple[dict[str, torch.Tensor], Progress, dict[str, Any]]:
     """The tensors of a whole file that was written by a run of this identity, where that stood, and of what content."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(regular(path), framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
@@ -179,7 +179,7 @@ def _told(
             raise ValueError("it has no checksums")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} has a damaged header ({error}); delete it to start afresh") from error
-    found = {name: _sum(value) for name, value in tensors.items()} | {"": _sum_of(header)}
+    found = {name: tensor_sum(value) for name, value in tensors.items()} | {"": header_sum(header)}
     for name in sorted(found) if sums else ():
         if sums.get(name) != found[name]:
             what = name or "the header"

@@ -10,16 +10,45 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
-from fedsim.core.errors import DivergenceError
+from fedsim.core.errors import ConfigError, DivergenceError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
-from fedsim.strategies import State
+from fedsim.local import LocalRule
+from fedsim.models import RowModel
+from fedsim.strategies import State, Strategy
 
 log = logging.getLogger(__name__)
 
 ON_NONFINITE = ("stop", "drop_client", "drop_replicate")
 _NEVER = torch.iinfo(torch.int64).max
 _NAMED = 10  # clients a message lists
+BEFORE = "the loss was no finite number before any training: look at the data, and at what the model gives for them"
+
+
+def remedy(rule: LocalRule, strategy: Strategy[Any]) -> str:
+    """What may keep models of this rule finite, by its keys."""
+    rates = ["lr", *(f"local.{name}" for name in ("inner_lr",) if hasattr(rule, name))]
+    rates += ["local.personal_lr"] if getattr(rule, "ratio", None) not in (None, 1.0) else []
+    rates += ["strategy.server_lr"] if getattr(strategy, "server_lr", 1.0) > 1 else []
+    clip = ", or clip gradients with local.clip" if getattr(rule, "clip", 0.0) is None else ""
+    return f"lower {', '.join(rates[:-1])}{' and ' if rates[1:] else ''}{rates[-1]}{clip}"
+
+
+def check_start(model: RowModel, rows: Tensor) -> None:
+    """Refuse models [R, d] that are not finite as they begin.
+
+    Raises:
+        ConfigError: naming the part that is not.
+    """
+    if bool(torch.isfinite(rows.sum())) or bool(torch.isfinite(rows).all()):
+        return
+    ends = np.cumsum([shape.numel() for shape in (model.shapes | model.statistics).values()])
+    first = int((~torch.isfinite(rows)).any(0).nonzero()[0])
+    name = [*model.shapes, *model.statistics][int(np.searchsorted(ends, first, side="right"))]
+    raise ConfigError(
+        f"model: {type(model.training_module).__name__} begins with values that are no finite numbers (in {name}); "
+        "mend how it is initialised"
+    )
 
 
 class DivergenceGuard:
@@ -41,6 +70,10 @@ class DivergenceGuard:
         dropped: those dropped so far, in the order of their dropping; new ones are appended. Per client 'replicate',
             'seed', 'client', its first 'round' and how many 'times'; or per replicate 'replicate', 'seed', 'round' and
             its 'clients' that were non-finite then.
+        remedy: what a run that ends by it should try.
+
+    Attributes:
+        ill: replicates whose loss was no number before any training; to them no learning rate is a remedy.
     """
 
     def __init__(
@@ -50,10 +83,12 @@ class DivergenceGuard:
         on_nonfinite: str = "stop",
         eval_every: int = 1,
         dropped: list[dict[str, Any]] | None = None,
+        remedy: str = "lower lr",
     ) -> None:
         self.federation, self.strategy, self.eval_every = federation, strategy, eval_every
         self.on_nonfinite = checks.choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
         self.dropped = [] if dropped is None else dropped
+        self.remedy, self.ill = remedy, set[int]()
         self.rows = torch.full((federation.rows,), _NEVER, device=federation.device)
         self.models = torch.full((federation.replicates,), _NEVER, device=federation.device)
 
@@ -120,7 +155,8 @@ class DivergenceGuard:
         if self.on_nonfinite != "drop_replicate" or not left:
             when = min(found.values()) if left or self.on_nonfinite != "drop_replicate" else max(found.values())
             where = self._described(when, {r: clients[r] for r, t in found.items() if t == when})
-            raise DivergenceError(f"{where}; lower lr, or clip gradients with local.clip")
+            ill = self.ill & {r for r, t in found.items() if t == when}
+            raise DivergenceError(f"{where}; {BEFORE if ill else self.remedy}")
         for replicate, t in sorted(found.items(), key=lambda item: item[1]):
             log.warning("%s; this replicate is given up", self._described(t, {replicate: clients[replicate]}))
             seed = self.federation.seeds[replicate]

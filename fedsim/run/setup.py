@@ -35,6 +35,7 @@ from fedsim.run.participation import Participation
 from fedsim.run.rules import Stop
 from fedsim.run.traffic import Traffic
 from fedsim.run.wiring import (
+    among_members,
     bound,
     check_seeds,
     client_data,
@@ -137,14 +138,15 @@ class Setup:
         members = clients - personal.newcomers
         tables = [table.first(members) for table in self.tables]
         how = (self.device, dtype, ranks, self.execution.memory, self.strategy.weighting)
-        self.data = client_data(seeds, members, self.dataset, tables, *how)
+        self.data = client_data(seeds, members, self.dataset, tables, *how, late=personal.newcomers)
         self.federation = self.data.federation
         self.model = row_model(model, self.data, loss, ridge, self.execution.precision, output)
         if columns is not None:
             self.model.divide(columns)
         self._check_columns()
-        self.availability = bound(availability, self.federation, rounds, tables)
-        self.strategy.check(self.availability)
+        with among_members(members, personal.newcomers):
+            self.availability = bound(availability, self.federation, rounds, tables)
+            self.strategy.check(self.availability)
         self.strategy.check_local(rule)
         self.uplink = uplink if uplink is not None and self.strategy.vectors_up else Uplink()
         self.uplink.setup(self.federation, self.availability)

@@ -16,7 +16,7 @@ from fedsim.run import determinism, hints
 from fedsim.run.checkpoint import CONTENT, Checkpointer, read
 from fedsim.run.content import content
 from fedsim.run.contracts import within
-from fedsim.run.divergence import DivergenceGuard
+from fedsim.run.divergence import DivergenceGuard, check_start, remedy
 from fedsim.run.folder import owning
 from fedsim.run.layout import Layout
 from fedsim.run.progress import Progress
@@ -44,7 +44,9 @@ class Simulation(Setup):
 
     def initial_state(self) -> State:
         """The strategy's state before round 0."""
-        model = self.model.columns.seen(self.model.initial(self.federation.seeds))
+        rows = self.model.initial(self.federation.seeds)
+        check_start(self.model, rows)
+        model = self.model.columns.seen(rows)
         if self.start == "ps":
             if "distance_to_ps" not in self.references:
                 raise ConfigError("start=ps, but no performatively stable point is known; see shift.references")
@@ -125,7 +127,8 @@ class Simulation(Setup):
         if (private := self.privacy(self.rounds)) is not None:
             log.info("privacy: %s", private.said)
         name, written = type(self.strategy).__name__, folder if ranks.first else None
-        guard = DivergenceGuard(self.federation, name, self.on_nonfinite, self.evaluation.every, progress.dropped)
+        how = (self.on_nonfinite, self.evaluation.every, progress.dropped, remedy(self.trainer.rule, self.strategy))
+        guard = DivergenceGuard(self.federation, name, *how)
         with Tracker(self, written, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
             for t in tracker.rounds():

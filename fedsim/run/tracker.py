@@ -106,6 +106,8 @@ class Tracker:
         progress, run = self.progress, self.run
         self._metric = run.stop.judged_by(run.meanings)
         first = None if progress.rounds else self._evaluate(state, 0)
+        if first is not None:
+            self.guard.ill = {r for r, loss in enumerate(first.metrics["train_loss"]) if not math.isfinite(loss)}
         if self.folder is not None:
             columns = run.meanings
             self.history = (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,15 +32,23 @@ from fedsim.samples import ClientData, Drawn, Stored
 log = logging.getLogger(__name__)
 
 
+DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
+
+
 def resolve_device(device: str) -> torch.device:
     """'auto' is a GPU where there is one; an absent device is an error."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = str(device).partition(":")
+    if not isinstance(device, str) or kind not in DEVICES[1:] or (number and not number.isdecimal()):
+        near = {"gpu": "; did you mean 'cuda'?"}.get(kind.lower(), checks.nearest(kind, DEVICES))
+        near = f"; did you mean 'cuda:{device}'?" if kind.isdecimal() else near
+        raise ConfigError(f"device={device!r} is unknown; choose one of {', '.join(DEVICES)}, or cuda:1{near}")
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = re.split(r"\n|\. ", str(error))[0]
         raise ConfigError(f"device={device!r} is not usable here ({reason}); use device=auto or cpu") from error
     return chosen
 
@@ -120,12 +130,15 @@ def client_data(
     place: str,
     weighting: str,
     members: int | None = None,
+    late: int = 0,
 ) -> ClientData:
     """The samples of every virtual client, and the federation they make: its sizes and label distributions."""
     if not tables:
         nothing = np.zeros(len(seeds) * clients, dtype=np.int64)
         shares = None if dataset.weights is None else dataset.weights[:clients]
-        federation = Federation(seeds, clients, nothing, None, device, dtype, shares, ranks, place, weighting, members)
+        federation = Federation(
+            seeds, clients, nothing, None, device, dtype, shares, ranks, place, weighting, members, late=late
+        )
         return Drawn(dataset, federation)
     fractions = None
     if dataset.classes is not None and dataset.labels is not None:
@@ -135,9 +148,23 @@ def client_data(
     alike = all(table.names == tables[0].names for table in tables)
     federation = Federation(
         seeds, clients, sizes, fractions, device, dtype, None, ranks, place, weighting, members,
-        tables[0].names if alike else None,
+        tables[0].names if alike else None, late=late,
     )  # fmt: skip
     return Stored(dataset, federation, tables)
+
+
+@contextlib.contextmanager
+def among_members(members: int, late: int) -> Iterator[None]:
+    """What is refused for the number of those who train names `clients` as it was set, newcomers included."""
+    try:
+        yield
+    except ConfigError as error:
+        if not late:
+            raise
+        whole = members + late
+        said = f"the {members} of clients={whole} that are no newcomers (personal.newcomers={late})"
+        text = re.sub(r"\bset clients=(\d+)", lambda m: f"set clients={int(m[1]) + late}", str(error))
+        raise type(error)(re.sub(rf"(?<!set )\bclients={members}\b", said, text)) from error
 
 
 def row_model(

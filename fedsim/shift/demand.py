@@ -33,7 +33,9 @@ class Demand(Shift):
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         need_one_parameter_per_input("demand", data.dataset, model)
         m = federation.clients
-        drawn = per_client("shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT)
+        drawn = per_client(
+            "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, late=federation.late
+        )
         self.gammas = drawn.to(federation.device)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:

@@ -49,9 +49,11 @@ class Location(Shift):
         m = federation.clients
         need_one_parameter_per_input("location", data.dataset, model)
         if self.given is not None:
-            if len(self.given) != m:
-                raise ConfigError(f"shift.epsilons has {len(self.given)} entries, but clients={m}; give one per client")
-            drawn = torch.as_tensor(self.given, dtype=torch.float64)
+            if len(self.given) != (every := m + federation.late):
+                raise ConfigError(
+                    f"shift.epsilons has {len(self.given)} entries, but clients={every}; give one per client"
+                )
+            drawn = torch.as_tensor(self.given[:m], dtype=torch.float64)
         else:
             noise = rng.generator(self.seed, rng.Purpose.SHIFT).standard_normal(m)
             weights = federation.client_weights[0]

@@ -45,7 +45,9 @@ class Response(Shift):
         if self.direction.outputs != 1:
             raise ConfigError(f"shift=response needs a model with one output; this one has {self.direction.outputs}")
         m = federation.clients
-        drawn = per_client("shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT)
+        drawn = per_client(
+            "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, late=federation.late
+        )
         self.gammas = drawn.to(federation.device)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:

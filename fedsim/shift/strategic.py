@@ -43,7 +43,9 @@ class Strategic(Shift):
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         m = federation.clients
-        drawn = per_client("shift.epsilon", self.epsilon, self.spread, m, self.seed, rng.Purpose.SHIFT)
+        drawn = per_client(
+            "shift.epsilon", self.epsilon, self.spread, m, self.seed, rng.Purpose.SHIFT, late=federation.late
+        )
         self.epsilons = drawn.to(federation.device)
         self.direction = Direction("strategic", data.dataset, model, self.features, self.target)
         self.moving = self.direction.moving

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from fedsim.core.errors import CheckpointError
-from fedsim.core.files import on_disk, replacing, written
+from fedsim.core.files import on_disk, regular, replacing, written
 from fedsim.tracking.result import Row
 
 NAME = "metrics.csv"
@@ -25,14 +25,14 @@ def read_metrics(path: Path) -> list[Row]:
     """
     rows: list[Row] = []
     try:
-        with open(path, newline="", encoding="utf-8") as file:
+        with open(regular(path), newline="", encoding="utf-8") as file:
             lines = [line for line in file if not line.startswith("#") and line.endswith("\n")]
         for record in csv.DictReader(lines):
             if None not in record.values():
                 rows.append({k: int(v) if k in _WHOLE else float(v) for k, v in record.items()})
         if rows and not {"round", "seed"} <= rows[0].keys():
             raise ValueError("it has no columns 'round' and 'seed'")
-    except (ValueError, TypeError, csv.Error) as error:
+    except (OSError, ValueError, TypeError, csv.Error) as error:
         raise CheckpointError(
             f"{path} is no metrics file of fedsim ({error}); restore it, or choose another out"
         ) from error

@@ -17,7 +17,10 @@ of several candidates, which are timed in the first round (`fedsim.trainer.trial
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
+import os
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +32,9 @@ from fedsim.shift import Shift
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.fused_executor import descents, models_in_use, stacks
 
+log = logging.getLogger(__name__)
+
+WORKERS = 16  # threads for one processor, at most
 CPU_CHUNK_BYTES = 64 * 2**20
 CPU_STACK_BYTES = 32 * 2**20
 GPU_MEMORY_SHARE = 0.25
@@ -127,12 +133,23 @@ def _in_order(plain: bool, together: bool, convolutions: bool, vmapped: bool) ->
     return {first: reason} | {name: "by trial" for name, can in able.items() if can and name != first}
 
 
+@functools.cache  # said once
+def workers(asked: int) -> int:
+    """As many threads as are asked for, each with a model of its own, as long as processors have a use for them."""
+    most = WORKERS * (os.cpu_count() or 1)
+    if asked > most:
+        log.warning(
+            "trainer.workers=%d are more than %d processors have a use for; %d run", asked, most // WORKERS, most
+        )
+    return min(asked, most)
+
+
 def _sized(
     executor: str, reason: str, asked: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch: int
 ) -> Choice:
     """The executor with its chunk and workers; `batch`: numbers in a row's."""
     cpu = model.device.type == "cpu"
-    threads = torch.get_num_threads() if asked.workers == "auto" else int(asked.workers)
+    threads = torch.get_num_threads() if asked.workers == "auto" else workers(int(asked.workers))
     models = models_in_use(descents(rule, shift, model)) if executor == "fused" else 1
     row_bytes = torch.finfo(model.dtype).bits // 8 * (models * model.dimension + batch)
     if cpu:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.placement import PLACES
@@ -35,7 +36,7 @@ class Execution:
     dtype: str = "float32"
     precision: str = "full"
     memory: str = "device"
-    device: str = "auto"
+    device: Any = "auto"
     deterministic: bool = False
 
     def __post_init__(self) -> None:

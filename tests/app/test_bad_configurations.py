@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,24 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["lr=[0.1"], "lr=[0.1"),
     (["strategy=null"], "Config group override must be a string"),
     (["~model"], "model"),
-    (["lr=${nowhere}"], "nowhere"),
+    (["lr=${nowhere}"], "lr=${nowhere}: nowhere is not a setting; give one that is, or a value"),
+    (
+        ["lr=${oc.env:FEDSIM_NOPE}"],
+        "lr=${oc.env:FEDSIM_NOPE}: the environment variable FEDSIM_NOPE is not set",
+    ),
+    (
+        ["lr=${oc.env:FEDSIM_NOPE,0.1}"],
+        "lr='0.1' must be a number or a list, each entry a number, without quotes; of the",
+    ),
+    (["partition.alpha='1'"], "partition.alpha='1' must be a number, without quotes"),
+    (["-m", "lr=0.1,0.2", "rounds=${oc.env:FEDSIM_NOPE}"], "rounds=${oc.env:FEDSIM_NOPE}: the environment variable"),
+    (["seeds={a:1}"], "seeds={a:1} cannot be set there; a value of seeds looks like seeds=[0]"),
+    (["seeds=0,1"], "seeds=0,1 are several values; add -m for a run of each, or for a list write 'seeds=[0,1]'"),
+    (["model={a:1}"], "model takes the name of a choice, one of char_lstm"),
+    (
+        ["strategy=[fedavg,fedvarp]"],
+        "[fedavg,fedvarp] are several choices, not one; add -m and strategy=fedavg,f",
+    ),
     (["experiment=nowhere"], "experiment=nowhere is unknown"),
     # the run
     (["rounds=abc"], "rounds='abc' must be a whole number"),
@@ -60,7 +78,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["objective=accuracy"], "objective=accuracy is no metric"),
     (["start=warm"], "start='warm' is unknown"),
     (["on_nonfinite=ignore"], "on_nonfinite='ignore' is unknown; choose one of stop, drop_client, drop_replicate"),
-    (["device=abacus"], "device='abacus' is not usable here"),
+    (["device=abacus"], "device='abacus' is unknown; choose one of auto, cpu, cuda, mps, xpu, or cuda:1"),
     (["device=cuda:99"], "device='cuda:99' is not usable here"),
     (["resume=nowhere"], "resume=nowhere: no checkpoint there"),
     (["resume=true"], "resume=True names no folder; resume=auto goes on with a run in out"),
@@ -79,6 +97,10 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["local=apfl", "local.alpha=1.5"], "local.alpha=1.5 must lie between 0 and 1"),
     (["local=pfedme", "local.inner_steps=0.5"], "local.inner_steps=0.5"),
     (["local=pofl", "local.history=0"], "local.history=0"),
+    (
+        ["local=pofl", "local.history=1000000000"],
+        "local.history=1000000000 needs 29,057 GiB for 12 clients' models",
+    ),
     # who holds what, and who is there
     (["partition.alpha=0"], "partition.alpha=0"),
     (["partition.alpha=x"], "partition.alpha='x' must be a number"),
@@ -96,8 +118,22 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["strategy=scaffold", "local=apfl", "local.mix=sum"], "local.mix='sum' is unknown"),
     (["personal.over=all"], "add partition.validation=0.2"),
     (["partition.validation=0.2", "personal.newcomers=12"], "personal.newcomers=12 leaves none of clients=12"),
+    (
+        ["partition.validation=0.2", "personal.newcomers=2", "availability=uniform_k", "availability.k=11"],
+        "availability.k=11 exceeds the 10 of clients=12 that are no newcomers (personal.newcomers=2)",
+    ),
+    (
+        [*MEAN, "clients=3", "personal.newcomers=1", "shift=location", "shift.epsilons=[0.1,0.2]"],
+        "shift.epsilons has 2 entries, but clients=3; give one per client",
+    ),
+    (["availability=trace", "availability.path=pipe"], "availability.path=pipe cannot be read as CSV (it is a pipe or"),
+    (["out=pipe"], "out=pipe"),
     # model, data and what moves them
     (["model=custom"], "model._target_ is missing"),
+    (
+        ["model=custom", "model._target_=bad_models.BegunIll"],
+        "BegunIll begins with values that are no finite numbers",
+    ),
     (["model=custom", "model._target_=no.such.Net"], "model._target_='no.such.Net' cannot be imported"),
     (["model=custom", "model._target_=os.getcwd"], "model._target_='os.getcwd' is of the package os, which config"),
     (["model=custom", "model._target_=os.system", "+model.command=touch stolen"], "is of the package os, which conf"),
@@ -132,6 +168,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["dataset=mnist", "dataset.root=nowhere"], "FEDSIM_DATA"),
     (["dataset._target_=no.such.Data"], "dataset._target_='no.such.Data' cannot be imported"),
     ([*MEAN, "dataset.means=[1,2]"], "dataset.means"),
+    ([*MEAN, "clients=2", "dataset.means=[1,nan]"], "dataset.means=nan must be a finite number"),
     ([*MEAN, "dataset.std=-1"], "dataset.std=-1"),
     (["strategy=fedawe", "strategy.clipped=all"], "strategy.clipped='all'"),
     ([*MEAN, "dataset.seed=abc"], "dataset.seed='abc' must be a whole number"),
@@ -184,6 +221,7 @@ def test_a_bad_configuration(
     monkeypatch.chdir(tmp_path)
     for name in ("file", "config.yaml"):
         Path(name).write_text("mine")
+    os.mkfifo("pipe")
     said = answer(monkeypatch, *arguments)
     assert said is not None
     assert message in said
@@ -191,4 +229,4 @@ def test_a_bad_configuration(
 
 
 def test_the_table_is_as_long_as_it_was_promised() -> None:
-    assert len(CONFIGURATIONS) >= 150
+    assert len(CONFIGURATIONS) >= 165

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -65,6 +66,16 @@ def directory(folder: Path) -> None:
     (folder / NAME).mkdir()
 
 
+def pipe(name: str) -> Callable[[Path], None]:
+    """What would be waited for, for ever."""
+
+    def damage(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return damage
+
+
 def going(**changes: object) -> Callable[[Path], None]:
     """The checkpoint of a run that stands elsewhere."""
 
@@ -113,6 +124,8 @@ RUNS: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "empty": (text(NAME, ""), [], NAME),
     "a pickle": (lambda f: torch.save(Trap(), f / NAME), [], NAME),
     "a folder": (directory, [], NAME),
+    "a pipe": (pipe(NAME), [], "cannot be read (it is a pipe or a device; write what it gives to a file)"),
+    "metrics from a pipe": (pipe("metrics.csv"), [], "is no metrics file of fedsim (it is a pipe or a device"),
     "of another program": (lambda f: save_file({"x": torch.zeros(2)}, f / NAME), [], "not written by this version"),
     "without identity": (headed(identity=None), [], "has a damaged header"),
     "with broken identity": (headed(identity="{"), [], "has a damaged header"),

@@ -197,6 +197,19 @@ def test_a_best_file_that_is_ahead_of_its_checkpoint_changes_nothing(tmp_path: P
     assert (tmp_path / "parts" / BEST).read_bytes() == ahead
 
 
+def test_a_best_file_with_a_changed_bit_is_told_and_sought_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = Stop(metric="train_loss")
+    simulation_of(rounds=2, stop=stop).run(tmp_path, tracking=QUIET)
+    content = bytearray((tmp_path / BEST).read_bytes())
+    content[-1] ^= 4
+    (tmp_path / BEST).write_bytes(content)
+    result = simulation_of(rounds=4, stop=stop).run(tmp_path, resume=True, tracking=QUIET)
+    assert f"{BEST} cannot be read (it is damaged: its checksums are others); the best model is sought" in caplog.text
+    assert min(result.extra["best"]["rounds"]) > 2
+
+
 def test_a_new_run_in_an_old_folder_has_no_old_best(tmp_path: Path) -> None:
     simulation_of(rounds=3, stop=Stop(metric="train_loss")).run(tmp_path, tracking=QUIET)
     simulation_of(rounds=2).run(tmp_path, tracking=QUIET)

@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedsim.core.errors import ConfigError, MissingDataError
+from fedsim.core.files import regular
 from fedsim.datasets.own.data import OwnData
 from fedsim.datasets.own.samples import Part
 
@@ -77,6 +78,7 @@ def read(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise MissingDataError(f"dataset.path={path} is not there (looked for {path.resolve()})")
     try:
+        regular(path)
         if path.is_dir():
             return {name: npy(path / f"{name}.npy") for name in NAMES if (path / f"{name}.npy").exists()}
         if path.suffix == ".safetensors":
@@ -96,4 +98,4 @@ def read(path: Path) -> dict[str, Any]:
 def npy(path: Path) -> np.ndarray:
     """Inputs stay in their file; the rest is read."""
     mapped = path.stem.startswith("x")
-    return np.load(path, mmap_mode="c" if mapped else None, allow_pickle=False)
+    return np.load(regular(path), mmap_mode="c" if mapped else None, allow_pickle=False)

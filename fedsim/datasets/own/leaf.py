@@ -14,6 +14,7 @@ import numpy as np
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
+from fedsim.core.files import regular
 from fedsim.datasets.own.data import OwnData
 from fedsim.datasets.own.samples import Part, array
 
@@ -77,7 +78,7 @@ def read(place: Path) -> Part:
 def users(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
     """The users of one file, inputs [n, …] and targets [n] of each."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(regular(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise MissingDataError(f"dataset.path: {file} cannot be read as JSON ({reason})") from error
