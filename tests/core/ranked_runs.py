@@ -121,6 +121,7 @@ def stream(data, model, local, shift, **options):
     return {"dataset": data, "model": model, "local": local, "shift": shift, "clients": M} | options
 
 
+BOTH_MODELS = {"evaluation": Evaluation(every=2, of=["global", "client_mean"])}
 VALIDATED = {"partition": Natural(validation=0.2)}
 
 
@@ -133,10 +134,7 @@ double = functools.partial(Execution, dtype="float64")
 
 
 CASES = {
-    "fedavg by data": lambda: {
-        "strategy": FedAvg(0.8, "data"),
-        "evaluation": Evaluation(every=2, of=["global", "client_mean"]),
-    },
+    "fedavg by data": lambda: BOTH_MODELS | {"strategy": FedAvg(0.8, "data")},
     "fedavg known": lambda: {
         "strategy": FedAvgKnown(),
         "execution": double(chunk=2),

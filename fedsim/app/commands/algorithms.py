@@ -1,0 +1,237 @@
+"""`fedsim algorithms`: strategies, local rules and stages of the uplink, by what the classes themselves say and do.
+
+Nothing here is a list to keep: papers stand in docstrings, what is remembered is what a class makes for three clients
+and a model of five numbers, and what it assumes is what it refuses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from hydra.utils import get_class, instantiate
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from fedsim.app.commands import WORDS
+from fedsim.app.comments import about
+from fedsim.app.config import config_folder, groups, target
+from fedsim.availability import Full
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.core.memory import Memory
+from fedsim.local import LocalRule
+from fedsim.uplink import Uplink
+
+KINDS = ("strategy", "local", "uplink")
+CLIENTS, COLUMNS = 3, 5  # of the federation that everything is tried on
+PAPER = re.compile(r"\(([^()]*(?:\b(?:19|20)\d\d\b|\bprofl\b|\bfedawe\b|\bfedpbc\b|\bp-fedavg\b|\bapfl\b)[^()]*)\)")
+CHOSEN = ("none", "custom")  # no algorithms
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One choice of a group.
+
+    Attributes:
+        group, name: as on the command line.
+        kind: its class.
+        made: an object of it, as the choice's file has it.
+    """
+
+    group: str
+    name: str
+    kind: type
+    made: Any
+
+    @property
+    def what(self) -> str:
+        """The choice in a line, as its file has it."""
+        return about(config_folder() / self.group / f"{self.name}.yaml")
+
+    @property
+    def paper(self) -> str:
+        """The first source that is named: by the choice's file, the class's first paragraph, its module, or below."""
+        own, module = inspect.getdoc(self.kind) or "", inspect.getmodule(self.kind)
+        for said in (self.what, own.split("\n\n")[0], (module and module.__doc__) or "", own):
+            if found := PAPER.search(said):
+                return " ".join(found[1].split()).split(":")[0]
+        return ""
+
+    @property
+    def remembers(self) -> str:
+        """What is kept from round to round, beside the server's model."""
+        parts = [(name, list(value.shape), value.dtype) for name, value in _kept(self).items()]
+        return ", ".join(f"{name}: {_in_words(shape, kind)}" for name, shape, kind in parts) or "nothing"
+
+    @property
+    def sends(self) -> str:
+        """What travels in a round for a client that takes part, d the numbers of a model; in float32."""
+        if self.group == "strategy":
+            down, up = (_vectors(getattr(self.made, f"vectors_{way}")) for way in ("down", "up"))
+            return f"{down} down, {up} up"
+        if self.group == "local":
+            plain = type(self.made).traffic is LocalRule.traffic
+            return "nothing more" if plain else "what the server estimates with clients, where it does"
+        code = Uplink(self.made).code(1000, 4)
+        return f"{code.bytes} bytes up where d = 1000"
+
+    @property
+    def assumes(self) -> str:
+        """What it refuses to be without."""
+        if self.group == "strategy":
+            found = [*_laws(self.made), *_rules(self.made)]
+            if self.made.asks:
+                found.append("clients answer for all their data")
+            return "; ".join(found) or "nothing"
+        if self.group == "local":
+            return "one client that holds all data" if self.made.pooled else "nothing"
+        return "clients that send (not local_only)"
+
+
+def main(arguments: list[str]) -> None:
+    """Print the catalogue, or all that is said of those that are named."""
+    parser = argparse.ArgumentParser("fedsim algorithms", description=f"Show {WORDS['algorithms']}.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="choices, such as fedawe or uplink=topk")
+    options = parser.parse_args(arguments)
+    known = list(algorithms())
+    for name in options.names:
+        checks.choice("NAME", name.rpartition("=")[2], [one.name for one in known])
+    wanted = [name.rpartition("=")[::2] for name in options.names]
+    for one in known:
+        if (one.group, one.name) in [(group or one.group, name) for group, name in wanted]:
+            print(f"{one.group}={one.name}: {one.what}\n\n{inspect.getdoc(one.kind)}\n\n{details(one)}\n")
+    if not wanted:
+        print(
+            "\n\n".join(f"{group}\n" + "\n".join(line(one) for one in known if one.group == group) for group in KINDS)
+        )
+        print("\n`fedsim algorithms NAME` says all of one.")
+
+
+def line(one: Algorithm) -> str:
+    """One algorithm in a line."""
+    return f"  {one.name:20} {one.what}{f' ({one.paper})' if one.paper and one.paper not in one.what else ''}"
+
+
+def details(one: Algorithm) -> str:
+    """What is known of one beside its docstring."""
+    facts = {"remembers": one.remembers, "sends": one.sends, "assumes": one.assumes}
+    return "\n".join(f"{name:10} {value}" for name, value in facts.items())
+
+
+@functools.cache
+def algorithms() -> tuple[Algorithm, ...]:
+    """All of them, group by group."""
+    return tuple(_made(group, name) for group in KINDS for name in groups()[group] if name not in CHOSEN)
+
+
+def _made(group: str, name: str) -> Algorithm:
+    """A choice as its file has it; what the file takes from elsewhere is the class's own default."""
+    node = OmegaConf.to_container(OmegaConf.load(config_folder() / group / f"{name}.yaml"), resolve=False)
+    assert isinstance(node, dict)
+    part = node.get(name)
+    own = part if isinstance(part, dict) and "_target_" in part else node
+    own = {str(k): v for k, v in own.items() if k != "defaults" and not (isinstance(v, str) and "${" in v)}
+    return Algorithm(group, name, get_class(own["_target_"]), instantiate(own, _convert_="all"))
+
+
+@functools.cache
+def _federation() -> Federation:
+    return Federation((0,), CLIENTS, np.ones(CLIENTS))
+
+
+def _kept(one: Algorithm) -> dict[str, Tensor]:
+    """Names and tensors of all that it keeps."""
+    federation, model = _federation(), torch.zeros(1, COLUMNS)
+    if one.group == "strategy":
+        state = one.made.initial(model, federation)
+        return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name != "model"}
+    if one.group == "local":
+        try:
+            kept = one.made.memory(federation, COLUMNS)
+        except AttributeError:  # it depends on the data
+            kept = {}
+        return kept | {name: federation.broadcast(model) for name in one.made.own_models}
+    memory = Memory()
+    Uplink(one.made).remember(memory, federation, model)
+    return {name.split()[-1]: value for name, value in (memory.uplink | memory.server).items()}
+
+
+def _in_words(shape: list[int], kind: torch.dtype) -> str:
+    """What a tensor of this shape is, of three clients and a model of five numbers."""
+    what, whose = ("number" if len(shape) < 2 else "row"), {CLIENTS: "each client", 1: "the server"}.get(shape[0], "")
+    if len(shape) > 1 and shape[1:] != [COLUMNS]:
+        what = f"{' × '.join('d' if n == COLUMNS else str(n) for n in shape[1:])} numbers"
+    return f"a {what} of {whose}" if what in ("number", "row") else f"{what} of {whose}"
+
+
+def _vectors(count: int) -> str:
+    return "nothing" if not count else f"{4 * count} d bytes"
+
+
+def _laws(strategy: Any) -> Iterator[str]:
+    """Availability processes under which it runs, where it does not under all."""
+    runs: list[str] = []
+    refuses: list[str] = []
+    for name, process in _processes().items():
+        try:
+            strategy.check(process)
+            runs.append(name)
+        except ConfigError:
+            refuses.append(name)
+    if refuses:
+        fewer = len(runs) <= len(refuses)
+        if refuses == ["unknown"]:
+            yield "the true p_i^t are known"
+        else:
+            yield f"availability={', '.join(runs)}" if fewer else f"availability none of {', '.join(refuses)}"
+
+
+@functools.cache
+def _processes() -> dict[str, Any]:
+    """Availability processes that need no files; of those that are one class with others, one."""
+    found: dict[str, Any] = {}
+    for name in groups()["availability"]:
+        if name != "custom":
+            with contextlib.suppress(TypeError, ConfigError, KeyError):  # one that needs a file, or is made of another
+                found[name] = get_class(target("availability", name))()
+    return found | {"unknown": Unknown()}
+
+
+class Unknown(Full):
+    """Nobody knows its probabilities."""
+
+    law = "unknown"
+    unknown_because = "is a record"
+
+
+def _rules(strategy: Any) -> Iterator[str]:
+    """Local rules with which it runs, where it does not with all: those it refuses, and those that do not use what it
+    hands to clients."""
+    nobody = _federation().cohort(np.zeros((1, CLIENTS)), np.zeros((1, CLIENTS)))
+    state = strategy.initial(torch.zeros(1, COLUMNS), _federation())
+    start = strategy.start(state, nobody)
+    handed = set(start) - {"params"} if isinstance(start, dict) else set()
+    runs: list[str] = []
+    refuses: list[str] = []
+    for one in algorithms():
+        if one.group != "local" or one.made.pooled:
+            continue
+        try:
+            strategy.check_local(one.made)
+            fits = handed <= one.made.extras
+        except ConfigError:
+            fits = False
+        (runs if fits else refuses).append(one.name)
+    if refuses:
+        yield f"local={', '.join(runs)}" if len(runs) <= len(refuses) else f"local none of {', '.join(refuses)}"

@@ -1,0 +1,102 @@
+"""Write docs/algorithms.md: what `fedsim algorithms` says, and which tests show what of each.
+
+python scripts/algorithms_page.py
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedsim.app.commands.algorithms import KINDS, Algorithm, algorithms
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "algorithms.md"
+FOLDERS = ("strategies", "papers", "local", "uplink", "personal", "performative")
+MOST = 6  # tests that are named of each
+TITLES = {
+    "strategy": "Strategies: the next model",
+    "local": "Local rules: one local step",
+    "uplink": "Uplinks: what happens to rows on their way",
+}
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    """All of it."""
+    lines = [
+        "# Algorithms",
+        "",
+        "Written by `python scripts/algorithms_page.py` from the classes and the tests; do not edit.",
+        "`fedsim algorithms` lists them, and `fedsim algorithms NAME` says what one does. What is remembered is beside",
+        "the server's model: a row is d numbers, of each client or of the server. Bytes are those of float32 for each",
+        "client that takes part in a round. What is assumed is what a choice refuses to be without. Tests are those",
+        "that speak of few other algorithms.",
+    ]
+    for group in KINDS:
+        lines += [
+            "",
+            f"## {TITLES[group]}",
+            "",
+            "| choice | source | remembers | sends | assumes |",
+            "|---|---|---|---|---|",
+        ]
+        mine = [one for one in algorithms() if one.group == group]
+        lines += [
+            f"| `{one.name}` | {one.paper or '–'} | {one.remembers} | {one.sends} | {one.assumes} |" for one in mine
+        ]
+        lines += ["", "What tests show:", ""]
+        lines += [f"- `{one.name}`: {', '.join(shown(one)) or 'that it composes and runs'}" for one in mine]
+    return "\n".join(lines) + "\n"
+
+
+def shown(one: Algorithm) -> Iterator[str]:
+    """Tests that mention its class, those of few other algorithms first."""
+    name, others = one.kind.__name__, {each.kind.__name__ for each in algorithms()}
+    found = [(len(words & others), test, file) for test, file, words in tests() if name in words]
+    for _, test, file in sorted(found)[:MOST]:
+        path = file.relative_to(ROOT).as_posix()
+        yield f"[{test.removeprefix('test_').replace('_', ' ')}](../{path})"
+
+
+@functools.cache
+def tests() -> tuple[tuple[str, Path, frozenset[str]], ...]:
+    """Name, file and words of every test: its own, and those of what its module gives it."""
+    found: list[tuple[str, Path, frozenset[str]]] = []
+    for folder in FOLDERS:
+        for file in sorted((ROOT / "tests" / folder).rglob("test_*.py")):
+            nodes = ast.parse(file.read_text(encoding="utf-8")).body
+            given = {name: node for node in nodes for name in names(node)}
+            found += [(name, file, words(node, given)) for name, node in given.items() if name.startswith("test_")]
+    return tuple(found)
+
+
+def names(node: ast.stmt) -> list[str]:
+    """What a statement of a module defines."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def words(node: ast.stmt, given: dict[str, ast.stmt]) -> frozenset[str]:
+    """Names in a statement, and in what it mentions of its module."""
+    seen: set[str] = set()
+    left = [node]
+    while left:
+        for inner in ast.walk(left.pop()):
+            if isinstance(inner, ast.Name) and inner.id not in seen:
+                seen.add(inner.id)
+                if inner.id in given:
+                    left.append(given[inner.id])
+    return frozenset(seen)
+
+
+if __name__ == "__main__":
+    main()

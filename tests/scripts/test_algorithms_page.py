@@ -1,0 +1,76 @@
+"""The catalogue: the committed page is what classes and tests say now, and the command prints it."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from fedsim.app.commands import algorithms as catalogue
+from fedsim.app.commands import answer
+from fedsim.app.config import groups
+
+SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "algorithms_page.py"))
+ONE = "4 d bytes down, 4 d bytes up"
+KNOWN = {(one.group, one.name): one for one in catalogue.algorithms()}
+
+
+def test_the_page_is_up_to_date_and_has_every_algorithm() -> None:
+    page = SCRIPT["PAGE"].read_text(encoding="utf-8")
+    assert page == SCRIPT["page"](), "out of date: python scripts/algorithms_page.py writes it again"
+    for group in catalogue.KINDS:
+        for name in groups()[group]:
+            assert name in ("none", "custom") or f"\n| `{name}` | " in page, f"{group}={name}"
+
+
+SAID = {
+    "strategy=fedavgm": ("Hsu et al. 2019", "velocity: a row of the server", ONE, "nothing"),
+    "strategy=fedavg_known": ("Perazzone et al. 2022; fedawe §7", "nothing", ONE, "the true p_i^t are known"),
+    "strategy=scaffold": (
+        "Karimireddy et al., ICML 2020",
+        "memory: a row of each client, mean: a row of the server",
+        "8 d bytes down, 8 d bytes up",
+        "local none of adam, momentum",
+    ),
+    "strategy=q_ffl": (
+        "Li, Sanjabi, Beirami and Smith, ICLR 2020",
+        "nothing",
+        ONE,
+        "clients answer for all their data",
+    ),
+    "local=pfedme": ("Dinh et al. 2020, Alg. 1", "personal: a row of each client", "nothing more", "nothing"),
+    "local=fedbabu": ("Oh et al., ICLR 2022", "nothing", "nothing more", "nothing"),
+    "uplink=topk": (
+        "Aji and Heafield 2017",
+        "ef14: a row of each client",
+        "80 bytes up where d = 1000",
+        "clients that send (not local_only)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_said_is_what_classes_say_and_do(name) -> None:
+    one = KNOWN[tuple(name.split("="))]
+    assert (one.paper, one.remembers, one.sends, one.assumes) == SAID[name]
+    assert KNOWN["strategy", "p_fedavg"].assumes == "availability=full"
+
+
+def test_tests_are_found_through_the_tables_they_go_through() -> None:
+    found = list(SCRIPT["shown"](KNOWN["strategy", "fednova"]))
+    assert any("with equal work fednova is fedavg" in text for text in found)
+    assert any("every round follows the formula" in text for text in SCRIPT["shown"](KNOWN["strategy", "feddc"]))
+
+
+def test_the_command_lists_all_and_says_all_of_one(capsys) -> None:
+    answer("algorithms", [])
+    listed = capsys.readouterr().out
+    assert all(f"\n  {name} " in listed for _, name in KNOWN)
+    answer("algorithms", ["strategy=fedavgm", "topk"])
+    said = capsys.readouterr().out
+    assert said.startswith("strategy=fedavgm: FedAvg with momentum on the server\n\nv ← β v + mean_{i∈A} G_i;")
+    assert "\nuplink=topk: the largest numbers of every row alone\n\nSends the k numbers" in said
+    assert "remembers  ef14: a row of each client\n" in said
+    with pytest.raises(SystemExit, match=r"fedsim algorithms: NAME='fedavgn' is unknown.*did you mean 'fedavg'"):
+        answer("algorithms", ["fedavgn"])
