@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from nonlinear import Krum, MedianMomentum
+from ranked_strategies import STRATEGIES
 from safetensors.torch import load_file
 
 from fedsim import Evaluation, Execution, Simulation, Stop
@@ -30,18 +31,14 @@ from fedsim.run import Stopped
 from fedsim.run.checkpoint import NAME
 from fedsim.shift import Demand, Location
 from fedsim.strategies import (
-    F3AST,
-    MIFA,
     FedAU,
     FedAvg,
     FedAvgKnown,
     FedAWE,
-    FedOpt,
     FedPBC,
     FedVARP,
     LocalOnly,
     PFedAvg,
-    Scaffold,
 )
 from fedsim.tracking import Tracking
 from fedsim.tracking.metrics_csv import read_metrics
@@ -134,6 +131,7 @@ double = functools.partial(Execution, dtype="float64")
 
 
 CASES = {
+    **STRATEGIES,
     "fedavg by data": lambda: BOTH_MODELS | {"strategy": FedAvg(0.8, "data")},
     "fedavg known": lambda: {
         "strategy": FedAvgKnown(),
@@ -143,9 +141,6 @@ CASES = {
     "fedpbc": lambda: {"strategy": FedPBC(), "evaluation": Evaluation(every=2, of="client_mean")},
     "fedawe": lambda: {"strategy": FedAWE(0.7, clip=0.2), "model": functools.partial(MLP, hidden=(5,))},
     "fedau": lambda: {"strategy": FedAU(cutoff=2), "execution": double("loop", workers=2)},
-    "f3ast": lambda: {"strategy": F3AST(k=2, beta=0.1, weighting="data")},
-    "mifa": lambda: {"strategy": MIFA(memory="gradient", memory_dtype="float32")},
-    "fedvarp": lambda: {"strategy": FedVARP()},
     "uplink": lambda: {"uplink": Uplink(TopK(k=5), QSGD(3))},
     "diagnostics": lambda: VALIDATED | {"evaluation": Evaluation(every=2, diagnostics=NAMES)},
     "metrics": lambda: {
@@ -153,8 +148,6 @@ CASES = {
         "personal": Personal(over="all"),
         **VALIDATED,
     },
-    "scaffold": lambda: {"strategy": Scaffold()},
-    "fedopt": lambda: {"strategy": FedOpt()},
     "p-fedavg I": lambda: {"strategy": PFedAvg("I"), "availability": Multiset(5)},
     "p-fedavg II": lambda: {"strategy": PFedAvg("II"), "availability": UniformK(3)},
     "krum": lambda: {"strategy": Krum()},

@@ -14,18 +14,26 @@ from fedsim.models import Linear
 from fedsim.partition import Natural
 from fedsim.personal import Personal
 from fedsim.strategies import (
+    AREA,
     F3AST,
     MIFA,
+    CAFed,
+    Debiasing,
     FedAU,
     FedAvg,
     FedAvgAll,
     FedAvgKnown,
     FedAWE,
+    FedLaAvg,
     FedOpt,
     FedPBC,
     FedProx,
     FedVARP,
+    Focus,
     LocalOnly,
+    MimiC,
+    Oort,
+    PowerOfChoice,
     Scaffold,
 )
 
@@ -34,7 +42,9 @@ STRATEGIES = {
     "f3ast": F3AST, "fedau": FedAU, "fedavg": FedAvg, "fedavg by data": lambda: FedAvg(weighting="data"),
     "fedavg_all": FedAvgAll, "fedavg_known": FedAvgKnown, "fedawe": FedAWE, "fedopt": FedOpt, "fedpbc": FedPBC,
     "fedprox": FedProx, "fedvarp": FedVARP, "local_only": LocalOnly, "mifa": MIFA,
-    "mifa, waiting": lambda: MIFA(wait_for_all=True), "scaffold": Scaffold,
+    "mifa, waiting": lambda: MIFA(wait_for_all=True), "scaffold": Scaffold, "area": AREA, "ca_fed": CAFed,
+    "debiasing": Debiasing, "fedlaavg": lambda: FedLaAvg(0.5), "focus": lambda: Focus(0.2), "mimic": MimiC,
+    "oort": lambda: Oort(2), "power_of_choice": lambda: PowerOfChoice(1, 3),
 }  # fmt: skip
 
 

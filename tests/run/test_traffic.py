@@ -18,8 +18,10 @@ from fedsim.models.selectors import ByName, Everything, Head, Normalisation, Sel
 from fedsim.partition import Natural
 from fedsim.shift import Demand
 from fedsim.strategies import (
+    AREA,
     F3AST,
     MIFA,
+    AmplifiedScaffold,
     FedAU,
     FedAvg,
     FedAvgAll,
@@ -29,6 +31,7 @@ from fedsim.strategies import (
     FedPBC,
     FedProx,
     FedVARP,
+    Focus,
     LocalOnly,
     PFedAvg,
     Scaffold,
@@ -70,6 +73,9 @@ STRATEGIES: dict[str, tuple[Strategy[Any], int, int]] = {  # vectors to a client
     "fedpbc, the linked compute": (FedPBC("active"), 1, 1),
     "fedawe": (FedAWE(), 1, 1),
     "scaffold": (Scaffold(), 2, 2),
+    "amplified_scaffold": (AmplifiedScaffold(2), 2, 2),
+    "focus": (Focus(0.3), 1, 1),
+    "area": (AREA(), 1, 1),
     "local_only": (LocalOnly(), 0, 0),
 }
 

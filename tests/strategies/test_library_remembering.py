@@ -18,7 +18,7 @@ from fedsim.strategies import (
     Focus,
     MimiC,
     Scaffold,
-)  # fmt: skip
+)
 
 
 class NaiveFocus(Naive):

@@ -20,7 +20,7 @@ from fedsim.strategies import (
     Oort,
     PowerOfChoice,
     Scaffold,
-)  # fmt: skip
+)
 
 
 class NaiveAmplifiedFedAvg(Naive):

@@ -1,0 +1,30 @@
+"""Strategies that are run by one rank and by several, and nothing else of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fedsim.strategies import (
+    F3AST,
+    MIFA,
+    AmplifiedScaffold,
+    CAFed,
+    FedOpt,
+    FedVARP,
+    Oort,
+    PowerOfChoice,
+    Scaffold,
+)
+
+STRATEGIES: dict[str, Callable[[], dict[str, Any]]] = {
+    "f3ast": lambda: {"strategy": F3AST(k=2, beta=0.1, weighting="data")},
+    "mifa": lambda: {"strategy": MIFA(memory="gradient", memory_dtype="float32")},
+    "fedvarp": lambda: {"strategy": FedVARP()},
+    "scaffold": lambda: {"strategy": Scaffold()},
+    "fedopt": lambda: {"strategy": FedOpt()},
+    "amplified scaffold": lambda: {"strategy": AmplifiedScaffold(2)},
+    "power of choice": lambda: {"strategy": PowerOfChoice(1, 3)},
+    "oort": lambda: {"strategy": Oort(2)},
+    "ca-fed": lambda: {"strategy": CAFed()},
+}
