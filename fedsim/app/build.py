@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from fedsim.app.config import groups, identity, keys, plain
+from fedsim.app.config import groups, identity, plain, top_level
 from fedsim.app.signature import check_types
 from fedsim.core import checks, targets
 from fedsim.core.errors import ConfigError
@@ -66,7 +66,7 @@ def build(
     from fedsim.trainer import Execution
 
     settings = plain(cfg)
-    known = [name for name in keys() if "." not in name] + [name for name in groups() if "/" not in name]
+    known = top_level()
     for name in settings:
         if name not in known:
             raise ConfigError(f"{name} is not a setting{checks.nearest(name, known)}")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 import fedsim
 from fedsim.app.folders import job_folder
 from fedsim.core.settings import flatten
-
-if TYPE_CHECKING:  # help and shell completion do without PyTorch
-    pass
 
 # Settings that decide where and how a run is computed, but not what.
 WITHOUT_EFFECT = (
@@ -74,6 +71,18 @@ def target(group: str, choice: str) -> str:
     return str(_load(config_folder() / group / f"{choice}.yaml")["_target_"])
 
 
+def top_level() -> list[str]:
+    """What may stand at the top of a configuration: keys, and groups that are not within others."""
+    return [*_top_level(), *(name for name in groups() if "/" not in name)]
+
+
+@functools.cache
+def _top_level() -> dict[str, Any]:
+    """config.yaml's own settings."""
+    content = _load(config_folder() / "config.yaml")
+    return {name: value for name, value in content.items() if name not in ("defaults", "hydra")}
+
+
 @functools.cache
 def keys() -> dict[str, list[str]]:
     """Every settable key, and the choices (as group=choice) under which it exists; [] for top-level ones."""
@@ -86,8 +95,7 @@ def keys() -> dict[str, list[str]]:
             if isinstance(value, dict):
                 yield from walk(value, f"{path}{name}.")
 
-    top = _load(root / "config.yaml")
-    for name in walk({k: v for k, v in top.items() if k not in ("defaults", "hydra")}, ""):
+    for name in walk(_top_level(), ""):
         found[name] = []
     for group, choices in groups().items():
         if group in ("experiment", "sweep"):
