@@ -22,7 +22,7 @@ class Population:
         class_fractions: [R, m, C] label distributions, or None.
         weights: [R, m] fraction of its replicate's data that each client holds; None is 1/m.
         names: what the clients are called in the data, m of them, or None.
-        names_by_replicate: [R][m] the same, where every replicate has clients of its own (partition.shuffle=true).
+        names_by_replicate: R lists of m, the same, where every replicate has clients of its own (partition.shuffle=true).
     """
 
     seeds: tuple[int, ...]
@@ -98,7 +98,7 @@ class Availability(ABC):
     ) -> Availability:
         """Set up for a federation, so that `sample` can return cohorts.
 
-        `names_by_replicate` [R][m] are the clients' names where replicates do not share them.
+        `names_by_replicate` are R lists of m names of clients, where replicates do not share them.
         """
         weights = federation.data_fractions.reshape(federation.replicates, federation.clients)
         fractions, names = federation.class_fractions, federation.names

@@ -12,6 +12,7 @@ from naive_strategies import CLIENTS, SEEDS
 
 from fedsim import Execution
 from fedsim.core import Ranks
+from fedsim.run.rehearsal import rehearse
 from fedsim.strategies import (
     AFL,
     AREA,
@@ -90,6 +91,16 @@ def test_a_strategy_holds_what_all_must_hold(name, whole, federated):
             if value.shape != wanted.shape:
                 wanted = wanted.unflatten(0, (len(SEEDS), CLIENTS))[:, rank::2].flatten(0, 1)
             torch.testing.assert_close(value, wanted, **CLOSE, msg=f"rank {rank}, {part}")
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("name", LIBRARY)
+def test_it_keeps_the_contract_that_somebodys_own_strategy_is_held_to(name, federated):
+    strategy = LIBRARY[name]()
+    strategy.__class__ = type("Own", (type(strategy),), {"__module__": "mypackage"})
+    simulation = federated(strategy, execution=Execution(executor="loop", dtype="float64"))
+    state = simulation.initial_state()
+    rehearse(simulation, state, simulation.trainer.memory(state.model))
 
 
 @dataclass(frozen=True)
