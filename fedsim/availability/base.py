@@ -22,7 +22,7 @@ class Population:
         class_fractions: [R, m, C] label distributions, or None.
         weights: [R, m] fraction of its replicate's data that each client holds; None is 1/m.
         names: what the clients are called in the data, m of them, or None.
-        names_by_replicate: R lists of m, the same, where every replicate has clients of its own (partition.shuffle=true).
+        names_by_replicate: the same, R lists of m, where every replicate has its own clients (partition.shuffle=true).
     """
 
     seeds: tuple[int, ...]
