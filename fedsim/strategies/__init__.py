@@ -23,6 +23,7 @@ from fedsim.strategies.fedprox import FedProx
 from fedsim.strategies.fedstale import FedStale
 from fedsim.strategies.fedvarp import FedVARP
 from fedsim.strategies.focus import Focus
+from fedsim.strategies.krum import Bulyan, Krum, MultiKrum
 from fedsim.strategies.local_only import LocalOnly
 from fedsim.strategies.mifa import MIFA
 from fedsim.strategies.mime_lite import MimeLite
@@ -32,6 +33,7 @@ from fedsim.strategies.p_fedavg import PFedAvg
 from fedsim.strategies.per_replicate import PerReplicate, Rows
 from fedsim.strategies.power_of_choice import PowerOfChoice
 from fedsim.strategies.q_ffl import QFFL
+from fedsim.strategies.robust import RFA, CentredClipping, Median, NormBound, Robust, TrimmedMean
 from fedsim.strategies.scaffold import Scaffold
 
 __all__ = [
@@ -40,9 +42,12 @@ __all__ = [
     "F3AST",
     "MIFA",
     "QFFL",
+    "RFA",
     "AmplifiedFedAvg",
     "AmplifiedScaffold",
+    "Bulyan",
     "CAFed",
+    "CentredClipping",
     "Debiasing",
     "FedAU",
     "FedAWE",
@@ -62,16 +67,22 @@ __all__ = [
     "FedVARP",
     "Focus",
     "KeepsClientModels",
+    "Krum",
     "LocalOnly",
+    "Median",
     "MimeLite",
     "MimiC",
+    "MultiKrum",
+    "NormBound",
     "Oort",
     "PFedAvg",
     "PerReplicate",
     "PowerOfChoice",
+    "Robust",
     "Rows",
     "Scaffold",
     "ServerStep",
     "State",
     "Strategy",
+    "TrimmedMean",
 ]

@@ -51,6 +51,11 @@ class Rows:
         return self.own("loss", self._report.loss)
 
     @property
+    def seed(self) -> int:
+        """The replicate's, for `fedsim.core.rng`."""
+        return self._report.cohort.federation.seeds[self._replicate]
+
+    @property
     def client(self) -> Tensor:
         """[k] int64 the clients' numbers."""
         return self.own("client", self._report.cohort.client)

@@ -10,6 +10,7 @@ from fedsim.strategies import (
     MIFA,
     AmplifiedScaffold,
     CAFed,
+    CentredClipping,
     FedOpt,
     FedVARP,
     Oort,
@@ -26,5 +27,6 @@ STRATEGIES: dict[str, Callable[[], dict[str, Any]]] = {
     "amplified scaffold": lambda: {"strategy": AmplifiedScaffold(2)},
     "power of choice": lambda: {"strategy": PowerOfChoice(1, 3)},
     "oort": lambda: {"strategy": Oort(2)},
+    "centred clipping": lambda: {"strategy": CentredClipping(0.7, 0.05, bucket=2)},
     "ca-fed": lambda: {"strategy": CAFed()},
 }

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedsim.app.commands import WORDS
 from fedsim.app.comments import about
 from fedsim.app.config import config_folder, groups, target
-from fedsim.availability import Full
+from fedsim.availability import Full, Population
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -35,6 +35,7 @@ from fedsim.uplink import Uplink
 
 KINDS = ("strategy", "local", "uplink")
 CLIENTS, COLUMNS = 3, 5  # of the federation that everything is tried on
+MANY = 100  # clients of the availability processes
 PAPER = re.compile(r"\(([^()]*(?:\b(?:19|20)\d\d\b|\bprofl\b|\bfedawe\b|\bfedpbc\b|\bp-fedavg\b|\bapfl\b)[^()]*)\)")
 CHOSEN = ("none", "custom")  # no algorithms
 
@@ -205,7 +206,10 @@ def _processes() -> dict[str, Any]:
         if name != "custom":
             with contextlib.suppress(TypeError, ConfigError, KeyError):  # one that needs a file, or is made of another
                 found[name] = get_class(target("availability", name))()
-    return found | {"unknown": Unknown()}
+    found["unknown"] = Unknown()
+    for process in found.values():
+        process.setup(Population((0,), MANY))
+    return found
 
 
 class Unknown(Full):

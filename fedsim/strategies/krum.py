@@ -1,0 +1,74 @@
+"""Krum and its kin: the rows whose neighbours are nearest are believed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsim.strategies.per_replicate import Named
+from fedsim.strategies.robust import Robust, middle
+
+
+def scores(squares: Tensor, bad: int) -> Tensor:
+    """[k] the sum of the k − f − 2 smallest squared distances of each row to others, from all of them [k, k]."""
+    others = squares.clone().fill_diagonal_(torch.inf)
+    return others.sort(1).values[:, : max(0, len(squares) - bad - 2)].sum(1)
+
+
+def squared_distances(rows: Tensor) -> Tensor:
+    """[k, d] → [k, k], differences before squares, so that near rows are told apart."""
+    return torch.stack([(rows - row).square().sum(1) for row in rows])
+
+
+class Krum(Robust):
+    """The row of the least score, the sum of the n − f − 2 smallest ‖G_i − G_j‖² (Blanchard et al. 2017). n ≥ 2f + 3.
+
+    Args:
+        server_lr, bad, bucket: as `Robust`.
+    """
+
+    def __init__(self, server_lr: float = 1.0, bad: float = 0.1, bucket: int = 1) -> None:
+        super().__init__(server_lr, bad, bucket)
+
+    def least(self, bad: int) -> int:
+        return 2 * bad + 3
+
+    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+        return rows[scores(squared_distances(rows), bad).argmin()]
+
+
+class MultiKrum(Krum):
+    """The mean of the n − f rows of least score, which is that of Krum (Blanchard et al. 2017). n ≥ 2f + 3.
+
+    Args:
+        server_lr, bad, bucket: as `Robust`.
+    """
+
+    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+        order = scores(squared_distances(rows), bad).sort(stable=True).indices
+        return rows[order[: len(rows) - bad]].mean(0)
+
+
+class Bulyan(Krum):
+    """Of θ = n − 2f rows that Krum chooses one after another, the mean in every column of the θ − 2f numbers nearest to
+    the median (El Mhamdi, Guerraoui and Rouault 2018). n ≥ 4f + 3. Of two rows that are each other's nearest the first
+    is chosen: the last choices may depend on the clients' numbers.
+
+    Args:
+        server_lr, bad, bucket: as `Robust`.
+    """
+
+    def least(self, bad: int) -> int:
+        return 4 * bad + 3
+
+    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+        squares = squared_distances(rows)
+        left = torch.arange(len(rows), device=rows.device)
+        chosen = []
+        for _ in range(len(rows) - 2 * bad):
+            best = scores(squares[left][:, left], bad).argmin()
+            chosen.append(left[best])
+            left = left[torch.arange(len(left), device=left.device) != best]
+        kept = rows[torch.stack(chosen)]
+        nearest = (kept - middle(kept)).abs().sort(dim=0, stable=True).indices[: len(kept) - 2 * bad]
+        return kept.gather(0, nearest).mean(0)

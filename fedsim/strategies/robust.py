@@ -1,0 +1,178 @@
+"""Robust aggregation: FedAvg with something else in the place of the mean, where some clients lie."""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from fedsim.availability import Availability
+from fedsim.core import checks, rng
+from fedsim.core.errors import ConfigError
+from fedsim.strategies.per_replicate import Named, PerReplicate, Rows
+
+log = logging.getLogger(__name__)
+
+
+class Robust(PerReplicate):
+    """x ← x − η_g · combine(G_i, i∈A), unweighted: what a client says of its own data is not believed.
+
+    With `bucket` s above 1 the rows are put in random order and every s of them averaged first, and the rule sees these
+    means (Karimireddy, He and Jaggi 2022). Where fewer clients come than the rule needs, the model stays as it is.
+
+    Args:
+        server_lr: η_g.
+        bad: f, rows of a round that may be anything: a whole number, or below 1 that share of them, rounded up.
+        bucket: s.
+    """
+
+    def __init__(self, server_lr: float = 1.0, bad: float = 0.0, bucket: int = 1) -> None:
+        self.server_lr = checks.positive("strategy.server_lr", server_lr)
+        self.bad = checks.not_negative("strategy.bad", bad)
+        if self.bad >= 1 and self.bad != int(self.bad):
+            raise ConfigError(f"strategy.bad={bad} must be a whole number of clients, or a share below 1")
+        self.bucket = checks.whole("strategy.bucket", bucket)
+        self._told = False
+
+    def check(self, availability: Availability) -> None:
+        m = availability.population.clients
+        if self.least(self.count(m)) > -(-m // self.bucket):
+            raise ConfigError(
+                f"strategy.bad={self.bad:g}: {type(self).__name__} needs {self.least(self.count(m))} rows in a round, "
+                f"and {m} clients give {-(-m // self.bucket)}; lower strategy.bad or strategy.bucket"
+            )
+
+    def count(self, n: int) -> int:
+        """f of n rows."""
+        return math.ceil(self.bad * n) if self.bad < 1 else int(self.bad)
+
+    def least(self, bad: int) -> int:
+        """How many rows it needs, given f."""
+        return 2 * bad + 1
+
+    @abstractmethod
+    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+        """[k, d] → [d], f of them bad; memory as in `PerReplicate`."""
+
+    def next_model(self, model: Tensor, rows: Rows, memory: Named, t: int) -> Tensor:
+        sent = rows.innovation
+        bad = self.count(len(sent))
+        if self.bucket > 1:
+            order = rng.generator(rows.seed, rng.Purpose.STRATEGY, t).permutation(len(sent))
+            mixed = sent[torch.as_tensor(order, device=sent.device)]
+            sent = torch.stack([part.mean(0) for part in mixed.split(self.bucket)])
+        if len(sent) < self.least(bad):
+            if not self._told:
+                log.warning(
+                    "%s: %d rows in round %d, and it needs %d; in such rounds the model stays",
+                    *(type(self).__name__, len(sent), t, self.least(bad)),
+                )
+            self._told = True
+            return model
+        return model - self.server_lr * self.combine(sent, bad, memory)
+
+
+def middle(rows: Tensor) -> Tensor:
+    """[k, d] → [d] the median of every column; of an even number the mean of the middle two."""
+    ordered, k = rows.sort(0).values, len(rows)
+    return (ordered[(k - 1) // 2] + ordered[k // 2]) / 2
+
+
+def shortened(rows: Tensor, length: float) -> Tensor:
+    """Rows no longer than that."""
+    return rows * (length / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)
+
+
+class Median(Robust):
+    """The median of every column, of an even number of rows the mean of the middle two (Yin et al. 2018).
+
+    Args:
+        server_lr, bucket: as `Robust`.
+    """
+
+    def __init__(self, server_lr: float = 1.0, bucket: int = 1) -> None:
+        super().__init__(server_lr, 0, bucket)
+
+    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+        return middle(rows)
+
+
+class TrimmedMean(Robust):
+    """The mean of every column without its f largest and f smallest numbers (Yin et al. 2018).
+
+    Args:
+        server_lr, bad, bucket: as `Robust`.
+    """
+
+    def __init__(self, server_lr: float = 1.0, bad: float = 0.1, bucket: int = 1) -> None:
+        super().__init__(server_lr, bad, bucket)
+
+    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+        return rows.sort(0).values[bad : len(rows) - bad].mean(0)
+
+
+class RFA(Robust):
+    """The geometric median, by the smoothed Weiszfeld algorithm from the mean (Pillutla, Kakade and Harchaoui 2022).
+
+    z ← Σ β_i G_i / Σ β_i, β_i = 1 / max(ν, ‖z − G_i‖).
+
+    Args:
+        iterations: 3 or 4 in the paper.
+        nu: ν.
+        server_lr, bucket: as `Robust`.
+    """
+
+    def __init__(self, server_lr: float = 1.0, iterations: int = 4, nu: float = 1e-6, bucket: int = 1) -> None:
+        super().__init__(server_lr, 0, bucket)
+        self.iterations, self.nu = checks.whole("strategy.iterations", iterations), checks.positive("strategy.nu", nu)
+
+    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+        centre = rows.mean(0)
+        for _ in range(self.iterations):
+            weights = 1 / (rows - centre).norm(dim=1, keepdim=True).clamp(min=self.nu)
+            centre = (weights * rows).sum(0) / weights.sum()
+        return centre
+
+
+class CentredClipping(Robust):
+    """v ← v + mean (G_i − v) · min(1, ρ / ‖G_i − v‖), from the last round's v on (Karimireddy, He and Jaggi 2021).
+
+    Memory: one row on the server.
+
+    Args:
+        radius: ρ.
+        iterations: of that step in a round.
+        server_lr, bucket: as `Robust`.
+    """
+
+    def __init__(self, server_lr: float = 1.0, radius: float = 1.0, iterations: int = 1, bucket: int = 1) -> None:
+        super().__init__(server_lr, 0, bucket)
+        self.radius = checks.positive("strategy.radius", radius)
+        self.iterations = checks.whole("strategy.iterations", iterations)
+
+    def memory(self, model: Tensor) -> Named:
+        return {"centre": torch.zeros_like(model)}
+
+    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+        for _ in range(self.iterations):
+            memory["centre"] = memory["centre"] + shortened(rows - memory["centre"], self.radius).mean(0)
+        return memory["centre"]
+
+
+class NormBound(Robust):
+    """The mean of G_i · min(1, C / ‖G_i‖) (Sun et al. 2019).
+
+    Args:
+        norm: C.
+        server_lr, bucket: as `Robust`.
+    """
+
+    def __init__(self, server_lr: float = 1.0, norm: float = 1.0, bucket: int = 1) -> None:
+        super().__init__(server_lr, 0, bucket)
+        self.norm = checks.positive("strategy.norm", norm)
+
+    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+        return shortened(rows, self.norm).mean(0)
