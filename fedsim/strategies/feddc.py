@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
-from fedsim.core.federation import Cohort, Federation
+from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.strategies.base import State, Strategy
 from fedsim.strategies.memory import stored
@@ -40,12 +40,14 @@ class FedDC(Strategy[FedDCState]):
 
     Args:
         alpha: α; the authors' examples take 0.01 (CIFAR) and 0.1 (MNIST).
+        weighting: of all means: 'uniform', or 'data' fractions.
     """
 
     vectors_down = vectors_up = 2
 
-    def __init__(self, alpha: float = 0.01) -> None:
+    def __init__(self, alpha: float = 0.01, weighting: str = "uniform") -> None:
         self.alpha = checks.not_negative("strategy.alpha", alpha)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
 
     def initial(self, model: Tensor, federation: Federation) -> FedDCState:
         def rows() -> Tensor:
@@ -65,8 +67,8 @@ class FedDC(Strategy[FedDCState]):
     def aggregate(self, state: FedDCState, report: Report, t: int) -> FedDCState:
         cohort = report.cohort
         control = report.innovation / report.lr_sum[:, None] - report.carry["correction"]
-        mean_control = stored(state.control, state.mean_control, cohort, control)
+        mean_control = stored(state.control, state.mean_control, cohort, control, self.weighting)
         moved = cohort.gather(state.drift) - report.innovation
-        mean_drift = stored(state.drift, state.mean_drift, cohort, moved)
-        model = cohort.unless_empty(cohort.mean(report.end) + mean_drift, state.model)
+        mean_drift = stored(state.drift, state.mean_drift, cohort, moved, self.weighting)
+        model = cohort.unless_empty(self.mean(cohort, report.end) + mean_drift, state.model)
         return FedDCState(model, state.drift, mean_drift, state.control, mean_control)

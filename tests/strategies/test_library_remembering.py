@@ -12,6 +12,7 @@ from fedsim.strategies import (
     MIFA,
     FedAU,
     FedAWE,
+    FedDC,
     FedPBC,
     FedStale,
     FedVARP,
@@ -180,6 +181,26 @@ class NaiveFedAWE(Naive):
             self.models[i], self.last_seen[i] = self.model, t
 
 
+class NaiveFedDC(Naive):
+    alpha, weights = 0.2, BY_DATA
+
+    def begin(self):
+        self.drift, self.control = self.rows(), self.rows()
+
+    def round(self, t, active):
+        if not active:
+            return
+        x, ends = self.model, {}
+        c = sum(w * own for w, own in zip(self.weights, self.control, strict=True))
+        for i in active:
+            linear = c - self.control[i] + self.alpha * self.drift[i]
+            ends[i] = self.learner.train(i, x, t, correction=linear, mu=self.alpha)
+        for i, end in ends.items():
+            self.control[i] = self.control[i] - c + (x - end) / sum(self.learner.rates(t))
+            self.drift[i] = self.drift[i] + end - x
+        self.model = self.over(ends, self.weights) + sum(w * b for w, b in zip(self.weights, self.drift, strict=True))
+
+
 AGED = {"gradient": True, "seen": True, "power": 0.5, "oldest": 2, "weights": BY_DATA, "eta": 0.7}
 CASES = {
     "focus": (Focus(0.25), NaiveFocus, "step"),
@@ -206,6 +227,7 @@ CASES = {
     "fedau by data": (FedAU(0.7, 2, "data"), with_(NaiveFedStale, beta=0, eta=0.7, weights=BY_DATA, cutoff=2), "sqrt"),
     "fedpbc by data": (FedPBC(weighting="data"), NaiveFedPBC, "step"),
     "fedawe by data": (FedAWE(weighting="data"), NaiveFedAWE, "constant"),
+    "feddc by data": (FedDC(0.2, "data"), NaiveFedDC, "step"),
     "scaffold by data": (Scaffold(weighting="data"), NaiveScaffold, "step"),
 }  # fmt: skip
 
