@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import grad
 
 from fedsim.core.errors import ConfigError, NoReferenceError
 from fedsim.models import RowModel
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 PARAMETERS = 100  # most that `references: auto` solves for
 POINTS = {"distance_to_ps": "stable", "distance_to_po": "optimal"}  # column of metrics.csv → its name in summary.json
 FOUND = "found"
+STEPS = (0.01, 1.0, 10.0)  # away from the initial model, where a shift is looked at
+REMEDY = "give it a `smooth` form in operations of torch on theta, or shift.references=none"
 NUMBERS = 5_000_000  # most entries of the inputs it looks at
 
 
@@ -125,6 +128,8 @@ def _points(risk: Risk, start: Tensor, box: Box) -> Solved:
     solved, starts = Solved(), [start, torch.zeros_like(start)]
     for column, name in POINTS.items():
         try:
+            if name == "optimal":
+                check_gradient(risk, start)
             point = stable_point(risk, start, box) if name == "stable" else optimal_point(risk, starts, box)
         except NoReferenceError as error:
             log.info("no %s: %s", column, error)
@@ -134,6 +139,29 @@ def _points(risk: Risk, start: Tensor, box: Box) -> Solved:
         solved.points[column], solved.verdicts[column] = point, FOUND
         solved.risks[column] = float(risk.performative(point))
     return solved
+
+
+def check_gradient(risk: Risk, start: Tensor) -> None:
+    """Refuse somebody's own shift that moves the risk, but lets no gradient through: θ^PO would be another point.
+
+    Raises:
+        NoReferenceError: near the start and far from it the risk changes with the deployed model, and its gradient in
+            that model is zero, or cannot be taken.
+    """
+    if type(risk.shift).__module__.startswith("fedsim."):
+        return
+    who = f"shift={type(risk.shift).__name__}"
+    values, through = [float(risk(start, start))], 0.0
+    for scale in STEPS:
+        deployed = start + scale * torch.cos(1.0 + torch.arange(len(start), device=start.device)).to(start)
+        values.append(float(risk(start, deployed)))
+        try:
+            through += float(grad(risk, argnums=1)(start, deployed).abs().sum())
+        except RuntimeError as error:
+            why = " ".join(str(error).split())
+            raise NoReferenceError(f"{who} cannot be differentiated ({why}); {REMEDY}") from error
+    if through == 0 and max(values) - min(values) > 1e-9 * (1 + abs(values[0])):
+        raise NoReferenceError(f"{who} moves the data, but no gradient flows from them to the model; {REMEDY}")
 
 
 def _too_dear(model: RowModel, data: ClientData) -> str:
