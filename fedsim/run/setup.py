@@ -149,6 +149,11 @@ class Setup:
             self.strategy.check(self.availability)
         self.strategy.check_local(rule)
         self.uplink = uplink if uplink is not None and self.strategy.vectors_up else Uplink()
+        if self.uplink.stages and not self.strategy.sends_rows:
+            raise ConfigError(
+                f"strategy={type(self.strategy).__name__} sends no rows for uplink to change: {self.strategy.beside}; "
+                "use uplink=none, or another strategy"
+            )
         self.uplink.setup(self.federation, self.availability)
         everybody = (
             client_data(seeds, clients, self.dataset, self.tables, *how, members) if personal.newcomers else self.data
@@ -236,6 +241,7 @@ class Setup:
         leaks = {
             "the strategy asks clients for losses and gradients": strategy.asks,
             "further vectors go up": strategy.vectors_up > 1,
+            strategy.beside: bool(strategy.beside),
             "the local rule sends estimates": self.trainer.rule.traffic(self.model.dimension)[1] > 0,
             "statistics of the model are averaged": len(self.model.columns.averaged) > 0,
         }

@@ -41,6 +41,8 @@ class Strategy(ABC, Generic[S]):
         vectors_up: how many each of them sends. Both for counting bytes (`fedsim.run.traffic`).
         hears: what it makes of the rows G_i, for claims of privacy: 'sum', nothing but Σ_{i∈A} G_i / m; 'mean', nothing
             but mean_{i∈A} G_i; or 'rows', more. A class that derives from another says it anew.
+        beside: what it hears of clients that is no G_i, and so meets no stage of `uplink`, in words; '' for nothing.
+        sends_rows: whether it uses G_i at all; else stages of `uplink` are refused.
         asks: whether clients are asked for loss and gradient of all their data at a model (`answers`), which costs them
             a gradient of all they have.
     """
@@ -49,6 +51,8 @@ class Strategy(ABC, Generic[S]):
     vectors_down: int = 1
     vectors_up: int = 1
     hears: str = "rows"
+    beside: str = ""
+    sends_rows: bool = True
     asks: bool = False
 
     def check(self, availability: Availability) -> None:

@@ -33,6 +33,9 @@ class Focus(RemembersClients[ClientMemory]):
         memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
     """
 
+    beside = "gradients go up as they are"
+    sends_rows = False
+
     def __init__(
         self,
         server_lr: float = 1.0,

@@ -48,6 +48,8 @@ class Oort(FedAvg):
         server_lr, weighting: as `FedAvg`.
     """
 
+    beside = "losses go up as they are"
+
     def __init__(
         self,
         k: int = 3,

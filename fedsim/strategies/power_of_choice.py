@@ -40,6 +40,8 @@ class PowerOfChoice(ServerStep[LossesState]):
         server_lr: η_g.
     """
 
+    beside = "losses go up as they are"
+
     def __init__(self, k: int = 3, candidates: int = 6, loss: str = "asked", server_lr: float = 1.0) -> None:
         super().__init__(server_lr)
         self.k, self.candidates = checks.whole("strategy.k", k), checks.whole("strategy.candidates", candidates)

@@ -26,6 +26,7 @@ from fedsim.strategies import (
     MimiC,
     Scaffold,
 )
+from fedsim.uplink import TopK, Uplink
 
 SAME = {"rtol": 0, "atol": 1e-12}
 
@@ -184,3 +185,8 @@ def test_fedstale_refuses_probabilities_that_nobody_knows(federated):
         FedStale(probabilities="known").check(Unknown())
     FedStale().check(Unknown())
     assert "gradient" not in FedRep.extras
+
+
+def test_focus_refuses_stages_that_would_change_nothing(federated):
+    with pytest.raises(ConfigError, match=r"strategy=Focus sends no rows.*gradients go up as they are.*uplink=none"):
+        federated(Focus(), uplink=Uplink(TopK(k=1)))

@@ -16,7 +16,7 @@ from fedsim.core import ConfigError, Federation, Memory, rng
 from fedsim.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
-from fedsim.strategies import MIFA, FedAvg, FedAvgAll, FedNova, MimeLite, Scaffold
+from fedsim.strategies import MIFA, FedAvg, FedAvgAll, FedNova, MimeLite, Oort, PowerOfChoice, Scaffold
 from fedsim.uplink import QSGD, Clip, GaussianNoise, Stage, TopK, TreeNoise, Uplink, accounting
 
 
@@ -175,6 +175,8 @@ def test_the_event_is_that_of_the_sampling(name, monkeypatch):
         (GaussianNoise(), {"strategy": FedNova()}, "more of the rows than their sum"),
         (GaussianNoise(), {"strategy": Scaffold()}, "further vectors go up without noise"),
         (GaussianNoise(), {"strategy": MimeLite()}, "asks clients for losses and gradients"),
+        (GaussianNoise(), {"strategy": Oort(2)}, "losses go up as they are"),
+        (GaussianNoise(), {"strategy": PowerOfChoice(1, 2, "last")}, "losses go up as they are"),
         (GaussianNoise(), {"availability": Multiset(3)}, "a client that is drawn twice counts twice"),
         (GaussianNoise(quantile=0.5), {}, "the norm follows counts that have no noise"),
         (TreeNoise(), {}, "a bound on how often a client comes"),
