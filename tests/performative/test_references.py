@@ -18,7 +18,7 @@ from fedsim.local import SGD
 from fedsim.models import Linear, Mean
 from fedsim.partition import Dirichlet
 from fedsim.performative import Risk, optimal_point, stable_point
-from fedsim.performative.references import POINTS, check_gradient, references
+from fedsim.performative.references import references
 from fedsim.performative.search import Search
 from fedsim.shift import Contribution, Demand, GroupMean, Location, NoShift, Response, Shift, Strategic
 from fedsim.strategies import FedAvg
@@ -189,38 +189,6 @@ class Jumping(Shift):
 
     def __call__(self, batch, theta):
         return batch | {"x": batch["x"] + torch.where(theta > 1, -4.0, 4.0) + 0 * theta}
-
-
-class Detached(Location):
-    """Moves the data as `location` does, by numbers that no gradient goes through."""
-
-    def __call__(self, batch, theta):
-        return super().__call__(batch, theta.detach())
-
-
-class WithSmooth(Detached):
-    """And says how, in a form with a gradient."""
-
-    def smooth(self, batch, theta):
-        return Location.__call__(self, batch, theta)
-
-
-def test_a_shift_without_gradient_is_told_where_the_optimum_needs_it(caplog):
-    caplog.set_level(logging.INFO)
-    data = GaussianMean(3, means=[1.0, 2.0, 3.0])
-    found = found_by(Simulation(data, Mean, clients=3, shift=Detached(0.4)))
-    assert set(found) == {"distance_to_ps"}
-    assert "no distance_to_po: shift=Detached moves the data, but no gradient flows from them to the mod" in caplog.text
-    assert "give it a `smooth` form in operations of torch on theta, or shift.references=none" in caplog.text
-    whole = found_by(Simulation(data, Mean, clients=3, shift=Location(0.4)))
-    smooth = found_by(Simulation(data, Mean, clients=3, shift=WithSmooth(0.4)))
-    assert all(torch.equal(whole[name], smooth[name]) for name in POINTS)
-
-
-def test_a_shift_in_jumps_has_no_gradient_either():
-    risk = risk_of(simulation_of(GaussianMean(3, means=[1.0] * 3), Mean, Jumping()))
-    with pytest.raises(NoReferenceError, match="shift=Jumping moves the data, but no gradient flows"):
-        check_gradient(risk, torch.zeros(1, dtype=torch.float64))
 
 
 def test_what_seeks_reference_points_says_so_and_ends(caplog):
