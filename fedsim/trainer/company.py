@@ -16,23 +16,25 @@ from torch import Tensor
 from fedsim.core.alike import alike
 from fedsim.models import RowModel
 from fedsim.samples import ClientData, Plan
+from fedsim.trainer.choose import CPU_STACK_BYTES
 from fedsim.trainer.trainer import Trainer
 from fedsim.trainer.work import Done, Work
 
 log = logging.getLogger(__name__)
 
 OF_RATES = frozenset({"rates", "schedule"})
-MOST_BYTES = 2**31  # of the rows that are laid side by side
+MOST_BYTES = 2**31  # of the rows that are laid side by side on a GPU
 
 
 class Company:
     """Does the works of runs that go together, those that fit in one call of a trainer.
 
     Args:
-        most_bytes: of the rows of one call; more are done in several.
+        most_bytes: of the rows of one call; more are done in several. None: 2 GiB on a GPU; on a CPU, where nothing is
+            won by products larger than its cache, `CPU_STACK_BYTES`.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int | None = None) -> None:
         self.most_bytes = most_bytes
         self._alike: dict[tuple[int, int], bool] = {}
         self._joint: dict[tuple[int, ...], ClientData] = {}
@@ -78,17 +80,20 @@ class Company:
 
     def _bounded(self, group: list[int], works: Sequence[Work]) -> list[list[int]]:
         parts: list[list[int]] = [[]]
-        total = 0
+        total, most = 0, self.most_bytes
+        if most is None:
+            most = CPU_STACK_BYTES if works[group[0]].rates.device.type == "cpu" else MOST_BYTES
         for place in group:
             size = sum(value.numel() * value.element_size() for value in works[place].carry.values())
-            if parts[-1] and total + size > self.most_bytes:
+            if parts[-1] and total + size > most:
                 parts.append([])
                 total = 0
             parts[-1].append(place)
             total += size
         if len(parts) > 1 and not self._told:
             rows = len(works[group[0]])
-            log.info("lockstep: %d runs of some %d rows go in %d parts, to bound memory", len(group), rows, len(parts))
+            size = f"{most / 2**20:.3g} MiB"
+            log.info("lockstep: %d runs of some %d rows go in parts of at most %s", len(group), rows, size)
             self._told = True
         return parts
 
