@@ -32,6 +32,7 @@ ORDER = (
     "local",
     "strategy",
     "uplink",
+    "attack",
     "columns",
     "personal",
     "stop",

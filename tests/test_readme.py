@@ -48,6 +48,7 @@ def test_every_choice_is_in_the_table_of_groups() -> None:
         "local/schedule",
         "strategy",
         "uplink",
+        "attack",
     ):
         for path in (config_folder() / group).glob("*.yaml"):
             if path.stem not in ("none", "custom"):

@@ -35,6 +35,7 @@ PARTS = (
     "local",
     "strategy",
     "uplink",
+    "attack",
     "columns",
     "personal",
     "stop",

@@ -45,6 +45,7 @@ IDLE: list[tuple[str, Callable[[Settings], bool], str]] = [
     ("trainer.workers", lambda s: _of(s, "trainer.executor") == "vmap", "trainer.executor=loop, fused or auto"),
     ("trainer.trial", lambda s: _of(s, "trainer.executor") != "auto", "trainer.executor=auto"),
     ("uplink", _nothing_sent, "a strategy whose clients send something"),
+    ("attack", _nothing_sent, "a strategy whose clients send something"),
     ("stop.over", lambda s: _of(s, "stop.target") is None, "a stop.target"),
     *(
         (f"contamination.{key}", lambda s: _of(s, "contamination.fraction") == 0, "contamination.fraction above 0")

@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     TURNS = 19
     ROSTER = 20
     UPLINK = 21
+    ATTACK = 22
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from fedsim.attack import Attack
 from fedsim.availability import Availability
 from fedsim.contamination import Contamination, NoContamination
 from fedsim.core import checks
@@ -86,6 +87,7 @@ class Setup:
         evaluation: when which model is evaluated.
         stop: when the run ends before its last round.
         uplink: what happens to rows between local work and aggregation.
+        attack: who lies, and how: before the uplink.
         execution: where and how all is computed.
         ranks: the processes that share the run (`Ranks.join()` under torchrun); a lone one unless given.
     """
@@ -114,6 +116,7 @@ class Setup:
         execution: Execution | None = None,
         stop: Stop | None = None,
         uplink: Uplink | None = None,
+        attack: Attack | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.rounds = checks.whole("rounds", rounds)
@@ -148,11 +151,13 @@ class Setup:
             self.availability = bound(availability, self.federation, rounds, tables)
             self.strategy.check(self.availability)
         self.strategy.check_local(rule)
-        self.uplink = uplink if uplink is not None and self.strategy.vectors_up else Uplink()
+        lies = [attack] if attack is not None and attack.active else []
+        stages = [*lies, *(uplink.stages if uplink is not None else ())]
+        self.uplink = Uplink(*(stages if self.strategy.vectors_up else ()))
         if self.uplink.stages and not self.strategy.sends_rows:
             raise ConfigError(
-                f"strategy={type(self.strategy).__name__} sends no rows for uplink to change: {self.strategy.beside}; "
-                "use uplink=none, or another strategy"
+                f"strategy={type(self.strategy).__name__} sends no rows for uplink or attack to change: "
+                f"{self.strategy.beside}; use uplink=none and attack=none, or another strategy"
             )
         self.uplink.setup(self.federation, self.availability)
         everybody = (
@@ -243,6 +248,7 @@ class Setup:
             "further vectors go up": strategy.vectors_up > 1,
             strategy.beside: bool(strategy.beside),
             "the local rule sends estimates": self.trainer.rule.traffic(self.model.dimension)[1] > 0,
+            "some clients send what follows from others' rows": any(isinstance(s, Attack) for s in self.uplink.stages),
             "statistics of the model are averaged": len(self.model.columns.averaged) > 0,
         }
         said = [what for what, so in leaks.items() if so]

@@ -23,6 +23,7 @@ LAYERS = (
     ("local",),
     ("trainer",),
     ("uplink",),
+    ("attack",),
     ("strategies",),
     ("evaluation", "performative", "personal"),
     ("tracking",),

@@ -80,6 +80,8 @@ def composition(number: int) -> list[str]:
     own += [f"batch_size={'null' if stored and draw.random() < 0.2 else 4}"]
     if draw.random() < 0.4:
         own += [f"uplink=[{','.join(draw.sample(choices('uplink'), draw.choice([1, 1, 2])))}]"]
+    if draw.random() < 0.2:
+        own += [f"attack={draw.choice(choices('attack'))}", "attack.fraction=0.4"]
     return [*own, *BASE]
 
 

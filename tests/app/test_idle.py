@@ -26,6 +26,7 @@ RESTING = {
     "trainer.workers": (["trainer.workers=2", "trainer.executor=vmap"], ["trainer.executor=loop"]),
     "trainer.trial": (["trainer.trial=false", "trainer.executor=loop"], ["trainer.executor=auto"]),
     "uplink": (["uplink=topk", "strategy=local_only"], ["strategy=fedavg"]),
+    "attack": (["attack=noise", "strategy=local_only"], ["strategy=fedavg"]),
     "stop.over": (["stop.over=mean"], ["stop.target={test_accuracy:0.9}"]),
     "contamination.mean": (["contamination.mean=1", *ROTTEN], WOKEN),
     "contamination.std": (["contamination.std=1", *ROTTEN], WOKEN),

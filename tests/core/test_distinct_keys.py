@@ -50,7 +50,7 @@ HOMES = {  # purpose → files of ours that name it; for a purpose of a whole fo
     "CONTAMINATION": "samples/batches.py", "STRATEGY": "strategies", "CLIENTS": "run/wiring.py",
     "FEATURES": "partition/features.py", "COMMON": "availability/correlated.py",
     "SPELL": "availability/separation.py availability/sessions.py", "TURNS": "availability/cyclic.py",
-    "ROSTER": "availability/recorded.py", "UPLINK": "uplink",
+    "ROSTER": "availability/recorded.py", "UPLINK": "uplink", "ATTACK": "attack",
 }  # fmt: skip
 PASSED_ON = ("rng.py", "client_data.py", "walk.py", "heterogeneity.py")  # they ask for others
 

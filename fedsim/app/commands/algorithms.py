@@ -33,7 +33,7 @@ from fedsim.core.memory import Memory
 from fedsim.local import LocalRule
 from fedsim.uplink import Uplink
 
-KINDS = ("strategy", "local", "uplink")
+KINDS = ("strategy", "local", "uplink", "attack")
 CLIENTS, COLUMNS = 3, 5  # of the federation that everything is tried on
 MANY = 100  # clients of the availability processes
 PAPER = re.compile(r"\(([^()]*(?:\b(?:19|20)\d\d\b|\bprofl\b|\bfedawe\b|\bfedpbc\b|\bp-fedavg\b|\bapfl\b)[^()]*)\)")

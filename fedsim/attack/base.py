@@ -1,0 +1,94 @@
+"""The contract of an attack: who lies, since when, and what is sent in the place of a row."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.availability import Availability
+from fedsim.core import checks, rng
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.uplink import Link, Stage
+
+
+class Attack(Stage):
+    """Some clients lie, the same in all rounds, whoever comes; the first stage of the uplink.
+
+    Args:
+        fraction: of the clients that lie, rounded; drawn from the replicate's seed.
+        clients: their numbers instead, in all replicates.
+        since: the first round in which they do.
+    """
+
+    active = True
+
+    def __init__(self, fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0) -> None:
+        self.fraction = checks.fraction("attack.fraction", fraction)
+        self.clients, self.since = clients, checks.whole("attack.since", since, least=0)
+
+    def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
+        bad = np.zeros((federation.replicates, federation.clients), dtype=bool)
+        for replicate, seed in enumerate(federation.seeds):
+            bad[replicate, self.liars(seed, federation.clients)] = True
+        self.bad = torch.as_tensor(bad.reshape(-1)).to(federation.device)
+
+    def liars(self, seed: int, clients: int) -> np.ndarray:
+        """Numbers of the clients of a replicate that lie."""
+        if self.clients is None:
+            draw = rng.generator(seed, rng.Purpose.ATTACK)
+            return np.sort(draw.choice(clients, round(self.fraction * clients), replace=False))
+        for client in self.clients:
+            if checks.whole("attack.clients", client, least=0) >= clients:
+                raise ConfigError(f"attack.clients names client {client}, but clients={clients} end at {clients - 1}")
+        return np.array(self.clients, dtype=np.int64)
+
+    def __call__(self, rows: Tensor, link: Link) -> Tensor:
+        if link.cohort.round < self.since:
+            return rows
+        bad = self.bad[link.cohort.virtual]
+        return torch.where(bad[:, None], self.lies(rows, bad, link), rows)
+
+    @abstractmethod
+    def lies(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:
+        """[n, d] what each row would be if its client lied; `bad` [n] says whose do."""
+
+
+class Nobody(Attack):
+    """Nobody lies."""
+
+    active = False
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+    def lies(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:
+        return rows
+
+
+class Omniscient(Attack):
+    """Those who lie know the rows of all who do not in their round, and send one and the same; where nobody honest is
+    there, what they have.
+
+    Args:
+        fraction, clients, since: see `fedsim.attack.Attack`.
+    """
+
+    def lies(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:
+        cohort = link.cohort
+        crafted, known = [], []
+        for own, lying in zip(cohort.by_replicate(rows), cohort.by_replicate(bad.to(rows.dtype)), strict=True):
+            honest = own[lying == 0]
+            known.append(0 < len(honest) < len(own))
+            crafted.append(self.craft(honest, len(own)) if known[-1] else rows.new_zeros(rows.shape[1]))
+        found = cohort.broadcast(torch.stack(crafted))
+        able = torch.tensor(known, device=rows.device)[cohort.replicate]
+        return torch.where(able[:, None], found, rows)
+
+    @abstractmethod
+    def craft(self, honest: Tensor, n: int) -> Tensor:
+        """[d] what is sent, given the honest rows [k, d], 0 < k < n, of a round of n."""

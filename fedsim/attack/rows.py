@@ -1,0 +1,127 @@
+"""Attacks on rows, of those who know their own and of those who know everybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from fedsim.attack.base import Attack, Omniscient
+from fedsim.core import checks, rng
+from fedsim.uplink import Link
+
+DIRECTIONS = ("unit", "sign", "std")
+
+
+class SignFlip(Attack):
+    """G ← −c G.
+
+    Args:
+        scale: c.
+        fraction, clients, since: see `fedsim.attack.Attack`.
+    """
+
+    def __init__(
+        self, scale: float = 1.0, fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0
+    ) -> None:
+        super().__init__(fraction, clients, since)
+        self.scale = checks.positive("attack.scale", scale)
+
+    def lies(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:
+        return -self.scale * rows
+
+
+class Noise(Attack):
+    """G ~ N(0, std² I), drawn for each client and round.
+
+    Args:
+        std: σ.
+        fraction, clients, since: see `fedsim.attack.Attack`.
+    """
+
+    def __init__(
+        self, std: float = 1.0, fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0
+    ) -> None:
+        super().__init__(fraction, clients, since)
+        self.std = checks.positive("attack.std", std)
+
+    def lies(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:
+        return self.std * rng.normal(link.keys[:, None], torch.arange(rows.shape[1], device=rows.device), rows.dtype)
+
+
+class ALIE(Omniscient):
+    """'A little is enough': μ − z σ of the honest rows, column by column (Baruch, Baruch and Goldberg 2019).
+
+    Args:
+        z: None: Φ⁻¹((n − f − h) / (n − f)), h = ⌊n/2⌋ + 1 − f, of n rows in the round, f of them lies.
+        fraction, clients, since: see `fedsim.attack.Attack`.
+    """
+
+    def __init__(
+        self, z: float | None = None, fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0
+    ) -> None:
+        super().__init__(fraction, clients, since)
+        self.z = None if z is None else checks.real("attack.z", z)
+
+    def craft(self, honest: Tensor, n: int) -> Tensor:
+        z = self.published(n, n - len(honest)) if self.z is None else self.z
+        spread = honest.std(0) if len(honest) > 1 else torch.zeros_like(honest[0])
+        return honest.mean(0) - z * spread
+
+    @staticmethod
+    def published(n: int, bad: int) -> float:
+        """z of n rows; 0 where f are no fewer than the honest ones, whom they need not persuade."""
+        share = (n - bad - (n // 2 + 1 - bad)) / (n - bad)
+        return NormalDist().inv_cdf(share) if 0 < share < 1 else 0.0
+
+
+class IPM(Omniscient):
+    """Inner-product manipulation: −ε μ of the honest rows (Xie, Koyejo and Gupta 2019).
+
+    Args:
+        epsilon: ε; small ones pass robust rules, large ones turn a mean.
+        fraction, clients, since: see `fedsim.attack.Attack`.
+    """
+
+    def __init__(
+        self, epsilon: float = 0.1, fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0
+    ) -> None:
+        super().__init__(fraction, clients, since)
+        self.epsilon = checks.positive("attack.epsilon", epsilon)
+
+    def craft(self, honest: Tensor, n: int) -> Tensor:
+        return -self.epsilon * honest.mean(0)
+
+
+class MinMax(Omniscient):
+    """μ + γ p with the largest γ at which no honest row is farther than two honest ones are from each other
+    (Shejwalkar and Houmansadr 2021), to 1e-5 by halving from 10.
+
+    Args:
+        direction: p: 'unit' −μ/‖μ‖, 'sign' −sign(μ), or 'std' −σ.
+        fraction, clients, since: see `fedsim.attack.Attack`.
+    """
+
+    def __init__(
+        self, direction: str = "unit", fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0
+    ) -> None:
+        super().__init__(fraction, clients, since)
+        self.direction = checks.choice("attack.direction", direction, DIRECTIONS)
+
+    def craft(self, honest: Tensor, n: int) -> Tensor:
+        centre = honest.mean(0)
+        if self.direction == "unit":
+            along = -centre / centre.norm().clamp(min=torch.finfo(centre.dtype).tiny)
+        elif self.direction == "sign":
+            along = -centre.sign()
+        else:
+            along = -honest.std(0) if len(honest) > 1 else torch.zeros_like(centre)
+        most = torch.stack([(honest - row).norm(dim=1).max() for row in honest]).max()
+        gamma, step = torch.zeros_like(most), 10.0
+        while step > 1e-5:
+            apart = (centre + (gamma + step) * along - honest).norm(dim=1).max()
+            gamma = torch.where(apart <= most, gamma + step, gamma)
+            step /= 2
+        return centre + gamma * along
