@@ -97,6 +97,9 @@ def test_parquet_and_data_frames_are_read_alike(kind: str, tmp_path: Path) -> No
     if kind == "log":
         zoned = frame.assign(**{name: frame[name].dt.tz_localize("Asia/Tokyo") for name in ("from", "to")})
         assert played(made(zoned), 3) == expected
+        for source in (frame, str(tmp_path / "record.parquet"), str(tmp_path / "record.csv")):
+            later = TraceLog(source, "1h", missing="away", begin="2024-05-01T01:00")
+            assert played(later, 2) == expected[1:]
 
 
 def test_a_long_table_holds_probabilities_or_nothing_but_who_was_there(tmp_path: Path) -> None:
