@@ -65,6 +65,8 @@ def composition(number: int) -> list[str]:
         )
         own += [f"availability/base={draw.choice(sorted(bases))}"]
     own += ["availability.k=3"] if availability in ("uniform_k", "multiset") else []
+    own += ["availability.groups=2"] if availability == "cyclic" else []
+    own += ["strategy.bad=0"] if strategy in ("trimmed_mean", "krum", "multi_krum", "bulyan") else []
     rule = draw.choice(sorted(rules))
     own += [f"local={rule}"]
     own += [text for text in COMPANY.get(f"local={rule}", []) if text != "model=mlp" or text not in own]
@@ -81,7 +83,7 @@ def composition(number: int) -> list[str]:
     if draw.random() < 0.4:
         own += [f"uplink=[{','.join(draw.sample(choices('uplink'), draw.choice([1, 1, 2])))}]"]
     if draw.random() < 0.2:
-        own += [f"attack={draw.choice(choices('attack'))}", "attack.fraction=0.4"]
+        own += [f"attack={draw.choice([c for c in choices('attack') if c != 'none'])}", "attack.fraction=0.4"]
     return [*own, *BASE]
 
 
