@@ -92,8 +92,8 @@ class Company:
             total += size
         if len(parts) > 1 and not self._told:
             rows = len(works[group[0]])
-            size = f"{most / 2**20:.3g} MiB"
-            log.info("lockstep: %d runs of some %d rows go in parts of at most %s", len(group), rows, size)
+            bound = f"{most / 2**20:.3g} MiB"
+            log.info("lockstep: %d runs of some %d rows go in parts of at most %s", len(group), rows, bound)
             self._told = True
         return parts
 
