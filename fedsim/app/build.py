@@ -141,11 +141,8 @@ def _names(cfg: DictConfig) -> dict[str, str]:
     assert isinstance(raw, dict)
     found = {}
     for name, value in flatten({str(k): v for k, v in raw.items()}):
-        if (
-            isinstance(value, str)
-            and (match := re.search(r"\$\{(\w+)\}", value))
-            and not isinstance(raw[match[1]], dict)
-        ):
+        match = re.search(r"\$\{(\w+)\}", value) if isinstance(value, str) else None
+        if match and match[1] not in groups():
             found[name] = match[1]
     return found
 
