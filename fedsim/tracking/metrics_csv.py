@@ -21,6 +21,7 @@ def read_metrics(path: Path) -> list[Row]:
     """The rows of a metrics.csv, numbers converted. A line cut short by a crash is passed over.
 
     Raises:
+        FileNotFoundError: there is none.
         CheckpointError: the file holds something else.
     """
     rows: list[Row] = []
@@ -32,6 +33,8 @@ def read_metrics(path: Path) -> list[Row]:
                 rows.append({k: int(v) if k in _WHOLE else float(v) for k, v in record.items()})
         if rows and not {"round", "seed"} <= rows[0].keys():
             raise ValueError("it has no columns 'round' and 'seed'")
+    except FileNotFoundError:
+        raise
     except (OSError, ValueError, TypeError, csv.Error) as error:
         raise CheckpointError(
             f"{path} is no metrics file of fedsim ({error}); restore it, or choose another out"
