@@ -250,7 +250,7 @@ def steps(
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
     overrides = _given(HydraConfig.get().overrides) if HydraConfig.initialized() else []
     given = {key_of(text): text.partition("=")[2] for text in overrides}
-    for group in given.keys() & groups().keys():
+    for group in given.keys() & groups().keys() - {"uplink"}:  # whose choices are stages, one after another
         if (value := given[group]).startswith("["):  # Hydra would mix their keys
             raise ConfigError(f"{group}={value} are several choices, not one; add -m and {group}={value[1:-1]}")
     if cfg.trusted and HydraConfig.initialized() and "trusted" not in given:  # a file would trust whom it likes
