@@ -32,7 +32,7 @@ MEASURED = {
     "performative_loss": "train_loss by another name: the loss of the evaluated model on data that answer it",
     "performative_risk": "performative_loss and the ridge λ/2 ‖θ‖²: what θ^PO minimises",
     "decoupled_loss": "loss of the evaluated model on the clients' data as they answered the server's last deployment: "
-    "its model before the last round, or the running mean of its models where shift.inertia and deploy=round say so",
+    "its model before the last round, or what shift.inertia or shift.redraw make of its models",
     "distance_to_ps": "Euclidean distance of the evaluated model to the performatively stable point",
     "distance_to_po": "Euclidean distance of the evaluated model to the performatively optimal point",
 }

@@ -9,6 +9,7 @@ from fedsim.local.perfedavg import PerFedAvg
 from fedsim.local.performative import PFL, PoFL
 from fedsim.local.pfedme import PFedMe
 from fedsim.local.profl import PG, ProFL
+from fedsim.local.rrm import RRM
 from fedsim.local.sam import SAM
 from fedsim.local.schedules import Constant, Cosine, Inverse, InverseSqrt, PerStep, Schedule
 from fedsim.local.sgd import SGD
@@ -17,6 +18,7 @@ __all__ = [
     "APFL",
     "PFL",
     "PG",
+    "RRM",
     "SAM",
     "SGD",
     "Adam",

@@ -30,10 +30,19 @@ class Batches:
         work: how many steps, on how many samples, drawn how.
         contamination: applied to every batch, after the shift.
         keyed: whether batches carry a 'key' for dropout.
+        redraw: rounds for which a stream's clients keep the one batch that they draw; None: every step has its own.
     """
 
-    def __init__(self, data: ClientData, work: LocalWork, contamination: Contamination, keyed: bool = False) -> None:
+    def __init__(
+        self,
+        data: ClientData,
+        work: LocalWork,
+        contamination: Contamination,
+        keyed: bool = False,
+        redraw: int | None = None,
+    ) -> None:
         self.data, self.work, self.contamination, self.keyed = data, work, contamination, keyed
+        self.redraw = redraw if data.dataset.stream else None  # stored samples are the same ones anyway
         self.federation, self.dataset = data.federation, data.dataset
         data.workload(work, np.arange(0))  # refuses work that such data do not allow
 
@@ -58,11 +67,11 @@ class Batches:
 
     def under(self, work: LocalWork) -> Batches:
         """The same samples under other work."""
-        return Batches(self.data, work, self.contamination, self.keyed)
+        return Batches(self.data, work, self.contamination, self.keyed, self.redraw)
 
     def of(self, data: ClientData) -> Batches:
         """The same work on other samples, which allow it."""
-        return Batches(data, self.work, self.contamination, self.keyed)
+        return Batches(data, self.work, self.contamination, self.keyed, self.redraw)
 
     def plan(self, cohort: Cohort, t: int) -> Plan:
         """The work of the cohort in round t."""
@@ -127,7 +136,8 @@ class Chunk:
         self.steps, self.sizes = load.steps, load.batch_sizes()
         self.rows = plan.rows[pick]
         stored = self.rows if plan.stored is plan.rows else plan.stored[pick]
-        self.keys = Keys(plan.seeds[pick], plan.clients[pick], plan.t)
+        kept = None if self._batches.redraw is None else plan.t - plan.t % self._batches.redraw
+        self.keys = Keys(plan.seeds[pick], plan.clients[pick], plan.t, kept)
         self._feed = self._batches.data.feed(stored, self.keys, load, self.sizes, self._batches.work.sampling)
         ragged = bool(np.any(self.sizes != self.sizes[:1]))
         self._device_sizes = torch.as_tensor(self.sizes, device=self.rows.device) if ragged else None

@@ -20,6 +20,7 @@ from fedsim.datasets import Dataset
 from fedsim.samples.work import LocalWork, Workload
 
 Batch = dict[str, Tensor]
+DRAWS = (rng.Purpose.NOISE, rng.Purpose.CONTAMINATION)  # of which a stream's samples are made
 
 
 class Keys:
@@ -28,21 +29,23 @@ class Keys:
     Args:
         seeds, clients: [c] int64, the replicate's seed and the client's number of each row.
         t: round.
+        kept: the round in whose first step the samples were drawn that serve all steps; None: each draws its own.
     """
 
-    def __init__(self, seeds: Tensor, clients: Tensor, t: int) -> None:
-        self.seeds, self.clients, self.t = seeds, clients, t
+    def __init__(self, seeds: Tensor, clients: Tensor, t: int, kept: int | None = None) -> None:
+        self.seeds, self.clients, self.t, self.kept = seeds, clients, t, kept
         self._of_round: dict[rng.Purpose, Tensor] = {}
 
     def of_round(self, purpose: rng.Purpose) -> Tensor:
         """[c]; a purpose that nobody asks for costs nothing."""
         if purpose not in self._of_round:
-            self._of_round[purpose] = rng.row_keys(self.seeds, purpose, self.clients, self.t)
+            t = self.t if self.kept is None or purpose not in DRAWS else self.kept
+            self._of_round[purpose] = rng.row_keys(self.seeds, purpose, self.clients, t)
         return self._of_round[purpose]
 
     def of_step(self, purpose: rng.Purpose, step: int, pick: slice) -> Tensor:
         """[c'] of some rows at a local step."""
-        return rng.fold(self.of_round(purpose)[pick], step)
+        return rng.fold(self.of_round(purpose)[pick], step if self.kept is None or purpose not in DRAWS else 0)
 
 
 class Feed(Protocol):

@@ -32,6 +32,10 @@ class Shift(ABC):
             'round': the server's model does, once a round.
         inertia: λ ∈ [0, 1): the data answer θ̃ ← λ θ̃ + (1 − λ) θ instead of θ, whenever θ is deployed; θ̃ starts at the
             initial model (stateful performativity, Brown et al. 2022). 0 is the usual case, and remembers nothing.
+        redraw: N: what the server deploys in rounds 0, N, 2N, … is what data answer until the next of them, and a
+            stream's clients keep the one batch that they then draw for all local steps: repeated risk minimisation
+            (Perdomo et al. 2020), whose inner rounds these are. Needs deploy=round. None deploys in every round, and
+            draws at every step.
         references: whether θ^PS and θ^PO are solved before round 0, so that a run's distances to them are measured:
             'always', 'none', or 'auto' where that is cheap (see `fedsim.performative.references`).
         references_seconds: after which that is given up, for all replicates together; None: never.
@@ -48,6 +52,7 @@ class Shift(ABC):
     moving: Tensor | None = None
     groups: int | None = None
     group_entry: str = "y"
+    redraw: int | None = None
 
     def __init__(
         self,
@@ -56,11 +61,15 @@ class Shift(ABC):
         references: str = "auto",
         box: Sequence[float] | None = None,
         references_seconds: float | None = 120.0,
+        redraw: int | None = None,
     ) -> None:
         self.deploy = checks.choice("shift.deploy", deploy, DEPLOYMENTS)
         self.inertia = checks.fraction("shift.inertia", inertia)
         if inertia == 1:
             raise ConfigError("shift.inertia=1 means that data never answer; use less than 1, or shift=none")
+        self.redraw = None if redraw is None else checks.whole("shift.redraw", redraw)
+        if redraw is not None and deploy == "step":
+            raise ConfigError(f"shift.redraw={redraw} is how often the server deploys; it needs shift.deploy=round")
         self.references = checks.choice("shift.references", references, REFERENCES)
         self.references_seconds = references_seconds
         if references_seconds is not None:
@@ -88,14 +97,24 @@ class Shift(ABC):
 
     def server_memory(self, federation: Federation, model: Tensor) -> dict[str, Tensor]:
         """What all data of a replicate remember: name → [R, …]."""
-        return {ANSWERED: model.clone()} if self.inertia and self.deploy == "round" else {}
+        keeps = self.deploy == "round" and (self.inertia or self.redraw)
+        return {ANSWERED: model.clone()} if keeps else {}
 
-    def deployed(self, server: dict[str, Tensor], model: Tensor) -> Tensor | None:
-        """[R, d] what the server's deployment of `model` makes all data answer to, once a round; None where each
+    def deployed(self, server: dict[str, Tensor], model: Tensor, t: int = 0) -> Tensor | None:
+        """[R, d] what all data answer to in round t, at whose beginning the server's model is `model`; None where each
         client's own model is deployed. `server` is `server_memory`, updated in place."""
         if self.deploy == "step":
             return None
-        return server[ANSWERED].lerp_(model, 1 - self.inertia) if self.inertia else model
+        if not (self.inertia or self.redraw):
+            return model
+        answered = server[ANSWERED]
+        if self.drawn_in(t) < t:
+            return answered
+        return answered.lerp_(model, 1 - self.inertia) if self.inertia else answered.copy_(model)
+
+    def drawn_in(self, t: int) -> int:
+        """The round whose deployment the data of round t answer."""
+        return t - t % (self.redraw or 1)
 
     def answers_to(self, carry: dict[str, Tensor], theta: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
         """The parameters a local step's data answer to, [d] or [c, d] as the carry's: θ as deployed by the server, or

@@ -27,7 +27,8 @@ class PooledShift(Shift):
     """
 
     def __init__(self, inner: Shift, inner_data: Dataset, members: int) -> None:
-        super().__init__(inner.deploy, inner.inertia, inner.references, inner.box, inner.references_seconds)
+        shared = (inner.deploy, inner.inertia, inner.references, inner.box, inner.references_seconds, inner.redraw)
+        super().__init__(*shared)
         self.inner, self.inner_data, self.members = inner, inner_data, members
         self.active = inner.active
 

@@ -205,7 +205,7 @@ class Trainer:
         plan = self.batches.plan(cohort, t)
         rates = rates_of_steps(self.rule, self.rates[cohort.replicate], plan.load, t)
         whole = columns.of_server(deployed, memory, cohort.federation) if self.shift.active else deployed
-        answered = self.shift.deployed(memory.server, whole) if self.shift.active else None
+        answered = self.shift.deployed(memory.server, whole, t) if self.shift.active else None
         done = yield Work(self, plan, carry, rates, cohort.replicate, answered)
         end, loss = done.carry, done.loss
         samples = self.rule.used(done.samples, carry, end)

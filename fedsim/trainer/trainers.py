@@ -37,6 +37,6 @@ class Trainers:
 
     def __call__(self, rule: LocalRule) -> Trainer:
         """The rule's, which learns what it will meet."""
-        batches = Batches(self.data, rule.work, self.contamination, self.model.keyed)
+        batches = Batches(self.data, rule.work, self.contamination, self.model.keyed, self.shift.redraw)
         rule.setup(self.data, self.shift, self.model)
         return Trainer(rule, self.model, self.shift, batches, self.execution, self.settled)

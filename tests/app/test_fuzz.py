@@ -55,6 +55,7 @@ def composition(number: int) -> list[str]:
     else:
         own += ["partition=natural"]
         rules -= {"fedlc", "fedrep", "fedbabu"}  # for classes, and for networks
+    rules -= set() if moves else {"rrm"}
     strategy, availability = draw.choice(choices("strategy")), draw.choice(choices("availability"))
     if strategy == "p_fedavg":
         availability = "full"
@@ -69,9 +70,12 @@ def composition(number: int) -> list[str]:
     own += ["strategy.bad=0"] if strategy in ("trimmed_mean", "krum", "multi_krum", "bulyan") else []
     rule = draw.choice(sorted(rules))
     own += [f"local={rule}"]
-    own += [text for text in COMPANY.get(f"local={rule}", []) if text != "model=mlp" or text not in own]
-    if moves and draw.random() < 0.6:
-        own += [f"shift={draw.choice(moves)}", f"shift.deploy={draw.choice(['step', 'round'])}"]
+    if rule != "rrm":
+        own += [text for text in COMPANY.get(f"local={rule}", []) if text != "model=mlp" or text not in own]
+    if moves and (rule == "rrm" or draw.random() < 0.6):
+        deploy = "round" if rule == "rrm" else draw.choice(["step", "round"])
+        own += [f"shift={draw.choice(moves)}", f"shift.deploy={deploy}"]
+        own += ["shift.redraw=2"] if rule == "rrm" or (deploy == "round" and draw.random() < 0.3) else []
         own += [f"shift.inertia={draw.choice([0, 0.5])}", "shift.references=none"]
     if draw.random() < 0.3:
         own += [f"contamination={draw.choice(['gaussian', 'point', 'feature_noise', 'none'])}"]
