@@ -34,6 +34,7 @@ def _nothing_sent(settings: Settings) -> bool:
 IDLE: list[tuple[str, Callable[[Settings], bool], str]] = [
     ("local.alpha_every", lambda s: _of(s, "local.adaptive") is False, "local.adaptive=true"),
     ("local.alpha_decay", lambda s: _of(s, "local.adaptive") is False, "local.adaptive=true"),
+    ("local.mixing_lr", lambda s: _of(s, "local.mixing_steps") == 0, "local.mixing_steps above 0"),
     ("local.drop_last", lambda s: _of(s, "local.sampling") == "replacement", "local.sampling=pass"),
     ("local.drop_last", lambda s: s.get("batch_size") is None, "a batch_size"),
     ("personal.at", _nobody_judged, "personal.over=all, or personal.newcomers"),

@@ -2,8 +2,11 @@
 
 from fedsim.local.apfl import APFL
 from fedsim.local.base import Carry, Descent, HeavyBall, LocalRule, Moments, Objective
+from fedsim.local.ditto import Ditto
+from fedsim.local.fedala import FedALA
 from fedsim.local.fedlc import FedLC
 from fedsim.local.fedrep import FedRep
+from fedsim.local.fedrod import FedRoD
 from fedsim.local.optimisers import Adam, Momentum
 from fedsim.local.perfedavg import PerFedAvg
 from fedsim.local.performative import PFL, PoFL
@@ -26,8 +29,11 @@ __all__ = [
     "Constant",
     "Cosine",
     "Descent",
+    "Ditto",
+    "FedALA",
     "FedLC",
     "FedRep",
+    "FedRoD",
     "HeavyBall",
     "Inverse",
     "InverseSqrt",

@@ -18,6 +18,18 @@ MIXES = ("params", "outputs")
 EVERY = ("round", "step")
 
 
+def ratio_to(personal_lr: float | None, rates: list[float]) -> float:
+    """η_v / η of a rule's rates; 1 where η_v is None."""
+    if personal_lr is None:
+        return 1.0
+    if len(rates) > 1:
+        raise ConfigError(
+            f"local.personal_lr={personal_lr} beside a list lr={rates} is not defined; give one lr, or "
+            "local.personal_lr=null"
+        )
+    return checks.positive("local.personal_lr", personal_lr) / rates[0]
+
+
 class APFL(SGD):
     """Adaptive personalized federated learning (apfl Alg. 1); under strategy=fedavg it is the paper's algorithm.
 
@@ -56,14 +68,7 @@ class APFL(SGD):
         self.every = checks.choice("local.alpha_every", alpha_every, EVERY)
         self.mix = checks.choice("local.mix", mix, MIXES)
         self.alpha_decay = checks.not_negative("local.alpha_decay", alpha_decay)
-        self.ratio = 1.0
-        if personal_lr is not None:
-            if len(self.rates) > 1:
-                raise ConfigError(
-                    f"local.personal_lr={personal_lr} beside a list lr={self.rates} is not defined; give one lr, or "
-                    "local.personal_lr=null"
-                )
-            self.ratio = checks.positive("local.personal_lr", personal_lr) / self.rates[0]
+        self.ratio = ratio_to(personal_lr, self.rates)
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         return {"alpha": torch.full((federation.rows,), self.alpha, dtype=federation.dtype, device=federation.device)}

@@ -43,8 +43,8 @@ class FedLC(SGD):
         federation = data.federation
         if federation.class_fractions is None or model.loss is not cross_entropy:
             raise ConfigError(
-                f"local=fedlc calibrates the scores of classes by how many samples of each a client has, but "
-                f"dataset={data.dataset.name} with this loss has no classes; use local=sgd"
+                f"local={type(self).__name__.lower()} calibrates the scores of classes by how many samples of each a "
+                f"client has, but dataset={data.dataset.name} with this loss has no classes; use local=sgd"
             )
         counts = federation.class_fractions.reshape(len(federation.sizes), -1) * federation.sizes[:, None]
         counts = np.maximum(counts, NONE_OF_THEM)

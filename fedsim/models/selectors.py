@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedsim.core import checks
+from fedsim.core.columns import Columns
 from fedsim.core.errors import ConfigError
 
 
@@ -81,12 +84,30 @@ class Head(Selector):
         self.layers, self.travels = checks.whole("columns.layers", layers), travels
 
     def home(self, module: nn.Module, names: list[str]) -> set[str]:
-        order = list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+        order = _layers(names)
         if self.layers >= len(order):
             raise ConfigError(
                 f"columns.layers={self.layers}, but {type(module).__name__} has {len(order)} layers with parameters; "
                 "some must travel and some must stay"
             )
-        last = set(order[-self.layers :])
-        head = {name for name in names if name.rpartition(".")[0] in last}
+        head = _within(names, order[-self.layers :])
         return set(names) - head if self.travels else head
+
+
+def last_layers(shapes: Mapping[str, torch.Size], layers: int) -> Tensor:
+    """[k] numbers of the columns of the last layers, of those with trained parameters of these shapes."""
+    order = _layers(shapes)
+    if layers > len(order):
+        raise ConfigError(f"local.layers={layers}, but the model has {len(order)} with parameters; lower it")
+    sizes = {name: shape.numel() for name, shape in shapes.items()}
+    return Columns.of(sizes, set(), _within(shapes, order[-layers:])).own
+
+
+def _layers(names: Iterable[str]) -> list[str]:
+    """The layers that have these parameters, in their order."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
+
+
+def _within(names: Iterable[str], layers: Iterable[str]) -> set[str]:
+    """Those of the names that belong to these layers."""
+    return {name for name in names if name.rpartition(".")[0] in set(layers)}

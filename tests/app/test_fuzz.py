@@ -54,7 +54,7 @@ def composition(number: int) -> list[str]:
         own += draw.choice([["model=linear"], ["model=mlp", "model.hidden=[6]"]])
     else:
         own += ["partition=natural"]
-        rules -= {"fedlc", "fedrep", "fedbabu"}  # for classes, and for networks
+        rules -= {"fedlc", "fedrod", "fedrep", "fedbabu"}  # for classes, and for networks
     rules -= set() if moves else {"rrm"}
     strategy, availability = draw.choice(choices("strategy")), draw.choice(choices("availability"))
     if strategy == "p_fedavg":

@@ -16,6 +16,7 @@ STILL = "dataset/augment=none"
 RESTING = {
     "local.alpha_every": (["local=apfl", "local.alpha_every=step"], ["local.adaptive=true"]),
     "local.alpha_decay": (["local=apfl", "local.alpha_decay=0.1"], ["local.adaptive=true"]),
+    "local.mixing_lr": (["local=fedala", "local.mixing_lr=2", "local.mixing_steps=0"], ["local.mixing_steps=1"]),
     "local.drop_last": (["local.drop_last=false", "local.sampling=replacement"], ["local.sampling=pass"]),
     "personal.at": (["personal.at=end"], ["personal.over=all"]),
     "personal.localize": (["personal.localize=sgd"], ["personal.over=online"]),

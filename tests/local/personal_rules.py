@@ -9,7 +9,7 @@ import torch
 
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.datasets import Dataset
-from fedsim.local import APFL, Inverse, PerFedAvg, PFedMe
+from fedsim.local import APFL, Ditto, Inverse, PerFedAvg, PFedMe
 from fedsim.models import MLP
 
 SIZES = (1, 9, 4, 3, 8)
@@ -34,6 +34,7 @@ RULES = {
     "pfedme, fresh batches": lambda **o: PFedMe(
         penalty=2.0, inner_steps=3, inner_lr=0.1, fresh_batches=True, **LOCAL | o
     ),
+    "ditto": lambda **o: Ditto(penalty=0.7, personal_lr=0.35, weight_decay=0.1, **LOCAL | o),
     "pfedme, warm": lambda **o: PFedMe(penalty=2.0, inner_steps=3, inner_lr=0.1, warm_start=True, **LOCAL | o),
 }
 

@@ -1,4 +1,4 @@
-"""APFL, Per-FedAvg and pFedMe against plain autograd, client by client."""
+"""APFL, Per-FedAvg, pFedMe and Ditto against plain autograd, client by client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from fedsim import Simulation
 from fedsim.datasets import Quadratics
-from fedsim.local import APFL, PerFedAvg, PFedMe
+from fedsim.local import APFL, Ditto, PerFedAvg, PFedMe
 from fedsim.models import Mean
 
 RIDGE = 0.3
@@ -92,7 +92,21 @@ def pfedme_step(rule, state, x, y, lr, first):
     state["personal"], state["w"] = theta, w - lr * rule.penalty * (w - theta)
 
 
-STEPS = {APFL: apfl_step, PerFedAvg: perfedavg_step, PFedMe: pfedme_step}
+def ditto_step(rule, state, x, y, lr, first):
+    if first:
+        state["received"] = state["w"]
+
+    def own(v):
+        return loss_of(output(v, x), v, y) + 0.5 * rule.penalty * (v - state["received"]).square().sum()
+
+    for name, rate, loss in (
+        ("personal", 0.35 / 0.2 * lr, own),
+        ("w", lr, lambda w: loss_of(output(w, x), w, y)),
+    ):
+        state[name] = state[name] - rate * (gradients(loss, state[name])[0] + rule.weight_decay * state[name])
+
+
+STEPS = {Ditto: ditto_step, APFL: apfl_step, PerFedAvg: perfedavg_step, PFedMe: pfedme_step}
 
 
 @pytest.mark.sampled(7)

@@ -14,7 +14,7 @@ from fedsim import Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.core import ConfigError
 from fedsim.datasets import GaussianMean, Quadratics
-from fedsim.local import APFL, SGD, PerFedAvg, PFedMe
+from fedsim.local import APFL, SGD, Ditto, PerFedAvg, PFedMe
 from fedsim.models import Linear, Mean
 from fedsim.shift import Location
 from fedsim.strategies import FedAvg, FedAWE, FedProx, LocalOnly, Scaffold
@@ -58,6 +58,30 @@ def test_with_alpha_one_apfl_trains_everybody_alone(mix, executor):
     assert torch.equal(own, row["personal"])
     none = row | {"alpha": 0 * row["alpha"]}
     assert torch.equal(sum(weight * part for weight, part in together.trainer.rule.personal(none)), row["params"])
+
+
+def test_ditto_leaves_the_global_model_alone_and_without_a_penalty_everybody_too():
+    """Bit for bit: the state is FedAvg's whatever λ is; at λ = 0 v is the model of a client without a federation."""
+    coins = {"availability": Bernoulli(Uniform(0.6), Sine()), "rounds": 4, "execution": double("loop")}
+    options = LOCAL | {"clip": 0.5, "weight_decay": 0.1}
+    plain = simulation_of(local=SGD(**options), **coins).run()
+    alone = simulation_of(local=SGD(**options), strategy=LocalOnly(), **coins).run()
+    for penalty in (0.0, 2.0):
+        ditto = watched(simulation_of(local=Ditto(penalty=penalty, **options), **coins))
+        assert torch.equal(ditto.run().state.model, plain.state.model)
+        assert torch.equal(ditto.clients["personal"], alone.state.models) == (penalty == 0.0)
+
+
+def test_dittos_models_rest_between_ones_own_and_the_federations():
+    """On F_i = ½‖x − u_i‖²: v_i = (u_i + λ x) / (1 + λ), x the mean of all u_i."""
+    u = torch.tensor([[1.0, 2.0], [5.0, 5.0], [-1.0, 0.0]], dtype=torch.float64)
+    simulation = watched(Simulation(
+        Quadratics(clients=3, points=u.tolist()), Mean, clients=3, local=Ditto(penalty=0.5, lr=0.2, steps=5), rounds=40,
+        execution=double(),
+    ))  # fmt: skip
+    model = simulation.run().state.model
+    torch.testing.assert_close(model[0], u.mean(0))
+    torch.testing.assert_close(simulation.clients["personal"], (u + 0.5 * model) / 1.5)
 
 
 def test_local_only_is_every_client_for_itself(Scripted):
@@ -152,6 +176,8 @@ def test_mistakes_are_named():
         PerFedAvg(batch_size=0)
     with pytest.raises(ConfigError, match=r"local\.penalty"):
         PFedMe(penalty=0)
+    with pytest.raises(ConfigError, match=r"local\.penalty=-1"):
+        Ditto(penalty=-1)
 
 
 def test_rates_of_replicates_move_both_models():

@@ -69,7 +69,7 @@ def test_every_column_is_that_of_plain_loops(case, over):
                 else:
                     w = centre + 0.9**3 * (x - centre)
                 v = own.get("personal", x)
-                kinds = {"perfedavg": adapted, "local_only": x, "pfedme": v}
+                kinds = {"perfedavg": adapted, "local_only": x, "pfedme": v, "ditto": v}
                 models = {"global": model[r], "localized": w, "personal": kinds.get(case, 0.3 * v + 0.7 * x)}
                 for name, row in models.items():
                     held = half_squared(row, validation[i]) if HELD[i] else np.nan

@@ -10,7 +10,7 @@ import torch
 from fedsim import Execution, Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.datasets import Dataset
-from fedsim.local import APFL, SGD, PerFedAvg, PFedMe
+from fedsim.local import APFL, SGD, Ditto, PerFedAvg, PFedMe
 from fedsim.models import Mean
 from fedsim.partition import Natural
 from fedsim.personal import Personal
@@ -61,6 +61,7 @@ def caught(simulation: Simulation) -> list:
 RULES = {
     "apfl": (lambda: APFL(alpha=0.3, lr=0.1, steps=3, batch_size=None), FedAvg),
     "pfedme": (lambda: PFedMe(penalty=2.0, inner_lr=0.1, lr=0.1, steps=3, batch_size=None), FedAvg),
+    "ditto": (lambda: Ditto(penalty=0.7, lr=0.1, steps=3, batch_size=None), FedAvg),
     "perfedavg": (lambda: PerFedAvg(inner_lr=0.4, adapt_steps=2, lr=0.1, steps=3, batch_size=None), FedAvg),
     "local_only": (lambda: SGD(lr=0.1, steps=3, batch_size=None), LocalOnly),
     "apfl under fedawe": (lambda: APFL(alpha=0.3, lr=0.1, steps=3, batch_size=None), FedAWE),

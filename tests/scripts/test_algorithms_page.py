@@ -31,7 +31,7 @@ SAID = {
         "Karimireddy et al., ICML 2020",
         "memory: a row of each client, mean: a row of the server",
         "8 d bytes down, 8 d bytes up",
-        "local none of adam, momentum",
+        "local none of adam, fedala, momentum",
     ),
     "strategy=q_ffl": (
         "Li, Sanjabi, Beirami and Smith, ICLR 2020",
@@ -41,6 +41,7 @@ SAID = {
     ),
     "local=pfedme": ("Dinh et al. 2020, Alg. 1", "personal: a row of each client", "nothing more", "nothing"),
     "local=fedbabu": ("Oh et al., ICLR 2022", "nothing", "nothing more", "nothing"),
+    "local=fedrod": ("Chen and Chao, ICLR 2022", "head: a part of a row of each client", "nothing more", "nothing"),
     "uplink=topk": (
         "Aji and Heafield 2017",
         "ef14: a row of each client",

@@ -171,6 +171,8 @@ def _kept(one: Algorithm) -> dict[str, Tensor]:
 def _in_words(shape: list[int], kind: torch.dtype) -> str:
     """What a tensor of this shape is, of three clients and a model of five numbers."""
     what, whose = ("number" if len(shape) < 2 else "row"), {CLIENTS: "each client", 1: "the server"}.get(shape[0], "")
+    if shape[1:] == [0]:  # how many depends on the model
+        return f"a part of a row of {whose}"
     if len(shape) > 1 and shape[1:] != [COLUMNS]:
         what = f"{' × '.join('d' if n == COLUMNS else str(n) for n in shape[1:])} numbers"
     return f"a {what} of {whose}" if what in ("number", "row") else f"{what} of {whose}"

@@ -1,0 +1,50 @@
+"""Ditto: every client trains a model of its own beside the federation's, and near it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.local.apfl import ratio_to
+from fedsim.local.base import Carry, Objective
+from fedsim.local.sgd import SGD
+from fedsim.samples import Batch
+
+RECEIVED = "received"
+
+
+class Ditto(SGD):
+    """Beside a step of SGD, v ← v − η_v (∇f(v) + λ (v − x^t)) on the same batch, x^t the row with which the client's
+    round began (Li, Hu, Beirami and Smith, ICML 2021).
+
+    The federation's model never meets v: under any strategy it is that of local=sgd. v starts as the initial model;
+    λ = 0 trains it alone. Memory: one model per client, kept while it is away.
+
+    Args:
+        penalty: λ.
+        personal_lr: η_v, moved by the same schedule; None is η.
+        **options: of SGD; clip and weight_decay act on ∇f(v) too.
+    """
+
+    own_models = ("personal",)
+
+    def __init__(self, penalty: float = 0.1, personal_lr: float | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.penalty = checks.not_negative("local.penalty", penalty)
+        self.ratio = ratio_to(personal_lr, self.rates)
+
+    def round_state(self, params: Tensor) -> Carry:
+        return {RECEIVED: params.clone()}
+
+    def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
+        v = carry["personal"]
+        return [(v.new_ones(()), v)]
+
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        gradient, _ = objective.gradient(carry["personal"], batch)
+        own = {"params": carry["personal"], "anchor": carry[RECEIVED], "proximal": lr.new_full((), self.penalty)}
+        v = self.descend(own, gradient, lr * self.ratio)
+        carry, loss = super().step(carry, batch, lr, objective)
+        return carry | {"personal": v}, loss

@@ -1,0 +1,91 @@
+"""FedALA: a client begins between its own last model and the federation's, number by number, as its data teach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.local.base import Carry, Objective
+from fedsim.local.ditto import RECEIVED
+from fedsim.local.fedrep import TAKEN
+from fedsim.local.sgd import SGD
+from fedsim.models import RowModel
+from fedsim.models.selectors import last_layers
+from fedsim.samples import Batch, ClientData
+from fedsim.shift import Shift
+
+MIXING = "mixing"
+
+
+class FedALA(SGD):
+    """In its last layers a client begins at v + (x^t − v) ⊙ W, v what it arrived at last time; in the others at x^t. A
+    round's first steps move W ← clip(W − η_W ∇f ⊙ (x^t − v), 0, 1) and with it the beginning, the others train
+    (Zhang et al., AAAI 2023). The personal model is the beginning.
+
+    In the paper W is learnt on a share of the client's data, the first time until the loss settles; here on the batches
+    of so many steps of every round. W frozen at 1 is FedAvg, at 0 FedPer. Memory: a model and W per client.
+
+    Args:
+        layers: how many last layers are mixed, of those with parameters.
+        mixing_steps: of the round's local steps, those that move W.
+        mixing_lr: η_W.
+        mixing: W at the start.
+        **options: of SGD.
+    """
+
+    own_models = ("personal",)
+    extras = frozenset({"proximal", "anchor", "scale"})  # a round's move is no sum of gradients
+
+    def __init__(
+        self, layers: int = 1, mixing_steps: int = 1, mixing_lr: float = 1.0, mixing: float = 1.0, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.layers = checks.whole("local.layers", layers)
+        self.mixing_steps = checks.whole("local.mixing_steps", mixing_steps, least=0)
+        self.mixing_lr = checks.not_negative("local.mixing_lr", mixing_lr)
+        self.mixing = checks.fraction("local.mixing", mixing)
+        if self.work.steps is not None and self.mixing_steps >= self.work.steps:
+            raise ConfigError(
+                f"local.mixing_steps={mixing_steps} leaves none of local_steps={self.work.steps} to train; raise "
+                "local_steps"
+            )
+        self.top = torch.empty(0, dtype=torch.int64)
+
+    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+        self.top = last_layers(model.shapes, self.layers).to(model.device)
+
+    def gradient_weight(self, step: int) -> float | None:
+        return None
+
+    def memory(self, federation: Federation, dimension: int) -> Carry:
+        every = torch.full((federation.replicates, len(self.top)), self.mixing, dtype=federation.dtype)
+        return {MIXING: federation.broadcast(every.to(federation.device))}
+
+    def round_state(self, params: Tensor) -> Carry:
+        return {RECEIVED: params[:, self.top].clone(), TAKEN: params.new_zeros(len(params))}
+
+    def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
+        row = self.mixed(carry, carry["params"][self.top], carry[MIXING])
+        return [(row.new_ones(()), row)]
+
+    def mixed(self, carry: Carry, received: Tensor, mixing: Tensor) -> Tensor:
+        """[d] the row with last layers between the client's own and those received."""
+        return carry["params"].index_copy(0, self.top, torch.lerp(carry["personal"][self.top], received, mixing))
+
+    def begin(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
+        return carry | {"params": self.mixed(carry, carry[RECEIVED], carry[MIXING])}
+
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        gradient, loss = objective.gradient(carry["params"], batch)
+        mixes, received = carry[TAKEN] < self.mixing_steps, carry[RECEIVED]
+        slope = gradient[self.top] * (received - carry["personal"][self.top])
+        mixing = torch.where(mixes, (carry[MIXING] - self.mixing_lr * slope).clamp(0.0, 1.0), carry[MIXING])
+        trained = self.descend(carry, gradient, lr)
+        params = torch.where(mixes, self.mixed(carry, received, mixing), trained)
+        own = torch.where(mixes, carry["personal"], trained)
+        return carry | {"params": params, "personal": own, MIXING: mixing, TAKEN: carry[TAKEN] + 1}, loss

@@ -1,0 +1,72 @@
+"""FedRoD: a head of every client's own on top of the federation's, which is trained as if classes were even."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.local.apfl import ratio_to
+from fedsim.local.base import Carry, Objective
+from fedsim.local.fedlc import FedLC
+from fedsim.models import RowModel
+from fedsim.models.selectors import last_layers
+from fedsim.samples import Batch, ClientData
+from fedsim.shift import Shift
+
+HEAD = "head"
+
+
+class FedRoD(FedLC):
+    """Steps of FedLC with balanced softmax, and beside each p ← p − η_p ∇_p f, where f is the plain cross-entropy of
+    the sum of two heads' outputs on one body (Chen and Chao, ICLR 2022): the federation's, which travels, and p, which
+    stays. Body and federation's head do not hear of f, and never meet p.
+
+    A head is the last layer. It is linear in its numbers, so that the sum of two heads' outputs is that of one whose
+    numbers are the sum; others are refused. p starts at zero: a client that never came predicts as the federation.
+    Memory: a head per client, kept while it is away.
+
+    Args:
+        tau, margin: see `FedLC`.
+        personal_lr: η_p, moved by the same schedule; None is η.
+        **options: of SGD; clip and weight_decay act on p too. A ridge is then that of the summed heads.
+    """
+
+    def __init__(
+        self, tau: float = 1.0, margin: str = "balanced", personal_lr: float | None = None, **options: Any
+    ) -> None:
+        super().__init__(tau, margin, **options)
+        self.ratio = ratio_to(personal_lr, self.rates)
+        self.head = torch.empty(0, dtype=torch.int64)
+
+    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+        super().setup(data, shift, model)
+        self.head = last_layers(model.shapes, 1).to(model.device)
+        row, inputs = model.initial([0])[0], model.call.inputs(data.pair(model.dtype))
+        angle = torch.arange(len(self.head), device=row.device).to(row.dtype)
+        heads = angle.sin(), angle.cos(), angle.sin() + angle.cos()
+        one, other, both = (model.evaluate(row.index_copy(0, self.head, head), inputs) for head in heads)
+        if not torch.allclose(one + other, both, rtol=1e-4, atol=1e-4):
+            raise ConfigError(
+                f"local=fedrod adds the outputs of two heads, but those of {type(model.training_module).__name__} are "
+                "not linear in its last layer; use a model that ends with one"
+            )
+
+    def memory(self, federation: Federation, dimension: int) -> Carry:
+        return {HEAD: federation.zeros(len(self.head))}
+
+    def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
+        return [(carry["params"].new_ones(()), self.both(carry))]
+
+    def both(self, carry: Carry) -> Tensor:
+        """[d] the body under both heads."""
+        return carry["params"].index_add(0, self.head, carry[HEAD])
+
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        gradient, _ = objective.gradient(self.both(carry), batch)
+        own = self.descend({"params": carry[HEAD]}, gradient[self.head], lr * self.ratio)
+        carry, loss = super().step(carry, batch, lr, objective)
+        return carry | {HEAD: own}, loss
