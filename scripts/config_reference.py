@@ -33,6 +33,8 @@ ORDER = (
     "strategy",
     "uplink",
     "attack",
+    "clock",
+    "work",
     "columns",
     "personal",
     "stop",

@@ -74,10 +74,11 @@ def play(simulation: Simulation, rounds: int | None = None) -> Iterator[Played]:
     """The rounds of a simulation, one by one; states are copies, since client memory may be updated in place."""
     strategy, state = simulation.strategy, simulation.initial_state()
     memory = simulation.trainer.memory(state.model)
+    simulation.pace.begin()
     simulation.uplink.remember(memory, simulation.federation, state.model)
     for t in range(simulation.rounds if rounds is None else rounds):
         before = copy.deepcopy(state)
-        cohort = strategy.cohort(state, simulation.availability.sample(t))
+        cohort = simulation.pace(strategy.cohort(state, simulation.availability.sample(t)), t)
         report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, state.model, memory)
         report = simulation.uplink(report, memory)
         state = strategy.aggregate(state, report, t)

@@ -49,6 +49,8 @@ def test_every_choice_is_in_the_table_of_groups() -> None:
         "strategy",
         "uplink",
         "attack",
+        "clock",
+        "work",
     ):
         for path in (config_folder() / group).glob("*.yaml"):
             if path.stem not in ("none", "custom"):

@@ -36,6 +36,8 @@ PARTS = (
     "strategy",
     "uplink",
     "attack",
+    "clock",
+    "work",
     "columns",
     "personal",
     "stop",

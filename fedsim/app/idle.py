@@ -47,6 +47,7 @@ IDLE: list[tuple[str, Callable[[Settings], bool], str]] = [
     ("trainer.trial", lambda s: _of(s, "trainer.executor") != "auto", "trainer.executor=auto"),
     ("uplink", _nothing_sent, "a strategy whose clients send something"),
     ("attack", _nothing_sent, "a strategy whose clients send something"),
+    ("clock.late", lambda s: _of(s, "clock.deadline") is None, "a clock.deadline"),
     ("stop.over", lambda s: _of(s, "stop.target") is None, "a stop.target"),
     *(
         (f"contamination.{key}", lambda s: _of(s, "contamination.fraction") == 0, "contamination.fraction above 0")

@@ -164,7 +164,13 @@ class Cohort(RowStatistics):
     """
 
     def __init__(
-        self, federation: Federation, rows: np.ndarray, count: np.ndarray, probability: np.ndarray, t: int = 0
+        self,
+        federation: Federation,
+        rows: np.ndarray,
+        count: np.ndarray,
+        probability: np.ndarray,
+        t: int = 0,
+        steps: np.ndarray | None = None,
     ) -> None:
         self.federation, self.ranks, self.round = federation, federation.ranks, t
         self.shape = (federation.replicates, federation.clients)
@@ -172,7 +178,7 @@ class Cohort(RowStatistics):
         if m < federation.clients:
             virtual = rows // m * federation.clients + federation.own[rows % m]
         count, probability = np.asarray(count, dtype=np.float64), np.asarray(probability, dtype=np.float64)
-        self.host = HostRows(rows, virtual, count, probability)
+        self.host = HostRows(rows, virtual, count, probability, steps)
         edges = np.searchsorted(rows, np.arange(0, federation.rows + 1, m))
         self.bounds: tuple[int, ...] = tuple(int(b) for b in edges)
 
@@ -230,7 +236,8 @@ class Cohort(RowStatistics):
     def subset(self, keep: np.ndarray) -> Cohort:
         """The rows at the given positions (sorted)."""
         host = self.host
-        return Cohort(self.federation, host.rows[keep], host.count[keep], host.probability[keep], self.round)
+        steps = None if host.steps is None else host.steps[keep]
+        return Cohort(self.federation, host.rows[keep], host.count[keep], host.probability[keep], self.round, steps)
 
     def largest(self, values: Tensor, k: int) -> Cohort:
         """The k rows of each replicate with the largest values [n]; of equal ones the first clients. The host waits."""

@@ -42,6 +42,8 @@ class Purpose(IntEnum):
     ROSTER = 20
     UPLINK = 21
     ATTACK = 22
+    CLOCK = 23
+    WORK = 24
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

@@ -27,12 +27,14 @@ class HostRows:
         virtual: [n] numbers r·m + i of the virtual clients; equal to `rows` in a lone process.
         count: [n] how often each takes part: 0 computes, but does not take part; more than 1 is a multiset.
         probability: [n] true p_i^t.
+        steps: [n] local steps each does, at least one; None: all that a round asks.
     """
 
     rows: np.ndarray
     virtual: np.ndarray
     count: np.ndarray
     probability: np.ndarray
+    steps: np.ndarray | None = None
 
 
 class RowStatistics:

@@ -46,6 +46,10 @@ WORK = {
     "samples": "training samples this replicate has processed so far",
     "seconds": "wall time of training and evaluation so far, resumed parts included",
 }
+TIME = {  # where there is a clock
+    "virtual_seconds": "virtual seconds so far, by the run's clock",
+    "late_clients": "clients that were sent the model in the last round and do not count in it",
+}
 
 
 def also(model: str, columns: Iterable[str]) -> dict[str, str]:
@@ -56,7 +60,7 @@ def also(model: str, columns: Iterable[str]) -> dict[str, str]:
 COLUMNS = PLACE | MEASURED
 for _model, _what in MODELS.items():
     COLUMNS |= {name: f"{MEASURED[of]}; here of {_what}" for of, name in also(_model, MEASURED).items()}
-COLUMNS |= WORK
+COLUMNS |= WORK | TIME
 
 
 RISING = (

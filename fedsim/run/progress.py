@@ -23,6 +23,8 @@ class Progress:
         unevaluated: rounds since the last evaluation.
         dropped: clients or replicates that became non-finite and were dropped, see `fedsim.run.divergence`.
         executors: what a trial settled, by the local rules' names, see `fedsim.trainer.trial`.
+        unanswered: [R] how often clients were sent the model and sent nothing, summed over all rounds.
+        virtual: [R] virtual seconds, where there is a clock.
         rows: written to metrics.csv by now; None: an earlier version of fedsim has not counted them.
     """
 
@@ -35,6 +37,8 @@ class Progress:
     dropped: list[dict[str, Any]] = field(default_factory=list)
     executors: dict[str, str] = field(default_factory=dict)
     rows: int | None = None
+    unanswered: list[int] = field(default_factory=list)
+    virtual: list[float] = field(default_factory=list)
 
     @classmethod
     def read(cls, text: str) -> Progress:
@@ -45,7 +49,9 @@ class Progress:
         """
         found = cls(**json.loads(text))
         whole = [("rounds", found.rounds), ("unevaluated", found.unevaluated), ("rows", found.rows or 0)]
-        whole += [(name, each) for name in ("samples", "links") for each in _each(name, getattr(found, name))]
+        whole += [
+            (name, each) for name in ("samples", "links", "unanswered") for each in _each(name, getattr(found, name))
+        ]
         for entry in _each("dropped", found.dropped):
             known = (
                 ("replicate", "round", "clients") if "clients" in entry else ("replicate", "round", "client", "times")
@@ -53,7 +59,7 @@ class Progress:
             whole += [(f"dropped {name}", each) for name in known for each in _flat(entry[name])]
         numbers = [
             ("seconds", found.seconds),
-            *(("participants", each) for each in _each("participants", found.participants)),
+            *((name, each) for name in ("participants", "virtual") for each in _each(name, getattr(found, name))),
         ]
         for name, value in whole:
             if type(value) is not int or not 0 <= value <= LARGEST:

@@ -12,6 +12,7 @@ from torch import nn
 
 from fedsim.attack import Attack
 from fedsim.availability import Availability
+from fedsim.clock import AllWork, Clock, CutOffByTheClock, NoClock, Work
 from fedsim.contamination import Contamination, NoContamination
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
@@ -19,7 +20,7 @@ from fedsim.core.ranks import Ranks
 from fedsim.datasets import Dataset
 from fedsim.datasets.pooled import PooledData
 from fedsim.evaluation import EvaluatedModels, Evaluation, Evaluator
-from fedsim.evaluation.columns import COLUMNS, MODELS, PLACE, WORK, also
+from fedsim.evaluation.columns import COLUMNS, MODELS, PLACE, TIME, WORK, also
 from fedsim.evaluation.diagnostics import spreads
 from fedsim.evaluation.metrics import Metrics
 from fedsim.local import SGD, LocalRule
@@ -32,6 +33,7 @@ from fedsim.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.personal.models import OwnModels
 from fedsim.run import determinism
 from fedsim.run.divergence import ON_NONFINITE
+from fedsim.run.pace import Pace
 from fedsim.run.participation import Participation
 from fedsim.run.rules import Stop
 from fedsim.run.traffic import Traffic
@@ -88,6 +90,8 @@ class Setup:
         stop: when the run ends before its last round.
         uplink: what happens to rows between local work and aggregation.
         attack: who lies, and how: before the uplink.
+        clock: how long clients take in virtual seconds, and who is late.
+        work: how much of a round's local steps each does.
         execution: where and how all is computed.
         ranks: the processes that share the run (`Ranks.join()` under torchrun); a lone one unless given.
     """
@@ -117,6 +121,8 @@ class Setup:
         stop: Stop | None = None,
         uplink: Uplink | None = None,
         attack: Attack | None = None,
+        clock: Clock | None = None,
+        work: Work | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.rounds = checks.whole("rounds", rounds)
@@ -149,7 +155,7 @@ class Setup:
         self._check_columns()
         with among_members(members, personal.newcomers):
             self.availability = bound(availability, self.federation, rounds, tables)
-            self.strategy.check(self.availability)
+            self.strategy.check(CutOffByTheClock.unless_all_count(self.availability, clock))
         self.strategy.check_local(rule)
         lies = [attack] if attack is not None and attack.active else []
         stages = [*lies, *(uplink.stages if uplink is not None else ())]
@@ -166,6 +172,7 @@ class Setup:
         contamination.setup(everybody.federation, self.dataset)
         late = copy.deepcopy(self.shift) if personal.newcomers else self.shift  # of newcomers, set up for everybody
         trainers = self._train(rule, contamination)
+        self.pace = Pace(clock or NoClock(), work or AllWork(), self.trainer.batches, self.traffic)
         self._judge(personal, trainers, tables)
         self.newcomers = self._expect(personal, everybody, late, rule, contamination) if personal.newcomers else None
 
@@ -249,6 +256,7 @@ class Setup:
             strategy.beside: bool(strategy.beside),
             "the local rule sends estimates": self.trainer.rule.traffic(self.model.dimension)[1] > 0,
             "some clients send what follows from others' rows": any(isinstance(s, Attack) for s in self.uplink.stages),
+            "the clock shows how much data the late have": self.pace.clock.cuts,
             "statistics of the model are averaged": len(self.model.columns.averaged) > 0,
         }
         said = [what for what, so in leaks.items() if so]
@@ -274,6 +282,7 @@ class Setup:
             other = self.evaluator.added(f", of {MODELS[model]}")
             added |= {name: other[of] for of, name in also(model, other).items()}
         known = {name: what for name, what in COLUMNS.items() if name in {*PLACE, *measured, *WORK}}
+        known |= TIME if self.pace.clock.active else {}
         return known | added | (self.personal.columns if self.personal else {}) | self.participation.columns
 
     @functools.cached_property

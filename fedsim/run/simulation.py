@@ -133,7 +133,7 @@ class Simulation(Setup):
             tracker.begin(state)
             for t in tracker.rounds():
                 active = self.availability.sample(t)
-                cohort = guard.present(self.strategy.cohort(state, active), t)
+                cohort = self.pace(guard.present(self.strategy.cohort(state, active), t), t)
                 start = self.strategy.start(state, cohort)
                 report = yield from self.trainer.steps(start, cohort, t, state.model, memory, guard.accept)
                 state = self.strategy.aggregate(state, self.uplink(report, memory), t)
@@ -148,6 +148,11 @@ class Simulation(Setup):
         shape = (self.federation.replicates, self.federation.clients)
         nobody = self.federation.cohort(np.zeros(shape), np.zeros(shape))
         start = self.strategy.start(state, nobody)
+        if self.pace.clock.cuts and (self.strategy.cohort(state, nobody).host.count == 0).any():
+            raise ConfigError(
+                f"strategy={type(self.strategy).__name__} as configured lets those compute who do not take part, and "
+                "clock.deadline or clock.first would make the late do neither; give null for both, or another strategy"
+            )
         local = self.trainer.rule
         handed = set(start) - {"params"} if isinstance(start, dict) else set()
         twice = ({*handed, "params"} & memory.clients.keys()) | ({"round"} & {*handed, *memory.clients})

@@ -19,7 +19,7 @@ def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
         progress: where it stands.
     """
     last = [row for row in result.history if row["round"] == result.history[-1]["round"]]
-    numbers = {
+    numbers: dict[str, Any] = {
         "rounds": progress.rounds,
         "stopped": result.stopped,
         "seeds": list(run.federation.seeds),
@@ -28,13 +28,15 @@ def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
         "dropped": progress.dropped,
         "seconds": round(result.seconds, 3),
         "samples": result.samples,
-        "total_bytes_down": sum(progress.links) * run.traffic.down,
+        "total_bytes_down": (sum(progress.links) + sum(progress.unanswered)) * run.traffic.down,
         "total_bytes_up": sum(progress.links) * run.traffic.up,
         "samples_per_second": round(result.samples / max(result.seconds, 1e-9), 1),
         "parameters": run.model.dimension,
         "executor": run.trainer.choice.executor,
         "chunk": run.trainer.choice.chunk,
     }
+    if run.pace.clock.active:
+        numbers["virtual_seconds"] = progress.virtual
     numbers |= run.participation.said(progress.rounds)
     if (private := run.privacy(progress.rounds)) is not None:
         numbers["privacy"] = private.as_json()

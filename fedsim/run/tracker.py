@@ -80,7 +80,9 @@ class Tracker:
         if not progress.rounds:
             nothing = [0] * len(self.seeds)
             progress.samples, progress.links, progress.participants = nothing, [*nothing], [0.0] * len(self.seeds)
-            progress.rows = 0
+            progress.unanswered, progress.virtual, progress.rows = [*nothing], [], 0
+        progress.unanswered = progress.unanswered or [0] * len(self.seeds)  # an earlier version has not counted them
+        run.pace.begin(progress.virtual)
         self._before = progress.seconds
         self._samples_before = sum(progress.samples)
         self._start = time.monotonic()
@@ -198,6 +200,8 @@ class Tracker:
         self._active, self._linked, worked, wishes = self.ranks.totals(*counts, wishes)
         progress.participants = [float(a + b) for a, b in zip(progress.participants, self._active, strict=True)]
         progress.links = [int(a + b) for a, b in zip(progress.links, self._linked, strict=True)]
+        progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, run.pace.late, strict=True)]
+        progress.virtual = run.pace.seconds.tolist() if run.pace.clock.active else []
         progress.samples = [int(a + b) for a, b in zip(progress.samples, worked, strict=True)]
         self._view.round(t + 1, float(self._active.mean()))
         stopping, due, late = (bool(wish) for wish in wishes)
@@ -230,8 +234,11 @@ class Tracker:
             given_up = r in self.guard.lost
             row |= {name: math.nan if given_up else float(values[r]) for name, values in measured.metrics.items()}
             row |= {"active_clients": int(self._active[r]), "mean_active_clients": float(mean_active[r])}
-            row |= self.run.traffic.columns(int(self._linked[r]), progress.links[r])
+            sent, late, pace = int(self._linked[r]), progress.unanswered[r], self.run.pace
+            heard = (sent + int(pace.late[r]), sent), (progress.links[r] + late, progress.links[r])
+            row |= self.run.traffic.columns(*heard)
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
+            row |= {"virtual_seconds": float(pace.seconds[r]), "late_clients": int(pace.late[r])}
             rows.append({name: row[name] for name in self.run.meanings})
         self.history += rows
         progress.rows = None if progress.rows is None else progress.rows + len(rows)

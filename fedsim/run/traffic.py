@@ -51,7 +51,10 @@ class Traffic:
         saved = 0 if uplink is None or not strategy.vectors_up else plain - uplink.code(len(columns.shared), size).bytes
         return cls(down * size, up * size - saved)
 
-    def columns(self, last: int, ever: int) -> dict[str, int]:
-        """The columns of metrics.csv where so many clients took part in the last round, and in all rounds together."""
-        both = (("", last), ("total_", ever))
-        return {f"{of}bytes_{way}": n * getattr(self, way) for of, n in both for way in ("down", "up")}
+    def columns(self, last: tuple[int, int], ever: tuple[int, int]) -> dict[str, int]:
+        """The columns of metrics.csv where so many clients were sent the model and sent theirs, in the last round and
+        in all rounds together."""
+        found: dict[str, int] = {}
+        for of, (asked, answered) in (("", last), ("total_", ever)):
+            found |= {f"{of}bytes_down": asked * self.down, f"{of}bytes_up": answered * self.up}
+        return found

@@ -7,6 +7,7 @@ batch = chunk.batch(step, first, stop, dtype)
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,10 +74,15 @@ class Batches:
         """The same work on other samples, which allow it."""
         return Batches(data, self.work, self.contamination, self.keyed, self.redraw)
 
+    def load(self, cohort: Cohort) -> Workload:
+        """What a round asks of the cohort's clients."""
+        return self.data.workload(self.work, cohort.host.virtual)
+
     def plan(self, cohort: Cohort, t: int) -> Plan:
         """The work of the cohort in round t."""
-        load = self.data.workload(self.work, cohort.host.virtual)
-        return Plan(self, t, load, cohort.virtual, cohort.virtual, cohort.seed, cohort.client)
+        asked, steps = self.load(cohort), cohort.host.steps
+        load = asked if steps is None else dataclasses.replace(asked, steps=steps)
+        return Plan(self, t, load, cohort.virtual, cohort.virtual, cohort.seed, cohort.client, asked)
 
 
 @dataclass
@@ -90,6 +96,7 @@ class Plan:
         rows: [n] virtual clients of the run.
         stored: [n] their numbers in `batches.data`: the same, unless it holds the clients of several runs.
         seeds, clients: [n] the replicate's seed and the client's number of each row.
+        asked: the load as it would be if everybody did all that a round asks; schedules count by it.
     """
 
     batches: Batches
@@ -99,6 +106,7 @@ class Plan:
     stored: Tensor
     seeds: Tensor
     clients: Tensor
+    asked: Workload | None = None
 
     def chunk(self, rows: np.ndarray) -> Chunk:
         """The batches of the rows at these positions in the cohort, in the order of `load.order`."""

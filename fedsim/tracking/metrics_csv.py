@@ -14,7 +14,7 @@ from fedsim.tracking.result import Row
 
 NAME = "metrics.csv"
 _BYTES = {"bytes_down", "bytes_up", "total_bytes_down", "total_bytes_up"}
-_WHOLE = {"round", "seed", "samples", "active_clients"} | _BYTES
+_WHOLE = {"round", "seed", "samples", "active_clients", "late_clients"} | _BYTES
 
 
 def read_metrics(path: Path) -> list[Row]:

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.columns import PLACE, WORK
+from fedsim.evaluation.columns import PLACE, TIME, WORK
 from fedsim.models.naming import Naming
 from fedsim.strategies import State
 
@@ -84,7 +84,7 @@ def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run:
 
 def measured(history: list[Row]) -> list[str]:
     """The columns of a history that are results rather than bookkeeping."""
-    return [name for name in history[0] if name not in PLACE | WORK]
+    return [name for name in history[0] if name not in PLACE | WORK | TIME]
 
 
 def mean_std(values: list[float]) -> tuple[float, float]:

@@ -40,6 +40,8 @@ GROUPS = {
     "distance_to_po": "distance/to PO (optimal)",
     "active_clients": "participation/active clients",
     "mean_active_clients": "participation/mean active clients",
+    "late_clients": "participation/late clients",
+    "virtual_seconds": "time/virtual seconds",
     "bytes_down": "bytes/to clients, last round",
     "bytes_up": "bytes/to the server, last round",
     "total_bytes_down": "bytes/to clients, so far",

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 from fedsim.local import LocalRule
-from fedsim.samples import Workload
+from fedsim.samples import Plan, Workload
 
 
-def rates_of_steps(rule: LocalRule, of_rows: Tensor, load: Workload, t: int) -> Tensor:
+def rates_of_steps(rule: LocalRule, of_rows: Tensor, plan: Plan, t: int) -> Tensor:
     """[S, n] the learning rate of every step and row, from that of each row [n] in round t; a row's schedule counts its
-    own steps."""
-    steps, per_pass = load.steps, load.per_pass
-    most = int(steps.max(initial=0))
+    own steps, all of those that a round asks."""
+    asked = plan.load if plan.asked is None else plan.asked
+    steps, per_pass = asked.steps, asked.per_pass
+    most = int(plan.load.steps.max(initial=0))
     if rule.schedule.steady:
         return of_rows.new_full((most, len(of_rows)), rule.schedule.factor(t, 0, most)) * of_rows
     kinds, kind = np.unique(np.stack([steps, per_pass], axis=1), axis=0, return_inverse=True)

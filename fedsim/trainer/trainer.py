@@ -203,7 +203,7 @@ class Trainer:
         if self.rule.knows_round:
             carry["round"] = torch.full((len(cohort),), t, dtype=torch.int64, device=start.device)
         plan = self.batches.plan(cohort, t)
-        rates = rates_of_steps(self.rule, self.rates[cohort.replicate], plan.load, t)
+        rates = rates_of_steps(self.rule, self.rates[cohort.replicate], plan, t)
         whole = columns.of_server(deployed, memory, cohort.federation) if self.shift.active else deployed
         answered = self.shift.deployed(memory.server, whole, t) if self.shift.active else None
         done = yield Work(self, plan, carry, rates, cohort.replicate, answered)

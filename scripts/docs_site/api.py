@@ -19,7 +19,7 @@ LAYERS = (
     ("datasets", "partition", "models"),
     ("contamination", "availability"),
     ("samples",),
-    ("shift",),
+    ("clock", "shift"),
     ("local",),
     ("trainer",),
     ("uplink",),

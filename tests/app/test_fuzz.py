@@ -88,6 +88,11 @@ def composition(number: int) -> list[str]:
         own += [f"uplink=[{','.join(draw.sample(choices('uplink'), draw.choice([1, 1, 2])))}]"]
     if draw.random() < 0.2:
         own += [f"attack={draw.choice([c for c in choices('attack') if c != 'none'])}", "attack.fraction=0.4"]
+    if draw.random() < 0.3:
+        own += ["clock=devices", "clock.compute_spread=1", "clock.down=1e5", f"clock.jitter={draw.choice([0, 0.5])}"]
+        late = ["clock.deadline=0.05"]
+        own += draw.choice([[], late, [*late, "clock.late=partial"], ["clock.first=2"]])
+    own += ["work=uniform"] if draw.random() < 0.2 else []
     return [*own, *BASE]
 
 

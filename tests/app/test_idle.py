@@ -28,6 +28,7 @@ RESTING = {
     "trainer.trial": (["trainer.trial=false", "trainer.executor=loop"], ["trainer.executor=auto"]),
     "uplink": (["uplink=topk", "strategy=local_only"], ["strategy=fedavg"]),
     "attack": (["attack=noise", "strategy=local_only"], ["strategy=fedavg"]),
+    "clock.late": (["clock=devices", "clock.late=partial"], ["clock.deadline=1"]),
     "stop.over": (["stop.over=mean"], ["stop.target={test_accuracy:0.9}"]),
     "contamination.mean": (["contamination.mean=1", *ROTTEN], WOKEN),
     "contamination.std": (["contamination.std=1", *ROTTEN], WOKEN),

@@ -35,7 +35,7 @@ def rates(unit: str, t: int) -> list[list[float]]:
     simulation = Simulation(data, Mean, clients=2, local=rule, execution=Execution(dtype="float64"))
     cohort: Cohort = simulation.federation.cohort(np.ones((1, 2)), np.ones((1, 2)))
     plan = simulation.trainer.batches.plan(cohort, t)
-    table = rates_of_steps(rule, simulation.trainer.rates[cohort.replicate], plan.load, t)
+    table = rates_of_steps(rule, simulation.trainer.rates[cohort.replicate], plan, t)
     return [table[:steps, row].tolist() for row, steps in enumerate(plan.load.steps)]
 
 

@@ -1,0 +1,55 @@
+"""How many of a round's local steps each client does, where not all do all."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.core import checks, rng
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.samples import LocalWork, Workload
+
+
+class Work:
+    """The contract: a number of steps for every row and round, a pure function of seeds, round and client."""
+
+    active = True
+
+    def setup(self, federation: Federation, work: LocalWork) -> None:
+        """Fix who exists and what a round asks of them; refuse what makes no sense."""
+
+    def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
+        """[n] steps that these virtual clients do in round t, of those asked, `load.steps`; at least one."""
+        return load.steps
+
+
+class AllWork(Work):
+    """Everybody does all of it."""
+
+    active = False
+
+
+class UniformWork(Work):
+    """Every client draws anew in every round how much it does, uniformly from `least` to all: local steps, or passes
+    where `local_epochs` counts the work. FedNova's stragglers (Wang et al., NeurIPS 2020) do 2 to 5 passes.
+
+    Args:
+        least: steps, or passes.
+    """
+
+    def __init__(self, least: int = 1) -> None:
+        self.least = checks.whole("work.least", least)
+
+    def setup(self, federation: Federation, work: LocalWork) -> None:
+        self.federation, self.by_pass = federation, work.epochs is not None
+        key, most = ("local_epochs", work.epochs) if self.by_pass else ("local_steps", work.steps)
+        assert most is not None
+        if self.least > most:
+            raise ConfigError(f"work.least={self.least} exceeds {key}={most}; lower it")
+
+    def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
+        seeds, m = self.federation.seeds, self.federation.clients
+        u = np.concatenate([rng.generator(seed, rng.Purpose.WORK, t).random(m) for seed in seeds])[virtual]
+        unit = load.per_pass if self.by_pass else np.ones_like(load.steps)
+        drawn = self.least + np.floor(u * (load.steps // unit - self.least + 1)).astype(np.int64)
+        return np.asarray(drawn * unit)

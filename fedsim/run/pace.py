@@ -1,0 +1,86 @@
+"""Who of those that were asked answers in time, and with how much of the work done; virtual time goes by."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from fedsim.clock import Clock, Work
+from fedsim.clock.clock import Times
+from fedsim.core.federation import Cohort
+from fedsim.run.traffic import Traffic
+from fedsim.samples import Batches, Workload
+
+
+class Pace:
+    """Clock and work of a run, round after round; without either, everybody answers with all of it.
+
+    Args:
+        clock, work: see there.
+        batches: what a round asks of clients.
+        traffic: what a client gets and sends.
+
+    Attributes:
+        seconds: [R] virtual ones so far.
+        asked: [R] clients that were sent the model in the last round.
+        late: [R] those of them that do not count.
+    """
+
+    def __init__(self, clock: Clock, work: Work, batches: Batches, traffic: Traffic) -> None:
+        self.clock, self.work, self.batches, self.traffic = clock, work, batches, traffic
+        clock.setup(batches.federation)
+        work.setup(batches.federation, batches.work)
+        self.begin()
+
+    def begin(self, seconds: list[float] | None = None) -> None:
+        """Before the first round, or after so many virtual seconds [R]."""
+        replicates = self.batches.federation.replicates
+        self.seconds = np.array(seconds) if seconds else np.zeros(replicates)
+        self.asked, self.late = np.zeros(replicates, dtype=np.int64), np.zeros(replicates, dtype=np.int64)
+
+    def __call__(self, asked: Cohort, t: int) -> Cohort:
+        """Those of the asked who count, with the steps that they do."""
+        clock, host = self.clock, asked.host
+        if not (clock.active or self.work.active):
+            return asked
+        load = self.batches.load(asked)
+        steps = self.work.steps(t, host.virtual, load) if self.work.active else load.steps
+        if not clock.active:
+            return Cohort(asked.federation, host.rows, host.count, host.probability, t, steps)
+        times = clock.times(t, host.virtual, self.traffic.down, self.traffic.up)
+        steps, samples, least = self._within(times, load, steps)
+        waited = host.count > 0  # for whoever computes without taking part nobody waits
+        needed = np.where(steps > 0, times.link + samples * times.sample, np.inf)
+        counts = self._wait(asked, needed, waited) | ~waited
+        chance = clock.chance(times, host.virtual, least) if clock.cuts else 1.0
+        whole = Cohort(asked.federation, host.rows, host.count, host.probability * chance, t, steps)
+        return whole if counts.all() else whole.subset(np.flatnonzero(counts))
+
+    def _within(self, times: Times, load: Workload, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """[n] each: the steps that are done, the samples they take, and those without which a client is late."""
+        sizes = Workload(load.held, load.size, load.per_pass, steps, load.short_last).batch_sizes()
+        if self.clock.late == "drop" or self.clock.deadline is None or not sizes.shape[1]:
+            samples = sizes.sum(1)
+            return steps, samples, samples
+        done = np.cumsum(sizes, axis=1)
+        fits = times.link[:, None] + done * times.sample[:, None] <= self.clock.deadline
+        most = np.minimum(fits.sum(1), steps)
+        return most, np.where(np.arange(sizes.shape[1]) < most[:, None], sizes, 0).sum(1), sizes[:, 0]
+
+    def _wait(self, asked: Cohort, needed: np.ndarray, waited: np.ndarray) -> np.ndarray:
+        """[n] who counts, given what each takes and for whom the server waits; time goes by."""
+        clock = self.clock
+        (took, waits), virtual, bounds = asked.united(np.stack([needed, waited.astype(float)]))
+        deadline = np.inf if clock.deadline is None else clock.deadline
+        counts = np.zeros(len(virtual), dtype=bool)
+        for r, (a, b) in enumerate(itertools.pairwise(bounds)):
+            there = a + np.flatnonzero(waits[a:b])
+            order = there[np.argsort(took[there], kind="stable")]
+            kept = order[took[order] <= deadline][: clock.first]
+            counts[kept] = True
+            self.asked[r], self.late[r] = len(there), len(there) - len(kept)
+            complete = len(kept) == min(len(there), clock.first or len(there)) and len(there) > 0
+            lasts = took[kept[-1]] if complete else deadline
+            self.seconds[r] += clock.server + (lasts if np.isfinite(lasts) else 0.0)
+        return counts[np.searchsorted(virtual, asked.host.virtual)]
