@@ -44,6 +44,7 @@ class Purpose(IntEnum):
     ATTACK = 22
     CLOCK = 23
     WORK = 24
+    POINT = 25
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

@@ -2,6 +2,7 @@
 
 from fedsim.local.apfl import APFL
 from fedsim.local.base import Carry, Descent, HeavyBall, LocalRule, Moments, Objective
+from fedsim.local.dfo import DFO
 from fedsim.local.ditto import Ditto
 from fedsim.local.fedala import FedALA
 from fedsim.local.fedlc import FedLC
@@ -19,6 +20,7 @@ from fedsim.local.sgd import SGD
 
 __all__ = [
     "APFL",
+    "DFO",
     "PFL",
     "PG",
     "RRM",

@@ -25,6 +25,9 @@ class Objective(Protocol):
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Gradient [d] and value [] of the client's mean loss on the batch, at params [d]."""
 
+    def value(self, params: Tensor, batch: Batch) -> Tensor:
+        """Value [] of the client's mean loss on the batch, at params [d], without a gradient."""
+
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses [B] and their gradients [B, d] of every sample of the batch (padded ones too), at params [d].
 
@@ -186,6 +189,11 @@ class LocalRule(ABC):
     def begins(self) -> bool:
         """Is there something to `begin`?"""
         return type(self).begin is not LocalRule.begin
+
+    def deploys(self, carry: Carry) -> Tensor:
+        """[d] the model that the client deploys at this step, which its data answer where `shift.deploy` is 'step': its
+        own current one, unless the rule explores. For what `step` is for: ONE client, or a chunk if `batched`."""
+        return carry["params"]
 
     def gradient_weight(self, step: int) -> float | None:
         """What a step, counted from 0, weighs gradients in sum: it moves the model by its rate times that many of them.

@@ -15,6 +15,7 @@ from fedsim.local.base import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.samples import Chunk
 from fedsim.shift import Shift
+from fedsim.trainer.answered import Answered
 from fedsim.trainer.objective import Noted, PlainObjective, by_rows
 from fedsim.trainer.workers import share
 
@@ -37,6 +38,7 @@ class LoopExecutor:
     ) -> None:
         self.rule, self.shift, self.dtype, self.workers = rule, shift, model.dtype, workers
         self.contaminated = contaminated
+        self._answered = Answered(rule, shift, rows=False)
         self._objectives: queue.SimpleQueue[Noted] = queue.SimpleQueue()
         for _ in range(workers):
             self._objectives.put(Noted(PlainObjective(model), by_rows if rule.batched else None))
@@ -53,7 +55,7 @@ class LoopExecutor:
                 for step in range(int(chunk.steps[row])):
                     batch = first(chunk.batch(step, row, row + 1, self.dtype))
                     if self.shift.active:
-                        own, theta = self.shift.answers_to(own, None if deployed is None else deployed[row])
+                        own, theta = self._answered(own, None if deployed is None else deployed[row])
                         batch = self.shift(batch, theta)
                         if self.rule.knows_deployed:
                             batch = batch | {"deployed": theta}

@@ -22,7 +22,7 @@ from fedsim.local.base import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.samples import Batch
 
-METHODS = ("gradient", "per_sample", "hessian_product", "mixed_outputs")
+METHODS = ("gradient", "value", "per_sample", "hessian_product", "mixed_outputs")
 
 
 def refuse_whole_batches(model: RowModel) -> None:
@@ -77,6 +77,9 @@ class FunctionalObjective:
         by = grad_and_value(self._loss, has_aux=True)
         gradients, (value, moved) = by(self.model.unflatten(params), params, batch)
         return as_row(gradients.values(), self.columns), value, moved
+
+    def value(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        return self._loss(self.model.unflatten(params), params, batch)
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         refuse_whole_batches(self.model)
@@ -144,6 +147,11 @@ class PlainObjective:
             value = self.model.objective(output, batch, self.parameters)
             (gradient,) = self._gradients(value)
         return gradient, value.detach(), moved
+
+    def value(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            output, moved = self._output(params, batch)
+            return self.model.objective(output, batch, self.parameters), moved
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         refuse_whole_batches(self.model)
@@ -219,6 +227,11 @@ class Noted:
         gradient, value, moved = self._own["gradient"](params, batch)
         self._note((params, moved))
         return gradient, value
+
+    def value(self, params: Tensor, batch: Batch) -> Tensor:
+        value, moved = self._own["value"](params, batch)
+        self._note((params, moved))
+        return value
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         values, gradients, _ = self._own["per_sample"](params, batch)

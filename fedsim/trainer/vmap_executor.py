@@ -15,6 +15,7 @@ from fedsim.local.base import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.samples import Chunk
 from fedsim.shift import Shift
+from fedsim.trainer.answered import Answered
 from fedsim.trainer.objective import FunctionalObjective, Noted
 
 OF_CLIENTS = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
@@ -36,7 +37,7 @@ class VmapExecutor:
 
     def __init__(self, rule: LocalRule, model: RowModel, shift: Shift, compile: str = "never") -> None:
         self.rule, self.dtype, self.shift = rule, model.dtype, shift
-        self._move = vmap(shift)
+        self._move, self._answered = vmap(shift), Answered(rule, shift, rows=True)
         objective = Noted(FunctionalObjective(model), vmap if rule.batched else None)
         whole: Callable[..., Any] = (lambda step: step) if rule.batched else vmap
         self._step = whole(functools.partial(objective.step, rule))
@@ -69,7 +70,7 @@ class VmapExecutor:
                 alive = going
             batch = chunk.batch(step, 0, alive, self.dtype)
             if self.shift.active:
-                carry, theta = self.shift.answers_to(carry, None if deployed is None else deployed[:alive])
+                carry, theta = self._answered(carry, None if deployed is None else deployed[:alive])
                 batch = self._move(batch, theta)
                 if self.rule.knows_deployed:
                     batch = batch | {"deployed": theta}

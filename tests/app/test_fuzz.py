@@ -73,7 +73,7 @@ def composition(number: int) -> list[str]:
     if rule != "rrm":
         own += [text for text in COMPANY.get(f"local={rule}", []) if text != "model=mlp" or text not in own]
     if moves and (rule == "rrm" or draw.random() < 0.6):
-        deploy = "round" if rule == "rrm" else draw.choice(["step", "round"])
+        deploy = {"rrm": "round", "dfo": "step"}.get(rule) or draw.choice(["step", "round"])
         own += [f"shift={draw.choice(moves)}", f"shift.deploy={deploy}"]
         own += ["shift.redraw=2"] if rule == "rrm" or (deploy == "round" and draw.random() < 0.3) else []
         own += [f"shift.inertia={draw.choice([0, 0.5])}", "shift.references=none"]

@@ -1,0 +1,102 @@
+"""Descent without derivatives: deploy a model beside one's own, and hear how well it does on what answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.local.base import Carry, Objective
+from fedsim.local.exploring import noise, seeds
+from fedsim.local.performative import PFL
+from fedsim.local.projection import Projection
+from fedsim.models import RowModel
+from fedsim.samples import Batch, ClientData
+from fedsim.shift import Shift
+
+ASKED, HEARD, MEAN, COUNT = "points_asked", "loss_heard", "mean_loss_heard", "losses_heard"
+
+
+class DFO(PFL):
+    """Derivative-free optimisation with one or two points (Flaxman et al. 2004): towards θ^PO, knowing nothing of how
+    data answer.
+
+    A local step deploys a point and hears the mean loss on a batch that answers it. Two points make one step of the
+    model: θ ← Π(θ − η (d/2δ) (ℓ(θ + δu) − ℓ(θ − δu)) u), u on the unit sphere, the same for all clients of a replicate.
+    With one, every step moves: θ ← Π(θ − η (d/δ) (ℓ(θ + δu) − b) u). The same clients answer both points, each on a
+    batch of its own; d counts trained parameters. On quadratic risks two points are unbiased for every δ, and exact for
+    d = 1. With local_steps=2 `fedavg` takes the mean of the clients' differences; with more, clients walk on alone.
+
+    Π projects so that points stay in Θ. One point has a variance of about (d PR/δ)², so it wants rates two orders
+    smaller. Under inertia losses are those of points that data have not fully answered. Needs shift.deploy=step.
+    Memory: the replicate's seed, and with a baseline two numbers.
+
+    Args:
+        radius: δ.
+        points: 1 or 2.
+        baseline: for one point, b is the mean of the losses the client has heard so far (its first step stays where it
+            is); otherwise 0.
+        **options: of PFL.
+    """
+
+    knows_round = True
+
+    def __init__(self, radius: float = 0.1, points: int = 2, baseline: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.radius = checks.positive("local.radius", radius)
+        self.points, self.baseline = checks.whole("local.points", points), baseline
+        if points > 2:
+            raise ConfigError(f"local.points={points} must be 1 or 2")
+        if baseline and points == 2:
+            raise ConfigError("local.baseline=true is for one point; two have each other: set local.points=1")
+        if points == 2 and (self.work.steps or 1) % 2:
+            given = f"local_epochs={self.work.epochs}" if self.work.steps is None else f"local_steps={self.work.steps}"
+            raise ConfigError(f"{given}, but local.points=2 makes a step of two; give an even number of local_steps")
+        box, ball = self.project.box, self.project.ball
+        if 2 * self.radius >= (2 * ball if ball is not None else box[1] - box[0] if box is not None else float("inf")):
+            raise ConfigError(f"local.radius={radius} leaves no room in local.box or local.ball; lower it")
+        inner = None if box is None else [box[0] + self.radius, box[1] - self.radius]
+        self.project = Projection(inner, None if ball is None else ball - self.radius)
+
+    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+        if shift.active and shift.deploy == "round":
+            raise ConfigError("local=dfo learns from points that data answer one by one; set shift.deploy=step")
+        self.trained = model.trained
+
+    def memory(self, federation: Federation, dimension: int) -> Carry:
+        heard = {MEAN: federation.zeros(), COUNT: federation.zeros(dtype=torch.int64)} if self.baseline else {}
+        return seeds(federation) | heard
+
+    def round_state(self, params: Tensor) -> Carry:
+        count = torch.zeros(len(params), dtype=torch.int64, device=params.device)
+        return {ASKED: count, HEARD: params.new_zeros(len(params))}
+
+    def gradient_weight(self, step: int) -> float | None:
+        return float(self.points == 1 or step % 2 == 1)
+
+    def direction_of(self, carry: Carry) -> Tensor:
+        """[d] u of this step."""
+        drawn = noise(carry, carry[ASKED] // self.points, self.trained)
+        return drawn / drawn.norm()
+
+    def deploys(self, carry: Carry) -> Tensor:
+        side = 1 - 2 * (carry[ASKED] % self.points)
+        return carry["params"] + self.radius * (side * self.direction_of(carry))
+
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        loss, u = objective.value(self.deploys(carry), batch), self.direction_of(carry)
+        after = carry | {ASKED: carry[ASKED] + 1, HEARD: loss}
+        if self.points == 2:
+            slope = self.trained / (2 * self.radius) * (carry[HEARD] - loss)
+            moved, both = self.moved(after, slope * u, lr), carry[ASKED] % 2 == 1
+            return {name: torch.where(both, value, after[name]) for name, value in moved.items()}, loss
+        base = torch.zeros_like(loss)
+        if self.baseline:
+            base = torch.where(carry[COUNT] > 0, carry[MEAN], loss)
+            count = carry[COUNT] + 1
+            after = after | {MEAN: carry[MEAN] + (loss - carry[MEAN]) / count, COUNT: count}
+        return self.moved(after, self.trained / self.radius * (loss - base) * u, lr), loss

@@ -1,0 +1,31 @@
+"""Random points at which rules that learn from deployments have clients be, the same for all clients of a replicate."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsim.core import rng
+from fedsim.core.federation import Federation
+from fedsim.local.base import Carry
+
+SEED = "seed_of_points"
+
+
+def seeds(federation: Federation) -> Carry:
+    """The memory that `noise` needs: [R·m'] the seed of each client's replicate."""
+    return {SEED: federation.broadcast(federation.seed_of_replicate)}
+
+
+def noise(carry: Carry, number: Tensor, trained: int) -> Tensor:
+    """[d] standard normal numbers of one client, zero in columns of statistics: a function of seed, round and number.
+
+    Args:
+        carry: with the client's `seeds`, 'round' and 'params'.
+        number: [] of the point in its round.
+        trained: how many columns are trained.
+    """
+    params = carry["params"]
+    key = rng.row_keys(carry[SEED], rng.Purpose.POINT, carry["round"])
+    drawn = rng.normal(rng.fold(key, number), torch.arange(trained, device=params.device), params.dtype)
+    return torch.cat([drawn, drawn.new_zeros(len(params) - trained)])

@@ -1,0 +1,35 @@
+"""What data answer to at a local step: what the server deployed, or the model at which the rule has the client be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.func import vmap
+
+from fedsim.local.base import Carry, LocalRule
+from fedsim.shift import Shift
+
+
+class Answered:
+    """The shift's `answers_to` under a rule that may deploy other models than the client's own.
+
+    Args:
+        rule, shift: of the run.
+        rows: of a chunk (carry [c, …], θ [c, d]), or of one client.
+    """
+
+    def __init__(self, rule: LocalRule, shift: Shift, rows: bool) -> None:
+        self.shift, self.explores = shift, type(rule).deploys is not LocalRule.deploys
+        self._point: Any = rule.deploys
+        if rows and not rule.batched:
+            self._point = vmap(rule.deploys)
+        elif rule.batched and not rows:
+            self._point = lambda carry: rule.deploys({name: value[None] for name, value in carry.items()})[0]
+
+    def __call__(self, carry: Carry, deployed: Tensor | None) -> tuple[Carry, Tensor]:
+        """The carry with what is remembered, and θ: as the server deployed it, or the client's own, by the rule."""
+        if deployed is not None or not self.explores:
+            return self.shift.answers_to(carry, deployed)
+        moved, theta = self.shift.answers_to(carry | {"params": self._point(carry)}, None)
+        return moved | {"params": carry["params"]}, theta
