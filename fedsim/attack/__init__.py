@@ -1,6 +1,20 @@
-"""Clients that lie: what they send in the place of their rows."""
+"""Clients that lie: what they send in the place of their rows, or train on in the place of their labels."""
 
 from fedsim.attack.base import Attack, Nobody, Omniscient
-from fedsim.attack.rows import ALIE, IPM, MinMax, Noise, SignFlip
+from fedsim.attack.hidden import Mimic, MinMax, MinSum
+from fedsim.attack.labels import LabelFlip
+from fedsim.attack.rows import ALIE, IPM, Noise, SignFlip
 
-__all__ = ["ALIE", "IPM", "Attack", "MinMax", "Nobody", "Noise", "Omniscient", "SignFlip"]
+__all__ = [
+    "ALIE",
+    "IPM",
+    "Attack",
+    "LabelFlip",
+    "Mimic",
+    "MinMax",
+    "MinSum",
+    "Nobody",
+    "Noise",
+    "Omniscient",
+    "SignFlip",
+]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.availability import Availability
+from fedsim.contamination import Contamination
 from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -52,6 +53,10 @@ class Attack(Stage):
             return rows
         bad = self.bad[link.cohort.virtual]
         return torch.where(bad[:, None], self.lies(rows, bad, link), rows)
+
+    def of_samples(self, contamination: Contamination) -> Contamination:
+        """What becomes of the samples that clients train on, given what does without those who lie; after `setup`."""
+        return contamination
 
     @abstractmethod
     def lies(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:

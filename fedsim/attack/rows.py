@@ -1,4 +1,4 @@
-"""Attacks on rows, of those who know their own and of those who know everybody's."""
+"""Attacks on rows: of those who know their own, and formulas of those who know everybody's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from torch import Tensor
 from fedsim.attack.base import Attack, Omniscient
 from fedsim.core import checks, rng
 from fedsim.uplink import Link
-
-DIRECTIONS = ("unit", "sign", "std")
 
 
 class SignFlip(Attack):
@@ -93,35 +91,3 @@ class IPM(Omniscient):
 
     def craft(self, honest: Tensor, n: int) -> Tensor:
         return -self.epsilon * honest.mean(0)
-
-
-class MinMax(Omniscient):
-    """μ + γ p with the largest γ at which no honest row is farther than two honest ones are from each other
-    (Shejwalkar and Houmansadr 2021), to 1e-5 by halving from 10.
-
-    Args:
-        direction: p: 'unit' −μ/‖μ‖, 'sign' −sign(μ), or 'std' −σ.
-        fraction, clients, since: see `fedsim.attack.Attack`.
-    """
-
-    def __init__(
-        self, direction: str = "unit", fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0
-    ) -> None:
-        super().__init__(fraction, clients, since)
-        self.direction = checks.choice("attack.direction", direction, DIRECTIONS)
-
-    def craft(self, honest: Tensor, n: int) -> Tensor:
-        centre = honest.mean(0)
-        if self.direction == "unit":
-            along = -centre / centre.norm().clamp(min=torch.finfo(centre.dtype).tiny)
-        elif self.direction == "sign":
-            along = -centre.sign()
-        else:
-            along = -honest.std(0) if len(honest) > 1 else torch.zeros_like(centre)
-        most = torch.stack([(honest - row).norm(dim=1).max() for row in honest]).max()
-        gamma, step = torch.zeros_like(most), 10.0
-        while step > 1e-5:
-            apart = (centre + (gamma + step) * along - honest).norm(dim=1).max()
-            gamma = torch.where(apart <= most, gamma + step, gamma)
-            step /= 2
-        return centre + gamma * along

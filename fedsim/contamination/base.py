@@ -22,12 +22,16 @@ class Contamination(ABC):
     def setup(self, federation: Federation, dataset: Dataset) -> None:
         """Fix which clients are contaminated, and how much; refuse data that cannot be."""
 
+    def at(self, t: int) -> Contamination:
+        """What contaminates in round t."""
+        return self
+
     @abstractmethod
     def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
         """Contaminate a batch of c clients.
 
         Args:
-            batch: 'x' [c, B, …], 'y' [c, B, …], 'client' [c].
+            batch: 'x' [c, B, …], 'y' [c, B, …], 'client' and 'row' [c].
             keys: [c] int64, one per client and step.
 
         Returns:

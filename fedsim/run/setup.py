@@ -169,6 +169,8 @@ class Setup:
         everybody = (
             client_data(seeds, clients, self.dataset, self.tables, *how, members) if personal.newcomers else self.data
         )
+        for stage in self.uplink.stages:
+            contamination = stage.of_samples(contamination) if isinstance(stage, Attack) else contamination
         contamination.setup(everybody.federation, self.dataset)
         late = copy.deepcopy(self.shift) if personal.newcomers else self.shift  # of newcomers, set up for everybody
         trainers = self._train(rule, contamination)

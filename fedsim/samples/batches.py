@@ -166,7 +166,8 @@ class Chunk:
 
     def contaminate(self, batch: Batch, step: int, first: int, stop: int) -> Batch:
         """The batch of those rows with its foreign samples; after the shift, which does not move them."""
-        if not self._batches.contamination.active:
+        contamination = self._batches.contamination.at(self.keys.t)
+        if not contamination.active:
             return batch
         keys = self.keys.of_step(rng.Purpose.CONTAMINATION, step, slice(first, stop))
-        return self._batches.contamination(batch, keys)
+        return contamination(batch, keys)

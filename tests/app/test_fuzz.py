@@ -87,7 +87,8 @@ def composition(number: int) -> list[str]:
     if draw.random() < 0.4:
         own += [f"uplink=[{','.join(draw.sample(choices('uplink'), draw.choice([1, 1, 2])))}]"]
     if draw.random() < 0.2:
-        own += [f"attack={draw.choice([c for c in choices('attack') if c != 'none'])}", "attack.fraction=0.4"]
+        lies = set(choices("attack")) - ({"none"} if name == "digits" else {"none", "label_flip"})
+        own += [f"attack={draw.choice(sorted(lies))}", "attack.fraction=0.4"]
     if draw.random() < 0.3:
         own += ["clock=devices", "clock.compute_spread=1", "clock.down=1e5", f"clock.jitter={draw.choice([0, 0.5])}"]
         late = ["clock.deadline=0.05"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedsim import Execution, Simulation
-from fedsim.attack import ALIE, IPM, Attack, MinMax, Nobody, Noise, SignFlip
+from fedsim.attack import ALIE, IPM, Attack, MinMax, MinSum, Nobody, Noise, SignFlip
 from fedsim.core import ConfigError
 from fedsim.local import SGD
 from fedsim.strategies import FedAvg, Median
@@ -45,9 +45,11 @@ def crafted(kind: str, honest: np.ndarray, n: int) -> np.ndarray:
     if kind == "ipm":
         return -0.5 * mean
     along = -mean / np.sqrt(sum(mean**2))
-    most = max(np.linalg.norm(a - b) for a in honest for b in honest)
+    together, power = (max, 1) if kind == "min_max" else (sum, 2)
+    most = max(together(np.linalg.norm(a - b) ** power for b in honest) for a in honest)
     gammas = np.linspace(0, 20, 200001)
-    apart = np.max([np.linalg.norm(mean + gammas[:, None] * along - row, axis=1) for row in honest], axis=0)
+    off = [np.linalg.norm(mean + gammas[:, None] * along - row, axis=1) ** power for row in honest]
+    apart = np.max(off, axis=0) if kind == "min_max" else np.sum(off, axis=0)
     return mean + gammas[apart <= most].max() * along
 
 
@@ -57,6 +59,7 @@ KINDS = {
     "alie": lambda **who: ALIE(1.5, **who),
     "ipm": lambda **who: IPM(0.5, **who),
     "min_max": lambda **who: MinMax(**who),
+    "min_sum": lambda **who: MinSum(**who),
 }
 
 
@@ -83,7 +86,7 @@ def test_liars_send_what_the_formula_says_and_the_others_their_rows(kind, run, p
                 np.testing.assert_allclose(sent, own, atol=1e-14)
             elif len(sent):
                 wanted = crafted(kind, good, mine.sum())
-                exact = 2e-4 if kind == "min_max" else 1e-10
+                exact = 2e-4 if kind in ("min_max", "min_sum") else 1e-10
                 np.testing.assert_allclose(sent, np.tile(wanted, (len(sent), 1)), atol=exact)
 
 
@@ -108,6 +111,15 @@ def test_min_max_is_no_farther_than_the_honest_are_from_one_another(direction):
     far = (MinMax(direction).craft(rows, 8) - rows).norm(dim=1).max()
     most = torch.cdist(rows, rows).max()
     assert most - 1e-3 < far <= most + 1e-9
+
+
+def test_min_sum_is_no_farther_in_sum_than_one_of_them_and_no_farther_than_min_max():
+    rows = torch.as_tensor(np.random.default_rng(1).standard_normal((6, 4)))
+    sums = torch.cdist(rows, rows).square().sum(1)
+    lie = MinSum().craft(rows, 8)
+    assert sums.max() - 1e-2 < (lie - rows).square().sum() <= sums.max() + 1e-9
+    centre = rows.mean(0)
+    assert (lie - centre).norm() < (MinMax().craft(rows, 8) - centre).norm()
 
 
 def test_who_lies_is_the_seeds_and_no_wild_row_moves_a_median(run):

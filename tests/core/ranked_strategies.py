@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fedsim.attack import LabelFlip, Mimic, MinSum
 from fedsim.strategies import (
     F3AST,
     MIFA,
     AmplifiedScaffold,
     CAFed,
     CentredClipping,
+    FedAvg,
     FedOpt,
     FedVARP,
+    Median,
     Oort,
     PowerOfChoice,
     Scaffold,
@@ -28,5 +31,8 @@ STRATEGIES: dict[str, Callable[[], dict[str, Any]]] = {
     "power of choice": lambda: {"strategy": PowerOfChoice(1, 3)},
     "oort": lambda: {"strategy": Oort(2)},
     "centred clipping": lambda: {"strategy": CentredClipping(0.7, 0.05, bucket=2)},
+    "mimic": lambda: {"strategy": Median(0.7), "attack": Mimic(2, fraction=0.4)},
+    "min-sum": lambda: {"strategy": FedAvg(0.7), "attack": MinSum(fraction=0.4)},
+    "label flip": lambda: {"strategy": FedAvg(0.7), "attack": LabelFlip(fraction=0.4, since=1)},
     "ca-fed": lambda: {"strategy": CAFed()},
 }
