@@ -34,6 +34,7 @@ from fedsim.strategies.per_replicate import PerReplicate, Rows
 from fedsim.strategies.power_of_choice import PowerOfChoice
 from fedsim.strategies.q_ffl import QFFL
 from fedsim.strategies.robust import RFA, CentredClipping, Median, NormBound, Robust, TrimmedMean
+from fedsim.strategies.robust_server import RobustServer
 from fedsim.strategies.scaffold import Scaffold
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "PerReplicate",
     "PowerOfChoice",
     "Robust",
+    "RobustServer",
     "Rows",
     "Scaffold",
     "ServerStep",

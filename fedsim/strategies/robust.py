@@ -58,6 +58,11 @@ class Robust(PerReplicate):
         """[k, d] → [d], f of them bad; memory as in `PerReplicate`."""
 
     def next_model(self, model: Tensor, rows: Rows, memory: Named, t: int) -> Tensor:
+        found = self.combined(rows, memory, t)
+        return model if found is None else model - self.server_lr * found
+
+    def combined(self, rows: Rows, memory: Named, t: int) -> Tensor | None:
+        """[d] what it makes of a replicate's rows in round t; None where they are too few."""
         sent = rows.innovation
         bad = self.count(len(sent))
         if self.bucket > 1:
@@ -71,8 +76,8 @@ class Robust(PerReplicate):
                     *(type(self).__name__, len(sent), t, self.least(bad)),
                 )
             self._told = True
-            return model
-        return model - self.server_lr * self.combine(sent, bad, memory)
+            return None
+        return self.combine(sent, bad, memory)
 
 
 def middle(rows: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ BESIDE = COMPANY | {
 def test_every_choice_composes_and_runs(override: str) -> None:
     if override == "partition=flwr":
         pytest.importorskip("flwr_datasets")
-    beside = BESIDE.get(override, [])
+    beside = BESIDE.get(override, ["strategy=robust_server"] if override.startswith("strategy/") else [])
     simulation, tracking, _ = build(configuration(*QUICK, "tracking.progress=none", override, *beside))
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 

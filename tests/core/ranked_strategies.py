@@ -18,6 +18,7 @@ from fedsim.strategies import (
     Median,
     Oort,
     PowerOfChoice,
+    RobustServer,
     Scaffold,
 )
 
@@ -31,6 +32,7 @@ STRATEGIES: dict[str, Callable[[], dict[str, Any]]] = {
     "power of choice": lambda: {"strategy": PowerOfChoice(1, 3)},
     "oort": lambda: {"strategy": Oort(2)},
     "centred clipping": lambda: {"strategy": CentredClipping(0.7, 0.05, bucket=2)},
+    "robust server": lambda: {"strategy": RobustServer(Median(), FedOpt())},
     "mimic": lambda: {"strategy": Median(0.7), "attack": Mimic(2, fraction=0.4)},
     "min-sum": lambda: {"strategy": FedAvg(0.7), "attack": MinSum(fraction=0.4)},
     "label flip": lambda: {"strategy": FedAvg(0.7), "attack": LabelFlip(fraction=0.4, since=1)},

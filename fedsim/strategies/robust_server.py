@@ -1,0 +1,85 @@
+"""A server with momentum, or an adaptive one, that is told a robust aggregate in the place of the mean."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.availability import Availability
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.report import Report
+from fedsim.local import LocalRule
+from fedsim.strategies.base import State, Strategy
+from fedsim.strategies.fedopt import FedOpt
+from fedsim.strategies.per_replicate import Rows
+from fedsim.strategies.robust import Median, Robust
+
+
+class RobustServer(Strategy[State]):
+    """The next model is the server's, who hears of every client that takes part the same row: what the rule makes of
+    all of them. So whatever a server does with a mean it does with a median.
+
+    Where fewer clients come than the rule needs, nothing changes. Under strategy.server=fedavg it is the rule itself.
+
+    Args:
+        rule: one of `Robust`; its own rate stays 1.
+        server: a strategy that hears of clients' rows nothing but their mean: fedavg, fedprox, fedavgm or fedopt.
+    """
+
+    def __init__(self, rule: Robust | None = None, server: Strategy[Any] | None = None) -> None:
+        self.rule = rule or Median()
+        self.server: Strategy[Any] = server or FedOpt()
+        if not isinstance(self.rule, Robust):
+            raise ConfigError(f"strategy.rule is a {type(self.rule).__name__}; give one of fedsim.strategies.Robust")
+        name = type(self.server).__name__
+        if vars(type(self.server)).get("hears") != "mean":
+            raise ConfigError(f"strategy.server={name} does more with clients' rows than take their mean; use fedopt")
+        if self.rule.server_lr != 1:
+            raise ConfigError(f"strategy.rule.server_lr={self.rule.server_lr} must be 1: the rate is the server's")
+        if self.server.weighting != "uniform":
+            raise ConfigError(
+                f"strategy.server.weighting={self.server.weighting} has no meaning for a robust rule, which does not "
+                "believe what clients say of their data; use uniform"
+            )
+
+    def check(self, availability: Availability) -> None:
+        self.rule.check(availability)
+        self.server.check(availability)
+
+    def check_local(self, rule: LocalRule) -> None:
+        self.server.check_local(rule)
+
+    def initial(self, model: Tensor, federation: Federation) -> State:
+        own, remembered = self.server.initial(model, federation), self.rule.initial(model, federation)
+        mine = {f.name: getattr(remembered, f.name) for f in dataclasses.fields(remembered) if f.name != "model"}
+        kind = dataclasses.make_dataclass("RobustServerState", [(name, Tensor) for name in mine], bases=(type(own),))
+        state: State = kind(**{f.name: getattr(own, f.name) for f in dataclasses.fields(own)}, **mine)
+        return state
+
+    def start(self, state: State, cohort: Cohort) -> Tensor | dict[str, Tensor]:
+        return self.server.start(state, cohort)
+
+    def aggregate(self, state: State, report: Report, t: int) -> State:
+        cohort, everybody, told, known = report.cohort, dict[str, list[Tensor]](), [], []
+        before = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+        of_rule = self.rule.memory(state.model[0]).keys()
+        memory: dict[str, list[Tensor]] = {name: [] for name in of_rule}
+        for replicate, sent in enumerate(cohort.by_replicate(cohort.client)):
+            own = {name: before[name][replicate] for name in of_rule}
+            rows = Rows(report, replicate, everybody)
+            found = self.rule.combined(rows, own, t) if len(sent) else None
+            known.append(found is not None)
+            told.append(torch.zeros_like(state.model[replicate]) if found is None else found)
+            for name in of_rule:
+                memory[name].append(own[name])
+        same = dataclasses.replace(report, received=cohort.broadcast(torch.stack(told)))
+        made = self.server.aggregate(state, same, t)
+        able = torch.tensor(known, device=state.model.device)
+        after = {name: getattr(made, name) for name in before if name not in of_rule}
+        after |= {name: torch.stack(rows) for name, rows in memory.items()}
+        kept = {n: torch.where(able.reshape(-1, *[1] * (v.dim() - 1)), v, before[n]) for n, v in after.items()}
+        return dataclasses.replace(state, **kept)
