@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -27,6 +28,12 @@ class Objective(Protocol):
 
     def value(self, params: Tensor, batch: Batch) -> Tensor:
         """Value [] of the client's mean loss on the batch, at params [d], without a gradient."""
+
+    def gradient_through(
+        self, params: Tensor, batch: Batch, answer: Callable[[Batch, Tensor], Batch]
+    ) -> tuple[Tensor, Tensor]:
+        """As `gradient`, of the loss on `answer(batch, θ)` at θ = params, by both its places; `answer` can be
+        differentiated in the trained parameters. Only for rules that step one client."""
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses [B] and their gradients [B, d] of every sample of the batch (padded ones too), at params [d].

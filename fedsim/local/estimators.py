@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from fedsim.core.errors import ConfigError
 from fedsim.samples import Batch
 
 
@@ -37,6 +38,16 @@ class Estimator(ABC):
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
         """[c] σ²: n times the total variance of f̂ from n samples, over the components of f."""
 
+    def moved(self, batch: Batch, change: Tensor) -> Batch:
+        """One client's batch [B, …] after f has changed by `change` [p], differentiable in it: where f is a location.
+
+        Raises:
+            ConfigError: f is none.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} is no location that data move with; use a shift that moves means, or local=profl"
+        )
+
 
 class NoEstimator(Estimator):
     """p = 0: the data do not answer, or are not told to."""
@@ -51,6 +62,9 @@ class NoEstimator(Estimator):
 
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
         return torch.zeros_like(f[:, :0].sum(1))
+
+    def moved(self, batch: Batch, change: Tensor) -> Batch:
+        return batch
 
 
 class MeanEstimator(Estimator):
@@ -92,6 +106,14 @@ class MeanEstimator(Estimator):
         share = member.sum(1)[:, :, None] / mass(weight)[:, :, None]
         spread = self._spread(z, z - self._own(member, f), member)
         return torch.where(share > 0, spread / torch.where(share > 0, share, 1.0), 0.0).sum((1, 2))
+
+    def moved(self, batch: Batch, change: Tensor) -> Batch:
+        z, change = batch[self.entry], change.reshape(self.groups, self.width)
+        of_sample = change[batch["y"]] if self.groups > 1 else change.expand(len(z), -1)
+        if self.features is not None:
+            nothing = of_sample.new_zeros(len(z), z[0].numel())
+            of_sample = nothing.index_copy(1, self.features, of_sample)
+        return batch | {self.entry: z + of_sample.reshape(z.shape)}
 
     def _samples(self, batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor]:
         """z [c, B, width], and each sample's weight in each group [c, B, K]."""
@@ -146,6 +168,10 @@ class CoefficientEstimator(Estimator):
         gram = x.mT @ (weight[:, :, None] * x) / mass(weight)[:, :, None]
         spread = self._spread(y - (x @ f[:, :, None]).squeeze(2), weight)
         return spread[:, 0] * torch.linalg.pinv(gram, hermitian=True).diagonal(dim1=1, dim2=2).sum(1)
+
+    def moved(self, batch: Batch, change: Tensor) -> Batch:
+        y = batch["y"]
+        return batch | {"y": y + (batch["x"].flatten(1) @ change).reshape(y.shape)}
 
     def _samples(self, batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor]:
         """x [c, B, p] and y [c, B]."""

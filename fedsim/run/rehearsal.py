@@ -21,7 +21,8 @@ from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_strategy
 from fedsim.strategies import State
 from fedsim.trainer.loop_executor import chunk_of, first
-from fedsim.trainer.objective import Noted, PlainObjective, by_rows
+from fedsim.trainer.noted import Noted
+from fedsim.trainer.objective import PlainObjective, by_rows
 
 CLIENTS = 3  # of every replicate
 

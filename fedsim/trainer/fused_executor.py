@@ -21,7 +21,8 @@ from fedsim.shift import Shift
 from fedsim.trainer.in_place import along
 from fedsim.trainer.loop_executor import first
 from fedsim.trainer.model_stack import ModelStack, channels_last
-from fedsim.trainer.objective import Noted, PlainObjective
+from fedsim.trainer.noted import Noted
+from fedsim.trainer.objective import PlainObjective
 from fedsim.trainer.stepping import stackable
 from fedsim.trainer.workers import share
 

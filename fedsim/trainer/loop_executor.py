@@ -16,7 +16,8 @@ from fedsim.models import RowModel
 from fedsim.samples import Chunk
 from fedsim.shift import Shift
 from fedsim.trainer.answered import Answered
-from fedsim.trainer.objective import Noted, PlainObjective, by_rows
+from fedsim.trainer.noted import Noted
+from fedsim.trainer.objective import PlainObjective, by_rows
 from fedsim.trainer.workers import share
 
 

@@ -2,9 +2,9 @@
 
 Two classes differentiate one client's loss: `FunctionalObjective` by torch.func, safe under vmap, `PlainObjective` by
 ordinary autograd through an own module, safe in a thread. Their methods end with what the forward passes left in the
-columns of statistics, [d − trained] for every point; `Noted` takes note of that and is what a rule meets, for one
-client or, where its methods are lifted, for a whole chunk. `per_sample` leaves a batch's weights to the caller; its
-losses and gradients include the ridge, so that their mean over the samples is what `gradient` gives.
+columns of statistics, [d − trained] for every point; `fedsim.trainer.noted` takes note of that. `per_sample` leaves a
+batch's weights to the caller; its losses and gradients include the ridge, so that their mean over the samples is what
+`gradient` gives.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from torch.func import grad, grad_and_value, vmap
 
 from fedsim.core.errors import ConfigError
-from fedsim.local.base import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.samples import Batch
 
-METHODS = ("gradient", "value", "per_sample", "hessian_product", "mixed_outputs")
+Answer = Callable[[Batch, Tensor], Batch]
 
 
 def refuse_whole_batches(model: RowModel) -> None:
@@ -81,6 +80,13 @@ class FunctionalObjective:
     def value(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         return self._loss(self.model.unflatten(params), params, batch)
 
+    def gradient_through(self, params: Tensor, batch: Batch, answer: Answer) -> tuple[Tensor, ...]:
+        def loss(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+            return self._loss(parameters, params, answer(batch, as_row(parameters.values())))
+
+        gradients, (value, moved) = grad_and_value(loss, has_aux=True)(self.model.unflatten(params))
+        return as_row(gradients.values(), self.columns), value, moved
+
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         refuse_whole_batches(self.model)
 
@@ -125,11 +131,17 @@ class PlainObjective:
 
     def _output(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Of the module as it is with these parameters, from now on; and what its statistics become."""
+        self._load(params, batch)
+        return self._forward(params, batch)
+
+    def _load(self, params: Tensor, batch: Batch) -> None:
         for dropout in self.dropouts:
             dropout.key = batch["key"]
         for parameter, value in zip(self.parameters, self.model.unflatten(params).values(), strict=True):
             parameter.data = value
         put_buffers(self.module, self.model.statistics_of(params))
+
+    def _forward(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         with self.model.mixed(), self.model.drawing(batch):
             output = self.model.call(self.module, self.model.call.inputs(batch)).to(self.model.dtype)
         return output, moved_columns(self.model, self.module, params)
@@ -152,6 +164,15 @@ class PlainObjective:
         with torch.no_grad():
             output, moved = self._output(params, batch)
             return self.model.objective(output, batch, self.parameters), moved
+
+    def gradient_through(self, params: Tensor, batch: Batch, answer: Answer) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            self._load(params, batch)
+            batch = answer(batch, as_row(self.parameters))
+            output, moved = self._forward(params, batch)
+            value = self.model.objective(output, batch, self.parameters)
+            (gradient,) = self._gradients(value)
+        return gradient, value.detach(), moved
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         refuse_whole_batches(self.model)
@@ -205,79 +226,3 @@ def by_rows(function: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(torch.stack(part) for part in zip(*found, strict=True))
 
     return together
-
-
-class Noted:
-    """The objective that a rule meets: it keeps what each forward pass left in the columns of statistics.
-
-    Args:
-        own: `FunctionalObjective` or `PlainObjective`.
-        lift: makes a client's function one of a chunk, params [c, d] and batch [c, B, …]: vmap, or `by_rows`; None for
-            a rule that steps one client.
-    """
-
-    def __init__(
-        self, own: FunctionalObjective | PlainObjective, lift: Callable[[Callable[..., Any]], Callable[..., Any]] | None
-    ) -> None:
-        self._own = {name: getattr(own, name) if lift is None else lift(getattr(own, name)) for name in METHODS}
-        self.model = own.model
-        self.left: list[tuple[Tensor, Tensor]] = []
-
-    def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        gradient, value, moved = self._own["gradient"](params, batch)
-        self._note((params, moved))
-        return gradient, value
-
-    def value(self, params: Tensor, batch: Batch) -> Tensor:
-        value, moved = self._own["value"](params, batch)
-        self._note((params, moved))
-        return value
-
-    def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        values, gradients, _ = self._own["per_sample"](params, batch)
-        return values, gradients
-
-    def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
-        product, moved = self._own["hessian_product"](params, vector, batch)
-        self._note((params, moved))
-        return product
-
-    def mixed_outputs(
-        self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        gradient, slope, value, moved, left = self._own["mixed_outputs"](personal, params, alpha, batch)
-        self._note((params, left), (personal, moved))
-        return gradient, slope, value
-
-    def _note(self, *passes: tuple[Tensor, Tensor]) -> None:
-        if self.model.statistics:
-            self.left += passes
-
-    def step(self, rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> tuple[Carry, Tensor]:
-        """The rule's step; its models' statistics are carried along."""
-        if not self.model.statistics:
-            return rule.step(carry, batch, lr, self)
-        self.left = []
-        after, loss = rule.step(carry, batch, lr, self)
-        return self._carried(rule, carry, after), loss
-
-    def begin(self, rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> Carry:
-        """What the rule does before its first step, likewise."""
-        if not self.model.statistics:
-            return rule.begin(carry, batch, lr, self)
-        self.left = []
-        return self._carried(rule, carry, rule.begin(carry, batch, lr, self))
-
-    def _carried(self, rule: LocalRule, before: Carry, after: Carry) -> Carry:
-        """The carry with the statistics that the last forward pass of each of its models left.
-
-        A pass belongs to the model it was taken at; one that was taken elsewhere (at a mixture, at an adapted point)
-        to the models that have none of their own.
-        """
-        models = {name: before[name] for name in ("params", *rule.own_models)}
-        elsewhere = [moved for point, moved in self.left if not any(point is model for model in models.values())]
-        for name, model in models.items():
-            own = [moved for point, moved in self.left if point is model] or elsewhere
-            statistics = own[-1] if own else model[..., self.model.trained :]
-            after = after | {name: torch.cat([after[name][..., : self.model.trained], statistics], -1)}
-        return after

@@ -16,7 +16,8 @@ from fedsim.models import RowModel
 from fedsim.samples import Chunk
 from fedsim.shift import Shift
 from fedsim.trainer.answered import Answered
-from fedsim.trainer.objective import FunctionalObjective, Noted
+from fedsim.trainer.noted import Noted
+from fedsim.trainer.objective import FunctionalObjective
 
 OF_CLIENTS = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
 Step = Callable[[Carry, Carry, Tensor], tuple[Carry, Tensor]]

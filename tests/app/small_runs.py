@@ -22,6 +22,7 @@ COMPANY = {  # what a choice needs beside it
     "local=fedrep": ["model=mlp", "columns=fedper"],
     "local=fedbabu": ["model=mlp", "columns=fedper"],
     "local=rrm": ["shift=strategic", "shift.deploy=round", "shift.redraw=2"],
+    "local=plugin": ["shift=strategic", "local.explore=651"],
 }
 SHIFTED = {  # and a shift
     "location": MEAN,

@@ -56,6 +56,7 @@ def composition(number: int) -> list[str]:
         own += ["partition=natural"]
         rules -= {"fedlc", "fedrod", "fedrep", "fedbabu"}  # for classes, and for networks
     rules -= set() if moves else {"rrm"}
+    rules -= set() if name in ("gaussian_mean", "house_prices") else {"plugin"}
     strategy, availability = draw.choice(choices("strategy")), draw.choice(choices("availability"))
     if strategy == "p_fedavg":
         availability = "full"
@@ -70,10 +71,12 @@ def composition(number: int) -> list[str]:
     own += ["strategy.bad=0"] if strategy in ("trimmed_mean", "krum", "multi_krum", "bulyan") else []
     rule = draw.choice(sorted(rules))
     own += [f"local={rule}"]
-    if rule != "rrm":
+    if rule == "plugin":
+        own += ["local.explore=2"]
+    elif rule != "rrm":
         own += [text for text in COMPANY.get(f"local={rule}", []) if text != "model=mlp" or text not in own]
-    if moves and (rule == "rrm" or draw.random() < 0.6):
-        deploy = {"rrm": "round", "dfo": "step"}.get(rule) or draw.choice(["step", "round"])
+    if moves and (rule in ("rrm", "plugin") or draw.random() < 0.6):
+        deploy = {"rrm": "round", "dfo": "step", "plugin": "step"}.get(rule) or draw.choice(["step", "round"])
         own += [f"shift={draw.choice(moves)}", f"shift.deploy={deploy}"]
         own += ["shift.redraw=2"] if rule == "rrm" or (deploy == "round" and draw.random() < 0.3) else []
         own += [f"shift.inertia={draw.choice([0, 0.5])}", "shift.references=none"]

@@ -165,7 +165,8 @@ def test_the_hessian_product_is_the_slope_of_the_gradient(way):
     if way.startswith("loop"):
         objective = executor._objectives.get()
     else:
-        from fedsim.trainer.objective import FunctionalObjective, Noted
+        from fedsim.trainer.noted import Noted
+        from fedsim.trainer.objective import FunctionalObjective
 
         objective = Noted(FunctionalObjective(simulation.model), None)
     with torch.no_grad():

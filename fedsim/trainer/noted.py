@@ -1,0 +1,96 @@
+"""The objective that a local rule meets, for one client or, where its methods are lifted, for a whole chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.local.base import Carry, LocalRule
+from fedsim.samples import Batch
+from fedsim.trainer.objective import Answer, FunctionalObjective, PlainObjective
+
+METHODS = ("gradient", "value", "per_sample", "hessian_product", "mixed_outputs")
+
+
+class Noted:
+    """The objective that a rule meets: it keeps what each forward pass left in the columns of statistics.
+
+    Args:
+        own: `FunctionalObjective` or `PlainObjective`.
+        lift: makes a client's function one of a chunk, params [c, d] and batch [c, B, …]: vmap, or `by_rows`; None for
+            a rule that steps one client.
+    """
+
+    def __init__(
+        self, own: FunctionalObjective | PlainObjective, lift: Callable[[Callable[..., Any]], Callable[..., Any]] | None
+    ) -> None:
+        self._own = {name: getattr(own, name) if lift is None else lift(getattr(own, name)) for name in METHODS}
+        self.model, self._through = own.model, own.gradient_through
+        self.left: list[tuple[Tensor, Tensor]] = []
+
+    def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        gradient, value, moved = self._own["gradient"](params, batch)
+        self._note((params, moved))
+        return gradient, value
+
+    def value(self, params: Tensor, batch: Batch) -> Tensor:
+        value, moved = self._own["value"](params, batch)
+        self._note((params, moved))
+        return value
+
+    def gradient_through(self, params: Tensor, batch: Batch, answer: Answer) -> tuple[Tensor, Tensor]:
+        gradient, value, moved = self._through(params, batch, answer)
+        self._note((params, moved))
+        return gradient, value
+
+    def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        values, gradients, _ = self._own["per_sample"](params, batch)
+        return values, gradients
+
+    def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
+        product, moved = self._own["hessian_product"](params, vector, batch)
+        self._note((params, moved))
+        return product
+
+    def mixed_outputs(
+        self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        gradient, slope, value, moved, left = self._own["mixed_outputs"](personal, params, alpha, batch)
+        self._note((params, left), (personal, moved))
+        return gradient, slope, value
+
+    def _note(self, *passes: tuple[Tensor, Tensor]) -> None:
+        if self.model.statistics:
+            self.left += passes
+
+    def step(self, rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> tuple[Carry, Tensor]:
+        """The rule's step; its models' statistics are carried along."""
+        if not self.model.statistics:
+            return rule.step(carry, batch, lr, self)
+        self.left = []
+        after, loss = rule.step(carry, batch, lr, self)
+        return self._carried(rule, carry, after), loss
+
+    def begin(self, rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> Carry:
+        """What the rule does before its first step, likewise."""
+        if not self.model.statistics:
+            return rule.begin(carry, batch, lr, self)
+        self.left = []
+        return self._carried(rule, carry, rule.begin(carry, batch, lr, self))
+
+    def _carried(self, rule: LocalRule, before: Carry, after: Carry) -> Carry:
+        """The carry with the statistics that the last forward pass of each of its models left.
+
+        A pass belongs to the model it was taken at; one that was taken elsewhere (at a mixture, at an adapted point)
+        to the models that have none of their own.
+        """
+        models = {name: before[name] for name in ("params", *rule.own_models)}
+        elsewhere = [moved for point, moved in self.left if not any(point is model for model in models.values())]
+        for name, model in models.items():
+            own = [moved for point, moved in self.left if point is model] or elsewhere
+            statistics = own[-1] if own else model[..., self.model.trained :]
+            after = after | {name: torch.cat([after[name][..., : self.model.trained], statistics], -1)}
+        return after
