@@ -35,6 +35,7 @@ ORDER = (
     "attack",
     "clock",
     "work",
+    "delay",
     "columns",
     "personal",
     "stop",

@@ -78,9 +78,10 @@ def play(simulation: Simulation, rounds: int | None = None) -> Iterator[Played]:
     simulation.uplink.remember(memory, simulation.federation, state.model)
     for t in range(simulation.rounds if rounds is None else rounds):
         before = copy.deepcopy(state)
-        cohort = simulation.pace(strategy.cohort(state, simulation.availability.sample(t)), t)
+        active = simulation.delivery.idle(simulation.availability.sample(t), memory)
+        cohort = simulation.pace(strategy.cohort(state, active), t)
         report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, state.model, memory)
-        report = simulation.uplink(report, memory)
+        report = simulation.uplink(simulation.delivery(report, memory), memory)
         state = strategy.aggregate(state, report, t)
         yield Played(t, before, report, copy.deepcopy(state))
 

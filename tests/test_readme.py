@@ -51,6 +51,7 @@ def test_every_choice_is_in_the_table_of_groups() -> None:
         "attack",
         "clock",
         "work",
+        "delay",
     ):
         for path in (config_folder() / group).glob("*.yaml"):
             if path.stem not in ("none", "custom"):

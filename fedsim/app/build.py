@@ -38,6 +38,7 @@ PARTS = (
     "attack",
     "clock",
     "work",
+    "delay",
     "columns",
     "personal",
     "stop",

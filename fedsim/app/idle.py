@@ -48,6 +48,8 @@ IDLE: list[tuple[str, Callable[[Settings], bool], str]] = [
     ("uplink", _nothing_sent, "a strategy whose clients send something"),
     ("attack", _nothing_sent, "a strategy whose clients send something"),
     ("clock.late", lambda s: _of(s, "clock.deadline") is None, "a clock.deadline"),
+    ("strategy.a", lambda s: _of(s, "strategy.discount") == "constant", "strategy.discount=polynomial or hinge"),
+    ("strategy.b", lambda s: _of(s, "strategy.discount") in ("constant", "polynomial"), "strategy.discount=hinge"),
     ("stop.over", lambda s: _of(s, "stop.target") is None, "a stop.target"),
     *(
         (f"contamination.{key}", lambda s: _of(s, "contamination.fraction") == 0, "contamination.fraction above 0")

@@ -1,6 +1,21 @@
-"""Time that is not measured but simulated: how long clients take, how much of their work they do."""
+"""Time that is not measured but simulated: how long clients take, how much of their work they do, how late rows are."""
 
 from fedsim.clock.clock import Clock, CutOffByTheClock, Devices, NoClock
+from fedsim.clock.delay import ConstantDelay, Delay, GeometricDelay, LognormalDelay, NoDelay, UniformDelay
 from fedsim.clock.work import AllWork, UniformWork, Work
 
-__all__ = ["AllWork", "Clock", "CutOffByTheClock", "Devices", "NoClock", "UniformWork", "Work"]
+__all__ = [
+    "AllWork",
+    "Clock",
+    "ConstantDelay",
+    "CutOffByTheClock",
+    "Delay",
+    "Devices",
+    "GeometricDelay",
+    "LognormalDelay",
+    "NoClock",
+    "NoDelay",
+    "UniformDelay",
+    "UniformWork",
+    "Work",
+]

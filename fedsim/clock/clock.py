@@ -15,7 +15,7 @@ from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 
-LATE = ("drop", "partial")
+LATE = ("drop", "partial", "deliver")
 
 
 @dataclass
@@ -51,7 +51,12 @@ class Clock:
     @property
     def cuts(self) -> bool:
         """May somebody who was asked not count?"""
-        return self.deadline is not None or self.first is not None
+        return self.first is not None or (self.deadline is not None and not self.delivers)
+
+    @property
+    def delivers(self) -> bool:
+        """Does what is late arrive in a later round?"""
+        return self.late == "deliver" and self.deadline is not None
 
     def setup(self, federation: Federation) -> None:
         """Fix who exists."""
@@ -94,7 +99,9 @@ class Devices(Clock):
         deadline: seconds, from the beginning of the round; null waits for all.
         first: how many clients the server waits for; null: all that it asked.
         late: 'drop': who would miss the deadline counts as absent; 'partial': it sends what it has, having done the
-            steps it has time for (FedProx's and FedNova's stragglers); absent where it has time for none.
+            steps it has time for (FedProx's and FedNova's stragglers); absent where it has time for none. 'deliver': it
+            goes on, and arrives in the round in which it is done; every round lasts as long as the deadline, which is
+            then the tick of an asynchronous server.
     """
 
     def __init__(
@@ -120,6 +127,8 @@ class Devices(Clock):
         self.deadline = None if deadline is None else checks.positive("clock.deadline", deadline)
         self.first = None if first is None else checks.whole("clock.first", first)
         self.late = checks.choice("clock.late", late, LATE)
+        if self.delivers and self.first is not None:
+            raise ConfigError("clock.first and clock.late=deliver exclude each other; give clock.first=null")
 
     def setup(self, federation: Federation) -> None:
         seeds, m = federation.seeds, federation.clients
@@ -169,6 +178,7 @@ class CutOffByTheClock(Availability):
     def __init__(self, process: Availability, clock: Clock) -> None:
         said = f"counts the first clock.first={clock.first} that are done, and nobody knows how likely that is"
         self.process, self.unknown_because = process, process.unknown_because or (said if clock.first else "")
+        self.population, self.federation = process.population, process.federation
 
     @classmethod
     def unless_all_count(cls, process: Availability, clock: Clock | None) -> Availability:

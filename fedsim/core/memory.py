@@ -8,6 +8,8 @@ from torch import Tensor
 
 from fedsim.core.federation import Cohort
 
+UNDER_WAY = "under_way"
+
 
 @dataclass
 class Memory:
@@ -18,6 +20,7 @@ class Memory:
         server: name → [R, …].
         evaluated: name → [R·m, …]. No round sees it: what an evaluation must know of clients.
         uplink: name → [R·m, …]. No local step sees it: what is remembered of what clients sent (`fedsim.uplink`).
+        under_way: name → [k, …] of rows that arrive in later rounds, as many as there are (`fedsim.run.delivery`).
         kept: whether a round may change `clients`.
         ended: where it may not: what the cohort of the last round would have remembered, name → [n, …].
     """
@@ -26,6 +29,7 @@ class Memory:
     server: dict[str, Tensor] = field(default_factory=dict)
     evaluated: dict[str, Tensor] = field(default_factory=dict)
     uplink: dict[str, Tensor] = field(default_factory=dict)
+    under_way: dict[str, Tensor] = field(default_factory=dict)
     kept: bool = True
     ended: dict[str, Tensor] = field(default_factory=dict)
 
@@ -52,4 +56,5 @@ class Memory:
     def tensors(self) -> dict[str, Tensor]:
         """Everything, by the names a checkpoint uses; a state's fields have no dots."""
         parts = {"clients": self.clients, "server": self.server, "evaluated": self.evaluated, "uplink": self.uplink}
+        parts[UNDER_WAY] = self.under_way
         return {f"{part}.{name}": value for part, kept in parts.items() for name, value in kept.items()}

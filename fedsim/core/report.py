@@ -33,6 +33,7 @@ class Report:
     whole: [n, d] where each row arrived, columns that no strategy sees included (`fedsim.core.columns`).
     memory: what local rule and shift remember of the clients after this round; `remembered` reads it.
     server: [R, d] the server's model with which the round began.
+    staleness: [n] rounds since each row began (host); None: none did so earlier.
     received: [n, d] G_i as the server gets it, where something happened to it on its way (`fedsim.uplink`).
     """
 
@@ -50,6 +51,7 @@ class Report:
     memory: Memory | None = None
     server: Tensor | None = None
     received: Tensor | None = None
+    staleness: np.ndarray | None = None
 
     @property
     def end(self) -> Tensor:
@@ -60,6 +62,11 @@ class Report:
     def arrived(self) -> Tensor:
         """[n, d] where each row arrived, all of it."""
         return self.end if self.whole is None else self.whole
+
+    @property
+    def rounds_late(self) -> np.ndarray:
+        """[n] rounds since each row began: zeros, where nothing is late."""
+        return np.zeros(len(self.cohort), dtype=np.int64) if self.staleness is None else self.staleness
 
     @cached_property
     def innovation(self) -> Tensor:

@@ -45,6 +45,7 @@ class Purpose(IntEnum):
     CLOCK = 23
     WORK = 24
     POINT = 25
+    DELAY = 26
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

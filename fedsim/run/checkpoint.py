@@ -22,7 +22,7 @@ from safetensors.torch import save
 import fedsim
 from fedsim.core.errors import CheckpointError
 from fedsim.core.files import regular, replacing
-from fedsim.core.memory import Memory
+from fedsim.core.memory import UNDER_WAY, Memory
 from fedsim.core.placement import mapped
 from fedsim.results.files import CHECKPOINT
 from fedsim.run import content as contents
@@ -123,6 +123,8 @@ def read(
                 f"checkpoint {path}: {name} is {was}, expected {list(shape)} of "
                 f"{str(expected.dtype).removeprefix('torch.')}; it is another model's"
             )
+    if memory is not None and ranks.first:
+        memory.under_way = _under_way(path, tensors, like.model)
     if content is not None and ranks.first:
         contents.check(path, made_of, content)
     for name, expected in (fields | remembered).items():
@@ -132,6 +134,14 @@ def read(
         else:
             fields[name] = part.to(expected.device)
     return type(like)(**fields), ranks.tell(progress)
+
+
+def _under_way(path: Path, tensors: dict[str, torch.Tensor], model: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The rows that had not arrived: any number, of a model like this one [R, d]."""
+    found = {name.partition(".")[2]: rows for name, rows in tensors.items() if name.startswith(f"{UNDER_WAY}.")}
+    if found and (len({len(rows) for rows in found.values()}) != 1 or found["start"].shape[1:] != model.shape[1:]):
+        raise CheckpointError(f"checkpoint {path}: the rows under way do not fit together; they are another model's")
+    return found
 
 
 def _load(

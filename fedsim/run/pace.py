@@ -23,8 +23,9 @@ class Pace:
 
     Attributes:
         seconds: [R] virtual ones so far.
-        asked: [R] clients that were sent the model in the last round.
-        late: [R] those of them that do not count.
+        late: [R] clients that were sent the model in the last round and do not count in it.
+        cut: [R] those of them that never will.
+        behind: [R·m] how many rounds later they arrive, where the clock delivers what is late.
     """
 
     def __init__(self, clock: Clock, work: Work, batches: Batches, traffic: Traffic) -> None:
@@ -37,7 +38,8 @@ class Pace:
         """Before the first round, or after so many virtual seconds [R]."""
         replicates = self.batches.federation.replicates
         self.seconds = np.array(seconds) if seconds else np.zeros(replicates)
-        self.asked, self.late = np.zeros(replicates, dtype=np.int64), np.zeros(replicates, dtype=np.int64)
+        self.late, self.cut = np.zeros(replicates, dtype=np.int64), np.zeros(replicates, dtype=np.int64)
+        self.behind = np.zeros(replicates * self.batches.federation.clients, dtype=np.int64)
 
     def __call__(self, asked: Cohort, t: int) -> Cohort:
         """Those of the asked who count, with the steps that they do."""
@@ -52,15 +54,28 @@ class Pace:
         steps, samples, least = self._within(times, load, steps)
         waited = host.count > 0  # for whoever computes without taking part nobody waits
         needed = np.where(steps > 0, times.link + samples * times.sample, np.inf)
+        if clock.delivers:
+            return self._tick(asked, needed, steps)
         counts = self._wait(asked, needed, waited) | ~waited
         chance = clock.chance(times, host.virtual, least) if clock.cuts else 1.0
         whole = Cohort(asked.federation, host.rows, host.count, host.probability * chance, t, steps)
         return whole if counts.all() else whole.subset(np.flatnonzero(counts))
 
+    def _tick(self, asked: Cohort, needed: np.ndarray, steps: np.ndarray) -> Cohort:
+        """All of them; who needs more than a round arrives in that in which it is done."""
+        assert self.clock.deadline is not None
+        host, replicates = asked.host, len(self.seconds)
+        behind = np.maximum(np.ceil(needed / self.clock.deadline) - 1, 0).astype(np.int64)
+        self.behind[host.virtual] = behind
+        late = (behind > 0) & (host.count > 0)
+        self.late = np.bincount(host.virtual[late] // asked.federation.clients, minlength=replicates)
+        self.seconds += self.clock.server + self.clock.deadline
+        return Cohort(asked.federation, host.rows, host.count, host.probability, asked.round, steps)
+
     def _within(self, times: Times, load: Workload, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[n] each: the steps that are done, the samples they take, and those without which a client is late."""
         sizes = Workload(load.held, load.size, load.per_pass, steps, load.short_last).batch_sizes()
-        if self.clock.late == "drop" or self.clock.deadline is None or not sizes.shape[1]:
+        if self.clock.late != "partial" or self.clock.deadline is None or not sizes.shape[1]:
             samples = sizes.sum(1)
             return steps, samples, samples
         done = np.cumsum(sizes, axis=1)
@@ -79,7 +94,7 @@ class Pace:
             order = there[np.argsort(took[there], kind="stable")]
             kept = order[took[order] <= deadline][: clock.first]
             counts[kept] = True
-            self.asked[r], self.late[r] = len(there), len(there) - len(kept)
+            self.late[r] = self.cut[r] = len(there) - len(kept)
             complete = len(kept) == min(len(there), clock.first or len(there)) and len(there) > 0
             lasts = took[kept[-1]] if complete else deadline
             self.seconds[r] += clock.server + (lasts if np.isfinite(lasts) else 0.0)

@@ -12,7 +12,7 @@ from torch import nn
 
 from fedsim.attack import Attack
 from fedsim.availability import Availability
-from fedsim.clock import AllWork, Clock, CutOffByTheClock, NoClock, Work
+from fedsim.clock import AllWork, Clock, CutOffByTheClock, Delay, NoClock, NoDelay, Work
 from fedsim.contamination import Contamination, NoContamination
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
@@ -32,6 +32,7 @@ from fedsim.performative.references import References, references
 from fedsim.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.personal.models import OwnModels
 from fedsim.run import determinism
+from fedsim.run.delivery import Delivery
 from fedsim.run.divergence import ON_NONFINITE
 from fedsim.run.pace import Pace
 from fedsim.run.participation import Participation
@@ -92,6 +93,7 @@ class Setup:
         attack: who lies, and how: before the uplink.
         clock: how long clients take in virtual seconds, and who is late.
         work: how much of a round's local steps each does.
+        delay: how many rounds later rows arrive.
         execution: where and how all is computed.
         ranks: the processes that share the run (`Ranks.join()` under torchrun); a lone one unless given.
     """
@@ -123,6 +125,7 @@ class Setup:
         attack: Attack | None = None,
         clock: Clock | None = None,
         work: Work | None = None,
+        delay: Delay | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.rounds = checks.whole("rounds", rounds)
@@ -175,6 +178,7 @@ class Setup:
         late = copy.deepcopy(self.shift) if personal.newcomers else self.shift  # of newcomers, set up for everybody
         trainers = self._train(rule, contamination)
         self.pace = Pace(clock or NoClock(), work or AllWork(), self.trainer.batches, self.traffic)
+        self.delivery = Delivery(delay or NoDelay(), self.pace, self.strategy, self.trainer)
         self._judge(personal, trainers, tables)
         self.newcomers = self._expect(personal, everybody, late, rule, contamination) if personal.newcomers else None
 
@@ -258,7 +262,7 @@ class Setup:
             strategy.beside: bool(strategy.beside),
             "the local rule sends estimates": self.trainer.rule.traffic(self.model.dimension)[1] > 0,
             "some clients send what follows from others' rows": any(isinstance(s, Attack) for s in self.uplink.stages),
-            "the clock shows how much data the late have": self.pace.clock.cuts,
+            "how late clients are shows how much data they have": self.pace.clock.cuts or self.delivery.active,
             "statistics of the model are averaged": len(self.model.columns.averaged) > 0,
         }
         said = [what for what, so in leaks.items() if so]

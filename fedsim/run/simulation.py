@@ -132,11 +132,12 @@ class Simulation(Setup):
         with Tracker(self, written, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
             for t in tracker.rounds():
-                active = self.availability.sample(t)
+                active = self.delivery.idle(self.availability.sample(t), memory)
                 cohort = self.pace(guard.present(self.strategy.cohort(state, active), t), t)
                 start = self.strategy.start(state, cohort)
                 report = yield from self.trainer.steps(start, cohort, t, state.model, memory, guard.accept)
-                state = self.strategy.aggregate(state, self.uplink(report, memory), t)
+                report = self.uplink(self.delivery(report, memory), memory)
+                state = self.strategy.aggregate(state, report, t)
                 tracker.round(t, state, report)
             return tracker.finish(state)
 

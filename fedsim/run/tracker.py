@@ -70,6 +70,7 @@ class Tracker:
         style = options.progress if self.ranks.first else "none"
         self._view = progress_view(style, run.rounds, progress.rounds)
         self._active, self._linked = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
+        self._unheard = np.zeros(len(self.seeds), dtype=np.int64)
         self._last: Measured | None = None
         self._models: Tensor
         self._observers = Observers([])
@@ -200,7 +201,8 @@ class Tracker:
         self._active, self._linked, worked, wishes = self.ranks.totals(*counts, wishes)
         progress.participants = [float(a + b) for a, b in zip(progress.participants, self._active, strict=True)]
         progress.links = [int(a + b) for a, b in zip(progress.links, self._linked, strict=True)]
-        progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, run.pace.late, strict=True)]
+        self._unheard = run.pace.cut + run.delivery.held
+        progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, self._unheard, strict=True)]
         progress.virtual = run.pace.seconds.tolist() if run.pace.clock.active else []
         progress.samples = [int(a + b) for a, b in zip(progress.samples, worked, strict=True)]
         self._view.round(t + 1, float(self._active.mean()))
@@ -235,7 +237,7 @@ class Tracker:
             row |= {name: math.nan if given_up else float(values[r]) for name, values in measured.metrics.items()}
             row |= {"active_clients": int(self._active[r]), "mean_active_clients": float(mean_active[r])}
             sent, late, pace = int(self._linked[r]), progress.unanswered[r], self.run.pace
-            heard = (sent + int(pace.late[r]), sent), (progress.links[r] + late, progress.links[r])
+            heard = (sent + int(self._unheard[r]), sent), (progress.links[r] + late, progress.links[r])
             row |= self.run.traffic.columns(*heard)
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
             row |= {"virtual_seconds": float(pace.seconds[r]), "late_clients": int(pace.late[r])}

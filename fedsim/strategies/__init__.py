@@ -1,5 +1,6 @@
 """What the server and the clients keep, and how a round's work becomes the next model."""
 
+from fedsim.strategies.afa import AFACD, AFACS
 from fedsim.strategies.afl import AFL
 from fedsim.strategies.amplified_fedavg import AmplifiedFedAvg
 from fedsim.strategies.amplified_scaffold import AmplifiedScaffold
@@ -8,10 +9,12 @@ from fedsim.strategies.base import KeepsClientModels, ServerStep, State, Strateg
 from fedsim.strategies.ca_fed import CAFed
 from fedsim.strategies.debiasing import Debiasing
 from fedsim.strategies.f3ast import F3AST
+from fedsim.strategies.fedasync import FedAsync
 from fedsim.strategies.fedau import FedAU
 from fedsim.strategies.fedavg import FedAvg, FedAvgAll, FedAvgKnown
 from fedsim.strategies.fedavgm import FedAvgM
 from fedsim.strategies.fedawe import FedAWE
+from fedsim.strategies.fedbuff import FedBuff
 from fedsim.strategies.feddc import FedDC
 from fedsim.strategies.feddyn import FedDyn
 from fedsim.strategies.fedexp import FedExP
@@ -38,6 +41,8 @@ from fedsim.strategies.robust_server import RobustServer
 from fedsim.strategies.scaffold import Scaffold
 
 __all__ = [
+    "AFACD",
+    "AFACS",
     "AFL",
     "AREA",
     "F3AST",
@@ -52,10 +57,12 @@ __all__ = [
     "Debiasing",
     "FedAU",
     "FedAWE",
+    "FedAsync",
     "FedAvg",
     "FedAvgAll",
     "FedAvgKnown",
     "FedAvgM",
+    "FedBuff",
     "FedDC",
     "FedDyn",
     "FedExP",

@@ -45,6 +45,8 @@ class Strategy(ABC, Generic[S]):
         sends_rows: whether it uses G_i at all; else stages of `uplink` are refused.
         asks: whether clients are asked for loss and gradient of all their data at a model (`answers`), which costs them
             a gradient of all they have.
+        late: whether it is defined for rows that began rounds ago, with an older model (`Report.staleness`). A class
+            that derives from another says it anew.
     """
 
     weighting: str = "uniform"
@@ -54,6 +56,7 @@ class Strategy(ABC, Generic[S]):
     beside: str = ""
     sends_rows: bool = True
     asks: bool = False
+    late: bool = False
 
     def check(self, availability: Availability) -> None:
         """Refuse, before the first round, an availability process the algorithm cannot run under."""

@@ -21,7 +21,7 @@ class FedAvg(ServerStep[State]):
         weighting: 'uniform' gives every client 1/m; 'data' its fraction of all samples, renormalised over A.
     """
 
-    hears = "mean"
+    hears, late = "mean", True
 
     def __init__(self, server_lr: float = 1.0, weighting: str = "uniform") -> None:
         super().__init__(server_lr)
@@ -35,7 +35,7 @@ class FedAvg(ServerStep[State]):
 class FedAvgAll(FedAvg):
     """FedAvg over all clients, the absent counted as zero (fedawe §7): x ← x − η_g Σ_{i∈A} w_i G_i."""
 
-    hears = "sum"
+    hears, late = "sum", True
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         step = report.cohort.sum(report.innovation, report.cohort.weights(self.weighting))

@@ -28,7 +28,7 @@ class FedAvgM(Strategy[FedAvgMState]):
         momentum: β.
     """
 
-    hears = "mean"
+    hears, late = "mean", True
 
     def __init__(self, server_lr: float = 1.0, momentum: float = 0.9) -> None:
         self.server_lr = checks.positive("strategy.server_lr", server_lr)

@@ -24,6 +24,8 @@ class FedNova(FedAvg):
         server_lr, weighting: as `FedAvg`.
     """
 
+    late = True
+
     def check_local(self, rule: LocalRule) -> None:
         if rule.gradient_weight(0) is None:
             raise ConfigError(

@@ -38,7 +38,7 @@ class FedOpt(ServerStep[FedOptState]):
         tau: τ, the degree of adaptivity.
     """
 
-    hears = "mean"
+    hears, late = "mean", True
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ class FedProx(FedAvg):
         server_lr, weighting: as `FedAvg`.
     """
 
-    hears = "mean"
+    hears, late = "mean", True
 
     def __init__(self, mu: float = 0.01, server_lr: float = 1.0, weighting: str = "uniform") -> None:
         super().__init__(server_lr, weighting)

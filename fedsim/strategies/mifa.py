@@ -49,6 +49,8 @@ class MIFA(RemembersClients[MIFAState]):
         max_age: of ψ; null forgets nothing.
     """
 
+    late = True
+
     def __init__(
         self,
         server_lr: float = 1.0,

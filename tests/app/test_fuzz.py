@@ -39,6 +39,9 @@ DATA = {  # a data set, what it needs, and shifts that move it
 LEFT_OUT = ("custom", "trace", "log", "table", "flwr", "natural", "by_name")
 
 
+LATE = ("fedavg", "fedavg_all", "fedavgm", "fedopt", "fednova", "mifa", "fedasync", "fedbuff", "afa_cd", "afa_cs")
+
+
 def choices(group: str) -> list[str]:
     return [choice for choice in groups()[group] if choice not in LEFT_OUT]
 
@@ -97,6 +100,8 @@ def composition(number: int) -> list[str]:
         late = ["clock.deadline=0.05"]
         own += draw.choice([[], late, [*late, "clock.late=partial"], ["clock.first=2"]])
     own += ["work=uniform"] if draw.random() < 0.2 else []
+    if strategy in LATE and draw.random() < 0.6:
+        own += [f"delay={draw.choice([c for c in choices('delay') if c != 'none'])}"]
     return [*own, *BASE]
 
 

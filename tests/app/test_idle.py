@@ -29,6 +29,8 @@ RESTING = {
     "uplink": (["uplink=topk", "strategy=local_only"], ["strategy=fedavg"]),
     "attack": (["attack=noise", "strategy=local_only"], ["strategy=fedavg"]),
     "clock.late": (["clock=devices", "clock.late=partial"], ["clock.deadline=1"]),
+    "strategy.a": (["strategy=fedbuff", "strategy.a=2", "strategy.discount=constant"], ["strategy.discount=hinge"]),
+    "strategy.b": (["strategy=fedasync", "strategy.b=2"], ["strategy.discount=hinge"]),
     "stop.over": (["stop.over=mean"], ["stop.target={test_accuracy:0.9}"]),
     "contamination.mean": (["contamination.mean=1", *ROTTEN], WOKEN),
     "contamination.std": (["contamination.std=1", *ROTTEN], WOKEN),

@@ -7,14 +7,17 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fedsim import ConfigError, Evaluation, Execution, Simulation
-from fedsim.availability import Bernoulli, UniformK
+from fedsim.availability import Bernoulli, Full, UniformK
 from fedsim.availability.probabilities import Uniform
-from fedsim.clock import Devices, UniformWork
+from fedsim.clock import ConstantDelay, Devices, UniformDelay, UniformWork
+from fedsim.core.errors import CheckpointError
 from fedsim.local import SGD
 from fedsim.local.schedules import PerStep
-from fedsim.strategies import FedAvg, FedAvgKnown, FedNova, FedPBC
+from fedsim.run.checkpoint import _under_way
+from fedsim.strategies import FedAvg, FedAvgKnown, FedBuff, FedNova, FedPBC, Median, PFedAvg
 from fedsim.tracking import Tracking
 
 SIZES = (4, 2, 8, 6)
@@ -129,14 +132,14 @@ def test_equal_times_add_up_to_rounds_times_t(build):
 
 
 def test_known_probabilities_stay_true_under_a_deadline(build):
-    """P(link + work · J ≤ D) by drawing J 20000 times, to 5 σ."""
+    """P(link + work · J ≤ D) by drawing J 4000 times, to 5 σ."""
     clock = Devices([0.1, 0.2], jitter=0.6, down=64.0, deadline=2.0)
     pace = build(UniformK(4), clock=clock).pace
     samples, virtual = np.tile([10.0, 5.0, 10.0, 20.0], 2), np.arange(8)
     found = clock.chance(clock.times(0, virtual, 32, 0), virtual, samples)
-    times = [clock.times(t, virtual, 32, 0) for t in range(20000)]
+    times = [clock.times(t, virtual, 32, 0) for t in range(4000)]
     drawn = np.mean([one.link + samples * one.sample <= 2.0 for one in times], axis=0)
-    assert np.abs(drawn - found).max() < 5 * 0.5 / math.sqrt(20000)
+    assert np.abs(drawn - found).max() < 5 * 0.5 / math.sqrt(4000)
     cohort = pace(build(FULL).federation.cohort(np.ones((2, 4)), np.full((2, 4), 0.5)), 0)
     load = pace.batches.load(cohort)
     wanted = clock.chance(clock.times(0, cohort.host.virtual, 32, 32), cohort.host.virtual, 5 * load.held) / 2
@@ -232,6 +235,52 @@ def test_a_resumed_run_is_the_uninterrupted_one(build, tmp_path):
     assert torch.equal(resumed.state.model, whole.state.model)
 
 
+def test_what_is_late_arrives_when_it_is_done(build, play):
+    """Clients take 2, 1, 4 and 3 seconds, and a round 1.5: they arrive 1, 0, 2 and 1 rounds later."""
+    clock, rounds = Devices(0.1, deadline=1.5, late="deliver"), ConstantDelay([1, 0, 2, 1])
+    ticking, delayed = ([p.after.model for p in play(build(**one))] for one in ({"clock": clock}, {"delay": rounds}))
+    assert all(torch.equal(a, b) for a, b in zip(ticking, delayed, strict=True))
+    result = run_of(build(clock=clock))
+    assert column(result, "virtual_seconds") == pytest.approx(np.arange(7) * 1.5)
+    assert column(result, "active_clients") == [0, 1, 3, 2, 3, 1, 4]  # after rounds 0 … 5
+    assert column(result, "late_clients") == [0, 3, 0, 2, 1, 2, 0]
+    sent = np.cumsum([0, 4, 1, 3, 2, 3, 1])
+    assert column(result, "total_bytes_down") == (sent * 32).tolist()
+    assert column(result, "total_bytes_up") == (np.cumsum(column(result, "active_clients")) * 32).tolist()
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_what_is_under_way_is_in_the_checkpoint(build, tmp_path, place):
+    def run(rounds, out, resume=False, **options):
+        how = Execution(dtype="float64", memory=place)
+        simulation = build(
+            delay=UniformDelay(0, 3), work=UniformWork(), strategy=FedBuff(2), rounds=rounds, execution=how, **options
+        )
+        return run_of(simulation, out=out, resume=resume)
+
+    run(3, tmp_path / "a")
+    resumed, whole = run(6, tmp_path / "a", resume=True), run(6, tmp_path / "b")
+    assert torch.equal(resumed.state.model, whole.state.model)
+    assert torch.equal(resumed.state.buffer, whole.state.buffer)
+    assert column(resumed, "total_bytes_down") == column(whole, "total_bytes_down")
+    one, other = (load_file(tmp_path / name / "checkpoint.safetensors") for name in "ab")
+    assert len(one["under_way.start"]) == len(one["under_way.due"]) > 0
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    torn = {name: value[:-1] if name == "under_way.due" else value for name, value in one.items()}
+    with pytest.raises(CheckpointError, match="rows under way"):
+        _under_way(tmp_path, torn, whole.state.model)
+
+
+def test_rows_that_cannot_be_late_are_refused(build):
+    with pytest.raises(ConfigError, match=r"delay and clock\.late=deliver both say when a row arrives"):
+        build(delay=ConstantDelay(1), clock=Devices(deadline=1.0, late="deliver"))
+    with pytest.raises(ConfigError, match=r"clock\.first and clock\.late=deliver exclude each other"):
+        Devices(deadline=1.0, late="deliver", first=2)
+    with pytest.raises(ConfigError, match="not defined for rows that began with an older model"):
+        build(clock=Devices(deadline=1.0, late="deliver"), strategy=FedPBC())
+
+
 def test_what_makes_no_sense_is_refused(build):
     with pytest.raises(ConfigError, match=r"clock\.first=5 exceeds clients=4"):
         build(clock=Devices(first=5))
@@ -244,5 +293,8 @@ def test_what_makes_no_sense_is_refused(build):
     with pytest.raises(ConfigError, match=r"counts the first clock\.first=2 that are done"):
         build(Bernoulli(Uniform(0.5)), strategy=FedAvgKnown(), clock=Devices(first=2))
     build(Bernoulli(Uniform(0.5)), strategy=FedAvgKnown(), clock=Devices(deadline=2.0))
+    with pytest.raises(ConfigError, match=r"availability=full: under CutOffByTheClock"):
+        build(Full(), strategy=PFedAvg(), clock=Devices(deadline=2.0))
+    build(strategy=Median(), clock=Devices(deadline=2.0))
     with pytest.raises(ConfigError, match="FedPBC as configured lets those compute who do not take part"):
         build(strategy=FedPBC(compute="all"), clock=Devices(deadline=1.0)).run(tracking=QUIET)

@@ -54,6 +54,7 @@ def federated_fixture(regression_of, Scripted):
         rates = {"lr": [LRS[SEEDS.index(seed)] for seed in seeds], "steps": STEPS, "batch_size": None}
         counts = library.script() if counts is None else counts
         options = {"execution": Execution(dtype="float64", chunk=3)} | options
+        options |= {"work": options.pop("clients_work")} if "clients_work" in options else {}
         key = repr((strategy.asks, counts.tolist(), rule, schedule, seeds, work, sorted(options.items(), key=str)))
         if key not in built or "dataset" in options:
             built[key] = Simulation(

@@ -11,9 +11,12 @@ import torch
 from naive_strategies import CLIENTS, SEEDS
 
 from fedsim import Execution
+from fedsim.clock import Devices, UniformWork
 from fedsim.core import Ranks
 from fedsim.run.rehearsal import rehearse
 from fedsim.strategies import (
+    AFACD,
+    AFACS,
     AFL,
     AREA,
     MIFA,
@@ -22,7 +25,9 @@ from fedsim.strategies import (
     AmplifiedScaffold,
     CAFed,
     Debiasing,
+    FedAsync,
     FedAvgM,
+    FedBuff,
     FedDC,
     FedDyn,
     FedExP,
@@ -58,6 +63,10 @@ LIBRARY = {
     "amplified_scaffold": lambda: AmplifiedScaffold(2, 1.4, weighting="data"),
     "debiasing": lambda: Debiasing(0.8, 2.0, "data"),
     "fedlaavg": lambda: FedLaAvg(0.25, "random", weighting="data"),
+    "fedasync": lambda: FedAsync(0.7),
+    "fedbuff": lambda: FedBuff(2, 0.8),
+    "afa_cd": lambda: AFACD(0.1, "data"),
+    "afa_cs": lambda: AFACS(0.1, weighting="data"),
     "power_of_choice": lambda: PowerOfChoice(1, 2),
     "oort": lambda: Oort(1, weighting="data"),
     "ca_fed": lambda: CAFed(0.8, smoothness=0.4, weighting="data"),
@@ -91,6 +100,15 @@ def test_a_strategy_holds_what_all_must_hold(name, whole, federated):
             if value.shape != wanted.shape:
                 wanted = wanted.unflatten(0, (len(SEEDS), CLIENTS))[:, rank::2].flatten(0, 1)
             torch.testing.assert_close(value, wanted, **CLOSE, msg=f"rank {rank}, {part}")
+
+
+def test_ranks_share_a_clock(whole, federated):
+    """The slowest, and the quickest two, are those of all ranks; so is the number of steps each client draws."""
+    options = {"clock": Devices(0.1, 0.8, 0.5, deadline=9.0, first=2), "clients_work": UniformWork()}
+    expected = whole("fedavgm", **options)[-1]
+    assert not torch.equal(expected["model"], whole("fedavgm")[-1]["model"])
+    for state in divided(federated, "fedavgm", **options):
+        torch.testing.assert_close(state["model"], expected["model"], **CLOSE)
 
 
 @pytest.mark.sampled(6)
@@ -134,7 +152,7 @@ LOOPED = ("q_ffl", "afl", "mime_lite", "focus", "debiasing", "fedlaavg", "power_
 EXECUTORS = dict.fromkeys(LOOPED, "loop")
 
 
-def divided(federated, name: str) -> list[dict[str, torch.Tensor]]:
+def divided(federated, name: str, **options) -> list[dict[str, torch.Tensor]]:
     """The last states of two ranks."""
     states, errors = [{}, {}], []
 
@@ -144,7 +162,7 @@ def divided(federated, name: str) -> list[dict[str, torch.Tensor]]:
             memory = simulation.trainer.memory(state.model)
             for t in range(simulation.rounds):
                 strategy = LIBRARY[name]()
-                cohort = strategy.cohort(state, simulation.availability.sample(t))
+                cohort = simulation.pace(strategy.cohort(state, simulation.availability.sample(t)), t)
                 report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, state.model, memory)
                 state = strategy.aggregate(state, report, t)
                 addresses = [value.data_ptr() for value in fields(state).values()]
@@ -155,7 +173,7 @@ def divided(federated, name: str) -> list[dict[str, torch.Tensor]]:
             ranks.barrier.abort()
 
     how = Execution(dtype="float64", chunk=2, memory="disk", executor=EXECUTORS.get(name, "fused"))
-    both = [federated(LIBRARY[name](), ranks=ranks, execution=how) for ranks in BOTH]
+    both = [federated(LIBRARY[name](), ranks=ranks, execution=how, **options) for ranks in BOTH]
     starts = [simulation.initial_state() for simulation in both]  # initial models are drawn from a global stream
     threads = [threading.Thread(target=work, args=pair) for pair in zip(both, starts, strict=True)]
     for thread in threads:

@@ -1,0 +1,120 @@
+"""How many rounds later a client's row arrives: laws of delays, drawn when it begins."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.availability.base import by_group
+from fedsim.core import checks, rng
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+
+
+class Delay:
+    """The contract: a whole number of rounds for every client and round, a pure function of seed, round and client."""
+
+    active = True
+    federation: Federation
+
+    def setup(self, federation: Federation) -> None:
+        """Fix who exists; refuse what makes no sense."""
+        self.federation = federation
+
+    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        """[n] int64: what these virtual clients begin in round t arrives so many rounds later; 0: in round t."""
+        raise NotImplementedError
+
+    def uniforms(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        """[n] uniform numbers in [0, 1) of these clients in round t."""
+        m = self.federation.clients
+        drawn = [rng.generator(seed, rng.Purpose.DELAY, t).random(m) for seed in self.federation.seeds]
+        return np.concatenate(drawn)[virtual]
+
+    def of(self, key: str, values: list[float], virtual: np.ndarray) -> np.ndarray:
+        """[n] what is given for all clients, or for groups of them."""
+        m = self.federation.clients
+        return by_group(key, values, m)[virtual % m]
+
+
+class NoDelay(Delay):
+    """Everything arrives in the round in which it began."""
+
+    active = False
+
+
+class ConstantDelay(Delay):
+    """Always the same.
+
+    Args:
+        rounds: how many; a list gives as many groups of clients, in order, their own.
+    """
+
+    def __init__(self, rounds: int | list[int] = 1) -> None:
+        given = rounds if isinstance(rounds, (list, tuple)) else [rounds]
+        self.given = [float(checks.whole("delay.rounds", each, least=0)) for each in given]
+
+    def setup(self, federation: Federation) -> None:
+        super().setup(federation)
+        by_group("delay.rounds", self.given, federation.clients)
+
+    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        return self.of("delay.rounds", self.given, virtual).astype(np.int64)
+
+
+class _WithMean(Delay):
+    def __init__(self, mean: float | list[float] = 2.0) -> None:
+        given = mean if isinstance(mean, (list, tuple)) else [mean]
+        self.mean = [checks.positive("delay.mean", each) for each in given]
+
+    def setup(self, federation: Federation) -> None:
+        super().setup(federation)
+        by_group("delay.mean", self.mean, federation.clients)
+
+
+class GeometricDelay(_WithMean):
+    """P(k) = (1 − q) q^k for k = 0, 1, …, with mean q / (1 − q): in every round a row arrives with probability 1 − q.
+
+    Args:
+        mean: in rounds; a list gives as many groups of clients, in order, their own.
+    """
+
+    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        mean = self.of("delay.mean", self.mean, virtual)
+        return np.floor(np.log1p(-self.uniforms(t, virtual)) / np.log(mean / (1 + mean))).astype(np.int64)
+
+
+class UniformDelay(Delay):
+    """Uniform on least, …, most.
+
+    Args:
+        least, most: in rounds.
+    """
+
+    def __init__(self, least: int = 0, most: int = 4) -> None:
+        self.least, self.most = checks.whole("delay.least", least, least=0), checks.whole("delay.most", most, least=0)
+        if self.least > self.most:
+            raise ConfigError(f"delay.least={least} exceeds delay.most={most}; exchange them")
+
+    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        return self.least + np.floor(self.uniforms(t, virtual) * (self.most - self.least + 1)).astype(np.int64)
+
+
+class LognormalDelay(_WithMean):
+    """⌊X⌋ of a log-normal X.
+
+    Args:
+        mean: of X, in rounds; a list gives as many groups of clients, in order, their own.
+        spread: its coefficient of variation.
+    """
+
+    def __init__(self, mean: float | list[float] = 2.0, spread: float = 1.0) -> None:
+        super().__init__(mean)
+        self.spread = checks.not_negative("delay.spread", spread)
+
+    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        from scipy.special import ndtri  # here: other laws need not wait for it
+
+        sigma = np.sqrt(np.log1p(self.spread**2))
+        normal = ndtri(np.clip(self.uniforms(t, virtual), 1e-300, None))
+        drawn = self.of("delay.mean", self.mean, virtual) * np.exp(sigma * normal - sigma**2 / 2)
+        return np.floor(drawn).astype(np.int64)

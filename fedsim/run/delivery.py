@@ -1,0 +1,131 @@
+"""Rows that are under way: what began in one round and arrives in a later one.
+
+A client that is asked begins at once, from the model of that round and on data that answer it; what comes out is kept
+until it arrives. Until the round after, the client is busy, and is not asked again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.clock import Delay
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Cohort
+from fedsim.core.memory import Memory
+from fedsim.core.report import Report
+from fedsim.local import LocalRule
+from fedsim.models import RowModel
+from fedsim.run.pace import Pace
+from fedsim.strategies import Strategy
+from fedsim.trainer import Trainer
+
+ROWS = ("start", "loss", "lr_sum", "weight", "finite", "whole")  # of a report, those that it has
+HOST = ("virtual", "began", "due", "samples", "count", "probability")  # numbers of the host, [k] each
+CARRY = "carry "
+
+
+class Delivery:
+    """Keeps what is under way in `Memory.under_way`: as many rows as there are, in the checkpoint too.
+
+    Args:
+        delay: how long rows take.
+        pace: which knows it where the clock delivers what is late.
+        strategy, trainer: of the run, which must allow it.
+
+    Attributes:
+        held: [R] clients that began in the last round and have not arrived, less those that began before it and have.
+    """
+
+    def __init__(self, delay: Delay, pace: Pace, strategy: Strategy[Any], trainer: Trainer) -> None:
+        self.delay, self.pace, self.federation = delay, pace, pace.batches.federation
+        delay.setup(self.federation)
+        self.active = delay.active or pace.clock.delivers
+        self.held = np.zeros(self.federation.replicates, dtype=np.int64)
+        if self.active:
+            self._check(strategy, trainer.rule, trainer.model)
+
+    def _check(self, strategy: Strategy[Any], rule: LocalRule, model: RowModel) -> None:
+        """Refuse what has no meaning for rows that are late, or would get there by another way in time."""
+        name = type(strategy).__name__
+        if self.delay.active and self.pace.clock.delivers:
+            raise ConfigError("delay and clock.late=deliver both say when a row arrives; give delay=none")
+        if not vars(type(strategy)).get("late", False):
+            raise ConfigError(
+                f"strategy={name} is not defined for rows that began with an older model; give delay=none, or choose "
+                "fedbuff, fedasync, fedavg, fedavg_all, fedavgm, fedopt, fednova, mifa, afa_cd or afa_cs"
+            )
+        if len(model.columns.averaged):
+            raise ConfigError(
+                f"statistics ({next(iter(model.statistics))}, …) that the server averages would not be late; keep them "
+                "with the client by columns=fedbn, or give delay=none"
+            )
+        if any(rule.traffic(model.dimension)):
+            raise ConfigError(f"what local={type(rule).__name__} sends beside rows would not be late; give delay=none")
+        if self.federation.ranks.count > 1:
+            raise ConfigError("rows under way are kept by one process; start it without torchrun, or give delay=none")
+
+    def idle(self, active: Cohort, memory: Memory) -> Cohort:
+        """Those of the cohort who have nothing under way."""
+        self.held = np.zeros(self.federation.replicates, dtype=np.int64)
+        if not memory.under_way:
+            return active
+        free = ~np.isin(active.host.virtual, memory.under_way["virtual"].numpy())
+        return active if free.all() else active.subset(np.flatnonzero(free))
+
+    def __call__(self, report: Report, memory: Memory) -> Report:
+        """What arrives in this round, in the place of what was done in it."""
+        if not self.active:
+            return report
+        t, virtual = report.cohort.round, report.cohort.host.virtual
+        takes = self.delay.rounds(t, virtual) if self.delay.active else self.pace.behind[virtual]
+        fresh = _parts(report, t + takes)
+        known = memory.under_way or {name: rows[:0] for name, rows in fresh.items()}
+        due, now = known["due"].numpy() <= t, takes == 0
+        device = self.federation.device
+        here, there = device, device if self.federation.place == "device" else torch.device("cpu")
+        came, on_time = _at(known, np.flatnonzero(due), here), _at(fresh, np.flatnonzero(now), here)
+        left, late = _at(known, np.flatnonzero(~due), there), _at(fresh, np.flatnonzero(~now), there)
+        memory.under_way = {name: torch.cat([left[name], late[name]]) for name in fresh}
+        self.held = self._counted(late) - self._counted(came)
+        order = torch.argsort(torch.cat([came["virtual"], on_time["virtual"]]))
+        return self._report(report, {name: _picked(torch.cat([came[name], on_time[name]]), order) for name in fresh})
+
+    def _counted(self, parts: dict[str, Tensor]) -> np.ndarray:
+        """[R] clients of each replicate among those that take part."""
+        virtual = parts["virtual"][parts["count"] > 0].numpy()
+        return np.bincount(virtual // self.federation.clients, minlength=self.federation.replicates)
+
+    def _report(self, now: Report, parts: dict[str, Tensor]) -> Report:
+        """A report of these rows; what it says of the round and of replicates is that of the round."""
+        virtual, began, _, samples, count, probability = (parts[name].numpy() for name in HOST)
+        cohort = Cohort(self.federation, virtual, count, probability, now.cohort.round)
+        carry = {name.removeprefix(CARRY): rows for name, rows in parts.items() if name.startswith(CARRY)}
+        of_rows = {name: parts[name] for name in ROWS if name in parts}
+        late = now.cohort.round - began
+        return replace(now, cohort=cohort, carry=carry, samples=samples, staleness=late, **of_rows)  # type: ignore[arg-type]
+
+
+def _parts(report: Report, due: np.ndarray) -> dict[str, Tensor]:
+    """Everything that a report says of its rows, by name: [n, …] each."""
+    host, n = report.cohort.host, len(report.cohort)
+    began = np.full(n, report.cohort.round)
+    numbers = (host.virtual, began, due, report.samples, host.count, host.probability)
+    parts = {name: torch.as_tensor(values) for name, values in zip(HOST, numbers, strict=True)}
+    parts |= {name: value for name in ROWS if (value := getattr(report, name)) is not None}
+    return parts | {f"{CARRY}{name}": rows for name, rows in report.carry.items()}
+
+
+def _picked(rows: Tensor, at: Tensor) -> Tensor:
+    return rows[at.to(rows.device)]
+
+
+def _at(parts: dict[str, Tensor], at: np.ndarray, device: torch.device) -> dict[str, Tensor]:
+    """Some of the rows; all but the host's numbers on a device."""
+    pick = torch.as_tensor(at)
+    picked = {name: _picked(rows, pick) for name, rows in parts.items()}
+    return {name: rows if name in HOST else rows.to(device) for name, rows in picked.items()}

@@ -1,0 +1,53 @@
+"""AFA-CD and AFA-CS: clients come when they like and do as many steps as they like (Yang et al., ICML 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedsim.core import checks
+from fedsim.core.federation import WEIGHTINGS
+from fedsim.core.report import Report
+from fedsim.strategies.base import ServerStep, State
+from fedsim.strategies.memory import ClientMemory, RemembersClients
+
+
+class AFACD(ServerStep[State]):
+    """x ← x − η mean_{i∈A} G_i / Σ_k η_k, the sum over the local steps of client i: its mean gradient, however many
+    steps it did, and however long ago it began. The formula is put together from the paper's abstract and
+    introduction.
+
+    With K steps at rate η_l for everybody it is FedAvg with η_g = η / (K η_l). No memory.
+
+    Args:
+        server_lr: η, that of mean gradients: 1 is FedAvg's 1 with ten steps at 0.1.
+        weighting: of the mean: uniform, or by data.
+    """
+
+    late = True
+
+    def __init__(self, server_lr: float = 1.0, weighting: str = "uniform") -> None:
+        super().__init__(server_lr)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+
+    def aggregate(self, state: State, report: Report, t: int) -> State:
+        step = self.mean(report.cohort, report.innovation / report.lr_sum[:, None])
+        return replace(state, model=state.model - self.server_lr * step)
+
+
+class AFACS(RemembersClients[ClientMemory]):
+    """x ← x − η Σ_i w_i ĝ_i, ĝ_i the last mean gradient of client i, as in `AFACD`, zero before its first. An empty
+    round steps too. The formula is put together as that of `AFACD`.
+
+    With K steps for everybody it is `mifa` with `memory: gradient` and η_g = η / (K η_l). Memory: one row per client.
+
+    Args:
+        server_lr: η.
+        memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
+        weighting: w_i: 'uniform' 1/m, or 'data' fractions.
+    """
+
+    late = True
+
+    def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
+        mean = self.remember(state, report.cohort, report.innovation / report.lr_sum[:, None])
+        return replace(state, model=state.model - self.server_lr * mean, mean=mean)

@@ -1,0 +1,69 @@
+"""FedAsync: every row that arrives is mixed into the model, the less the older it is (Xie et al. 2019)."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.availability import Availability
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.report import Report
+from fedsim.strategies.base import State, Strategy
+from fedsim.strategies.staleness import Discount
+
+FORMS = ("model", "difference")
+
+
+class FedAsync(Strategy[State]):
+    """x ← (1 − α_d) x + α_d x_i for every x_i that arrives, α_d = α σ(d), d the rounds since it began (`Discount`).
+
+    Those that arrive in one round do so one after another, in the order of clients' numbers. The 'difference' form adds
+    −α_d G_i to today's model, where the published one pulls towards a model that is old; they differ where d > 0. The
+    published local objective has a proximal term, which is not added here. No memory.
+
+    Args:
+        alpha: α, at most 1.
+        discount: σ: polynomial, hinge or constant.
+        a, b: of σ.
+        form: model or difference.
+    """
+
+    late = True
+
+    def __init__(
+        self, alpha: float = 0.6, discount: str = "polynomial", a: float = 0.5, b: float = 4.0, form: str = "model"
+    ) -> None:
+        self.alpha = checks.positive("strategy.alpha", alpha)
+        checks.fraction("strategy.alpha", alpha)
+        self.discount = Discount(discount, a, b)
+        self.form = checks.choice("strategy.form", form, FORMS)
+
+    def check(self, availability: Availability) -> None:
+        if availability.law == "multiset":
+            raise ConfigError(
+                f"strategy={type(self).__name__} mixes rows one by one, and availability=multiset counts some twice; "
+                "choose another availability"
+            )
+
+    def aggregate(self, state: State, report: Report, t: int) -> State:
+        cohort = report.cohort
+        alpha = self.alpha * self.discount(report.rounds_late) * (cohort.host.count > 0)
+        if self.form == "difference":
+            return replace(state, model=state.model - cohort.sum(report.innovation, _like(alpha, state.model)))
+        every, virtual, bounds = cohort.united(alpha)
+        weights, left = np.zeros_like(every), np.ones(len(state.model))
+        for r, (a, b) in enumerate(itertools.pairwise(bounds)):
+            after = np.append(np.cumprod(1.0 - every[a:b][::-1])[::-1], 1.0)  # Π_{j ≥ i} (1 − α_j)
+            weights[a:b], left[r] = every[a:b] * after[1:], after[0]
+        own = weights[np.searchsorted(virtual, cohort.host.virtual)]
+        kept = _like(left, state.model)[:, None] * state.model
+        return replace(state, model=kept + cohort.sum(report.end, _like(own, state.model)))
+
+
+def _like(numbers: np.ndarray, rows: Tensor) -> Tensor:
+    return torch.as_tensor(numbers, dtype=rows.dtype).to(rows.device)

@@ -1,0 +1,81 @@
+"""FedBuff: the server steps whenever K rows have arrived (Nguyen et al., AISTATS 2022)."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.availability import Availability
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.core.report import Report
+from fedsim.strategies.base import ServerStep, State
+from fedsim.strategies.staleness import Discount
+
+
+@dataclass
+class FedBuffState(State):
+    """Attributes:
+
+    buffer: [R, d] Σ σ(d_i) G_i of the rows that wait.
+    waiting: [R] int64 how many there are, fewer than K.
+    """
+
+    buffer: Tensor
+    waiting: Tensor
+
+
+class FedBuff(ServerStep[FedBuffState]):
+    """x ← x − (η_g / K) Σ σ(d_i) G_i over K rows, as soon as there are K; σ(d) = (1 + d)^{−1/2}, d the rounds since row
+    i began.
+
+    Those that arrive in one round are taken in the order of clients' numbers; what is left waits. The paper's d counts
+    steps of the server, which are as many where it steps in every round. Memory: one row on the server.
+
+    Args:
+        buffer: K.
+        server_lr: η_g.
+        discount: σ: polynomial, hinge or constant, see `fedsim.strategies.staleness`.
+        a, b: of σ.
+    """
+
+    late = True
+
+    def __init__(
+        self, buffer: int = 10, server_lr: float = 1.0, discount: str = "polynomial", a: float = 0.5, b: float = 4.0
+    ) -> None:
+        super().__init__(server_lr)
+        self.buffer, self.discount = checks.whole("strategy.buffer", buffer), Discount(discount, a, b)
+
+    def check(self, availability: Availability) -> None:
+        if availability.law == "multiset":
+            raise ConfigError(
+                f"strategy={type(self).__name__} counts rows one by one, and availability=multiset counts some twice; "
+                "choose another availability"
+            )
+
+    def initial(self, model: Tensor, federation: Federation) -> FedBuffState:
+        nobody = torch.zeros(federation.replicates, dtype=torch.int64, device=model.device)
+        return FedBuffState(model, torch.zeros_like(model), nobody)
+
+    def aggregate(self, state: FedBuffState, report: Report, t: int) -> FedBuffState:
+        cohort, k = report.cohort, self.buffer
+        sent, virtual, bounds = cohort.united(cohort.host.count > 0)
+        place, came = np.cumsum(sent) - 1, []
+        for a, b in itertools.pairwise(bounds):
+            place[a:b] -= place[a] - sent[a] + 1 if b > a else 0
+            came.append(int(sent[a:b].sum()))
+        own = torch.as_tensor(place[np.searchsorted(virtual, cohort.host.virtual)], device=state.model.device)
+        there = state.waiting + torch.tensor(came, device=state.model.device)
+        used = there // k * k  # rows that are in a full buffer
+        now = (cohort.broadcast(state.waiting) + own < cohort.broadcast(used)).to(state.model.dtype)
+        weights = torch.as_tensor(self.discount(report.rounds_late)).to(now)
+        steps = (used > 0)[:, None]
+        full = torch.where(steps, state.buffer, 0.0) + cohort.sum(report.innovation, weights * now)
+        rest = torch.where(steps, 0.0, state.buffer) + cohort.sum(report.innovation, weights * (1 - now))
+        return FedBuffState(state.model - self.server_lr / k * full, rest, there - used)

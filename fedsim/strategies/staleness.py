@@ -1,0 +1,32 @@
+"""How much less a row counts that began rounds ago."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.core import checks
+
+DISCOUNTS = ("constant", "polynomial", "hinge")
+
+
+class Discount:
+    """σ(d) of Xie et al. (2019), d the rounds between a row's begin and its arrival: constant 1; polynomial
+    (1 + d)^{−a}; hinge 1 up to b rounds, then 1 / (a (d − b) + 1).
+
+    Args:
+        kind: which.
+        a, b: see there.
+    """
+
+    def __init__(self, kind: str, a: float, b: float) -> None:
+        self.kind = checks.choice("strategy.discount", kind, DISCOUNTS)
+        self.a, self.b = checks.not_negative("strategy.a", a), checks.not_negative("strategy.b", b)
+
+    def __call__(self, staleness: np.ndarray) -> np.ndarray:
+        """[n] σ of rounds [n]."""
+        d = staleness.astype(np.float64)
+        if self.kind == "constant":
+            return np.ones_like(d)
+        if self.kind == "polynomial":
+            return np.asarray((1.0 + d) ** -self.a)
+        return np.asarray(1.0 / (self.a * np.maximum(d - self.b, 0.0) + 1.0))
