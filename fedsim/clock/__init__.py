@@ -2,7 +2,7 @@
 
 from fedsim.clock.clock import Clock, CutOffByTheClock, Devices, NoClock
 from fedsim.clock.delay import ConstantDelay, Delay, GeometricDelay, LognormalDelay, NoDelay, UniformDelay
-from fedsim.clock.work import AllWork, UniformWork, Work
+from fedsim.clock.work import AllWork, GeometricWork, UniformWork, Work
 
 __all__ = [
     "AllWork",
@@ -12,6 +12,7 @@ __all__ = [
     "Delay",
     "Devices",
     "GeometricDelay",
+    "GeometricWork",
     "LognormalDelay",
     "NoClock",
     "NoDelay",

@@ -19,7 +19,7 @@ class Work:
         """Fix who exists and what a round asks of them; refuse what makes no sense."""
 
     def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
-        """[n] steps that these virtual clients do in round t, of those asked, `load.steps`; at least one."""
+        """[n] steps that these virtual clients do in round t, where `load.steps` are asked; at least one."""
         return load.steps
 
 
@@ -53,3 +53,18 @@ class UniformWork(Work):
         unit = load.per_pass if self.by_pass else np.ones_like(load.steps)
         drawn = self.least + np.floor(u * (load.steps // unit - self.least + 1)).astype(np.int64)
         return np.asarray(drawn * unit)
+
+
+class GeometricWork(Work):
+    """All clients of a replicate do the same number of local steps, drawn anew in every round: those until a coin that
+    falls so with probability 1/local_steps ends it. Scaffnew's rounds (Mishchenko et al., ICML 2022)."""
+
+    def setup(self, federation: Federation, work: LocalWork) -> None:
+        if work.steps is None:
+            raise ConfigError(f"work=geometric counts local steps, and local_epochs={work.epochs}; give local_steps")
+        self.federation, self.chance = federation, 1 / work.steps
+
+    def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
+        seeds, m = self.federation.seeds, self.federation.clients
+        drawn = np.array([rng.generator(seed, rng.Purpose.WORK, t).geometric(self.chance) for seed in seeds])
+        return np.asarray(drawn[virtual // m])

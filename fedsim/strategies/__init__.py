@@ -38,6 +38,7 @@ from fedsim.strategies.power_of_choice import PowerOfChoice
 from fedsim.strategies.q_ffl import QFFL
 from fedsim.strategies.robust import RFA, CentredClipping, Median, NormBound, Robust, TrimmedMean
 from fedsim.strategies.robust_server import RobustServer
+from fedsim.strategies.scaffnew import Scaffnew
 from fedsim.strategies.scaffold import Scaffold
 
 __all__ = [
@@ -89,6 +90,7 @@ __all__ = [
     "Robust",
     "RobustServer",
     "Rows",
+    "Scaffnew",
     "Scaffold",
     "ServerStep",
     "State",

@@ -34,6 +34,7 @@ ONE_GROUP_AT_A_TIME = [
 ]
 BESIDE = COMPANY | {
     "strategy=p_fedavg": ["availability=full"],
+    "strategy=scaffnew": ["availability=full"],
     "partition=grouped": ["dataset=synthetic"],
     "columns=fedbn": ["model=custom", "model._target_=small_runs.Normalised"],
 }

@@ -99,7 +99,8 @@ def composition(number: int) -> list[str]:
         own += ["clock=devices", "clock.compute_spread=1", "clock.down=1e5", f"clock.jitter={draw.choice([0, 0.5])}"]
         late = ["clock.deadline=0.05"]
         own += draw.choice([[], late, [*late, "clock.late=partial"], ["clock.first=2"]])
-    own += ["work=uniform"] if draw.random() < 0.2 else []
+    own += [f"work={draw.choice(['uniform', 'geometric'])}"] if draw.random() < 0.2 else []
+    own += ["strategy.require_full=false"] if strategy == "scaffnew" else []
     if strategy in LATE and draw.random() < 0.6:
         own += [f"delay={draw.choice([c for c in choices('delay') if c != 'none'])}"]
     return [*own, *BASE]

@@ -40,6 +40,7 @@ from fedsim.strategies import (
     MimiC,
     Oort,
     PowerOfChoice,
+    Scaffnew,
     Scaffold,
 )
 
@@ -59,6 +60,7 @@ LIBRARY = {
     "mifa": lambda: MIFA(0.8, "gradient", weighting="data", divide_by="seen", age_power=0.5, max_age=2),
     "fedvarp": lambda: FedVARP(0.8, weighting="data"),
     "scaffold": lambda: Scaffold(0.8, weighting="data"),
+    "scaffnew": lambda: Scaffnew(0.3, False, "data"),
     "amplified_fedavg": lambda: AmplifiedFedAvg(2, 1.4, "data"),
     "amplified_scaffold": lambda: AmplifiedScaffold(2, 1.4, weighting="data"),
     "debiasing": lambda: Debiasing(0.8, 2.0, "data"),

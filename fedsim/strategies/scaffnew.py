@@ -1,0 +1,75 @@
+"""Scaffnew: local steps skip the averaging, and control variates make up for it (Mishchenko et al., ICML 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsim.availability import Availability
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
+from fedsim.core.report import Report
+from fedsim.local import LocalRule
+from fedsim.strategies.base import State, Strategy
+
+
+@dataclass
+class ScaffnewState(State):
+    """Adds the control variates h_i, [R·m, d]; their (weighted) sum over a replicate is zero."""
+
+    control: Tensor
+
+
+class Scaffnew(Strategy[ScaffnewState]):
+    """ProxSkip for federations: local steps follow g − h_i; then x^{t+1} = mean x_i over all, and
+    h_i ← h_i + (ϱ/γ) (x^{t+1} − x_i), γ the local rate.
+
+    The paper averages after each local step with probability ϱ, by one coin for everybody: a round is what lies between
+    two averages, so many local steps as work=geometric draws. With a fixed number s and ϱ = 1/s it is SCAFFOLD.
+    Its theorem is about everybody in every round; `require_full: false` averages and renews over whoever is there,
+    which keeps the sum of the h_i. Memory: one row per client. Runs under local=sgd, whose carry takes the correction.
+
+    Args:
+        probability: ϱ, 1/local_steps under work=geometric; None takes 1/s of the round's own s.
+        require_full: whether other availability processes than full are refused.
+        weighting: w_i of the means: 'uniform' 1/m, or 'data' fractions.
+    """
+
+    def __init__(self, probability: float | None = None, require_full: bool = True, weighting: str = "uniform") -> None:
+        self.probability = None if probability is None else checks.positive("strategy.probability", probability)
+        checks.fraction("strategy.probability", probability or 0.0)
+        self.require_full = require_full
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+
+    def check(self, availability: Availability) -> None:
+        if self.require_full and availability.law != "full":
+            raise ConfigError(
+                "strategy=scaffnew is for everybody in every round; use availability=full, or "
+                "strategy.require_full=false, of which the theorem says nothing"
+            )
+
+    def check_local(self, rule: LocalRule) -> None:
+        if not rule.schedule.steady:
+            raise ConfigError(
+                "strategy=scaffnew divides by the rate of a round, and local.schedule moves it within one; use "
+                "local/schedule=constant, or one by rounds"
+            )
+
+    def initial(self, model: Tensor, federation: Federation) -> ScaffnewState:
+        return ScaffnewState(model, federation.zeros(model.shape[1]))
+
+    def start(self, state: ScaffnewState, cohort: Cohort) -> dict[str, Tensor]:
+        return {"params": cohort.broadcast(state.model), "correction": -cohort.gather(state.control)}
+
+    def aggregate(self, state: ScaffnewState, report: Report, t: int) -> ScaffnewState:
+        cohort, p = report.cohort, self.probability
+        model = cohort.unless_empty(self.mean(cohort, report.end), state.model)
+        ratio = 1 / report.lr_sum if p is None else p / cohort.broadcast(report.lr)  # ϱ/γ, [n]
+        apart = ratio[:, None] * (cohort.broadcast(model) - report.end)
+        taking_part = (cohort.count > 0)[:, None]
+        control = cohort.gather(state.control)
+        cohort.scatter(state.control, torch.where(taking_part, control + apart, control))
+        return ScaffnewState(model, state.control)
