@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedsim.core import checksums
 from fedsim.core.columns import AVERAGED, OWN
 from fedsim.core.errors import CheckpointError, ConfigError
 from fedsim.core.files import regular
@@ -21,8 +22,50 @@ from fedsim.results.files import BEST, CHECKPOINT, CONSTANTS
 HEADER = "model"  # where a header tells of names
 
 
+class _File:
+    """An open safetensors file whose rows are given once the whole tensor was found to be as it was written.
+
+    Args:
+        path: of the file.
+        seen: tensors that were; more of them are put there.
+    """
+
+    def __init__(self, path: Path, seen: set[tuple[Any, ...]]) -> None:
+        self._path, self._seen = path, seen
+        try:
+            self._file = safe_open(regular(path), framework="pt")
+            self._version = (path.name, path.stat().st_mtime_ns)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error}); the run has left no model there") from error
+        self.header: dict[str, str] = self._file.metadata() or {}
+        self.names = set(self._file.keys())
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.__exit__(*error)
+
+    def rows(self, name: str) -> Any:
+        """What slices of the tensor are taken from.
+
+        Raises:
+            CheckpointError: it, or the header, is damaged.
+        """
+        if (*self._version, name) not in self._seen:
+            try:
+                other = checksums.damaged(self.header, {name: self._file.get_tensor(name)})
+            except (SafetensorError, ValueError) as error:
+                other = str(error)
+            if other is not None:
+                raise CheckpointError(f"{self._path} is damaged: {other} is not what was written; take a copy of it")
+            self._seen.add((*self._version, name))
+        return self._file.get_slice(name)
+
+
 class StoredModels:
-    """Reads what is asked for and no more: rows of one replicate or client.
+    """Keeps what is asked for and no more: rows of one replicate or client. The tensors that they are of are compared
+    with their checksums, each once while the file is the same.
 
     Args:
         folder: of the run.
@@ -30,12 +73,13 @@ class StoredModels:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._seen: set[tuple[Any, ...]] = set()
 
     def last(self, replicate: int) -> dict[str, Tensor]:
         """The server's model as the run's checkpoint has it; what stays with clients is its mean over them."""
         with self._open(CHECKPOINT) as file:
             naming, told, rows = self._told(file)
-            row = file.get_slice("model")[replicate]
+            row = file.rows("model")[replicate]
             if naming.columns.divided:
                 own, averaged = self._kept(file, replicate, range(rows))
                 row = naming.columns.joined(row, own.mean(0) if len(told["naming"]["home"]) else row[:0], averaged)
@@ -50,7 +94,7 @@ class StoredModels:
             )
         with self._open(BEST) as file:
             naming, _, _ = self._told(file)
-            return naming.state_dict(file.get_slice("model")[replicate])
+            return naming.state_dict(file.rows("model")[replicate])
 
     def of_client(self, replicate: int, client: int) -> dict[str, Tensor]:
         """The model that this client keeps: its local rule's own, else the strategy's, else the server's with the
@@ -65,33 +109,33 @@ class StoredModels:
                 raise ConfigError(f"client={client}, but {self.folder} has the clients 0 to {rows - 1}")
             at = replicate * rows + client
             if told["own"]:
-                return naming.state_dict(file.get_slice(f"clients.{told['own'][0]}")[at])
+                return naming.state_dict(file.rows(f"clients.{told['own'][0]}")[at])
             if not (told["kept"] or naming.home):
                 raise ConfigError(
                     f"the clients of {self.folder} keep no models: neither its local rule, its strategy nor columns "
                     "that stay with the client make any"
                 )
-            row = file.get_slice("models")[at] if told["kept"] else file.get_slice("model")[replicate]
+            row = file.rows("models")[at] if told["kept"] else file.rows("model")[replicate]
             if naming.columns.divided:
                 own, averaged = self._kept(file, replicate, range(client, client + 1))
                 row = naming.columns.joined(row, own[0] if naming.home else row[:0], averaged)
         return naming.state_dict(row)
 
-    def _kept(self, file: Any, replicate: int, clients: range) -> tuple[Tensor, Tensor]:
+    def _kept(self, file: _File, replicate: int, clients: range) -> tuple[Tensor, Tensor]:
         """Own columns [c, d_o] of some clients, and the averaged ones [d_a]; empty where there are none."""
-        nothing, there = torch.zeros(0), set(file.keys())
+        nothing, there = torch.zeros(0), file.names
         own, averaged = f"clients.{OWN}", f"server.{AVERAGED}"
-        rows = file.get_slice(own) if own in there else None
-        first = 0 if rows is None else replicate * (rows.get_shape()[0] // file.get_slice("model").get_shape()[0])
+        rows = file.rows(own) if own in there else None
+        first = 0 if rows is None else replicate * (rows.get_shape()[0] // file.rows("model").get_shape()[0])
         return (
             nothing[None] if rows is None else rows[first + clients.start : first + clients.stop],
-            file.get_slice(averaged)[replicate] if averaged in there else nothing,
+            file.rows(averaged)[replicate] if averaged in there else nothing,
         )
 
-    def _told(self, file: Any) -> tuple[Naming, dict[str, Any], int]:
+    def _told(self, file: _File) -> tuple[Naming, dict[str, Any], int]:
         """Names, what else the header tells of models, and how many clients each replicate has."""
         try:
-            told = json.loads((file.metadata() or {})[HEADER])
+            told = json.loads(file.header[HEADER])
             return Naming.from_json(told["naming"], self._constants), told, int(told["clients"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
@@ -104,9 +148,5 @@ class StoredModels:
         path = self.folder / CONSTANTS
         return load_file(path) if path.exists() else {}
 
-    def _open(self, name: str) -> Any:
-        path = self.folder / name
-        try:
-            return safe_open(regular(path), framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} cannot be read ({error}); the run has left no model there") from error
+    def _open(self, name: str) -> _File:
+        return _File(self.folder / name, self._seen)

@@ -47,7 +47,7 @@ class Run:
         label: what distinguishes it from the runs it is compared with.
         newcomers: of its summary.json: what they measured after each of their epochs.
         meanings: of its metrics.csv: what each column is.
-    config: its configuration as it is nested in config.yaml; empty for a run that was begun without one.
+        config: its configuration as it is nested in config.yaml; empty for a run that was begun without one.
     """
 
     folder: Path
@@ -84,6 +84,10 @@ class Run:
         """environment.json: command, versions, device."""
         return _json(self.folder / ENVIRONMENT)
 
+    @functools.cached_property
+    def _stored(self) -> StoredModels:
+        return StoredModels(self.folder)
+
     def arrays(self) -> dict[str, np.ndarray]:
         """metrics.csv, column → [E·R], replicates of a round side by side."""
         return {name: np.array([row[name] for row in self.rows]) for name in self.rows[0]}
@@ -113,8 +117,8 @@ class Run:
             ConfigError: there is no such model.
         """
         checks.choice("which", which, ("last", "best"))
-        stored, number = StoredModels(self.folder), self._replicate(seed, replicate)
-        return stored.best(number) if which == "best" else stored.last(number)
+        number = self._replicate(seed, replicate)
+        return self._stored.best(number) if which == "best" else self._stored.last(number)
 
     def client_model(self, client: int, seed: int | None = None, replicate: int | None = None) -> dict[str, Tensor]:
         """The model that a client keeps: of its local rule (APFL's is mixed with the server's by the client's α), else
@@ -123,7 +127,7 @@ class Run:
         Raises:
             ConfigError: clients keep none, or there is no such client.
         """
-        return StoredModels(self.folder).of_client(self._replicate(seed, replicate), client)
+        return self._stored.of_client(self._replicate(seed, replicate), client)
 
     def dataset(self) -> Dataset:
         """The run's data set, read again as config.yaml says: its shape and classes make a module for `model`, and

@@ -13,10 +13,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedsim.core import checksums
 from fedsim.core.files import regular, replacing
 from fedsim.results.files import BEST
 from fedsim.results.models import HEADER
-from fedsim.run.checkpoint import SUMS, header_sum, tensor_sum
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +48,9 @@ class BestModels:
         try:
             with safe_open(regular(self.path), framework="pt") as file:
                 header, models = file.metadata(), file.get_tensor("model")
-            told, sums = json.loads(header["best"]), json.loads(header.get(SUMS, "{}"))  # an earlier version wrote none
-            if sums and sums != {"": header_sum(header), "model": tensor_sum(models)}:
-                raise ValueError("it is damaged: its checksums are others")
+            told, other = json.loads(header["best"]), checksums.damaged(header, {"model": models})
+            if other is not None:
+                raise ValueError(f"it is damaged: the checksum of {other} is another")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             log.warning("%s cannot be read (%s); the best model is sought from here on", self.path, error)
             return
@@ -76,10 +76,9 @@ class BestModels:
             return
         told = {"metric": self.metric, "rounds": self.rounds, "values": self.values}
         header = {"format": "fedsim-best", "best": json.dumps(told), HEADER: json.dumps(self.about)}
-        models = self.models.contiguous()
-        header[SUMS] = json.dumps({"": header_sum(header), "model": tensor_sum(models)})
+        tensors = {"model": self.models.contiguous()}
         with replacing(self.path, "wb", durable=True) as file:
-            file.write(save({"model": models}, metadata=header))
+            file.write(save(tensors, metadata=checksums.signed(header, tensors)))
         self._changed = False
 
     def said(self) -> dict[str, Any]:

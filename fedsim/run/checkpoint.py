@@ -11,7 +11,6 @@ import dataclasses
 import json
 import logging
 import time
-import zlib
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 import fedsim
+from fedsim.core import checksums
 from fedsim.core.errors import CheckpointError
 from fedsim.core.files import regular, replacing
 from fedsim.core.memory import UNDER_WAY, Memory
@@ -34,7 +34,7 @@ NAME = CHECKPOINT
 FORMAT = "fedsim-3"
 OVERHEAD = 0.03  # share of wall time that `every: auto` may spend on writing
 UNDIVIDED = Layout()
-SUMS, CONTENT, VERSIONS = "sums", "content", "versions"  # entries of the header
+CONTENT, VERSIONS = "content", "versions"  # entries of the header
 
 log = logging.getLogger(__name__)
 
@@ -79,19 +79,8 @@ def _write(
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
     told = {"progress": vars(progress), "identity": identity} | about
     header = {"format": FORMAT} | {name: json.dumps(value) for name, value in told.items()}
-    header[SUMS] = json.dumps({name: tensor_sum(value) for name, value in tensors.items()} | {"": header_sum(header)})
     with replacing(path, "wb", durable=True) as file:
-        file.write(save(tensors, metadata=header))
-
-
-def tensor_sum(tensor: torch.Tensor) -> int:
-    """Of what the tensor's bytes are."""
-    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) if tensor.numel() else 0
-
-
-def header_sum(header: dict[str, str]) -> int:
-    """Of all but the sums."""
-    return zlib.crc32(json.dumps(sorted((k, v) for k, v in header.items() if k != SUMS)).encode())
+        file.write(save(tensors, metadata=checksums.signed(header, tensors)))
 
 
 def read(
@@ -182,21 +171,18 @@ def _told(
     try:
         identity, progress = json.loads(header["identity"]), Progress.read(header["progress"])
         content, versions = (json.loads(header.get(name, "{}")) for name in (CONTENT, VERSIONS))
-        sums = json.loads(header.get(SUMS, "{}"))  # an earlier version wrote none
-        if not all(isinstance(found, dict) for found in (identity, content, versions, sums)):
+        if not all(isinstance(found, dict) for found in (identity, content, versions)):
             raise ValueError("an entry is no mapping")
-        if versions and not sums:
+        if versions and checksums.SUMS not in header:  # an earlier version wrote neither
             raise ValueError("it has no checksums")
+        other = checksums.damaged(header, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} has a damaged header ({error}); delete it to start afresh") from error
-    found = {name: tensor_sum(value) for name, value in tensors.items()} | {"": header_sum(header)}
-    for name in sorted(found) if sums else ():
-        if sums.get(name) != found[name]:
-            what = name or "the header"
-            raise CheckpointError(
-                f"checkpoint {path} is damaged: {what} is not what was written (its checksum differs); restore "
-                "the file from a copy, or delete it to start afresh"
-            )
+    if other is not None:
+        raise CheckpointError(
+            f"checkpoint {path} is damaged: {other} is not what was written (its checksum differs); restore "
+            "the file from a copy, or delete it to start afresh"
+        )
     return identity, progress, content, versions
 
 

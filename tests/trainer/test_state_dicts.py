@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from by_hand import samples, simulation_of
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from test_any_model import STATISTICS, ZOO
 from torch import Tensor, nn
 
@@ -18,7 +20,8 @@ from fedsim.app.commands import export
 from fedsim.core import CheckpointError, ConfigError
 from fedsim.local import APFL, PerFedAvg, PFedMe
 from fedsim.models.selectors import ByName, Normalisation
-from fedsim.results.files import CONSTANTS
+from fedsim.results.files import BEST, CHECKPOINT, CONSTANTS
+from fedsim.run import Stop
 from fedsim.strategies import FedAWE
 from fedsim.tracking import Tracking
 
@@ -161,3 +164,34 @@ def test_equal_seeds_are_told_apart_by_number(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="give replicate=0 to 1"):
         run.model(3)
     torch.testing.assert_close(run.model(replicate=0), run.model(replicate=1))
+
+
+def header_of(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata())
+
+
+def with_a_changed_bit(path: Path, name: str) -> None:
+    """One bit of a tensor's last entry."""
+    header, tensors = header_of(path), load_file(path)
+    tensors[name].view(-1)[-1:].view(torch.uint8)[0] ^= 1
+    save_file(tensors, path, header)
+
+
+def test_a_changed_bit_is_told_where_a_model_is_loaded_and_only_where_it_matters(tmp_path: Path) -> None:
+    simulation = simulation_of(ZOO["logistic"], rounds=2, stop=Stop(metric="test_loss"), local=APFL(0.3, lr=0.1, steps=1))
+    simulation.run(tmp_path, tracking=QUIET)
+    run = fedsim.load(tmp_path)
+    whole = run.model(0)
+    mine = f"clients.{json.loads(header_of(tmp_path / CHECKPOINT)['model'])['own'][0]}"
+    with_a_changed_bit(tmp_path / CHECKPOINT, mine)
+    assert all(torch.equal(value, whole[name]) for name, value in fedsim.load(tmp_path).model(0).items())
+    with pytest.raises(CheckpointError, match=rf"{CHECKPOINT} is damaged: {mine} is not what was written"):
+        run.client_model(0, 0)
+    with_a_changed_bit(tmp_path / CHECKPOINT, "model")
+    with_a_changed_bit(tmp_path / BEST, "model")
+    for which, name in (("last", CHECKPOINT), ("best", BEST)):
+        with pytest.raises(CheckpointError, match=f"{name} is damaged: model is not what was written"):
+            run.model(0, which)
+        with pytest.raises(CheckpointError, match=f"{name} is damaged"):
+            fedsim.load(tmp_path).model(0, which)

@@ -1,0 +1,46 @@
+"""Checksums of a safetensors file, in its header: a disk or a copy that changed a bit is noticed.
+
+CRC-32, of every tensor and of the header's other entries. A file of an earlier version has none, and is taken as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+from torch import Tensor, uint8
+
+SUMS = "sums"  # the header's entry; there the header's own sum has no name
+
+
+def _of(tensor: Tensor) -> int:
+    """Of what the tensor's bytes are."""
+    return zlib.crc32(tensor.reshape(-1).view(uint8).numpy().data) if tensor.numel() else 0
+
+
+def _of_header(header: dict[str, str]) -> int:
+    return zlib.crc32(json.dumps(sorted((k, v) for k, v in header.items() if k != SUMS)).encode())
+
+
+def signed(header: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, str]:
+    """The header with the sums of itself and of these tensors on the host."""
+    sums = {name: _of(value) for name, value in tensors.items()} | {"": _of_header(header)}
+    return header | {SUMS: json.dumps(sums)}
+
+
+def damaged(header: dict[str, str], tensors: dict[str, Tensor]) -> str | None:
+    """What is not as it was written: a tensor's name, or the header; None where all is well, or nothing was signed.
+
+    Args:
+        header: of the file.
+        tensors: those that are to be looked at.
+
+    Raises:
+        ValueError: the entry is damaged itself.
+    """
+    if SUMS not in header:
+        return None
+    if not isinstance(sums := json.loads(header[SUMS]), dict):
+        raise ValueError("an entry is no mapping")
+    found = {name: _of(value) for name, value in tensors.items()} | {"": _of_header(header)}
+    return next((name or "the header" for name in sorted(found) if sums.get(name) != found[name]), None)
