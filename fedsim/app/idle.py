@@ -69,6 +69,11 @@ def idle(settings: Settings, given: Iterable[str], alone: bool) -> Iterator[str]
     for key in dict.fromkeys(given):
         if alone and key == "objective":
             yield "objective has no effect in a single run; it is what a tuning sweep judges runs by"
+        if key == "dataset.alpha" and str(_of(settings, "dataset._target_")).endswith(".Synthetic"):
+            yield (
+                "dataset.alpha has no effect on labels: it moves the scores of all classes alike, by the construction "
+                "itself; it is dataset.beta that makes clients differ"
+            )
         for name, rests, waits_for in IDLE:
             if key == name and rests(settings):
                 yield f"{key} has no effect without {waits_for}"

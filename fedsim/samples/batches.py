@@ -66,6 +66,11 @@ class Batches:
             sizes = np.where((left > 0) & (load.steps >= load.per_pass), np.minimum(left, sizes), sizes)
         return int(sizes.min()), int(sizes.argmin())
 
+    @functools.cached_property
+    def largest(self) -> int:
+        """Samples of the largest batch that anybody may meet."""
+        return int(self._everyone.size.max())
+
     def under(self, work: LocalWork) -> Batches:
         """The same samples under other work."""
         return Batches(self.data, work, self.contamination, self.keyed, self.redraw)

@@ -22,6 +22,7 @@ from fedsim.models.precision import tensor_cores
 from fedsim.samples import Batches
 from fedsim.shift import Shift
 from fedsim.trainer.allocator import keep_freed_memory
+from fedsim.trainer.batch_sizes import check_batches
 from fedsim.trainer.choose import Choice, candidates
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.executors import Executor, executor
@@ -63,13 +64,13 @@ class Trainer:
         replicates = batches.federation.replicates
         if rule.per_sample:
             refuse_whole_batches(model)
-        self._check_batches()
         if len(rule.rates) not in (1, replicates):
             raise ConfigError(f"lr has {len(rule.rates)} entries, but there are {replicates} seeds; give one per seed")
         rates = rule.rates * (replicates if len(rule.rates) == 1 else 1)
         self.rates = torch.tensor(rates, dtype=model.dtype, device=model.device)
         largest = rule.work.batch_size or int(np.max(batches.federation.sizes, initial=1))
         sample = int(np.prod(batches.dataset.shape)) + (model.dimension if rule.per_sample else 0)
+        check_batches(batches, model, sample)
         ranks = batches.federation.ranks.count
         self.candidates = candidates(self.execution, model, rule, shift, largest, sample, ranks)
         self.settled = {} if settled is None else settled
@@ -121,18 +122,6 @@ class Trainer:
         """The candidates that can run such rows; all of them, where none of them can as it is."""
         able = [choice for choice in self.candidates if choice.executor != "fused" or not beyond_fused(carry)]
         return able or self.candidates
-
-    def _check_batches(self) -> None:
-        """Refuse batches that are too small for the model."""
-        if self.model.traits.least == 1:
-            return
-        size, who = self.batches.smallest
-        if 0 < size < self.model.traits.least:
-            raise ConfigError(
-                f"model: {type(self.model.training_module).__name__} cannot train on a batch of one sample, which "
-                f"normalises to nothing, but client {who % self.batches.federation.clients} has one; give "
-                "local.drop_last=true, fewer clients or another partition, or use nn.GroupNorm"
-            )
 
     def memory(self, model: Tensor) -> Memory:
         """What rule and shift remember before round 0, from the initial models [R, d]."""

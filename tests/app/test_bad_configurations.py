@@ -89,6 +89,10 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["lr=[0.1,0.2]"], "lr has 2 entries, but there are 1 seeds"),
     (["lr=[]"], "lr"),
     (["batch_size=0"], "batch_size=0"),
+    (
+        ["dataset=pricing", "partition=natural", "model=mean", "batch_size=1000000000000"],
+        "batch_size=1000000000000: one client's batch needs",
+    ),
     (["batch_size=many"], "batch_size='many' must be a whole number below 2^63 or null"),
     (["local_steps=2", "local_epochs=2"], "exclude each other"),
     (["local.sampling=random"], "local.sampling='random' is unknown"),

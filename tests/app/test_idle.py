@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from small_runs import QUICK, configuration
 
 from fedsim.app.config import plain
 from fedsim.app.idle import IDLE, idle
+from fedsim.datasets import Synthetic
 
 ROTTEN, WOKEN = ["contamination=gaussian", "contamination.fraction=0"], ["contamination.fraction=0.1"]
 STILL = "dataset/augment=none"
@@ -66,6 +68,14 @@ def test_batches_of_all_samples_have_no_short_last_one():
 def test_an_objective_is_for_sweeps():
     assert "objective has no effect in a single run" in told("objective=test_accuracy")[0]
     assert not told("objective=test_accuracy", alone=False)
+
+
+def test_the_spread_of_synthetic_models_is_told_to_move_no_label():
+    assert "dataset.alpha has no effect on labels" in told("dataset=synthetic", "dataset.alpha=3")[0]
+    assert not told("dataset=synthetic", "dataset.beta=3")
+    one, other = (Synthetic(clients=3, alpha=alpha, samples=20) for alpha in (0.0, 9.0))
+    assert torch.equal(one.train_x, other.train_x)
+    assert torch.equal(one.train_y, other.train_y)
 
 
 def test_the_command_says_so(fedsim, tmp_path: Path):

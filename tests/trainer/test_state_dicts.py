@@ -179,7 +179,9 @@ def with_a_changed_bit(path: Path, name: str) -> None:
 
 
 def test_a_changed_bit_is_told_where_a_model_is_loaded_and_only_where_it_matters(tmp_path: Path) -> None:
-    simulation = simulation_of(ZOO["logistic"], rounds=2, stop=Stop(metric="test_loss"), local=APFL(0.3, lr=0.1, steps=1))
+    simulation = simulation_of(
+        ZOO["logistic"], rounds=2, stop=Stop(metric="test_loss"), local=APFL(0.3, lr=0.1, steps=1)
+    )
     simulation.run(tmp_path, tracking=QUIET)
     run = fedsim.load(tmp_path)
     whole = run.model(0)

@@ -1,0 +1,37 @@
+"""Batches that are too small for the model, or too large for the machine, are refused before anything runs."""
+
+from __future__ import annotations
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.placement import room
+from fedsim.models import RowModel
+from fedsim.samples import Batches
+
+COPIES = 2  # of a batch, at the least: drawn or gathered, and what the first layer makes of it
+
+
+def check_batches(batches: Batches, model: RowModel, numbers: int) -> None:
+    """Can every client's batches be trained on?
+
+    Args:
+        batches: of the run.
+        model: what is trained.
+        numbers: in one input.
+
+    Raises:
+        ConfigError: with what to change.
+    """
+    size, who = batches.smallest
+    if 0 < size < model.traits.least:
+        raise ConfigError(
+            f"model: {type(model.training_module).__name__} cannot train on a batch of one sample, which "
+            f"normalises to nothing, but client {who % batches.federation.clients} has one; give "
+            "local.drop_last=true, fewer clients or another partition, or use nn.GroupNorm"
+        )
+    needed = COPIES * batches.largest * numbers * model.dtype.itemsize
+    if needed > room(model.device, "device"):
+        asked = batches.work.batch_size
+        raise ConfigError(
+            f"batch_size={'null' if asked is None else asked}: one client's batch needs {needed / 2**30:,.0f} GiB, "
+            f"more than device={model.device} has; lower it"
+        )
