@@ -8,6 +8,7 @@ from fedsim.strategies.area import AREA
 from fedsim.strategies.base import KeepsClientModels, ServerStep, State, Strategy
 from fedsim.strategies.ca_fed import CAFed
 from fedsim.strategies.debiasing import Debiasing
+from fedsim.strategies.dsgd import DSGD
 from fedsim.strategies.f3ast import F3AST
 from fedsim.strategies.fedasync import FedAsync
 from fedsim.strategies.fedau import FedAU
@@ -46,6 +47,7 @@ __all__ = [
     "AFACS",
     "AFL",
     "AREA",
+    "DSGD",
     "F3AST",
     "MIFA",
     "QFFL",

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsim.attack import LabelFlip, Mimic, MinSum
 from fedsim.strategies import (
+    DSGD,
     F3AST,
     MIFA,
     AmplifiedScaffold,
@@ -25,6 +26,7 @@ from fedsim.strategies import (
 STRATEGIES: dict[str, Callable[[], dict[str, Any]]] = {
     "f3ast": lambda: {"strategy": F3AST(k=2, beta=0.1, weighting="data")},
     "mifa": lambda: {"strategy": MIFA(memory="gradient", memory_dtype="float32")},
+    "dsgd": lambda: {"strategy": DSGD("erdos_renyi", 0.7, degrees="there")},
     "fedvarp": lambda: {"strategy": FedVARP()},
     "scaffold": lambda: {"strategy": Scaffold()},
     "fedopt": lambda: {"strategy": FedOpt()},

@@ -1,0 +1,93 @@
+"""DSGD-GD: no server; clients mix their models with their neighbours' and deploy their own (Li, Yau and Wai, 2022)."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.report import Report
+from fedsim.strategies.base import ClientModels, KeepsClientModels
+from fedsim.strategies.topologies import TOPOLOGIES, Network
+
+MIXES = ("start", "end")
+DEGREES = ("all", "there")
+
+
+class DSGD(KeepsClientModels[ClientModels]):
+    """Decentralised SGD with greedy deployment (Li, Yau and Wai, NeurIPS 2022): x_i ← Σ_j W_ij x_j − G_i.
+
+    W is that of a network (`fedsim.strategies.topologies`), doubly stochastic; the rows and columns of clients that are
+    away are the identity's. G_i is what a client's local steps from its own x_i made of it: one step is the paper's.
+    Under a shift with deploy=step everybody deploys its own model before there is a consensus; the limit is still the
+    θ^PS of the federation, which exists where the mean of the clients' sensitivities is small, not each of them. The
+    model that is evaluated is the mean of all clients' models, which mixing does not move. Memory: one model per
+    client.
+
+    Bytes are counted for one neighbour: a client's model goes out once, and one comes in.
+
+    Args:
+        topology: ring, torus, erdos_renyi, star or complete; the same for all replicates.
+        probability, seed: of erdos_renyi's links.
+        mix: 'start': the models before the local steps, as above; 'end': those after, x_i ← Σ_j W_ij (x_j − G_j).
+        degrees: of the weights W_ij = 1 / (1 + max(deg_i, deg_j)): 'all': in the whole network, so that a link's weight
+            does not depend on who else is away; 'there': among those who are there. topology=complete mix=end
+            degrees=there is FedPBC with compute=active.
+    """
+
+    sends_rows = False
+    beside = "models go to neighbours as they are"
+
+    def __init__(
+        self,
+        topology: str = "ring",
+        probability: float = 0.5,
+        mix: str = "start",
+        degrees: str = "all",
+        seed: int = 0,
+    ) -> None:
+        self.topology = checks.choice("strategy.topology", topology, TOPOLOGIES)
+        self.probability = checks.fraction("strategy.probability", probability)
+        self.mixes_end = checks.choice("strategy.mix", mix, MIXES) == "end"
+        self.degrees, self.seed = checks.choice("strategy.degrees", degrees, DEGREES), seed
+
+    def network(self, federation: Federation) -> Network:
+        """Of these clients."""
+        return Network(self.topology, federation.clients, self.probability, self.seed)
+
+    def initial(self, model: Tensor, federation: Federation) -> ClientModels:
+        if not self.network(federation).connected():
+            raise ConfigError(
+                f"strategy.probability={self.probability:g} leaves the {federation.clients} clients without ways to "
+                "one another; raise it, or choose another strategy.seed"
+            )
+        return ClientModels.broadcast(model, federation)
+
+    def aggregate(self, state: ClientModels, report: Report, t: int) -> ClientModels:
+        host = report.cohort.host
+        cohort = Cohort(report.cohort.federation, host.rows, np.ones(len(host.rows)), host.probability, t)
+        if self.mixes_end:
+            models = self.mixed(cohort, report.end)
+        else:
+            models = self.mixed(cohort, report.start) - (report.start - report.end)
+        cohort.scatter(state.models, models)
+        model = state.model + cohort.sum(models - report.start) / cohort.federation.clients
+        return ClientModels(model, state.models)
+
+    def mixed(self, cohort: Cohort, rows: Tensor) -> Tensor:
+        """[n, d] Σ_j W_ij of the rows [n, d] of each replicate's clients."""
+        network, m = self.network(cohort.federation), cohort.federation.clients
+        _, virtual, bounds = cohort.united(cohort.host.count)
+        found = torch.empty_like(rows)
+        everybody = zip(cohort.by_replicate(rows), itertools.pairwise(bounds), strict=True)
+        for (own, (first, last)), (a, b) in zip(everybody, itertools.pairwise(cohort.bounds), strict=True):
+            there = virtual[first:last] % m
+            here = np.searchsorted(there, cohort.host.virtual[a:b] % m)  # of those, this rank's
+            weights = network.mixing(there, self.degrees == "all")[here]
+            found[a:b] = torch.as_tensor(weights, dtype=rows.dtype, device=rows.device) @ own
+        return found

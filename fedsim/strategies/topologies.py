@@ -1,0 +1,88 @@
+"""Who is linked to whom in a network of m clients, and mixing matrices on those who are there."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from fedsim.core import checks, rng
+from fedsim.core.errors import ConfigError
+
+TOPOLOGIES = ("ring", "torus", "erdos_renyi", "star", "complete")
+
+
+class Network:
+    """An undirected graph of clients; nothing of it is stored, so that a round costs those who are there.
+
+    Args:
+        topology: 'ring': i and i ± 1; 'torus': a grid a × b with a·b = m, as square as can be, whose edges meet;
+            'erdos_renyi': any two with `probability`; 'star': everybody and client 0; 'complete': everybody.
+        clients: m.
+        probability: of a link of 'erdos_renyi'.
+        seed: of its draw.
+
+    Raises:
+        ConfigError: m clients make no torus.
+    """
+
+    def __init__(self, topology: str, clients: int, probability: float = 0.5, seed: int = 0) -> None:
+        self.topology = checks.choice("strategy.topology", topology, TOPOLOGIES)
+        self.clients, self.probability, self.seed = clients, probability, seed
+        self.height = next(a for a in range(math.isqrt(clients), 0, -1) if clients % a == 0)
+        if topology == "torus" and self.height == 1 and clients > 1:
+            raise ConfigError(
+                f"strategy.topology=torus needs a·b clients, both at least 2, and {clients} is no such number; "
+                "set clients to another, or choose strategy.topology=ring"
+            )
+
+    def linked(self, some: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """[k, l] bool: are these two clients [k], [l] neighbours? Nobody is its own."""
+        i, j, m = some[:, None], others[None], self.clients
+        if self.topology == "ring":
+            found = ((i - j) % m == 1) | ((j - i) % m == 1)
+        elif self.topology == "torus":
+            width = m // self.height
+            down, along = i // width - j // width, i % width - j % width
+            beside = ((along % width == 1) | (-along % width == 1)) & (down == 0)
+            found = beside | (((down % self.height == 1) | (-down % self.height == 1)) & (along == 0))
+        elif self.topology == "star":
+            found = (i == 0) | (j == 0)
+        elif self.topology == "erdos_renyi":
+            pair = torch.as_tensor(np.minimum(i, j) * m + np.maximum(i, j))
+            key = rng.row_keys(torch.tensor(self.seed), rng.Purpose.STRATEGY, pair)
+            found = (rng.uniform(key, torch.zeros_like(key), torch.float64) < self.probability).numpy()
+        else:
+            found = np.ones((len(some), len(others)), dtype=bool)
+        return found & (i != j)
+
+    def degrees(self, some: np.ndarray) -> np.ndarray:
+        """[k] how many neighbours these clients have."""
+        return self.linked(some, np.arange(self.clients)).sum(1)
+
+    def connected(self) -> bool:
+        """Is there a way from everybody to everybody?"""
+        if self.topology != "erdos_renyi":
+            return True
+        seen, edge = np.zeros(self.clients, dtype=bool), np.array([0])
+        while len(edge):
+            seen[edge] = True
+            rest = np.flatnonzero(~seen)
+            edge = rest[self.linked(rest, edge).any(1)]
+        return bool(seen.all())
+
+    def mixing(self, there: np.ndarray, everybody: bool) -> np.ndarray:
+        """[k, k] W on the clients that are there [k]: symmetric, rows and columns sum to 1.
+
+        W_ij = 1 / (1 + max(degrees)) of neighbours (Metropolis weights), the rest on the diagonal. The rows of
+        those who are away are the identity's.
+
+        Args:
+            there: numbers of clients, ascending.
+            everybody: are degrees those of the whole network? Else those among who is there.
+        """
+        links = self.linked(there, there)
+        degrees = self.degrees(there) if everybody else links.sum(1)
+        found = links / (1.0 + np.maximum(degrees[:, None], degrees[None]))
+        return found + np.diag(1.0 - found.sum(1))
