@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from library import CLIENTS, Naive, with_
+from naive_strategies import SEEDS
 
 from fedsim import Execution, Simulation
 from fedsim.core import ConfigError
@@ -67,6 +68,16 @@ def test_in_a_complete_network_mixing_after_the_steps_is_fedpbc(federated, play)
     for mine, theirs in zip(*runs, strict=True):
         torch.testing.assert_close(mine.models, theirs.models, rtol=0, atol=1e-12)
         torch.testing.assert_close(mine.model, mine.models.unflatten(0, (2, -1)).mean(1), rtol=0, atol=1e-12)
+
+
+def test_a_replicate_alone_and_memory_on_disk_give_the_same_models(federated, play):
+    """Ranks are in tests/core: they gather rows under a lock that threads in their place would share."""
+    *_, whole = (played.after.models for played in play(federated(DSGD())))
+    *_, alone = (played.after.models for played in play(federated(DSGD(), seeds=SEEDS[1:])))
+    torch.testing.assert_close(alone, whole[CLIENTS:], rtol=0, atol=1e-12)
+    disk = Execution(dtype="float64", chunk=2, memory="disk")
+    *_, placed = (played.after.models for played in play(federated(DSGD(), execution=disk)))
+    torch.testing.assert_close(placed, whole, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
