@@ -7,6 +7,8 @@
 | absent | accuracy of those who were not there in the last round, and of those who never were | a number per client |
 | drift | how far local work takes clients from the server's model | one pass over the last round's models |
 | staleness | rounds since each client took part: τ_max, τ_avg | three numbers per client |
+| power | how far the evaluated model moves the data that answer it | moving a sample of all clients twice |
+| stability | how far it is from the best one on the data that answer it | a minimisation of the risk |
 | utility | how far clients' losses have fallen per round in which they could take part | as much; m a round |
 
 Accuracies are those on what was held out of each client, as near to its use as the run has them: of the test set, else
@@ -28,9 +30,11 @@ from fedsim.evaluation.spread import FAIRNESS, SHARE
 # The columns that they make.
 DIAGNOSED = re.compile(
     rf"(({'|'.join(MODELS)})_)?(test_(loss|accuracy)_by_client|(validation|client)_(loss|accuracy))"
-    rf"_(variance|jain|absent|unseen|{SHARE.pattern})|client_drift|staleness_(mean|max)|availability_normalised_utility(_cv)?"
+    rf"_(variance|jain|absent|unseen|{SHARE.pattern})|(({'|'.join(MODELS)})_)?(performative_power|stability_gap)"
+    r"|client_drift|staleness_(mean|max)|availability_normalised_utility(_cv)?"
 )
 NAMES = ("fairness", "absent", "drift", "staleness", "utility")
+ANSWERS = ("power", "stability")  # of data that answer a model (`fedsim.performative.answer`)
 
 
 def check(wanted: Any) -> None:
@@ -44,7 +48,7 @@ def check(wanted: Any) -> None:
     for name in wanted:
         match = SHARE.fullmatch(str(name))
         if match is None:
-            checks.choice("diagnostics", name, (*NAMES, "worst5", "best20"))
+            checks.choice("diagnostics", name, (*NAMES, *ANSWERS, "worst5", "best20"))
         elif not 1 <= int(match[2]) <= 100:
             raise ConfigError(f"diagnostics={name}: the share of the clients must be 1 to 100 per cent, such as worst5")
     if len(set(wanted)) < len(wanted):

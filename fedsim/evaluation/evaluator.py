@@ -6,6 +6,7 @@ All replicates go through one forward pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +25,15 @@ from fedsim.samples import ClientData, ClientSamples
 from fedsim.shift import Shift
 
 TEST_BATCH = 1000  # samples of one forward pass, all replicates sharing them
+
+
+class Further(Protocol):
+    """Columns that those above this layer measure; `columns`: name → what it is."""
+
+    columns: dict[str, str]
+
+    def __call__(self, models: Tensor) -> dict[str, np.ndarray]:
+        """Column → [R], of models [R, d]."""
 
 
 class Evaluator:
@@ -57,6 +67,7 @@ class Evaluator:
         self.dataset = data.dataset
         self.metrics = metrics or Metrics((), model, data)
         self.references: dict[str, Tensor] = {}
+        self.further: Further | None = None  # what else is measured of models
         alone = model.convolutional and model.device.type == "cpu"
         self.loop = loop or alone or model.traits.evaluation_unvmapped is not None
         self.labelled = self.dataset.classes is not None and model.loss not in UNLABELLED
@@ -98,6 +109,8 @@ class Evaluator:
     def added(self, of: str = "") -> dict[str, str]:
         """Columns of the metrics that a user adds → what they are; `of`: of which model."""
         told = {f"{self.judged}_{name}": f"{said_of(name, self.judged)}{of}" for name in self.spreads}
+        if self.further is not None:
+            told |= {name: f"{what}{of}" for name, what in self.further.columns.items()}
         return self.metrics.columns(self.dataset.test_x is not None, of) | told
 
     @property
@@ -154,6 +167,7 @@ class Evaluator:
             added |= self.metrics.over_clients(own, self.weights)
             each = {name: values.cpu().numpy() for name, values in zip(self.metrics.names, own, strict=True)}
         metrics |= {name: values.cpu().numpy() for name, values in added.items()}
+        metrics |= {} if self.further is None else self.further(models)
         accuracy = None if correct is None else told[TRAINING.format("accuracy")]
         return Measured(metrics, accuracy, each, by_client=told, client_loss=client_loss.T)
 

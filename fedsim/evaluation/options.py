@@ -26,7 +26,8 @@ class Evaluation:
         names a metric's columns, `better` ('higher' or 'lower') says what it does not say itself.
     client_samples: samples of its own training data on which each client is evaluated.
     diagnostics: what else is told of the clients, see `fedsim.evaluation.diagnostics`: 'fairness', 'worst5' or 'best20'
-        (a share of them, in per cent), 'absent', 'drift', 'staleness', 'utility'.
+        (a share of them, in per cent), 'absent', 'drift', 'staleness', 'utility'; of data that answer
+        models 'power', 'stability'.
     """
 
     every: int = 10

@@ -28,6 +28,7 @@ from fedsim.models.losses import Loss
 from fedsim.models.naming import Naming
 from fedsim.models.selectors import Selector
 from fedsim.partition import Partition, Table
+from fedsim.performative.answer import Answer
 from fedsim.performative.references import References, references
 from fedsim.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.personal.models import OwnModels
@@ -203,6 +204,7 @@ class Setup:
         wanted = list(self.evaluation.diagnostics)  # else all models are scored on validation samples there
         held = validation_of(self.data, tables) if personal.over == "none" or wanted else None
         self.evaluator = self._evaluator(self.data, self.shift, held)
+        self.evaluator.further = Answer(wanted, self.model, self.shift, self.data)
         self.models = EvaluatedModels(self.evaluation.models, self.strategy, self.federation, self.model.columns)
         whose = owners_are_clients(self.data, tables)
         self.participation = Participation(wanted, self.federation, self.availability, self.evaluator, whose)
@@ -223,15 +225,10 @@ class Setup:
     def _evaluator(self, data: ClientData, shift: Shift, validation: ClientData | None = None) -> Evaluator:
         """What scores models on these clients' samples."""
         return Evaluator(
-            self.model,
-            data,
-            shift,
-            client_samples=self.evaluation.client_samples,
-            loop=self.execution.executor == "loop",
-            metrics=self._metrics,
-            validation=validation,
+            self.model, data, shift, client_samples=self.evaluation.client_samples,
+            loop=self.execution.executor == "loop", metrics=self._metrics, validation=validation,
             spreads=spreads(self.evaluation.diagnostics),
-        )
+        )  # fmt: skip
 
     def _check_columns(self) -> None:
         """Refuse what shift and strategy could not make sense of in inputs and rows."""
