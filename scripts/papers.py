@@ -12,6 +12,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
 TITLES = {"p_fedavg": "P-FedAvg", "profl": "ProFL", "fedpbc": "FedPBC", "fedawe": "FedAWE", "apfl": "APFL"}
+OWN = {  # comparisons of our own, in the settings of several papers
+    "robust": "Robust aggregation",
+    "privacy": "Differential privacy",
+    "fedstale": "FedStale",
+    "focus": "FOCUS",
+    "amplified_scaffold": "Amplified SCAFFOLD",
+}
 HELD, REFUTED, OPEN = "held", "refuted", "open"
 
 
@@ -67,7 +74,7 @@ def in_order(name: str) -> list[tuple[str, int]]:
 
 def title(paper: str) -> str:
     """What people call it."""
-    return TITLES.get(paper, paper)
+    return (TITLES | OWN).get(paper, paper)
 
 
 def anchor(heading: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsim.app.build import build
 from fedsim.app.reproduce.recipe import SCALES, Recipe, Setting, load, names
 from fedsim.app.reproduce.runner import compose, composing
 
@@ -44,6 +45,23 @@ def test_every_label_composes_at_every_scale(name: str) -> None:
         for scale in SCALES:
             for setting in once_per_label(recipe, scale):
                 compose((*setting.overrides, "out=unused"))
+
+
+@pytest.mark.slow
+def test_the_dp_curves_labels_are_the_accountants() -> None:
+    """Each run may claim the ε of its label, at δ = 1e-5 after all its rounds."""
+    pytest.importorskip("dp_accounting")
+    met = 0
+    with composing():
+        for setting in load("privacy/curve").settings("cpu"):
+            if setting.at["C"] == "1" and setting.at["epsilon"] != "no noise":
+                cfg, _ = compose((*setting.overrides, "out=unused"))
+                found = build(cfg)[0].privacy(cfg.rounds)
+                wanted = float(setting.at["epsilon"].removeprefix("ε = "))
+                assert 0.99 * wanted < found.epsilon <= wanted
+                assert found.delta == pytest.approx(1e-5)
+                met += 1
+    assert met == 6
 
 
 @pytest.mark.sampled(10)

@@ -14,6 +14,7 @@ from fedsim.app.reproduce.measures import Ahead, Until
 from fedsim.app.reproduce.recipe import Recipe, load, names
 
 HANDFUL = (
+    "amplified_scaffold/synthetic",
     "apfl/fig6",
     "apfl/table2",
     "fedawe/fig3",
@@ -23,11 +24,15 @@ HANDFUL = (
     "fedawe/fig7b",
     "fedawe/table8",
     "fedpbc/fig3a",
+    "fedstale/beta",
+    "focus/quadratics",
     "p_fedavg/fig2",
     "p_fedavg/fig6",
     "p_fedavg/fig7",
+    "privacy/curve",
     "profl/fig2c",
     "profl/table1",
+    "robust/table",
 )
 FIRST = ("apfl/fig6", "fedawe/fig4", "fedawe/fig7b", "fedpbc/fig3a", "p_fedavg/fig6", "profl/fig2c")  # the quick ones
 EACH = [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in names()]
