@@ -18,6 +18,7 @@ OWN = {  # comparisons of our own, in the settings of several papers
     "fedstale": "FedStale",
     "focus": "FOCUS",
     "amplified_scaffold": "Amplified SCAFFOLD",
+    "late": "Late clients",
 }
 HELD, REFUTED, OPEN = "held", "refuted", "open"
 

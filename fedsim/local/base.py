@@ -151,6 +151,7 @@ class LocalRule(ABC):
     own_models: tuple[str, ...] = ()  # names in the memory of models [d] that start as the server's initial one
     knows_deployed: bool = False  # the batch of a moving shift holds 'deployed' [d], the θ that the data answer
     pooled: bool = False  # one client holds everybody's data (see `fedsim.datasets.pooled`)
+    whole: bool = False  # a round's local steps belong together: a part of them makes no sense
     one_at_a_time: bool = False  # … and every batch is one member's, drawn at random
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:

@@ -49,6 +49,7 @@ class DFO(PFL):
         super().__init__(**options)
         self.radius = checks.positive("local.radius", radius)
         self.points, self.baseline = checks.whole("local.points", points), baseline
+        self.whole = points == 2  # a step takes both
         if points > 2:
             raise ConfigError(f"local.points={points} must be 1 or 2")
         if baseline and points == 2:

@@ -39,6 +39,7 @@ class FedALA(SGD):
     """
 
     own_models = ("personal",)
+    whole = True  # whoever stops at the weights has trained nothing
     extras = frozenset({"proximal", "anchor", "scale"})  # a round's move is no sum of gradients
 
     def __init__(

@@ -29,6 +29,7 @@ class FedRep(SGD):
     """
 
     extras = SGD.extras - {"gradient"}
+    whole = True  # whoever stops at the head has nothing that travels
 
     def __init__(self, head_steps: int = 1, **options: Any) -> None:
         super().__init__(**options)

@@ -17,6 +17,8 @@ from fedsim.results.measured import Cell, metric
 from fedsim.results.runs import Run, measured_by
 from fedsim.results.table import Table
 
+GROWING = ("virtual_seconds", "total_bytes_up", "total_bytes_down", "samples", "seconds")
+
 
 @patiently()
 def main(arguments: list[str] | None = None) -> None:
@@ -30,6 +32,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report: one file that needs no other")
     parser.add_argument("--metric", action="append", metavar="NAME", help="a column of metrics.csv; may be repeated")
+    parser.add_argument(
+        "--x", metavar="NAME", help="a column along which curves are drawn, such as virtual_seconds (default: rounds)"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args(arguments)
     try:
@@ -37,13 +42,15 @@ def main(arguments: list[str] | None = None) -> None:
         known = measured_by(runs)
         for name in options.metric or []:
             checks.choice("--metric", name, known)
+        if options.x is not None:
+            checks.choice("--x", options.x, growing(runs))
         out = options.out
         if out is None and options.html is None:
             out = options.runs[0] if options.runs[0].is_dir() else runs[0].folder
         print(table(runs, options.metric or known, "markdown" if options.markdown else "text"))
-        said = [f"pictures: {_save(runs, options.metric, out)}"] if out is not None else []
+        said = [f"pictures: {_save(runs, options.metric, out, options.x)}"] if out is not None else []
         if options.html is not None:
-            said.append(f"report:   {_write(options.html, html(runs, options.metric))}")
+            said.append(f"report:   {_write(options.html, html(runs, options.metric, options.x))}")
     except ConfigError as error:
         sys.exit(f"fedsim-plot: {error}")
     folders = " ".join(map(str, options.runs))
@@ -51,12 +58,17 @@ def main(arguments: list[str] | None = None) -> None:
         print("\n" + "\n".join([*said, f"curves:   tensorboard --logdir {folders}"]))
 
 
-def _save(runs: list[Run], metrics: list[str] | None, out: Path) -> str:
+def growing(runs: list[Run]) -> list[str]:
+    """Columns along which the curves of all these runs can be drawn."""
+    return [name for name in GROWING if all(run.has(name) for run in runs)]
+
+
+def _save(runs: list[Run], metrics: list[str] | None, out: Path, x: str | None = None) -> str:
     """Every picture as PNG and PDF; returns where the PNGs are."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         names = []
-        for picture in pictures(runs, metrics):
+        for picture in pictures(runs, metrics, x=x):
             names.append(picture.name)
             for ending in ("png", "pdf"):
                 picture.figure.savefig(out / f"{picture.name}.{ending}")

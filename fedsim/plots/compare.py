@@ -14,7 +14,7 @@ from fedsim.evaluation.columns import fraction
 from fedsim.plots import clients
 from fedsim.plots.curves import beside_a_loss, figure, telling
 from fedsim.plots.looks import looks
-from fedsim.plots.style import DISTANCES, STYLE, literal, measured_in, panels, percent, wrapped
+from fedsim.plots.style import DISTANCES, STYLE, literal, measured_in, panels, percent, title, wrapped
 from fedsim.results.differences import ABSENT
 from fedsim.results.runs import Run
 from fedsim.tracking.clients import MOST_CLIENTS, MOST_ROUNDS
@@ -36,13 +36,16 @@ class Picture:
     figure: Figure
 
 
-def pictures(runs: list[Run], metrics: list[str] | None = None, most: int = 2) -> Iterator[Picture]:
+def pictures(
+    runs: list[Run], metrics: list[str] | None = None, most: int = 2, x: str | None = None
+) -> Iterator[Picture]:
     """One picture after the other.
 
     Args:
         runs: to compare.
         metrics: whose curves are drawn; by default the most telling ones.
         most: how many those are.
+        x: the column along which curves are drawn; None: rounds.
     """
     runs = [dataclasses.replace(run, label=literal(run.label)) for run in runs]
     several = max(run.replicates for run in runs) > 1
@@ -50,13 +53,14 @@ def pictures(runs: list[Run], metrics: list[str] | None = None, most: int = 2) -
     inner = " Bands hold the replicates from the 10 % to the 90 % quantile." if several else ""
     chosen = metrics or beside_a_loss([name for name in telling(runs) if name not in DISTANCES][:most], runs)
     if chosen:
-        yield Picture("curves", "Over the rounds", f"Mean over the replicates.{band}", figure(runs, chosen))
+        over = "Over the rounds" if x is None else f"Over {title(x)}"
+        yield Picture("curves", over, f"Mean over the replicates.{band}", figure(runs, chosen, x))
     if len(runs) > 1:
         ends = f"After the last round.{' Whiskers are ±1 standard deviation, dots the replicates.' if several else ''}"
         yield Picture("final", "Where the runs ended", ends, final(runs))
     if distances := [name for name in DISTANCES if any(name in run.metrics for run in runs)]:
         known = f"Euclidean distance of the evaluated model, on a logarithmic axis.{inner}"
-        yield Picture("distances", "How far from the reference points", known, figure(runs, distances))
+        yield Picture("distances", "How far from the reference points", known, figure(runs, distances, x))
     if drawing := clients.accuracies(runs):
         how = "A dot is a client, evaluated after the last round; all replicates together. Boxes hold "
         how += "the middle half, whiskers the middle 80 %, the line is the median, the diamond the mean."

@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import MODELS, fraction
 from fedsim.plots.cells import Cell, at, labels
 from fedsim.plots.looks import looks
@@ -81,18 +82,19 @@ def smooth(values: np.ndarray, decay: float) -> np.ndarray:
     return out
 
 
-def figure(runs: list[Run], metrics: list[str] | None = None) -> Figure:
-    """A panel per metric, of the runs that have it; by default the (up to two) most telling ones, and a loss."""
+def figure(runs: list[Run], metrics: list[str] | None = None, x: str | None = None) -> Figure:
+    """A panel per metric, of the runs that have it; by default the (up to two) most telling ones, and a loss. `x` is
+    the column along which they are drawn; None: rounds."""
     chosen, looking = metrics or beside_a_loss(telling(runs)[:2], runs), looks(runs)
     with matplotlib.rc_context(STYLE):
         columns = 3 if len(chosen) == 3 else min(len(chosen), 2)
         drawing, grid = panels(len(chosen), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns)
         for axes, metric in zip(grid, chosen, strict=True):
-            _prepare(axes, metric, "", metric in LOGARITHMIC)
+            _prepare(axes, metric, "", metric in LOGARITHMIC, x)
             axes.set_ylabel(wrapped(measured_in(metric), 36))
             for run, look in zip(runs, looking.of, strict=True):
                 if run.has(metric):
-                    draw_curve(axes, *run.curve(metric), metric, "", look.tint, look.dashes, look.marker)
+                    draw_curve(axes, *run.along(metric, x), metric, "", look.tint, look.dashes, look.marker)
             _without_round_0(axes)
             percent(axes.yaxis, metric)
         legend_below(drawing, grid, looking.entries())
@@ -141,6 +143,7 @@ def curves(
     iterations: bool = False,
     also: str | None = None,
     least: float | None = None,
+    x: str | None = None,
 ) -> Figure:
     """Panels of curves; fitted ones dashed, and named so.
 
@@ -154,7 +157,11 @@ def curves(
         iterations: count local steps instead of rounds.
         also: beside every curve, dotted, that of another model, where the run evaluates it too: client_mean.
         least: where the vertical axes begin.
+        x: the column along which they are drawn, such as virtual_seconds (`Run.along`), and counted by `first`; None:
+            rounds.
     """
+    if x and (iterations or ema is not None):
+        raise ConfigError(f"figure: x={x} goes with neither iterations nor ema, which count rounds")
     metrics = [metric] if isinstance(metric, str) else metric
     boxes = [(name, label) for name in metrics for label in labels(cells, panel)]
     tints, styles = labels(cells, colours), labels(cells, dashes)
@@ -163,7 +170,7 @@ def curves(
         drawing, grid = panels(len(boxes), columns=across if across > 1 and len(metrics) > 1 else None)
         for axes, (name, label) in zip(grid, boxes, strict=True):
             logarithmic = log if isinstance(log, bool) else name in log
-            _prepare(axes, name, formulas(label), logarithmic)
+            _prepare(axes, name, formulas(label), logarithmic, x)
             if iterations:
                 axes.set_xlabel("iteration")
             first_of_its_kind = grid[next(n for n, box in enumerate(boxes) if box[0] == name)]
@@ -182,7 +189,7 @@ def curves(
                 if also and cell.run.has(other := f"{also}_{name}"):
                     drawn_here.append((other, [*names, MODELS[also].removeprefix("the ")], ":"))
                 for quantity, words, style in drawn_here:
-                    rounds, values = cell.run.curve(quantity)
+                    rounds, values = cell.run.along(quantity, x)
                     if ema is not None:
                         values = smooth(values, ema ** float(np.diff(rounds).mean()))
                     shown = rounds >= first
@@ -209,9 +216,10 @@ def metrics_of(options: dict[str, Any]) -> list[str]:
     return metrics + [f"{options['also']}_{name}" for name in metrics if options.get("also")]
 
 
-def _prepare(axes: Axes, metric: str, heading: str, logarithmic: bool) -> None:
+def _prepare(axes: Axes, metric: str, heading: str, logarithmic: bool, x: str | None = None) -> None:
     axes.set_title(heading)
-    axes.set_xlabel("epoch of the newcomers" if metric.startswith(NEWCOMERS) else "round")
+    along = "round" if x is None else measured_in(x)
+    axes.set_xlabel("epoch of the newcomers" if metric.startswith(NEWCOMERS) else along)
     axes.margins(x=0.01)
     if logarithmic:
         axes.set_yscale("log")

@@ -30,12 +30,13 @@ STROKES = {"-": "", "--": "6 3", ":": "1.5 2.5", "-.": "6 2.5 1.5 2.5"}  # dashe
 RUNS_ACROSS = 5  # more runs than this are rows of the table of differences
 
 
-def html(runs: list[Run], metrics: list[str] | None = None) -> str:
+def html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None) -> str:
     """The report.
 
     Args:
         runs: to compare, labelled.
         metrics: whose curves are drawn; by default the most telling ones.
+        x: the column along which they are drawn; None: rounds.
     """
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -56,7 +57,7 @@ def html(runs: list[Run], metrics: list[str] | None = None) -> str:
         results=_results(runs),
         pictures=[
             {"name": p.name, "heading": p.heading, "caption": p.caption, "data": _svg(p.figure)}
-            for p in pictures(runs, metrics, CURVES)
+            for p in pictures(runs, metrics, CURVES, x)
         ],
         replicated=max(run.replicates for run in runs) > 1,
         notes=_notes(runs),

@@ -45,7 +45,7 @@ TITLES = {
 }
 DISTANCES = ("distance_to_ps", "distance_to_po", "distance_to_optimum")
 LOGARITHMIC = DISTANCES
-UNITS = {"bytes": ", bytes", "seconds": ", s"}
+UNITS = {"virtual": "", "bytes": ", bytes", "seconds": ", s"}  # the first that fits
 
 STYLE: dict[Any, Any] = {
     "font.size": 10,

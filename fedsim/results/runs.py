@@ -174,6 +174,16 @@ class Run:
         values = [[row[metric] for row in self.rows if row["round"] == t] for t in rounds]
         return np.array(rounds), np.array(values)
 
+    def along(self, metric: str, x: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """[E] where, and values [E, R], of a metric over another column that grows, such as virtual_seconds, in which
+        replicates differ: straight lines between the evaluations of each, at E places up to where all of them are."""
+        rounds, values = self.curve(metric)
+        if x is None or metric.startswith(NEWCOMERS):
+            return rounds, values
+        places = self.curve(x)[1]
+        shared = np.linspace(places[0].max(), places[-1].min(), len(rounds))
+        return shared, np.stack([np.interp(shared, *pair) for pair in zip(places.T, values.T, strict=True)], axis=1)
+
     def has(self, metric: str) -> bool:
         """Did the run measure it?"""
         return _first(metric, self.rows[0]) in self.rows[0]

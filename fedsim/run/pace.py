@@ -8,9 +8,11 @@ import numpy as np
 
 from fedsim.clock import Clock, Work
 from fedsim.clock.clock import Times
+from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.run.traffic import Traffic
-from fedsim.samples import Batches, Workload
+from fedsim.samples import Workload
+from fedsim.trainer import Trainer
 
 
 class Pace:
@@ -18,7 +20,7 @@ class Pace:
 
     Args:
         clock, work: see there.
-        batches: what a round asks of clients.
+        trainer: which knows what a round asks of clients.
         traffic: what a client gets and sends.
 
     Attributes:
@@ -28,10 +30,15 @@ class Pace:
         behind: [R·m] how many rounds later they arrive, where the clock delivers what is late.
     """
 
-    def __init__(self, clock: Clock, work: Work, batches: Batches, traffic: Traffic) -> None:
-        self.clock, self.work, self.batches, self.traffic = clock, work, batches, traffic
-        clock.setup(batches.federation)
-        work.setup(batches.federation, batches.work)
+    def __init__(self, clock: Clock, work: Work, trainer: Trainer, traffic: Traffic) -> None:
+        self.clock, self.work, self.batches, self.traffic = clock, work, trainer.batches, traffic
+        if trainer.rule.whole and (work.active or (clock.deadline is not None and clock.late == "partial")):
+            raise ConfigError(
+                f"the local steps of local={type(trainer.rule).__name__} as configured belong together, and clients "
+                "would do a part of them; give work=all and clock.late=drop, or another rule"
+            )
+        clock.setup(self.batches.federation)
+        work.setup(self.batches.federation, self.batches.work)
         self.begin()
 
     def begin(self, seconds: list[float] | None = None) -> None:

@@ -178,7 +178,7 @@ class Setup:
         contamination.setup(everybody.federation, self.dataset)
         late = copy.deepcopy(self.shift) if personal.newcomers else self.shift  # of newcomers, set up for everybody
         trainers = self._train(rule, contamination)
-        self.pace = Pace(clock or NoClock(), work or AllWork(), self.trainer.batches, self.traffic)
+        self.pace = Pace(clock or NoClock(), work or AllWork(), self.trainer, self.traffic)
         self.delivery = Delivery(delay or NoDelay(), self.pace, self.strategy, self.trainer)
         self._judge(personal, trainers, tables)
         self.newcomers = self._expect(personal, everybody, late, rule, contamination) if personal.newcomers else None

@@ -163,3 +163,23 @@ def test_unlike_runs_keep_their_columns(tmp_path: Path, capsys: pytest.CaptureFi
     assert "lr=0.1" in said
     assert "±" not in said  # of one seed
     assert "nan" not in said
+
+
+def test_curves_along_virtual_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Replicates are there at different times: straight lines between evaluations, as long as all of them go on."""
+    columns = {"test_accuracy": curve(0.1, 0.5), "virtual_seconds": [0, 3, 6, 9, 12]}
+    for name in STRATEGIES[:2]:
+        run(tmp_path / name, {"strategy": strategy(name)}, columns)
+    runs = find([tmp_path])
+    places, values = runs[0].along("test_accuracy", "virtual_seconds")
+    times, known = (runs[0].curve(name)[1] for name in ("virtual_seconds", "test_accuracy"))
+    assert places.tolist() == [0, 3, 6, 9, 12]
+    assert np.allclose(values[:, 0], known[:, 0])
+    assert values[1, 2] == pytest.approx(known[0, 2] + (known[1, 2] - known[0, 2]) * 3 / times[1, 2])
+    axes = figure(runs, ["test_accuracy"], "virtual_seconds").axes[0]
+    assert axes.get_xlabel() == "virtual seconds"
+    assert axes.get_lines()[0].get_xdata()[-1] == 12
+    main([str(tmp_path), "--x", "virtual_seconds", "--html", str(tmp_path / "report.html")])
+    assert "Over virtual seconds" in (tmp_path / "report.html").read_text()
+    with pytest.raises(SystemExit, match="--x='rounds' is unknown; choose one of virtual_seconds, samples, seconds"):
+        main([str(tmp_path), "--x", "rounds"])

@@ -35,6 +35,7 @@ class Measure(ABC):
         times: or by this factor: 2 for a paper that does not halve its squared loss.
         unit: behind the number, in tables and on axes.
         iterations: count local steps wherever the measure counts rounds.
+        x: a column that grows, such as virtual_seconds, in the place of rounds wherever the measure counts them.
         absent: what a claim takes in the place of a number that there is not.
     """
 
@@ -43,6 +44,7 @@ class Measure(ABC):
     times: float = 1.0
     unit: str = ""
     iterations: bool = False
+    x: str | None = None
     absent: ClassVar[float] = math.nan
 
     @abstractmethod
@@ -59,8 +61,8 @@ class Measure(ABC):
         return False
 
     def curve(self, run: Run) -> tuple[np.ndarray, np.ndarray]:
-        """Rounds [E], or local steps, and the metric's values [E, R]."""
-        rounds, values = run.curve(self.metric)
+        """Rounds [E], or local steps, or places along `x`, and the metric's values [E, R]."""
+        rounds, values = run.along(self.metric, self.x)
         return (rounds * run.settings["local_steps"] if self.iterations else rounds), values
 
     @property
@@ -105,7 +107,7 @@ class Until(Measure):
         stays: … and from which on it stays there: what only swings through does not count.
         target: a number; or
         share, best_over, last: … this share of the best run along an axis, rounded down to tenths (fedawe Table 8).
-        every: only evaluations at multiples of so many rounds count.
+        every: only evaluations at multiples of so many rounds count; along `x` all do.
     """
 
     until: str
@@ -124,7 +126,7 @@ class Until(Measure):
 
     def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
         rounds, values = self.curve(run)
-        looked = rounds % self.every == 0
+        looked = rounds % self.every == 0 if self.x is None else rounds >= 0
         mean, target = values[looked].mean(1), self._target(rivals or [run])
         there = reached(mean, target, self.until == "above")
         if self.stays:

@@ -45,6 +45,15 @@ def test_the_first_round_at_which_the_mean_is_above_a_target(target: float, ever
     assert np.array_equal(found, [expected], equal_nan=True)
 
 
+def test_virtual_seconds_in_the_place_of_rounds() -> None:
+    """A second a round, and two: until 40 there are both, and the second replicate is where it was after 20 rounds."""
+    rows = [row | {"virtual_seconds": row["round"] * (2 if row["seed"] == 4 else 1)} for row in run().rows]
+    timed = Run(Path(), rows, {})
+    assert np.allclose(read(metric="accuracy", x="virtual_seconds")(timed), [0.8, 0.3])
+    assert np.allclose(read(metric="accuracy", x="virtual_seconds", window=[30, 40])(timed), [0.7, 0.35])
+    assert read(metric="accuracy", x="virtual_seconds", until="above", target=0.4)(timed).tolist() == [20.0]
+
+
 def test_what_only_swings_through_does_not_stay() -> None:
     values = [9.0, 0.5, 4.0, 0.6, 0.4]
     rows = [{"round": t, "seed": 0, "distance": v} for t, v in zip(ROUNDS, values, strict=True)]

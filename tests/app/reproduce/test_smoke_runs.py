@@ -26,6 +26,7 @@ HANDFUL = (
     "fedpbc/fig3a",
     "fedstale/beta",
     "focus/quadratics",
+    "late/seconds",
     "p_fedavg/fig2",
     "p_fedavg/fig6",
     "p_fedavg/fig7",
