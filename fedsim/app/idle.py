@@ -30,6 +30,10 @@ def _nothing_sent(settings: Settings) -> bool:
     return str(_of(settings, "strategy._target_")).endswith(".LocalOnly")
 
 
+def _clipped_alike(settings: Settings) -> bool:
+    return _of(settings, "strategy.clip") is None or _of(settings, "strategy.server_lr") == 1
+
+
 # What is given (a dotted key), when it changes nothing, and what it waits for.
 IDLE: list[tuple[str, Callable[[Settings], bool], str]] = [
     ("local.alpha_every", lambda s: _of(s, "local.adaptive") is False, "local.adaptive=true"),
@@ -43,6 +47,8 @@ IDLE: list[tuple[str, Callable[[Settings], bool], str]] = [
     ("personal.newcomer_epochs", lambda s: not _of(s, "personal.newcomers"), "personal.newcomers"),
     ("dataset.augment.per", _nothing_augmented, "dataset/augment=crop or crop_flip"),
     ("dataset.augment.border", _nothing_augmented, "dataset/augment=crop or crop_flip"),
+    ("dataset.augment.border", lambda s: _of(s, "dataset.standardise") is False, "dataset.standardise=true"),
+    ("strategy.clipped", _clipped_alike, "a strategy.clip, and a strategy.server_lr other than 1"),
     ("trainer.workers", lambda s: _of(s, "trainer.executor") == "vmap", "trainer.executor=loop, fused or auto"),
     ("trainer.trial", lambda s: _of(s, "trainer.executor") != "auto", "trainer.executor=auto"),
     ("uplink", _nothing_sent, "a strategy whose clients send something"),

@@ -26,6 +26,7 @@ RESTING = {
     "personal.newcomer_epochs": (["personal.newcomer_epochs=1"], ["personal.newcomers=3"]),
     "dataset.augment.per": (["dataset=cifar10", STILL, "dataset.augment.per=batch"], ["dataset.augment.flip=true"]),
     "dataset.augment.border": (["dataset=svhn", STILL, "dataset.augment.border=mean"], ["dataset/augment=crop"]),
+    "strategy.clipped": (["strategy=fedawe", "strategy.clip=0.5", "strategy.clipped=mean"], ["strategy.server_lr=0.5"]),
     "trainer.workers": (["trainer.workers=2", "trainer.executor=vmap"], ["trainer.executor=loop"]),
     "trainer.trial": (["trainer.trial=false", "trainer.executor=loop"], ["trainer.executor=auto"]),
     "uplink": (["uplink=topk", "strategy=local_only"], ["strategy=fedavg"]),
