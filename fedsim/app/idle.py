@@ -34,6 +34,10 @@ def _clipped_alike(settings: Settings) -> bool:
     return _of(settings, "strategy.clip") is None or _of(settings, "strategy.server_lr") == 1
 
 
+def _no_drawn_links(settings: Settings) -> bool:
+    return _of(settings, "strategy.topology") not in (None, "erdos_renyi")
+
+
 # What is given (a dotted key), when it changes nothing, and what it waits for.
 IDLE: list[tuple[str, Callable[[Settings], bool], str]] = [
     ("local.alpha_every", lambda s: _of(s, "local.adaptive") is False, "local.adaptive=true"),
@@ -49,6 +53,8 @@ IDLE: list[tuple[str, Callable[[Settings], bool], str]] = [
     ("dataset.augment.border", _nothing_augmented, "dataset/augment=crop or crop_flip"),
     ("dataset.augment.border", lambda s: _of(s, "dataset.standardise") is False, "dataset.standardise=true"),
     ("strategy.clipped", _clipped_alike, "a strategy.clip, and a strategy.server_lr other than 1"),
+    ("strategy.probability", _no_drawn_links, "strategy.topology=erdos_renyi"),
+    ("strategy.seed", _no_drawn_links, "strategy.topology=erdos_renyi"),
     ("trainer.workers", lambda s: _of(s, "trainer.executor") == "vmap", "trainer.executor=loop, fused or auto"),
     ("trainer.trial", lambda s: _of(s, "trainer.executor") != "auto", "trainer.executor=auto"),
     ("uplink", _nothing_sent, "a strategy whose clients send something"),

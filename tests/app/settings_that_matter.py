@@ -212,6 +212,7 @@ WHERE: dict[str, tuple[list[str], str]] = {
     "local.tolerance": (ADAPTIVE, "1.0e+6"),
     "local.failure": ([*ADAPTIVE, "local.tolerance=1.0e+4"], "1.0"),
     "local.curvature": ([*ADAPTIVE, "local.tolerance=1.0e+4"], "1.0e+6"),
+    "strategy.seed": (["strategy=dsgd", "strategy.topology=erdos_renyi", "strategy.mix=end"], "9"),
 }
 
 NUMBERS = "changes how numbers are computed or written, and not what they are"

@@ -27,6 +27,8 @@ RESTING = {
     "dataset.augment.per": (["dataset=cifar10", STILL, "dataset.augment.per=batch"], ["dataset.augment.flip=true"]),
     "dataset.augment.border": (["dataset=svhn", STILL, "dataset.augment.border=mean"], ["dataset/augment=crop"]),
     "strategy.clipped": (["strategy=fedawe", "strategy.clip=0.5", "strategy.clipped=mean"], ["strategy.server_lr=0.5"]),
+    "strategy.probability": (["strategy=dsgd", "strategy.probability=0.9"], ["strategy.topology=erdos_renyi"]),
+    "strategy.seed": (["strategy=dsgd", "strategy.seed=3"], ["strategy.topology=erdos_renyi"]),
     "trainer.workers": (["trainer.workers=2", "trainer.executor=vmap"], ["trainer.executor=loop"]),
     "trainer.trial": (["trainer.trial=false", "trainer.executor=loop"], ["trainer.executor=auto"]),
     "uplink": (["uplink=topk", "strategy=local_only"], ["strategy=fedavg"]),
