@@ -57,7 +57,7 @@ class Delivery:
         if not vars(type(strategy)).get("late", False):
             raise ConfigError(
                 f"strategy={name} is not defined for rows that began with an older model; give delay=none, or choose "
-                "fedbuff, fedasync, fedavg, fedavg_all, fedavgm, fedopt, fednova, mifa, afa_cd or afa_cs"
+                "fedbuff, fedasync, fedavg, fedavg_all, fedavgm, fedopt, fedprox, fednova, mifa, afa_cd or afa_cs"
             )
         if len(model.columns.averaged):
             raise ConfigError(
