@@ -13,8 +13,7 @@ from fedsim.strategies.memory import ClientMemory, RemembersClients
 
 class AFACD(ServerStep[State]):
     """x ← x − η mean_{i∈A} G_i / Σ_k η_k, the sum over the local steps of client i: its mean gradient, however many
-    steps it did, and however long ago it began. The formula is put together from the paper's abstract and
-    introduction.
+    steps it did, and however long ago it began. The formula is put together from the paper's abstract.
 
     With K steps at rate η_l for everybody it is FedAvg with η_g = η / (K η_l). No memory.
 
