@@ -117,7 +117,7 @@ WHERE: dict[str, tuple[list[str], str]] = {
     "local.rcond": (["local=pofl", *PRICES, *WINDOW], "0.9"),
     "local.growing": (["local=pofl", *PRICES, "local.history=9"], "true"),
     "local.variance": (["local=pofl", *MOVED, *WINDOW], "9.0"),
-    "local.settled": (ADAPTIVE, "0.9"),
+    "local.settled": (["local=profl", *PRICES, "local.adaptive_samples=true", "local.max_samples=40"], "0.9"),
     "local.server_derivative": (["local=profl", *PRICES, *WINDOW], "true"),
     "local.max_samples": (ADAPTIVE, "9"),
     "local.schedule.unit": (["local/schedule=inverse"], "round"),
