@@ -45,6 +45,8 @@ def groups_of(clients: int, groups: int) -> np.ndarray:
 
 def by_group(key: str, values: Sequence[float], clients: int) -> np.ndarray:
     """[m] every client's value: one for all, or one for each of as many groups in order."""
+    if not values:
+        raise ConfigError(f"{key}=[] is empty; give one number, or one for each of several groups")
     if len(values) > clients:
         raise ConfigError(f"{key} has {len(values)} groups, more than clients={clients}")
     return np.asarray(values, dtype=np.float64)[groups_of(clients, len(values))]

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from torch import nn
 
-from fedsim.app.config import config_folder, register_resolvers
+from fedsim.app.config import config_folder, groups, register_resolvers
 
 QUICK = ["rounds=2", "clients=12", "eval_every=1", "local_steps=2", "tracking.tensorboard=false"]
 
@@ -23,6 +23,11 @@ COMPANY = {  # what a choice needs beside it
     "local=fedbabu": ["model=mlp", "columns=fedper"],
     "local=rrm": ["shift=strategic", "shift.deploy=round", "shift.redraw=2"],
     "local=plugin": ["shift=strategic", "local.explore=651"],
+    **{
+        f"{group}={choice}": ["strategy=robust_server"]
+        for group in ("strategy/rule", "strategy/server")
+        for choice in groups()[group]
+    },
 }
 SHIFTED = {  # and a shift
     "location": MEAN,

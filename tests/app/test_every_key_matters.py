@@ -80,7 +80,6 @@ def matters(key: str) -> bool:
         return after != before and not after.startswith(f"refused: {key}")
     for choice in keys()[key][:2] or [None]:
         own = [] if choice is None else [*BESIDE.get(choice, []), choice]
-        own = ["strategy=robust_server", *own] if key.startswith(("strategy.rule.", "strategy.server.")) else own
         there = [] if choice is not None and choice.startswith("availability=") else AVAILABILITY
         cfg, before = base(*BASE, *there, *own)
         for value in values(cfg, key):
