@@ -27,7 +27,7 @@ from ways_of_running import (
 from fedsim import Execution
 from fedsim.core import ConfigError
 from fedsim.datasets import GaussianMean
-from fedsim.local import SGD, Inverse, InverseSqrt, PFedMe
+from fedsim.local import SGD, Inverse, InverseSqrt, PerFedAvg
 from fedsim.models import MLP, Linear, Mean
 from fedsim.samples.work import Workload
 from fedsim.shift import Location
@@ -223,7 +223,7 @@ def test_a_compiled_step_is_the_step(mode):
 
 def test_a_rule_that_weighs_no_gradients_says_so_in_an_empty_round_too():
     """So that rows of several rounds have the same parts."""
-    rule, rates = PFedMe(steps=2), torch.zeros(0, 0)
+    rule, rates = PerFedAvg(steps=2, keep_inner=True), torch.zeros(0, 0)
     nothing = Workload(*(np.zeros(0, dtype=np.int64) for _ in range(4)), short_last=False)
     assert sums(rule, rates, nothing)[1] is None
     assert sums(SGD(steps=2), rates, nothing)[1].shape == (0,)
