@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from processes import exit_codes
 from small_runs import configuration
 
 from fedsim.app.build import build
@@ -41,13 +41,5 @@ def _rank(rank: int, count: int, folder: Path, compositions: dict[int, list[str]
 
 def spawned(count: int, folder: Path, compositions: dict[int, list[str]]) -> list[dict[int, Ending]]:
     """The endings of every composition, as each of N ranks saw them."""
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_rank, args=(rank, count, folder, compositions)) for rank in range(count)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(300)
-        if process.is_alive():
-            process.kill()
-    assert [process.exitcode for process in processes] == [0] * count
+    assert exit_codes(count, _rank, folder, compositions) == [0] * count
     return [torch.load(folder / f"rank-{rank}", weights_only=False) for rank in range(count)]

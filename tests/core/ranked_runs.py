@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import multiprocessing
 import os
 import signal
 from datetime import timedelta
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from nonlinear import Krum, MedianMomentum
+from processes import exit_codes
 from ranked_strategies import STRATEGIES
 from safetensors.torch import load_file
 
@@ -282,12 +282,4 @@ def rank_of(rank: int, count: int, folder: Path, jobs: list) -> None:
 
 def spawn(count: int, folder: Path, *jobs) -> list[int]:
     """Exit codes of N ranks that do these jobs, each in a folder of this name."""
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=rank_of, args=(rank, count, folder, list(jobs))) for rank in range(count)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(300)
-        if process.is_alive():
-            process.kill()
-    return [process.exitcode for process in processes]
+    return exit_codes(count, rank_of, folder, list(jobs))
