@@ -156,7 +156,7 @@ class Time(Task):
     rates: dict[str, dict[str, Any]] | None = None
 
     def __call__(self) -> dict[str, dict[str, Any]]:
-        """Entry → what `Times` keeps of it; nothing of those that cannot run."""
+        """Entry → what `Times` keeps of it."""
         board, rates = self.board, self.rates
         assert rates is not None
         cell = board.cell(self.track, board.tracks[self.track].tuned_at[0])
@@ -165,11 +165,12 @@ class Time(Task):
         shared: dict[str, Any] = {}
         for name in self.entries:
             entry, known = board.entries[name], rates[name]
+            found[name] = {"ms": None, "made": self.made}
             if known["lr"] is None:
                 continue
             job = _job(board, cell, name, (*entry.overrides, *overrides_of(known, entry.knob), *short), self.runs)
             with contextlib.suppress(Exception):  # what is wrong with it stands in its rows
-                found[name] = {"ms": float(f"{milliseconds(job, shared):.3g}"), "made": self.made}
+                found[name]["ms"] = float(f"{milliseconds(job, shared):.3g}")
         return found
 
 

@@ -15,14 +15,14 @@ ROUNDS = 100  # run; the second half of them is timed, when what is recorded onc
 
 class Times(Kept):
     """{'ms': median processor time of a round of all seeds, 'made': command, commit, versions} of every algorithm in a
-    track."""
+    track; 'ms' is None where it cannot run."""
 
     file = "times.json"
 
     def ms(self, track: str, entry: str) -> float | None:
-        """Milliseconds a round; None where it has not been timed."""
+        """Milliseconds a round; None where it has not been timed or cannot run."""
         known = self.of(track, entry)
-        return None if known is None else float(known["ms"])
+        return None if known is None or known["ms"] is None else float(known["ms"])
 
 
 def milliseconds(job: Job, shared: dict[str, Any]) -> float:

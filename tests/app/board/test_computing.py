@@ -19,7 +19,7 @@ from fedsim.app.board.board import Board, Entry, load
 from fedsim.app.board.digests import NAMES, check, digests
 from fedsim.app.board.recheck import recheck
 from fedsim.app.board.rows import DONE, FAILED, REFUSED, Rates, Row, path_of, read, write
-from fedsim.app.board.tasks import Fill
+from fedsim.app.board.tasks import Fill, Time
 from fedsim.app.board.times import Times
 from fedsim.app.build import build
 from fedsim.app.cli import run
@@ -76,6 +76,14 @@ def test_times_are_medians_of_the_later_half_of_a_runs_rounds(
     job = plan([Setting((), (*small.base, "dataset=digits", "model=linear", "seeds=[0]"))], tmp_path, ())[0]
     assert times.milliseconds(job, {}) == 3000
     assert [path.name for path in tmp_path.iterdir()] == ["results"]  # and no run
+
+
+def test_what_cannot_run_is_not_timed_again(small: Board, tmp_path: Path) -> None:
+    rates = {"FedAvg": {"lr": None}, "MIFA": {"lr": -1.0, "knob": None}}
+    found = Time(small, ["FedAvg", "MIFA"], tmp_path, tmp_path, {}, "digits", rates)()
+    known = Times({"digits": found})
+    assert [known.ms("digits", name) for name in found] == [None, None]
+    assert known.of("digits", "FedAvg") is not None
 
 
 @pytest.mark.slow
