@@ -14,35 +14,17 @@ import argparse
 import dataclasses
 import json
 import statistics
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from bench import interleaved, timed
 from bench_rounds import CLOCKS, Rounds
-from bench_workloads import WORKLOADS, Workload, common_round, limit_round, noise
-from torch import nn
+from bench_workloads import WORKLOADS, Workload, common_round, limit_round, p_cnn
 
 from fedsim.models.precision import told_of_units
 
-sys.path.append(str(Path(__file__).parent / "bench_peers"))
-import workload as peers
-
 PRECISIONS = ("full", "bf16")
-
-
-def p_cnn() -> Workload:
-    """As in `bench_peers`, with labelled noise of bytes."""
-
-    def model(shape: tuple[int, ...], classes: int) -> nn.Module:
-        found: nn.Module = peers.torch_model("p-cnn")
-        return found
-
-    data = noise(peers.SHAPES["p-cnn"], peers.CLIENTS * peers.SAMPLES)
-    what = "two convolutions, 3×32×32, batch 10, 5 steps, 50 of 1000 active"
-    return Workload("p-cnn", what, data, model, peers.BATCH, peers.STEPS, peers.CLIENTS, peers.ACTIVE)
 
 
 WORKS: dict[str, Callable[[], Workload]] = {"c": WORKLOADS["c"], "d": WORKLOADS["d"], "p-cnn": p_cnn}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,9 @@ from fedsim.models import MLP, SVHNCNN, CharLSTM, Linear, Mean, from_torchvision
 from fedsim.partition import IID, Natural, Partition
 from fedsim.partition.base import Samples
 from fedsim.shift import Location, Shift
+
+sys.path.append(str(Path(__file__).parent / "bench_peers"))
+import workload as peers
 
 LR = 0.01
 
@@ -96,6 +101,18 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
         active=4,
     ),
 }  # fmt: skip
+
+
+def p_cnn() -> Workload:
+    """As in `bench_peers`, with labelled noise of bytes."""
+
+    def model(shape: tuple[int, ...], classes: int) -> nn.Module:
+        found: nn.Module = peers.torch_model("p-cnn")
+        return found
+
+    data = noise(peers.SHAPES["p-cnn"], peers.CLIENTS * peers.SAMPLES)
+    what = "two convolutions, 3×32×32, batch 10, 5 steps, 50 of 1000 active"
+    return Workload("p-cnn", what, data, model, peers.BATCH, peers.STEPS, peers.CLIENTS, peers.ACTIVE)
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
