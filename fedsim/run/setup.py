@@ -52,6 +52,7 @@ from fedsim.run.wiring import (
     row_model,
     scores_of,
     split,
+    uplink_of,
     validation_of,
 )
 from fedsim.samples import ClientData
@@ -163,14 +164,7 @@ class Setup:
             self.availability = bound(availability, self.federation, rounds, tables)
             self.strategy.check(CutOffByTheClock.unless_all_count(self.availability, clock))
         self.strategy.check_local(rule)
-        lies = [attack] if attack is not None and attack.active else []
-        stages = [*lies, *(uplink.stages if uplink is not None else ())]
-        self.uplink = Uplink(*(stages if self.strategy.vectors_up else ()))
-        if self.uplink.stages and not self.strategy.sends_rows:
-            raise ConfigError(
-                f"strategy={type(self.strategy).__name__} sends no rows for uplink or attack to change: "
-                f"{self.strategy.beside}; use uplink=none and attack=none, or another strategy"
-            )
+        self.uplink = uplink_of(self.strategy, uplink, attack)
         self.uplink.setup(self.federation, self.availability)
         everybody = (
             client_data(seeds, clients, self.dataset, self.tables, *how, members) if personal.newcomers else self.data

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedsim.attack import Attack
 from fedsim.availability import Availability, Full
 from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
@@ -31,6 +32,7 @@ from fedsim.personal import Personal
 from fedsim.personal.scores import ClientScores
 from fedsim.samples import ClientData, Drawn, Stored
 from fedsim.strategies import Strategy
+from fedsim.uplink import Uplink
 
 log = logging.getLogger(__name__)
 
@@ -270,3 +272,20 @@ def validation_of(data: ClientData, tables: list[Table]) -> ClientData | None:
     """The clients' validation samples, where the partition split some off."""
     held = [t.validation for t in tables if t.validation is not None]
     return Stored(data.dataset, data.federation, held) if held else None
+
+
+def uplink_of(strategy: Strategy[Any], uplink: Uplink | None, attack: Attack | None) -> Uplink:
+    """What happens to rows between clients and server: lies first.
+
+    Raises:
+        ConfigError: there are no rows for it to happen to.
+    """
+    lies = [attack] if attack is not None and attack.active else []
+    stages = [*lies, *(uplink.stages if uplink is not None else ())]
+    found = Uplink(*(stages if strategy.vectors_up else ()))
+    if found.stages and not strategy.sends_rows:
+        raise ConfigError(
+            f"strategy={type(strategy).__name__} sends no rows for uplink or attack to change: "
+            f"{strategy.beside}; use uplink=none and attack=none, or another strategy"
+        )
+    return found
