@@ -22,7 +22,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_compose(command: str) -> None:
     register_resolvers()

@@ -72,6 +72,7 @@ def test_columns_say_what_they_are_and_which_way_is_better(sweep: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_files_agree(sweep: Path) -> None:
     """Summary, clients' file, TensorBoard and a recipe's measure have the numbers of the table."""
     folder = sweep / "lr=0.5"

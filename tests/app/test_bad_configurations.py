@@ -231,7 +231,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
 ]
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("arguments", "message"), CONFIGURATIONS, ids=lambda value: "" if isinstance(value, str) else " ".join(value)
 )

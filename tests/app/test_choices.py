@@ -41,7 +41,7 @@ BESIDE = COMPANY | {
 }
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("override", ONE_GROUP_AT_A_TIME)
 def test_every_choice_composes_and_runs(override: str) -> None:
     if override == "partition=flwr":
@@ -51,7 +51,7 @@ def test_every_choice_composes_and_runs(override: str) -> None:
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("choice", [choice for choice in groups()["shift"] if choice != "custom"])
 def test_every_shift_composes_and_is_measured_against_its_references(choice: str) -> None:
     cfg = configuration(*QUICK, "tracking.progress=none", f"shift={choice}", *SHIFTED.get(choice, []))
@@ -95,7 +95,7 @@ def test_every_experiment_composes_and_runs(name: str) -> None:
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "rule", [r for r in groups()["local"] if r not in ("pg", "play", "custom")]
 )  # one client; no newcomers

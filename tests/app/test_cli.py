@@ -113,6 +113,7 @@ def test_the_line_of_a_stopped_run_says_how_to_go_on(
     assert [row["round"] for row in read_metrics(folder / "metrics.csv")] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_refused_resumption_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["fedsim", *QUICK, "tracking.progress=none", "out=here"]
@@ -138,7 +139,7 @@ def test_help_names_every_group_and_fits_two_screens(fedsim, tmp_path: Path) -> 
             assert f"{name}=" in shown
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["data"]], ids=" ".join)
 def test_a_reader_that_has_left_is_no_error(words: list[str], tmp_path: Path) -> None:
     """As with `fedsim --help | head`."""

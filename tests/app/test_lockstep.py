@@ -22,6 +22,7 @@ def found(folder: Path) -> dict[str, list[float]]:
     return runs
 
 
+@pytest.mark.slow
 def test_folders_numbers_and_resuming_are_those_of_one_job_after_another(fedsim, tmp_path: Path) -> None:
     together = fedsim(tmp_path, "-m", "hydra/launcher=lockstep", *SMALL, *SWEEP, "out=a")
     assert together.code == 0, together.err

@@ -93,6 +93,7 @@ def test_two_sweeps_do_not_share_a_folder(fedsim, tmp_path: Path) -> None:
     Lock(tmp_path / "o").release()  # it was given back
 
 
+@pytest.mark.slow
 def test_swept_values_that_lead_elsewhere_stay_below(fedsim, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     values = "..,../in/.."

@@ -55,6 +55,7 @@ def one_thread_each(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     get_reusable_executor().shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "launcher",
     [pytest.param(name, marks=[] if name == "basic" else pytest.mark.slow) for name in PLUGINS],

@@ -90,7 +90,7 @@ def waits(*overrides: str) -> set[str]:
     return {file for file, count in watch.found.items() if count} - ON_THE_HOST
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_no_round_waits(choice: str) -> None:
     group, _, name = choice.partition("=")

@@ -144,7 +144,7 @@ def test_a_replicate_is_the_same_alone_and_in_company(name: str, path: str) -> N
         assert np.array_equal(alone.probabilities(t)[0], company.probabilities(t)[1])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PROCESSES)
 def test_counts_average_to_the_probabilities(name: str, path: str) -> None:
     """In a round, over 2,000 replicates: E count = p_i^t, and no count has a larger variance than p_i^t itself."""

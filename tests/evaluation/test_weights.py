@@ -41,6 +41,7 @@ def test_the_loss_is_that_of_the_objective(weighting):
     assert np.isfinite(found).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("weighting", ["uniform", "data"])
 @pytest.mark.parametrize("ridge", [0.0, 0.5])
 def test_the_distance_to_the_optimum_ends_at_zero(weighting, ridge):

@@ -70,6 +70,7 @@ class Client:
         return theta
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 @pytest.mark.parametrize(("points", "baseline"), [(2, False), (1, False), (1, True)])
 def test_every_client_walks_by_the_losses_it_hears(points, baseline, executor, play, Scripted) -> None:
@@ -94,6 +95,7 @@ def test_every_client_walks_by_the_losses_it_hears(points, baseline, executor, p
             np.testing.assert_allclose(played.after.model[r], np.mean(ends[r] or [before[r]], 0), rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_in_one_dimension_two_points_know_the_slope_of_a_quadratic_risk(play) -> None:
     """Whatever δ: θ ← θ − η Σ_i w_i (1 − ε_i)((1 − ε_i)θ − m_i), whose fixed point is θ^PO."""
     epsilons, means = np.array([0.5, -0.4, 0.8]), np.array([1.0, -2.0, 4.0])
@@ -127,6 +129,7 @@ def answered(kind: str, radius: float) -> Simulation:
     return Simulation(data, build, clients=3, shift=Response([0.0, 0.6, 1.5]), **options)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("kind", "radius"), [("demand", 1.0), ("response", 0.05)])
 def test_in_one_dimension_two_points_end_at_the_optimum_of_demands_and_responses_too(kind, radius) -> None:
     simulation = answered(kind, radius)
@@ -151,6 +154,7 @@ def test_the_mean_over_directions_is_the_gradient_of_the_performative_risk() -> 
     assert (error > 0).all()
 
 
+@pytest.mark.slow
 def test_without_a_shift_it_descends_the_loss_and_points_are_alike_for_all_clients(play) -> None:
     """Alike clients arrive at the same model: they looked in the same directions."""
     x = torch.as_tensor(np.random.default_rng(0).standard_normal((1, 3))).repeat(4, 1)

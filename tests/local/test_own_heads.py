@@ -90,6 +90,7 @@ RULES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("way", [double("vmap"), double("loop", chunk=3)], ids=["vmap", "loop"])
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_is_plain_autograd_client_by_client(name, way, Scripted, play):
@@ -132,6 +133,7 @@ def test_a_rule_is_plain_autograd_client_by_client(name, way, Scripted, play):
     assert moved > 1e-2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("strategy", [FedAvg(server_lr=0.7), FedAWE(), Scaffold()], ids=lambda s: type(s).__name__)
 def test_fedrods_federation_is_that_of_balanced_softmax(strategy):
     """Bit for bit: what travels never hears of the heads that stay."""
@@ -154,6 +156,7 @@ def test_fedala_frozen_at_one_is_fedavg_and_at_nought_fedper():
     assert torch.equal(own.clients["personal"][:, -TOP:], per.clients["own columns"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", RULES)
 def test_replicates_are_alone_as_together_and_interrupted_as_not(name, tmp_path):
     def run(seeds=(3, 5), **options):

@@ -85,7 +85,7 @@ class Naive:
             self.shared = float(np.mean(known))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("way", [pytest.param(w, marks=[pytest.mark.slow] if w == "loop" else []) for w in WAYS])
 @pytest.mark.parametrize(
     ("rule", "length"),

@@ -109,7 +109,7 @@ def ditto_step(rule, state, x, y, lr, first):
 STEPS = {Ditto: ditto_step, APFL: apfl_step, PerFedAvg: perfedavg_step, PFedMe: pfedme_step}
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("way", WAYS)
 def test_a_rule_is_plain_autograd_client_by_client(way, name, Scripted, play):

@@ -127,7 +127,7 @@ def test_per_fedavg_halves_are_disjoint_in_a_pass():
     assert len(torch.unique(met, dim=0)) == 8
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", RULES)
 def test_an_interrupted_run_is_the_uninterrupted_one(name, tmp_path):
     def run(folder, rounds, resume=False):

@@ -80,6 +80,7 @@ def test_a_true_model_without_noise_ends_at_the_performative_optimum(play) -> No
     assert last.after.model.item() == pytest.approx(OPTIMAL, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_one_answer_for_unequal_clients_ends_at_the_stable_point_of_the_example(play) -> None:
     """B̂ = ε̄ for everybody: Σ_i (1 − ε̄)((1 − ε̄)θ − m_i) = 0 at m̄/(1 − ε̄), which is θ^PS, far from θ^PO."""
     *_, last = play(game(PlugIn(3, shared=True, lr=0.8, steps=1, batch_size=2)))
@@ -87,7 +88,7 @@ def test_one_answer_for_unequal_clients_ends_at_the_stable_point_of_the_example(
     assert abs(last.after.model.item() - OPTIMAL) > 0.1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 @pytest.mark.parametrize("kind", ["group_mean", "coefficients"])
 def test_means_of_classes_and_coefficients_are_learnt_too(kind, executor, play) -> None:

@@ -26,6 +26,7 @@ def clients(seed: int, sizes: tuple[int, ...], d: int, fraction: float, distance
     return g, mask.astype(bool), contaminated.astype(bool)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("d", [1, 4, 70])
 @pytest.mark.parametrize("options", [(10, 0.015, 0.05), (25, 0.02, 0.001), (2, 0.3, 0.5)])

@@ -105,7 +105,7 @@ def test_every_step_by_hand(horizon, executor, play, Scripted) -> None:
     assert seconds > 10
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("horizon", [None, 0])
 def test_demands_that_remember_end_at_the_optimum_and_without_their_memory_elsewhere(horizon, play) -> None:
     """Demands μ − γθ, loss −θz: θ^PO = μ/2γ; with the first answer alone θ = μ/(γ(2 − λ)). Noise is next to none."""

@@ -91,7 +91,7 @@ def test_house_prices(rule, tolerance, play) -> None:
     assert found.item() == pytest.approx(expected, abs=tolerance)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "expected"), [(PFL, -0.4), (PoFL, -0.2), (ProFL, -0.2), (PG, -0.2)])
 def test_dynamic_contribution(rule, expected, play) -> None:
     """f = ½ + ½θ, groups at 0.7 and −0.3: θ^PS = −0.4, θ^PO = −0.2."""
@@ -100,7 +100,7 @@ def test_dynamic_contribution(rule, expected, play) -> None:
     assert found.item() == pytest.approx(expected, abs=0.04)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "expected"), [(PFL, -1.0), (PoFL, -2 / 3)])
 def test_an_answer_that_is_not_linear(rule, expected, play) -> None:
     """z ~ N(√(1 + θ), 1), loss zθ: θ^PS = −1, θ^PO = −2/3."""
@@ -162,7 +162,7 @@ def test_one_client_at_a_time_needs_samples_that_have_a_client() -> None:
         Simulation(data, Linear, clients=3, local=PG(deals="one"))
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 def test_pg_weighs_the_mixtures_answer_by_one_derivative(play) -> None:
     """House prices: equal clients give θ^PO, as PoFL does (profl Table 1, α = 0)."""
     data, model = HousePrices(clients=4, noise=1.0), functools.partial(Linear, bias=False)

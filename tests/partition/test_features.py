@@ -71,6 +71,7 @@ def test_images_are_turned_by_client(turns: int) -> None:
         assert np.array_equal(found[client].numpy(), turned)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("partition", [FeatureNoise(0.3), FeatureRotation()])
 def test_executors_agree_and_the_skew_is_felt(partition) -> None:
     models = []

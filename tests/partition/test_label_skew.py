@@ -187,6 +187,7 @@ def test_a_smaller_alpha_is_more_skewed(form: str) -> None:
     assert largest[2] < 0.2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["equal", "proportional", "per_class"])
 @pytest.mark.parametrize("alpha", [1e-4, 0.1])
 def test_dirichlet_clients_are_exchangeable(form: str, alpha: float) -> None:

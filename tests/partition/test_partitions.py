@@ -29,6 +29,7 @@ class Fixed(Partition):
         return [np.array(p, dtype=np.int64) for p in self.parts]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", EVERY)
 @SETTINGS
 @given(problem=problems())

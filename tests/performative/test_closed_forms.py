@@ -42,6 +42,7 @@ def numbers(low: float, high: float, size: int):
     return st.lists(st.floats(low, high), min_size=size, max_size=size)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(
     means=numbers(-5, 5, 4), epsilons=numbers(-1.5, 0.9, 4), method=st.sampled_from(["auto", "gradient", "repeated"])
@@ -104,6 +105,7 @@ def test_response_in_one_dimension(gammas, a, method):
     np.testing.assert_allclose(best, ((1 + g) * a).sum() / ((1 + g) ** 2).sum(), atol=1e-6)
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(gammas=numbers(0.0, 3, 4), a=numbers(-3, 3, 4), dimension=st.integers(1, 4), ridge=st.floats(0, 4))
 def test_response_with_ridge_in_many_dimensions(gammas, a, dimension, ridge):

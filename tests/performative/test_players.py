@@ -139,6 +139,7 @@ def test_rules_that_estimate_for_everybody_go_to_the_social_optimum_and_descent_
     assert torch.equal(*ends)
 
 
+@pytest.mark.slow
 def test_it_is_alone_what_it_is_in_company_and_interrupted_what_it_is_in_one_go(tmp_path) -> None:
     def run(seeds, folder=None, rounds=6, resume=False):
         rule = Play(explore=4, lr=0.1, steps=2, batch_size=4)

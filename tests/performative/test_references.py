@@ -47,6 +47,7 @@ def risk_of(simulation: Simulation, replicate: int = 0, **options) -> Risk:
     return Risk(simulation.model, simulation.shift, simulation.data, replicate, **options)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("method", ["auto", "gradient", "repeated"])
 @pytest.mark.parametrize("epsilon", [1.0, 1.001, 1.5, 3.0])
 def test_no_stable_point_where_the_data_answer_at_least_as_strongly(epsilon, method):

@@ -64,7 +64,7 @@ def simulation_of(newcomers: int, strategy, local) -> Simulation:
     )  # fmt: skip
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_newcomers_change_nothing_for_the_others(name):
     with_them, without = (

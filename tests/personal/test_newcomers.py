@@ -66,6 +66,7 @@ def test_newcomers_never_train_and_are_not_among_all_clients(play):
     assert simulation.run().history[-1]["validated_clients"] == 4
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strategy", [FedAvg, FedAWE])
 @pytest.mark.parametrize("rule", ["sgd", "apfl", "pfedme"])
 def test_epochs_of_newcomers_against_the_recursion(rule, strategy, tmp_path):

@@ -79,7 +79,7 @@ def without_times(rows):
     return [{k: v for k, v in row.items() if k not in ("seconds", "samples")} for row in rows]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", ["params", "own"])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_dropped_client_is_as_absent(Scripted, name, where, tmp_path):

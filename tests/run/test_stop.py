@@ -131,6 +131,7 @@ def test_seconds_are_of_the_whole_run_and_its_last_model_is_evaluated(tmp_path: 
     assert simulation_of(**options).run(tmp_path, resume=True, tracking=QUIET).history[-1]["round"] == 40
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("over", ["all", "mean"])
 def test_virtual_seconds_end_it_by_its_clock_and_resumed_it_knows_them(tmp_path: Path, over: str) -> None:
     """The first round by whose end so many went by, evaluated though no evaluation was due."""

@@ -113,7 +113,7 @@ def told(rows: list[dict[str, Any]]) -> list[dict[str, int]]:
     return [{name: value for name, value in row.items() if "bytes" in name} for row in rows]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("name", "columns"),
     [*((name, "fedper") for name in STRATEGIES), *((name, of) for of in SELECTORS for name in ("fedpbc", "scaffold"))],

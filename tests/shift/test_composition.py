@@ -74,7 +74,7 @@ def timeless(history):
     return [{name: value for name, value in row.items() if name != "seconds"} for row in history]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("options", [{"deploy": "step"}, {"deploy": "round", "inertia": 0.5}], ids=["step", "inert"])
 @pytest.mark.parametrize("case", CASES)
 def test_executors_chunks_and_company_change_nothing(case, options):
@@ -105,7 +105,7 @@ def test_resuming_with_inertia_is_bit_for_bit(case, deploy, tmp_path):
     assert timeless(resumed.history) == timeless(straight.history)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_shift_is_felt_and_so_is_its_inertia(case):
     """Without it, or with data that stay near the initial model, training ends elsewhere."""
@@ -117,6 +117,7 @@ def test_a_shift_is_felt_and_so_is_its_inertia(case):
         assert not any(torch.allclose(end, other, rtol=0, atol=1e-9) for other in ends[:i])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["contribution, loss", "stream of groups", "group_mean"])
 def test_contamination_composes_under_both_executors(case):
     rotten = FeatureNoise(fraction=0.3, std=2.0)

@@ -63,6 +63,7 @@ def test_scaffold_with_one_step_remembers_the_gradient_where_it_was_taken(play, 
             np.testing.assert_allclose(played.after.memory[row], g, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_scaffold_arrives_at_the_common_optimum_where_fedavg_drifts(play, regression, regression_of):
     """Unequal clients, several local steps: SCAFFOLD's fixed point is the minimiser of the mean loss, FedAvg's not."""
     dataset = regression_of((6, 6, 6, 6))

@@ -173,6 +173,7 @@ def test_with_uneven_work_too(follows, name):
     follows(strategy(), with_(naive, uneven=True), delay=Written(), work=None, clients_work=Uneven())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", LATE)
 def test_a_delay_of_no_rounds_is_none_bit_for_bit(models, name):
     plain, late = models(LATE[name]()), models(LATE[name](), delay=ConstantDelay(0))

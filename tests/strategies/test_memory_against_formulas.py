@@ -123,7 +123,7 @@ def compare(simulation, naive, play) -> None:
     assert counted >= ROUNDS * len(SEEDS)
 
 
-@pytest.mark.sampled(25)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 def test_every_round_follows_the_formula(name, executor, play, regression):
@@ -150,6 +150,7 @@ def test_the_script_holds_what_the_formulas_must_survive():
     assert not counts[:5, 0, 3].any()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 @pytest.mark.parametrize("schedule", ["constant", "step"])
 @pytest.mark.parametrize("kind", ["scaffold", "fedprox"])

@@ -86,7 +86,7 @@ def test_every_setting_that_takes_a_list_is_tried():
     assert len(FOUND) > 30
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("made", FOUND, ids=lambda made: made.__name__)
 def test_replicates_with_numbers_of_their_own_are_runs_of_their_own(made, models):
     """Of all its settings at once, and of rates of local steps beside them."""

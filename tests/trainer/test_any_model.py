@@ -32,7 +32,7 @@ QUICK = ("auto", "vmap", "loop")
 REST = tuple(way for way in WAYS if way not in QUICK)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ways", [QUICK, pytest.param(REST, marks=pytest.mark.slow)], ids=["ways", "other ways"])
 @pytest.mark.parametrize("name", ZOO)
 def test_fedavg_of_any_module_is_that_written_by_hand(name: str, ways: tuple[str, ...]) -> None:

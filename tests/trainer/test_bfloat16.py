@@ -52,7 +52,7 @@ def ended(build, rule: LocalRule, execution: Execution, **options):
     return start, simulation.run().state.model, memory.clients
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "rule"), [(name, rule) for name in NETWORKS for rule in RULES])
 def test_executors_agree_to_what_is_rounded(name: str, rule: str) -> None:
     """Some twelve steps apart by less than 2⁻⁵ of the way that they went, in norm: 8 bits of mantissa in every product,
@@ -123,6 +123,7 @@ def casts_of_a_step(build, executor: str) -> Casts:
     return both
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("executor", ["fused", "loop"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_weight_is_rounded_once_where_it_is_used(name: str, executor: str) -> None:

@@ -67,7 +67,7 @@ def by_hand(simulation: Any, home: set[str], mu: float = 0.0) -> tuple[dict[str,
     return server, clients
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("executor", ["auto", "vmap", "loop"])
 @pytest.mark.parametrize("name", SELECTORS)
 @pytest.mark.parametrize("mu", [0.0, 0.7])

@@ -93,7 +93,7 @@ def ragged_reference(kind: str) -> Report:
     return train(ragged(kind, double("loop", workers=1)))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rule", RULES)
 def test_every_way_of_running_ragged_clients_is_plain_pytorch(rule):
     """Padding, sorting, finished rows and threads leave no trace."""

@@ -31,7 +31,7 @@ def test_stacks_are_of_layers_that_treat_samples_alone_and_are_used_once(name):
     assert stackable(module, convolutions=False) == expected
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*MODELS, *PUBLISHED])
 @pytest.mark.parametrize("options", [{}, {"chunk": 3, "workers": 2}], ids=str)
 def test_any_module_ends_where_the_loop_ends(name, options):
@@ -53,7 +53,7 @@ OPTIMISERS: dict[str, LocalRule] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "optimiser"), paired(tuple(OPTIMISERS)))
 def test_optimisers_end_where_the_loop_ends(name, optimiser):
     """With ridge, a schedule and a proximal term, of clients that come and go, one seed's rate being another's half:
@@ -88,7 +88,7 @@ CONVOLUTIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("rule", ["sgd", "apfl", "adam", "nesterov"])
 def test_convolutions_may_be_stacked(name, rule, monkeypatch):
@@ -114,7 +114,7 @@ def test_convolutions_may_be_stacked(name, rule, monkeypatch):
 STRATEGIES = {"FedProx": FedProx(0.7), "Scaffold": Scaffold()}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "strategy"), paired(tuple(STRATEGIES)))
 def test_what_a_strategy_adds_to_gradients_is_added(name, strategy):
     """Of clients that come and go; a personal model beside is nobody else's."""
@@ -143,7 +143,7 @@ PERSONAL = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "options"), paired(tuple(PERSONAL)))
 def test_personal_models_end_where_the_loop_ends(name, options):
     """Two models of a client and their mixture, over rounds: rows of unequal steps, clients that are away."""

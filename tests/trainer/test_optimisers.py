@@ -51,7 +51,7 @@ def linear() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3, bias=False))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", [build, linear])
 @pytest.mark.parametrize("name", CASES)
 def test_an_optimiser_is_torchs_own(name: str, model: Any) -> None:

@@ -55,7 +55,7 @@ COMPOSITIONS = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_replayed_steps_have_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the third time that the same shapes are met on; here everything varies that may: rates, keys, who comes."""

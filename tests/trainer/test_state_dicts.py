@@ -38,7 +38,7 @@ def loss_of(module: nn.Module, state: dict[str, Tensor]) -> float:
         return F.cross_entropy(module.eval()(data.test_x), data.test_y).item()
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ZOO)
 def test_the_last_model_of_any_module(name: str, tmp_path: Path) -> None:
     result = simulation_of(ZOO[name], rounds=1).run(tmp_path, tracking=QUIET)
