@@ -21,9 +21,12 @@ class LockstepLauncher(Launcher):
         self.at_once = at_once
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from fedsim.app.lockstep import ComposedOnce  # imports PyTorch, and Hydra imports this module always
+
+        hydra_context.config_loader = ComposedOnce(hydra_context.config_loader)  # type: ignore[assignment]
         self.context, self.config = hydra_context, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        from fedsim.app.lockstep import launch  # imports PyTorch; Hydra imports this module whatever is to be done
+        from fedsim.app.lockstep import launch
 
         return launch(self.context, self.config, job_overrides, initial_job_idx, self.at_once)

@@ -21,6 +21,33 @@ from fedsim.run.together import Lockstep
 log = logging.getLogger(__name__)
 
 SILENCE = 10.0  # seconds between two words on how far the jobs are
+KEPT = 100  # configurations of jobs that wait for their turn
+
+
+class ComposedOnce:
+    """Hydra's loader of configurations, of which a sweep's check and its launcher both ask for every job's: the second
+    one that asks gets what was composed for the first.
+
+    Args:
+        loader: Hydra's own; all else is left to it.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._kept: dict[tuple[str, ...], DictConfig] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """A job's configuration, to be changed by none but the second who asks."""
+        job = tuple(sweep_overrides)
+        if job in self._kept:
+            return self._kept.pop(job)
+        found: DictConfig = self._loader.load_sweep_config(master_config, sweep_overrides)
+        if len(self._kept) < KEPT:
+            self._kept[job] = found
+        return found
 
 
 def launch(

@@ -6,7 +6,10 @@ import csv
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 from small_runs import QUICK
+
+from fedsim.app.lockstep import KEPT, ComposedOnce
 
 SMALL = [*QUICK, "dataset=quadratics", "partition=natural", "model=mean", "trainer.trial=false", "seeds=[0,1]"]
 SWEEP = ["strategy=fedavg,fedpbc", "lr=0.05"]
@@ -20,6 +23,28 @@ def found(folder: Path) -> dict[str, list[float]]:
             rows = csv.DictReader(line for line in lines if not line.startswith("#"))
             runs[path.parent.name] = [float(value) for row in rows for name, value in row.items() if name != "seconds"]
     return runs
+
+
+def test_a_job_is_composed_for_the_check_and_the_launcher_at_once() -> None:
+    class Loader:
+        asked: list[list[str]] = []  # noqa: RUF012
+
+        def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+            self.asked.append(sweep_overrides)
+            return OmegaConf.create({"at": sweep_overrides})
+
+        def list_groups(self) -> str:
+            return "all others are Hydra's"
+
+    loader, master = ComposedOnce(Loader()), OmegaConf.create()
+    jobs = [[f"lr={number}"] for number in range(KEPT + 2)]
+    first = [loader.load_sweep_config(master_config=master, sweep_overrides=job) for job in jobs]
+    second = [loader.load_sweep_config(master, job) for job in jobs]
+    assert [found.at for found in second] == jobs
+    assert [a is b for a, b in zip(first, second, strict=True)] == [True] * KEPT + [False] * 2
+    assert Loader.asked == [*jobs, *jobs[KEPT:]]
+    assert loader.list_groups() == "all others are Hydra's"
+    assert loader.load_sweep_config(master, jobs[0]) is not first[0]  # a launcher has changed that one
 
 
 @pytest.mark.slow
