@@ -1,9 +1,10 @@
 """How long a sweep takes, six local rates × two of the server × three seeds, as a user starts it in four ways.
 
 `one by one` is Hydra's own launcher, `joblib` two processes at a time, `lockstep` all jobs as one federation, `lists`
-one run of 36 replicates with lists of rates. Each is a process of its own, and they take turns; a time has the
-command's start in it, which a sweep of one round tells. Processor time is that of the command and of its children,
-memory the most that one of its processes holds.
+one run of 36 replicates with lists of rates. Each is a process of its own, and they take turns; a sweep of one round
+beside it tells what its start takes. Processor time is that of the command and of its children, memory the most that
+one of its processes holds. How many times as fast as one by one a way is, by the clock, is the median of the
+repetitions' ratios.
 
 usage: python scripts/bench_sweeps.py [--json FILE] [--only means,logistic,mlp] [--repeat 3] [--rounds 1000]
 """
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 COMMON = ["trainer.trial=false", "tracking.tensorboard=false", "tracking.progress=none"]
 SERVER = (1.0, 0.7)
@@ -54,8 +55,16 @@ def command(name: str, launcher: str, rounds: int, folder: str) -> list[str]:
     return [sys.executable, "-m", "fedsim", *what, *COMMON, *sweep, *ends]
 
 
-def timed(arguments: list[str]) -> tuple[float, float, float]:
+class Taken(NamedTuple):
     """Seconds by the clock, seconds of processor time, and GiB of the largest process."""
+
+    clock: float
+    processor: float
+    gib: float
+
+
+def timed(arguments: list[str]) -> Taken:
+    """What a command takes."""
     begun = time.monotonic()
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -64,42 +73,46 @@ def timed(arguments: list[str]) -> tuple[float, float, float]:
     _, status, used = os.wait4(process.pid, 0)
     if status:
         sys.exit(f"{' '.join(arguments)} failed:\n{said.decode()[-2000:]}")
-    return time.monotonic() - begun, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20
+    return Taken(time.monotonic() - begun, used.ru_utime + used.ru_stime, used.ru_maxrss / 2**20)
 
 
 def measure(name: str, rounds: int, repeat: int) -> dict[str, Any]:
-    """One workload: medians over the repetitions, and how many times as fast lockstep is."""
-    found: dict[str, list[tuple[float, float, float]]] = {launcher: [] for launcher in LAUNCHERS}
-    start: dict[str, float] = {}
+    """One workload: medians over the repetitions, and how many times as fast as one by one each way is."""
+    starts: dict[str, list[Taken]] = {launcher: [] for launcher in LAUNCHERS}
+    wholes: dict[str, list[Taken]] = {launcher: [] for launcher in LAUNCHERS}
     with tempfile.TemporaryDirectory() as folder:
-        for launcher in LAUNCHERS:
-            start[launcher] = timed(command(name, launcher, 1, f"{folder}/start-{launcher.replace(' ', '-')}"))[0]
         for repetition in range(repeat):
-            for launcher, taken in found.items():
+            for launcher in LAUNCHERS:
                 out = f"{folder}/{repetition}-{launcher.replace(' ', '-')}"
-                taken.append(timed(command(name, launcher, rounds, out)))
-    ratios = {
-        launcher: [
-            statistics.median(a[part] / b[part] for a, b in zip(taken, found["lockstep"], strict=True))
-            for part in (0, 1)
-        ]
-        for launcher, taken in found.items()
+                starts[launcher].append(timed(command(name, launcher, 1, f"{out}-start")))
+                wholes[launcher].append(timed(command(name, launcher, rounds, out)))
+    clock = {way: [taken.clock for taken in wholes[way]] for way in LAUNCHERS}
+    running = {
+        way: [all_of.clock - of.clock for all_of, of in zip(wholes[way], starts[way], strict=True)] for way in LAUNCHERS
     }
-    medians = {
-        launcher: dict(
-            zip(("seconds", "processor", "gib"), map(statistics.median, zip(*taken, strict=True)), strict=True)
-        )
-        for launcher, taken in found.items()
+
+    def as_fast(seconds: dict[str, list[float]], way: str) -> float:
+        return statistics.median(one / other for one, other in zip(seconds["one by one"], seconds[way], strict=True))
+
+    ways = {
+        way: {
+            "start": statistics.median(taken.clock for taken in starts[way]),
+            "clock": statistics.median(clock[way]),
+            "processor": statistics.median(taken.processor for taken in wholes[way]),
+            "gib": max(taken.gib for taken in wholes[way]),
+            "as_fast": as_fast(clock, way),
+            "as_fast_without_start": as_fast(running, way),
+        }
+        for way in LAUNCHERS
     }
-    return {"workload": name, "rounds": rounds, "start": start, "medians": medians, "lockstep_is": ratios}
+    return {"workload": name, "rounds": rounds, "ways": ways}
 
 
 def show(row: dict[str, Any]) -> None:
     """Its lines of the table."""
-    for launcher, of in row["medians"].items():
-        clock, processor = row["lockstep_is"][launcher]
-        seconds = " | ".join(f"{value:.1f} s" for value in (row["start"][launcher], of["seconds"], of["processor"]))
-        ratios = f"{clock:.2f}× | {processor:.2f}×"
+    for launcher, of in row["ways"].items():
+        seconds = " | ".join(f"{of[part]:.1f} s" for part in ("start", "clock", "processor"))
+        ratios = f"{of['as_fast']:.1f}× | {of['as_fast_without_start']:.1f}×"
         print(f"| {row['workload']} | {launcher} | {seconds} | {of['gib']:.2f} GiB | {ratios} |", flush=True)
 
 
@@ -113,11 +126,12 @@ def main() -> None:
     wanted = options.only.split(",")
     if unknown := set(wanted) - set(WORKLOADS):
         parser.error(f"--only: {', '.join(sorted(unknown))} unknown; choose from {', '.join(WORKLOADS)}")
-    print("| sweep | launcher | one round | clock | processor | memory | lockstep is, clock | processor |")
+    print("| sweep | | start | all | processor | memory | times as fast | without start |")
     print("|---|---|--:|--:|--:|--:|--:|--:|")
-    rows = [measure(name, options.rounds, options.repeat) for name in wanted]
-    for row in rows:
-        show(row)
+    rows = []
+    for name in wanted:
+        rows.append(measure(name, options.rounds, options.repeat))
+        show(rows[-1])
     if options.json:
         with open(options.json, "w") as file:
             json.dump(rows, file, indent=2)
