@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -88,7 +89,7 @@ def wins(names: Sequence[str], matrix: np.ndarray, of: int) -> Figure:
 
 
 def heat(
-    names: Sequence[str], columns: Sequence[str], values: np.ndarray, unit: str, blocks: Sequence[int] = ()
+    names: Sequence[str], columns: Sequence[str], values: np.ndarray, unit: str, blocks: Sequence[tuple[str, int]] = ()
 ) -> Figure:
     """What each algorithm has more (blue) or less (red) than the one it is held against, cell by cell.
 
@@ -97,20 +98,41 @@ def heat(
         columns: of the cells.
         values: [k, N]; NaN or infinite where there is none.
         unit: beside the colour bar.
-        blocks: columns before which a line is drawn.
+        blocks: what neighbouring columns are called together, and how many they are.
     """
-    shown = np.where(np.isfinite(values), values, np.nan)
-    most = float(np.nanquantile(np.abs(shown), 0.97)) if np.isfinite(shown).any() else 1.0
+    known = np.abs(values[np.isfinite(values)])
+    most = float(np.quantile(known, 0.97)) if len(known) else 1.0
+    shades = {"cmap": "RdBu", "vmin": -most or None, "vmax": most or None}
+    return _by_cell(names, columns, values, blocks, unit, "both", shades)
+
+
+def places(
+    names: Sequence[str], columns: Sequence[str], ranks: np.ndarray, blocks: Sequence[tuple[str, int]] = ()
+) -> Figure:
+    """The rank of each algorithm, cell by cell; arguments as of `heat`, ranks [k, N]."""
+    shades = {"cmap": "Blues_r", "vmin": 1, "vmax": len(names)}
+    return _by_cell(names, columns, ranks, blocks, "rank, 1 the best", "neither", shades)
+
+
+def _by_cell(
+    names: Sequence[str], columns: Sequence[str], values: np.ndarray, blocks: Sequence[tuple[str, int]], said: str,
+    extend: str, shades: dict[str, Any],
+) -> Figure:  # fmt: skip
+    """A line for every algorithm, a column for every cell, × where there is no number."""
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
-        drawing = Figure(figsize=(3.4 + 0.27 * len(columns), 1.9 + 0.21 * len(names)), layout="constrained")
+        drawing = Figure(figsize=(3.4 + 0.27 * len(columns), 2.1 + 0.21 * len(names)), layout="constrained")
         axes = drawing.subplots()
         axes.set_facecolor("#E8E8E8")
-        picture = axes.imshow(shown, cmap="RdBu", vmin=-most or None, vmax=most or None, aspect="auto")
+        picture = axes.imshow(np.where(np.isfinite(values), values, np.nan), aspect="auto", **shades)
         for line, column in np.argwhere(~np.isfinite(values)):
             axes.text(column, line, "×", ha="center", va="center", fontsize=8)
         axes.set_yticks(range(len(names)), [literal(name) for name in names], fontsize=8)
         axes.set_xticks(range(len(columns)), [literal(name) for name in columns], rotation=90, fontsize=8)
-        for block in blocks:
-            axes.axvline(block - 0.5, color="black", linewidth=1)
-        drawing.colorbar(picture, ax=axes, label=unit, extend="both", shrink=0.7)
+        first = 0
+        for name, count in blocks:
+            if first:
+                axes.axvline(first - 0.5, color="black", linewidth=1)
+            axes.text(first + (count - 1) / 2, -0.7, literal(name), ha="center", va="bottom", fontsize=7)
+            first += count
+        drawing.colorbar(picture, ax=axes, label=said, extend=extend, shrink=0.7)
     return drawing

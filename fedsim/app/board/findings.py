@@ -12,6 +12,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.results.paired import Paired
 
 AHEAD, ALIKE = "ahead", "alike"
+EVERYWHERE = "*"
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Comparison:
     other: str
     how: str = AHEAD
     measure: str | None = None
-    cells: list[str] = field(default_factory=lambda: ["*"])
+    cells: list[str] = field(default_factory=lambda: [EVERYWHERE])
     within: float = 0.0
 
     def check(self, place: str, entries: Collection[str], measures: Collection[str], cells: Collection[str]) -> None:

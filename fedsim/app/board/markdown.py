@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.app.board.board import Board
-from fedsim.app.board.findings import Comparison
+from fedsim.app.board.findings import EVERYWHERE, Comparison
 from fedsim.app.board.measured import Measured
 from fedsim.app.board.rows import DONE, REFUSED
 from fedsim.app.board.standings import Standings
@@ -116,7 +116,8 @@ def compared(found: Standings, what: Comparison) -> str:
     by, cells, shown = found.compared(what)
     name = what.measure or found.board.main
     measure = found.board.measures[name]
-    said = f"{what.one} less {what.other}, {name}, {cells} cell{'s' * (cells != 1)}: {_difference(by, measure)}"
+    where = "" if what.cells == [EVERYWHERE] else f" ({', '.join(what.cells)})"
+    said = f"{what.one} less {what.other}, {name}, {cells} cell{'s' * (cells != 1)}{where}: {_difference(by, measure)}"
     within = f", within ±{100 * what.within if measure.percent else what.within:g}" if what.within else ""
     return said + within + ("" if shown else "; **not shown**")
 
@@ -141,7 +142,8 @@ def _difference(by: Paired, measure: Measured) -> str:
     factor = 100 if measure.percent else 1
     low, high = (factor * bound for bound in by.interval)
     sure = not (low <= 0 <= high) and not math.isnan(low)
-    text = f"{factor * by.mean:+.2f} [{low:+.2f}, {high:+.2f}]"
+    digits = max(2, min(6, 1 - math.floor(math.log10(high - low)))) if high > low else 2
+    text = f"{factor * by.mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
     return f"**{text}**" if sure else text
 
 

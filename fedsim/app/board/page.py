@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedsim.app.board.submission import with_submitted
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing, without_nan
 from fedsim.plots import standings as plots
+from fedsim.results.friedman import ranked
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
@@ -42,7 +44,8 @@ def write_pages(board: Board, folder: Path) -> list[Path]:
 
 
 def pictures(found: Standings, folder: Path) -> list[Path]:
-    """Critical differences, wins, and the difference to the entry that all are held against, cell by cell."""
+    """Critical differences, wins, and cell by cell the difference to the entry that all are held against: percentage
+    points where they are what the board's first measure is in, and else ranks."""
     if found.test is None:
         return []
     board, names = found.board, found.ranked
@@ -50,18 +53,19 @@ def pictures(found: Standings, folder: Path) -> list[Path]:
         "critical_differences": plots.critical_differences(names, found.test.ranks, found.difference, found.groups()),
         "wins": plots.wins(names, found.wins, len(found.cells)),
     }
-    if board.against in names:
+    columns = [" ".join(label for _, label in cells.cell.at) for cells in found.cells]
+    blocks = [(track, len(list(those))) for track, those in itertools.groupby(c.cell.track for c in found.cells)]
+    if not board.measures[board.main].percent:  # of another size in every track
+        scores = found.scores()
+        drawn["cells"] = plots.places(names, columns, np.where(np.isfinite(scores), ranked(scores), np.nan).T, blocks)
+    elif board.against in names:
         scores = found.scores()
         ours = scores[:, [names.index(board.against)]]
         known = np.isfinite(scores) & np.isfinite(ours)
         with np.errstate(invalid="ignore"):
             ahead = np.where(known, scores - ours, np.nan).T
-        factor, unit = (100, "percentage points") if board.measures[board.main].percent else (1, "")
-        columns = [" ".join(label for _, label in cells.cell.at) for cells in found.cells]
-        tracks = [cells.cell.track for cells in found.cells]
-        blocks = [n for n in range(1, len(tracks)) if tracks[n] != tracks[n - 1]]
-        said = f"{board.main} beyond that of {board.against}" + (f", {unit}" if unit else "")
-        drawn["cells"] = plots.heat(names, columns, factor * ahead, said, blocks)
+        said = f"{board.main} beyond that of {board.against}, percentage points"
+        drawn["cells"] = plots.heat(names, columns, 100 * ahead, said, blocks)
     paths = []
     for name, figure in drawn.items():
         figure.savefig(folder / f"{name}.png", dpi=120, metadata={"Software": None})

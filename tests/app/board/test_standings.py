@@ -137,7 +137,7 @@ def test_sentences_are_shown_by_intervals_or_said_not_to_be(found: Standings) ->
     text = markdown(found, [])
     assert "1. **Slow is slow.**" in text
     assert text.count("**not shown**") == 2
-    assert f"   - MIFA less FedAvg, received, 2 cells: {100 * few.mean:+.2f} [" in text
+    assert f"   - MIFA less FedAvg, received, 2 cells (digits/a3, */a4): {100 * few.mean:+.2f} [" in text
     assert f"within ±{101 * widest:g}" in text
     assert html(found).count("not shown") == 2
 
