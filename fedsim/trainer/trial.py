@@ -26,7 +26,7 @@ ENOUGH = 0.05  # seconds of a step above which no more rows are taken: several s
 ROWS = 64  # at most
 REPEATS = 4  # looks, of which the quickest counts: what else the machine does only adds
 MARGIN = 0.95  # of the time of the rule's choice: what is not faster than this does not replace it
-HOPELESS = 3.0  # times the best one's time: not timed again
+HOPELESS = 3.0  # times another's time: not timed again
 
 FOUND: dict[Hashable, str] = {}
 
@@ -59,7 +59,8 @@ def fastest(
             torch.cuda.synchronize(device)
         return clock() - begin
 
-    stated, count = next(iter(contenders)), min(rows, least)
+    stated, few = next(iter(contenders)), min(rows, least)
+    count = few
     seconds(stated, count)  # warms up
     taken = seconds(stated, count)
     while taken < ENOUGH and count < min(rows, ROWS):
@@ -67,12 +68,17 @@ def fastest(
         taken = seconds(stated, count)
     if taken < WORTH:
         return stated
+    best = {stated: math.inf}
     for name in contenders:
+        if name != stated:
+            seconds(name, few)  # warms up
+            if seconds(name, few) > HOPELESS * taken:  # a few rows take longer than all of them do there
+                continue
+        best[name] = math.inf
         seconds(name, count)  # warms up, with memory for so many rows
-    best = dict.fromkeys(contenders, math.inf)
     for look in range(REPEATS):
         limit = HOPELESS * min(best.values())
-        for name in contenders:
+        for name in best:
             if look == 0 or best[name] <= limit:
                 best[name] = min(best[name], seconds(name, count))
     winner = min(best, key=lambda name: best[name])

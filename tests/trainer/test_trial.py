@@ -71,8 +71,18 @@ def test_what_takes_no_time_is_left_to_the_rule(monkeypatch):
 def test_the_hopeless_are_not_timed_again(monkeypatch):
     clock = Clock(monkeypatch, vmap=per_row(0.1), loop=per_row(1.0), fused=per_row(0.11))
     assert fastest(clock.contenders(), 4, CPU, least=2) == "vmap"
-    assert [len(clock.rows[name]) for name in ("vmap", "loop", "fused")] == [7, 2, 5]
+    assert [len(clock.rows[name]) for name in ("vmap", "loop", "fused")] == [7, 2, 7]
     assert {rows for seen in clock.rows.values() for rows in seen} == {2}
+
+
+def test_who_needs_longer_for_few_rows_than_others_for_all_is_not_given_all(monkeypatch):
+    """Gradients sample by sample, row by row: a look at 64 rows takes half a minute."""
+    clock = Clock(monkeypatch, vmap=per_row(0.0005), loop=per_row(0.4))
+    assert fastest(clock.contenders(), 64, CPU) == "vmap"
+    assert clock.rows["loop"] == [1, 1]
+    clock = Clock(monkeypatch, vmap=per_row(0.0005), loop=per_row(0.09))  # below three times 64 rows of vmap
+    assert fastest(clock.contenders(), 64, CPU) == "vmap"
+    assert max(clock.rows["loop"]) == ROWS
 
 
 def test_a_moment_of_noise_does_not_decide(monkeypatch):
