@@ -15,7 +15,7 @@ from fedsim.app.board.board import Board, Cell
 from fedsim.app.board.rows import Rates, read
 from fedsim.app.board.tasks import Fill, Time, Tune
 from fedsim.app.board.times import Times
-from fedsim.app.reproduce.runner import end_with_parent
+from fedsim.app.reproduce.runner import end_with_parent, leave_if_alone
 from fedsim.run.stopping import Stopped
 
 TUNED_TOGETHER = 4  # algorithms whose trials are kept at once
@@ -99,9 +99,11 @@ def _each(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
 def _done(task: Callable[[], T]) -> tuple[str | None, T | None]:
     """In a worker: why it was stopped, or what came of it."""
     try:
-        return None, task()
+        found: tuple[str | None, T | None] = None, task()
     except Stopped as stop:
-        return str(stop), None
+        found = str(stop), None
+    leave_if_alone()
+    return found
 
 
 def _worker() -> None:

@@ -215,10 +215,15 @@ def _in_worker(company: list[Job], threads: int) -> list[Outcome]:
     torch.set_num_threads(threads)
     logging.getLogger("fedsim").setLevel(logging.WARNING)
     ended = {id(job): outcome for job, outcome in together(company, quiet=True)}
+    leave_if_alone()
+    return [ended[id(job)] for job in company]
+
+
+def leave_if_alone() -> None:
+    """In a worker, after a piece of work: where the parent is gone nobody is left to tell, and no next one begins."""
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
-        os._exit(1)  # nobody is left to tell
-    return [ended[id(job)] for job in company]
+        os._exit(1)
 
 
 def jobs_at_once(asked: str, device: str, pending: int) -> int:

@@ -253,6 +253,46 @@ if __name__ == "__main__":
 """
 
 
+BUSY = """
+import signal
+import sys
+import time
+from pathlib import Path
+from fedsim.app.board.runner import _each
+
+
+class Task:
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self):
+        signal.signal(signal.SIGTERM, lambda *_: None)  # as a run, which goes on to the end of its round
+        Path(sys.argv[1], str(self.number)).touch()
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    list(_each([Task(number) for number in range(8)], 2))
+"""
+
+
+@pytest.mark.slow
+def test_workers_of_a_killed_command_begin_nothing_more(tmp_path: Path) -> None:
+    (tmp_path / "busy.py").write_text(BUSY)
+    (tmp_path / "begun").mkdir()
+    command = subprocess.Popen([sys.executable, str(tmp_path / "busy.py"), str(tmp_path / "begun")])
+    end = time.monotonic() + 120
+    while len(list((tmp_path / "begun").iterdir())) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    command.kill()
+    command.wait()
+    time.sleep(5)
+    assert len(list((tmp_path / "begun").iterdir())) == 2
+
+
 @pytest.mark.slow
 def test_a_killed_command_goes_on_and_ends_with_the_same_numbers(
     boards: Path, made: Made, tmp_path: Path, small: Board
