@@ -10,16 +10,15 @@ usage: python scripts/bench_executors.py [--json FILE] [--only resnet18_gn,vit] 
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import statistics
 from collections.abc import Callable
 from typing import Any
 
+import bench_options
 import torch
 from bench import interleaved, timed
-from bench_rounds import CLOCKS, Rounds
+from bench_rounds import Rounds
 from bench_workloads import LR, Workload, char_lstm, loss_of, mlp, noise, resnet18_gn, text
 from torch import Tensor, nn
 
@@ -144,17 +143,11 @@ def measure(work: Workload, device: str, repeat: int, seconds: float, clock: str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write the figures here too")
-    parser.add_argument("--only", metavar="NAMES", help="comma-separated models (default: all)")
-    parser.add_argument("--repeat", type=int, default=5, help="measured repetitions (default 5)")
+    parser = bench_options.parser(__doc__ or "", MODELS, "wall")
     parser.add_argument("--seconds", type=float, default=0.2, help="of rounds in one repetition (default 0.2)")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: for one thread on a machine with others")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    wanted = options.only.split(",") if options.only else list(MODELS)
-    if unknown := set(wanted) - set(MODELS):
-        parser.error(f"--only: {', '.join(sorted(unknown))} unknown; choose from {', '.join(MODELS)}")
+    wanted = bench_options.wanted(parser, options.only, MODELS)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; speed of a plain loop = 1")
     print(f"{'model':12} {'what':32} {'plain':>9} " + " ".join(f"{name:>6}" for name in EXECUTORS) + "  chosen (best)")
     rows = []
@@ -166,9 +159,7 @@ def main() -> None:
             flush=True,
         )
         rows.append(row)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"rows": rows, "torch": torch.__version__, "threads": torch.get_num_threads()}, file, indent=2)
+    bench_options.save(options.json, {"rows": rows, "torch": torch.__version__, "threads": torch.get_num_threads()})
 
 
 if __name__ == "__main__":

@@ -11,16 +11,15 @@ usage: OMP_NUM_THREADS=1 python scripts/bench_peak.py [--json FILE] [--only c,d]
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import statistics
 from collections.abc import Callable
 from typing import Any
 
+import bench_options
 import torch
 from bench import interleaved, timed
-from bench_rounds import CLOCKS, Rounds
+from bench_rounds import Rounds
 from bench_workloads import WORKLOADS, Workload, limit_round, p_cnn
 from torch import Tensor, nn
 
@@ -98,16 +97,10 @@ def measure(work: Workload, repeat: int, clock: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write the figures here too")
-    parser.add_argument("--only", metavar="NAMES", help=f"comma-separated of {', '.join(WORKS)} (default: all)")
-    parser.add_argument("--repeat", type=int, default=5, help="measured repetitions (default 5)")
-    parser.add_argument("--clock", choices=CLOCKS, default="cpu")
+    parser = bench_options.parser(__doc__ or "", WORKS, "cpu")
     parser.add_argument("--active", type=int, help="clients of a round, in place of the workload's own number")
     options = parser.parse_args()
-    wanted = options.only.split(",") if options.only else list(WORKS)
-    if unknown := set(wanted) - set(WORKS):
-        parser.error(f"--only: {', '.join(sorted(unknown))} unknown; choose from {', '.join(WORKS)}")
+    wanted = bench_options.wanted(parser, options.only, WORKS)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; GFLOP/s")
     rows = []
     for name in wanted:
@@ -120,9 +113,7 @@ def main() -> None:
         told = ", ".join(f"{who} {rate:.0f}" for who, rate in row["gflops"].items())
         print(f"({name}) {told}; the products alone are {row['products_share_of_a_round']:.0%} of a round", flush=True)
         rows.append(row)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"rows": rows, "torch": torch.__version__, "threads": torch.get_num_threads()}, file, indent=2)
+    bench_options.save(options.json, {"rows": rows, "torch": torch.__version__, "threads": torch.get_num_threads()})
 
 
 if __name__ == "__main__":

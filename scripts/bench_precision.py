@@ -10,16 +10,15 @@ usage: python scripts/bench_precision.py [--json FILE] [--only c,d] [--repeat 5]
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import statistics
 from collections.abc import Callable
 from typing import Any
 
+import bench_options
 import torch
 from bench import interleaved, timed
-from bench_rounds import CLOCKS, Rounds
+from bench_rounds import Rounds
 from bench_workloads import WORKLOADS, Workload, common_round, limit_round, p_cnn
 
 from fedsim.models.precision import told_of_units
@@ -57,18 +56,12 @@ def measure(work: Workload, device: str, repeat: int, clock: str) -> dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", help="write the figures here too")
-    parser.add_argument("--only", metavar="NAMES", help=f"comma-separated of {', '.join(WORKS)} (default: all)")
-    parser.add_argument("--repeat", type=int, default=5, help="measured repetitions (default 5)")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: for one thread on a machine with others")
+    parser = bench_options.parser(__doc__ or "", WORKS, "wall")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--active", type=int, help="clients of a round, in place of the workload's own number")
     parser.add_argument("--steps", type=int, help="of a client, in place of the workload's own number")
     options = parser.parse_args()
-    wanted = options.only.split(",") if options.only else list(WORKS)
-    if unknown := set(wanted) - set(WORKS):
-        parser.error(f"--only: {', '.join(sorted(unknown))} unknown; choose from {', '.join(WORKS)}")
+    wanted = bench_options.wanted(parser, options.only, WORKS)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; bfloat16 units: {told_of_units()}")
     rows = []
     for name in wanted:
@@ -80,10 +73,8 @@ def main() -> None:
         print(f"({name}) {row['clients']} clients, {row['steps']} steps: gain of bfloat16: {gains}", end="; ")
         print(f"fedsim beside the limit: {limit}", flush=True)
         rows.append(row)
-    if options.json:
-        units = {"torch": torch.__version__, "threads": torch.get_num_threads(), "units": told_of_units()}
-        with open(options.json, "w") as file:
-            json.dump({"rows": rows, "machine": units}, file, indent=2)
+    units = {"torch": torch.__version__, "threads": torch.get_num_threads(), "units": told_of_units()}
+    bench_options.save(options.json, {"rows": rows, "machine": units})
 
 
 if __name__ == "__main__":

@@ -55,11 +55,10 @@ def pictures(found: Standings, folder: Path) -> list[Path]:
     }
     columns = [" ".join(label for _, label in cells.cell.at) for cells in found.cells]
     blocks = [(track, len(list(those))) for track, those in itertools.groupby(c.cell.track for c in found.cells)]
+    scores = found.scores()
     if not board.measures[board.main].percent:  # of another size in every track
-        scores = found.scores()
         drawn["cells"] = plots.places(names, columns, np.where(np.isfinite(scores), ranked(scores), np.nan).T, blocks)
     elif board.against in names:
-        scores = found.scores()
         ours = scores[:, [names.index(board.against)]]
         known = np.isfinite(scores) & np.isfinite(ours)
         with np.errstate(invalid="ignore"):
