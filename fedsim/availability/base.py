@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 
@@ -36,6 +37,15 @@ class Population:
     def shape(self) -> tuple[int, int]:
         """(R, m)"""
         return len(self.seeds), self.clients
+
+
+def uniforms(
+    population: Population, purpose: rng.Purpose, *counters: int, size: int | tuple[int, ...] | None = None
+) -> np.ndarray:
+    """[R, *size] numbers in [0, 1) by replicate, keyed by its seed, the purpose and the counters; one for each client
+    where no size is given."""
+    size = population.clients if size is None else size
+    return rng.of_seeds(population.seeds, lambda draw: draw.random(size), purpose, *counters)
 
 
 def groups_of(clients: int, groups: int) -> np.ndarray:

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from fedsim.availability.base import Population, groups_of
+from fedsim.availability.base import Population, groups_of, uniforms
 from fedsim.availability.probabilities import Probability
 from fedsim.availability.processes import Bernoulli, toss
 from fedsim.availability.trajectories import Trajectory
-from fedsim.availability.walk import Walk, uniforms
+from fedsim.availability.walk import Walk
 from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
 
@@ -140,8 +140,8 @@ class CommonFactor(_Grouped):
 
     def _next(self, factor: np.ndarray | None, t: int) -> np.ndarray:
         """[R, groups] f_t."""
-        draws = [rng.generator(s, rng.Purpose.COMMON, t).standard_normal(self.groups) for s in self.population.seeds]
-        fresh = np.stack(draws)
+        seeds = self.population.seeds
+        fresh = rng.of_seeds(seeds, lambda draw: draw.standard_normal(self.groups), rng.Purpose.COMMON, t)
         if factor is None:
             return fresh
         return self.persistence * factor + math.sqrt(1 - self.persistence**2) * fresh

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from fedsim.availability.base import Population
+from fedsim.availability.base import Population, uniforms
 from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
 
@@ -69,7 +69,7 @@ class ClassCorrelated(Probability):
             )
         classes = fractions.shape[-1]
         bound = np.where(np.arange(classes) < (classes + 1) // 2, self.high, self.low)
-        phi = np.stack([bound * rng.generator(s, rng.Purpose.PROBABILITY).random(classes) for s in population.seeds])
+        phi = bound * uniforms(population, rng.Purpose.PROBABILITY, size=classes)
         return np.einsum("rmc,rc->rm", fractions, phi)
 
 
@@ -100,9 +100,8 @@ class Lognormal(Probability):
         self.sigma = checks.not_negative("availability.base.sigma", sigma)
 
     def base(self, population: Population) -> np.ndarray:
-        draws = [
-            rng.generator(s, rng.Purpose.PROBABILITY).lognormal(0.0, self.sigma, population.clients)
-            for s in population.seeds
-        ]
-        times = np.stack(draws)
+        size = population.clients
+        times = rng.of_seeds(
+            population.seeds, lambda draw: draw.lognormal(0.0, self.sigma, size), rng.Purpose.PROBABILITY
+        )
         return times / times.max(1, keepdims=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.availability.base import Availability, Population
+from fedsim.availability.base import Availability, Population, uniforms
 from fedsim.availability.probabilities import Probability, Uniform
 from fedsim.availability.trajectories import Stationary, Trajectory
 from fedsim.core import checks, rng
@@ -81,8 +81,7 @@ class Bernoulli(Availability):
 
 def toss(probabilities: np.ndarray, population: Population, t: int) -> np.ndarray:
     """[R, m] independent coins of round t."""
-    coins = [rng.generator(s, rng.Purpose.AVAILABILITY, t).random(population.clients) for s in population.seeds]
-    return (np.stack(coins) < probabilities).astype(np.int8)
+    return (uniforms(population, rng.Purpose.AVAILABILITY, t) < probabilities).astype(np.int8)
 
 
 class Multiset(Availability):

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsim.availability.base import Population
+from fedsim.availability.base import Population, uniforms
 from fedsim.availability.probabilities import Probability
 from fedsim.availability.processes import Bernoulli
 from fedsim.availability.trajectories import Stationary, Trajectory
-from fedsim.availability.walk import Walk, uniforms
+from fedsim.availability.walk import Walk
 from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
 
@@ -86,7 +86,7 @@ class MinimumSeparation(Bernoulli):
         p = self.awake(t)
         rest = rest or self._first(p)
         ready = t - rest.last > self.separation
-        coins = uniforms(self.population, rng.Purpose.AVAILABILITY, t, size=self.population.clients)
+        coins = uniforms(self.population, rng.Purpose.AVAILABILITY, t)
         if self.k is not None:
             active = self._drawn(np.where(ready, p, 0.0), coins)
             return _Rest(active, np.where(active, t, rest.last), p)
@@ -103,7 +103,7 @@ class MinimumSeparation(Bernoulli):
         last = np.full(p.shape, -self.separation - 1)
         marginal = p / (1 + self.separation * p)
         if self.k is None:
-            past = uniforms(self.population, rng.Purpose.SPELL, size=self.population.clients)
+            past = uniforms(self.population, rng.Purpose.SPELL)
             since = 1 + np.floor(past / np.where(marginal > 0, marginal, 1.0))
             rests = past < self.separation * marginal
             last = np.where(rests, -np.minimum(since, self.separation), last).astype(np.int64)

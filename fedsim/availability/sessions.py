@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsim.availability.base import Availability, Population
+from fedsim.availability.base import Availability, Population, uniforms
 from fedsim.availability.probabilities import Probability, Uniform
 from fedsim.availability.trajectories import Stationary, Trajectory
-from fedsim.availability.walk import Walk, uniforms
+from fedsim.availability.walk import Walk
 from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
 

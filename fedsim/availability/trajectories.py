@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from fedsim.availability.base import Population
+from fedsim.availability.base import Population, uniforms
 from fedsim.core import checks, rng
 
 
@@ -101,5 +101,4 @@ class Jitter(Trajectory):
         self.width = checks.fraction("availability.trajectory.width", width)
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
-        draws = [rng.generator(s, rng.Purpose.TRAJECTORY, t).random(population.clients) for s in population.seeds]
-        return base + self.width * (2.0 * np.stack(draws) - 1.0)
+        return base + self.width * (2.0 * uniforms(population, rng.Purpose.TRAJECTORY, t) - 1.0)

@@ -5,11 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-import numpy as np
-
-from fedsim.availability.base import Population
-from fedsim.core import rng
-
 S = TypeVar("S")
 
 
@@ -35,8 +30,3 @@ class Walk(Generic[S]):
             self._round += 1
         assert self._state is not None
         return self._state
-
-
-def uniforms(population: Population, purpose: rng.Purpose, *counters: int, size: int | tuple[int, ...]) -> np.ndarray:
-    """[R, *size] numbers in [0, 1) by replicate, keyed by its seed, the purpose and the counters."""
-    return np.stack([rng.generator(seed, purpose, *counters).random(size) for seed in population.seeds])

@@ -135,8 +135,8 @@ class Devices(Clock):
         self.seeds, self.clients = seeds, m
         if self.first is not None and self.first > m:
             raise ConfigError(f"clock.first={self.first} exceeds clients={m}; lower it, or give null")
-        draws = np.stack([rng.generator(seed, rng.Purpose.CLOCK).standard_normal((2, m)) for seed in seeds], axis=1)
-        slow, fast = _lognormal(self.compute_spread, draws[0]), _lognormal(self.link_spread, draws[1])
+        draws = rng.of_seeds(seeds, lambda draw: draw.standard_normal((2, m)), rng.Purpose.CLOCK)
+        slow, fast = _lognormal(self.compute_spread, draws[:, 0]), _lognormal(self.link_spread, draws[:, 1])
         self.sample = (by_group("clock.compute", self.compute, m) * slow).reshape(-1)
         ways = (("clock.down", self.down), ("clock.up", self.up))
         self.byte = [
@@ -147,8 +147,8 @@ class Devices(Clock):
     def times(self, t: int, virtual: np.ndarray, down: int, up: int) -> Times:
         sample = self.sample[virtual]
         if self.jitter:
-            draws = [rng.generator(seed, rng.Purpose.CLOCK, t).standard_normal(self.clients) for seed in self.seeds]
-            sample = sample * _lognormal(self.jitter, np.concatenate(draws)[virtual])
+            drawn = rng.of_seeds(self.seeds, lambda draw: draw.standard_normal(self.clients), rng.Purpose.CLOCK, t)
+            sample = sample * _lognormal(self.jitter, drawn.reshape(-1)[virtual])
         return Times(down * self.byte[0][virtual] + up * self.byte[1][virtual], sample)
 
     def chance(self, times: Times, virtual: np.ndarray, samples: np.ndarray) -> np.ndarray:

@@ -27,8 +27,8 @@ class Delay:
     def uniforms(self, t: int, virtual: np.ndarray) -> np.ndarray:
         """[n] uniform numbers in [0, 1) of these clients in round t."""
         m = self.federation.clients
-        drawn = [rng.generator(seed, rng.Purpose.DELAY, t).random(m) for seed in self.federation.seeds]
-        return np.concatenate(drawn)[virtual]
+        drawn = rng.of_seeds(self.federation.seeds, lambda draw: draw.random(m), rng.Purpose.DELAY, t)
+        return drawn.reshape(-1)[virtual]
 
     def of(self, key: str, values: list[float], virtual: np.ndarray) -> np.ndarray:
         """[n] what is given for all clients, or for groups of them."""

@@ -49,7 +49,7 @@ class UniformWork(Work):
 
     def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
         seeds, m = self.federation.seeds, self.federation.clients
-        u = np.concatenate([rng.generator(seed, rng.Purpose.WORK, t).random(m) for seed in seeds])[virtual]
+        u = rng.of_seeds(seeds, lambda draw: draw.random(m), rng.Purpose.WORK, t).reshape(-1)[virtual]
         unit = load.per_pass if self.by_pass else np.ones_like(load.steps)
         drawn = self.least + np.floor(u * (load.steps // unit - self.least + 1)).astype(np.int64)
         return np.asarray(drawn * unit)
@@ -66,5 +66,5 @@ class GeometricWork(Work):
 
     def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
         seeds, m = self.federation.seeds, self.federation.clients
-        drawn = np.array([rng.generator(seed, rng.Purpose.WORK, t).geometric(self.chance) for seed in seeds])
+        drawn = rng.of_seeds(seeds, lambda draw: draw.geometric(self.chance), rng.Purpose.WORK, t)
         return np.asarray(drawn[virtual // m])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -121,8 +122,7 @@ class Federation:
     def sum_over_clients(self, rows: Tensor, weights: Tensor) -> Tensor:
         """[R·m', …] → [R, …], the sum over each replicate's m clients with weights [R·m']; rows of another type than
         these are copied."""
-        rows = rows if rows.dtype == weights.dtype else rows.to(weights.dtype)
-        return self.reduce(weights.to(rows.device), rows, range(0, self.rows + 1, len(self.own)))
+        return self.reduce(weights.to(rows.device), rows.to(weights.dtype), range(0, self.rows + 1, len(self.own)))
 
     def weights(self, weighting: str) -> Tensor:
         """[R·m'] w_i, which sum to 1 over all clients of a replicate: 'uniform' 1/m, or 'data' fractions."""
@@ -155,8 +155,10 @@ class Federation:
             rows: [n, …], sorted by replicate.
             bounds: R + 1 host integers; replicate r owns rows[bounds[r]:bounds[r + 1]].
         """
-        own = torch.stack([torch.tensordot(weights[a:b], rows[a:b], dims=1) for a, b in itertools.pairwise(bounds)])
-        return self.ranks.sum(own.to(self.device))
+        counts, width = np.diff(bounds).tolist(), math.prod(rows.shape[1:])
+        parts = zip(weights.split(counts), rows.reshape(len(rows), width).split(counts), strict=True)
+        own = torch.cat([torch.dot(w, x[:, 0])[None] if width == 1 else w[None] @ x for w, x in parts])
+        return self.ranks.sum(own.reshape(len(counts), *rows.shape[1:]).to(self.device))
 
 
 class Cohort(RowStatistics):

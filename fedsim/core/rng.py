@@ -10,7 +10,9 @@ results depend neither on chunk size, executor, device count, nor on interruptio
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +56,14 @@ def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generato
     """A host generator for narrow draws, a pure function of its arguments."""
     key = (int(purpose), len(counters), *map(int, counters))  # a spawn key keeps seeds and counters apart
     return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=key))
+
+
+def of_seeds(
+    seeds: Sequence[int], draw: Callable[[np.random.Generator], Any], purpose: Purpose, *counters: int
+) -> np.ndarray:
+    """[R, …] what `draw` takes of the generator of each seed, purpose and counters, once where seeds are equal."""
+    drawn = {seed: draw(generator(seed, purpose, *counters)) for seed in dict.fromkeys(seeds)}
+    return np.stack([drawn[seed] for seed in seeds])
 
 
 _GAMMA = -0x61C8864680B583EB  # 2^64 / golden ratio, odd; as a signed 64-bit integer

@@ -125,15 +125,15 @@ class RowModel:
 
     def initial(self, seeds: Sequence[int]) -> Tensor:
         """[R, d] one freshly initialised row per replicate."""
-        rows = []
-        for seed in seeds:
+        rows: dict[int, Tensor] = {}
+        for seed in dict.fromkeys(seeds):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(rng.generator(seed, rng.Purpose.MODEL).integers(2**63)))
                 module = self._made()
             parts = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
             parts += [module.get_buffer(name).reshape(-1).to(self.dtype) for name in self.statistics]
-            rows.append(torch.cat([part.to(self.device, self.dtype) for part in parts]))
-        return torch.stack(rows)
+            rows[seed] = torch.cat([part.to(self.device, self.dtype) for part in parts])
+        return torch.stack([rows[seed] for seed in seeds])
 
     def in_double(self) -> RowModel:
         """The same model in double precision."""

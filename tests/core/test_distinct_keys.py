@@ -55,7 +55,7 @@ HOMES = {  # purpose → files of ours that name it; for a purpose of a whole fo
     "CLOCK": "clock/clock.py", "WORK": "clock/work.py", "DELAY": "clock/delay.py",
     "POINT": "local/exploring.py", "MIXTURE": "shift/base.py", "CLUSTER": "strategies/ifca.py",
 }  # fmt: skip
-PASSED_ON = ("rng.py", "client_data.py", "walk.py", "heterogeneity.py")  # they ask for others
+PASSED_ON = ("rng.py", "client_data.py", "heterogeneity.py")  # they ask for others
 
 
 def images() -> Simulation:
@@ -84,7 +84,8 @@ def place() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file, function = frame.f_code.co_filename, frame.f_code.co_name
-        if file.startswith(PACKAGE) and not file.endswith(PASSED_ON) and not function.startswith("<"):
+        passed_on = file.endswith(PASSED_ON) or function == "uniforms"  # of an availability process, which names it
+        if file.startswith(PACKAGE) and not passed_on and not function.startswith("<"):
             return f"{Path(file).name} {function}"
         frame = frame.f_back
     return "a test"

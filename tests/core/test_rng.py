@@ -47,6 +47,19 @@ def test_the_same_key_gives_the_same_numbers(seed: int, purpose: Purpose, t: int
         assert torch.equal(a, b)
 
 
+def test_replicates_of_equal_seed_share_one_draw() -> None:
+    drawn = []
+
+    def draw(generator: np.random.Generator) -> np.ndarray:
+        drawn.append(generator)
+        return generator.random(4)
+
+    found = rng.of_seeds([3, 5, 3, 3], draw, Purpose.AVAILABILITY, 7)
+    each = [rng.generator(seed, Purpose.AVAILABILITY, 7).random(4) for seed in (3, 5, 3, 3)]
+    assert np.array_equal(found, each)
+    assert len(drawn) == 2
+
+
 @SETTINGS
 @given(seed=seeds, purpose=st.sampled_from(Purpose), t=rounds, client=st.integers(0, 10**6))
 def test_keys_made_on_the_host_are_the_same_keys(seed: int, purpose: Purpose, t: int, client: int) -> None:
