@@ -23,7 +23,8 @@ class Comparison:
     how: 'ahead': the interval of one's numbers less the other's, by seed, of means over the cells, excludes zero, and
         one is better; 'alike': it lies within ± `within`.
     measure: that is compared; None: the board's first.
-    cells: patterns of cells' names; a cell that matches one is in.
+    cells: patterns of cells' names; a cell that matches one is in,
+    but: and one that matches one of these is out.
     within: what does not matter, in the measure's own unit (a fraction, where it is read in per cent).
     """
 
@@ -32,6 +33,7 @@ class Comparison:
     how: str = AHEAD
     measure: str | None = None
     cells: list[str] = field(default_factory=lambda: [EVERYWHERE])
+    but: list[str] = field(default_factory=list)
     within: float = 0.0
 
     def check(self, place: str, entries: Collection[str], measures: Collection[str], cells: Collection[str]) -> None:
@@ -41,15 +43,19 @@ class Comparison:
         checks.choice(f"{place}.how", self.how, (AHEAD, ALIKE))
         if self.measure is not None:
             checks.choice(f"{place}.measure", self.measure, measures)
-        for pattern in self.cells:
-            if not fnmatch.filter(cells, pattern):
-                raise ConfigError(f"{place}.cells: {pattern!r} matches none of the board's cells")
+        for key in ("cells", "but"):
+            for pattern in getattr(self, key):
+                if not fnmatch.filter(cells, pattern):
+                    raise ConfigError(f"{place}.{key}: {pattern!r} matches none of the board's cells")
+        if not any(map(self.of, cells)):
+            raise ConfigError(f"{place}.but={self.but} leaves none of its cells")
         if (self.how == ALIKE) != (checks.not_negative(f"{place}.within", self.within) > 0):
             raise ConfigError(f"{place}.within={self.within} goes with how=alike, which needs it")
 
     def of(self, cell: str) -> bool:
         """Is this cell one of its own?"""
-        return any(fnmatch.fnmatch(cell, pattern) for pattern in self.cells)
+        inside, outside = (any(fnmatch.fnmatch(cell, each) for each in group) for group in (self.cells, self.but))
+        return inside and not outside
 
     def shown(self, by: Paired, more: bool) -> bool:
         """Do these differences show it? `more`: larger numbers are better."""

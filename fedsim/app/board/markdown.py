@@ -116,10 +116,16 @@ def compared(found: Standings, what: Comparison) -> str:
     by, cells, shown = found.compared(what)
     name = what.measure or found.board.main
     measure = found.board.measures[name]
-    where = "" if what.cells == [EVERYWHERE] else f" ({', '.join(what.cells)})"
+    among = [_patterns(what.cells)] if what.cells != [EVERYWHERE] else []
+    among += [f"but {_patterns(what.but)}"] if what.but else []
+    where = f" ({' '.join(among)})" if among else ""
     said = f"{what.one} less {what.other}, {name}, {cells} cell{'s' * (cells != 1)}{where}: {_difference(by, measure)}"
     within = f", within ±{100 * what.within if measure.percent else what.within:g}" if what.within else ""
     return said + within + ("" if shown else "; **not shown**")
+
+
+def _patterns(of: list[str]) -> str:
+    return ", ".join(f"`{pattern}`" for pattern in of)
 
 
 def _mean(found: Standings, name: str, measure: str) -> str:

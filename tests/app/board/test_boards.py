@@ -82,6 +82,16 @@ def test_entries_compose_with_every_value_of_their_knob(name: str, entry: str) -
             "against: FedAvg\nfindings: [{says: x, shown_by: [{one: MIFA, other: FedAvg, cells: ['*/never']}]}]",
             "matches none of the board's cells",
         ),
+        (
+            "against: FedAvg",
+            "against: FedAvg\nfindings: [{says: x, shown_by: [{one: MIFA, other: FedAvg, but: ['*/never']}]}]",
+            "but: .* matches none of the board's cells",
+        ),
+        (
+            "against: FedAvg",
+            "against: FedAvg\nfindings: [{says: x, shown_by: [{one: MIFA, other: FedAvg, but: ['*']}]}]",
+            "leaves none of its cells",
+        ),
         ("title: small", "subtitle: small", "not well formed"),
         ("tracks:", "tracks: [", "not well formed"),
     ],

@@ -122,8 +122,8 @@ def test_sentences_are_shown_by_intervals_or_said_not_to_be(found: Standings) ->
     widest = max(map(abs, few.interval))
     ahead = Comparison("FedAvg", "slow")
     behind = Comparison("slow", "FedAvg")
-    alike = Comparison("MIFA", "FedAvg", "alike", "received", ["digits/a3", "*/a4"], 1.01 * widest)
-    unlike = Comparison("MIFA", "FedAvg", "alike", "received", ["digits/a3", "*/a4"], 0.99 * widest)
+    alike = Comparison("MIFA", "FedAvg", "alike", "received", ["digits/a3", "*/a4"], within=1.01 * widest)
+    unlike = Comparison("MIFA", "FedAvg", "alike", "received", ["digits/a3", "*/a4"], within=0.99 * widest)
     assert [found.compared(each)[1:] for each in (ahead, behind, alike, unlike)] == [
         (6, True),
         (6, False),
@@ -133,11 +133,18 @@ def test_sentences_are_shown_by_intervals_or_said_not_to_be(found: Standings) ->
     cheaper = Comparison("MIFA", "FedAvg", measure="rounds")
     by, cells, shown = found.compared(cheaper)
     assert (cells, shown) == (len(found._both("MIFA", "FedAvg", "rounds")), by.interval[1] < 0)  # fewer are better
-    found.board.findings = [Finding("Slow is slow.", [ahead, behind]), Finding("It does not matter.", [alike, unlike])]
+    but = Comparison("MIFA", "FedAvg", "alike", "received", ["digits/a3", "*/a4"], ["digits/a3"], 1.0)
+    alone = Standings(found.board, found.cells[4:5]).paired("MIFA", "FedAvg", "received")
+    assert (found.compared(but)[0].interval, found.compared(but)[1]) == (alone.interval, 1)
+    everywhere = Comparison("MIFA", "FedAvg", "alike", "received", but=["*/a4"], within=1.0)
+    slow, same = [ahead, behind, but, everywhere], [alike, unlike]
+    found.board.findings = [Finding("Slow is slow.", slow), Finding("It does not matter.", same)]
     text = markdown(found, [])
     assert "1. **Slow is slow.**" in text
     assert text.count("**not shown**") == 2
-    assert f"   - MIFA less FedAvg, received, 2 cells (digits/a3, */a4): {100 * few.mean:+.2f} [" in text
+    assert "received, 1 cell (`digits/a3`, `*/a4` but `digits/a3`)" in text
+    assert "received, 5 cells (but `*/a4`)" in text
+    assert f"   - MIFA less FedAvg, received, 2 cells (`digits/a3`, `*/a4`): {100 * few.mean:+.2f} [" in text
     assert f"within ±{101 * widest:g}" in text
     assert html(found).count("not shown") == 2
 
