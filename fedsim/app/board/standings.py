@@ -88,9 +88,12 @@ class Standings:
         return np.array([[self._score(cells.rows[name], measure) for name in names] for cells in self.cells])
 
     def _score(self, row: Row, measure: str) -> float:
+        """To six digits, of the seven that are kept: what is equal but for rounding shares a rank."""
         sign = 1 if self.board.measures[measure].more else -1
         values = row.of(measure)
-        return sign * float(values.mean()) if row.status == DONE and np.isfinite(values).all() else WORST
+        if row.status != DONE or not np.isfinite(values).all():
+            return WORST
+        return sign * float(f"{values.mean():.6g}")
 
     @functools.cached_property
     def test(self) -> Friedman | None:

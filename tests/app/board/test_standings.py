@@ -22,6 +22,7 @@ from fedsim.app.board.rows import DONE, REFUSED, Cells, Row
 from fedsim.app.board.standings import Standings
 from fedsim.app.board.times import Times
 from fedsim.core import ConfigError
+from fedsim.results.friedman import ranked
 
 SEEDS = 4
 NAMES = ["FedAvg", "MIFA", "slow", "lost", "elsewhere"]
@@ -186,3 +187,16 @@ def test_the_pages_own_program_says_the_same(found: Standings, tmp_path: Path) -
             assert lines[name]["difference"] == pytest.approx([by.mean, *by.interval], abs=2e-5)
             won, lost = part.wins[place, against], part.wins[against, place]
             assert (lines[name]["won"], lines[name]["lost"]) == (won, lost)
+
+
+def test_means_that_are_equal_but_for_rounding_share_a_rank(found: Standings) -> None:
+    """The same four numbers in another order, and a last digit of seven that rounding may have moved."""
+    cell = found.cells[0]
+    numbers = [0.7, 0.1, 0.2, 0.3]
+    for name, values in (("MIFA", numbers), ("slow", numbers[::-1]), ("FedAvg", [0.7000001, 0.1, 0.2, 0.3])):
+        cell.rows[name].numbers["accuracy"] = values
+    alone = Standings(found.board, [cell], found.times)
+    ranks = dict(zip(alone.ranked, ranked(alone.scores())[0], strict=True))
+    assert ranks["MIFA"] == ranks["slow"] == ranks["FedAvg"]
+    cell.rows["FedAvg"].numbers["accuracy"][0] = 0.70001
+    assert ranks != dict(zip(alone.ranked, ranked(alone.scores())[0], strict=True))
