@@ -20,6 +20,7 @@ OWN = {  # comparisons of our own, in the settings of several papers
     "amplified_scaffold": "Amplified SCAFFOLD",
     "late": "Late clients",
     "players": "Players in one market",
+    "true_size": "A column at its true size",
 }
 HELD, REFUTED, OPEN = "held", "refuted", "open"
 

@@ -35,6 +35,7 @@ HANDFUL = (
     "profl/fig2c",
     "profl/table1",
     "robust/table",
+    "true_size/fedawe_table2",
 )
 FIRST = ("apfl/fig6", "fedawe/fig4", "fedawe/fig7b", "fedpbc/fig3a", "p_fedavg/fig6", "profl/fig2c")  # the quick ones
 EACH = [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in names()]
