@@ -69,10 +69,10 @@ class Cyclic(Availability):
         cycle, turn = divmod(t // self.length, self.groups)
         if self.reshuffle == "none":
             return np.broadcast_to(self._group == turn, self.population.shape)
-        found = []
-        for seed in self.population.seeds:
-            draw = rng.generator(seed, rng.Purpose.TURNS, cycle)
+
+        def there(draw: np.random.Generator) -> np.ndarray:
             group = draw.permutation(self.groups)[turn]
             members = draw.permutation(self._group) if self.reshuffle == "members" else self._group
-            found.append(members == group)
-        return np.stack(found)
+            return np.asarray(members == group)
+
+        return rng.of_seeds(self.population.seeds, there, rng.Purpose.TURNS, cycle)

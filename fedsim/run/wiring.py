@@ -128,8 +128,9 @@ def split(data: Dataset, partition: Partition | None, clients: int, seeds: Seque
     found = (None if values is None else values.cpu().numpy() for values in (data.labels, data.owners))
     labels, owners = (values if kept is None or values is None else values[kept] for values in found)
     samples = Samples(len(data.train_x) if kept is None else len(kept), labels, owners, data.client_names)
-    of_seed = {seed: partition.table(samples, clients, seed) for seed in dict.fromkeys(seeds)}
-    tables = [of_seed[seed] if kept is None else of_seed[seed].renumbered(kept) for seed in seeds]
+    drawn = {seed: partition.table(samples, clients, seed) for seed in dict.fromkeys(seeds)}
+    drawn = drawn if kept is None else {seed: table.renumbered(kept) for seed, table in drawn.items()}
+    tables = [drawn[seed] for seed in seeds]
     used = [len(t.order) + (0 if t.validation is None else len(t.validation.order)) for t in tables]
     left_out = samples.count - min(used)
     if left_out:
