@@ -3,6 +3,7 @@ what differs between two runs of the same seeds is what was changed."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,12 @@ import numpy as np
 from scipy import stats
 
 from fedsim.core.errors import ConfigError
+
+
+@functools.cache
+def _quantile(confidence: float, freedom: int) -> float:
+    """Student's, two-sided: a board asks for the same one some ten thousand times."""
+    return float(stats.t.ppf(0.5 + confidence / 2, freedom))
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Paired:
         """Student's, mean ± t_{n−1} standard errors (Gosset 1908); NaN of fewer than two pairs."""
         if self.pairs < 2:
             return math.nan, math.nan
-        reach = float(stats.t.ppf(0.5 + self.confidence / 2, self.pairs - 1)) * self.error
+        reach = _quantile(self.confidence, self.pairs - 1) * self.error
         return self.mean - reach, self.mean + reach
 
     def better(self, rises: bool) -> int:

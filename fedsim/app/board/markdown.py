@@ -48,12 +48,18 @@ def markdown(found: Standings, drawn: Sequence[str]) -> str:
     lines += findings(found)
     lines += _table(found)
     if found.test is not None:
-        (mean, least), test = found.settled(), found.test
+        settled, test = found.settled(), found.test
         lines += [
             f"Friedman's test of equal ranks: χ² = {test.chi_square:.1f}, p = {test.p:.2g}. Order after half of the "
-            f"rounds against that at the end, Kendall's τ: {mean:.2f} in the mean over cells, {least:.2f} at least.",
-            "",
+            f"rounds against that at the end, Kendall's τ: {settled.tau:.2f} in the mean over cells, "
+            f"{settled.least:.2f} at least.",
         ]
+        if settled.told:
+            lines[-1] += (
+                f" Of the {settled.told} pairs that a cell's paired intervals tell apart at the end, "
+                f"{settled.kept / settled.told:.1%} stood in that order by then."
+            )
+        lines.append("")
     for name in drawn:
         lines += [f"![{name}]({name})", "", CAPTIONS[name.removesuffix(".png")], ""]
     if others := found.others:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -18,6 +19,22 @@ from fedsim.results.friedman import Friedman, critical_difference, friedman, not
 from fedsim.results.paired import Paired, paired
 
 WORST = -np.inf  # what a row that diverged scores
+
+
+class Settled(NamedTuple):
+    """The order after half of the rounds beside that at the end.
+
+    Attributes:
+        tau: Kendall's τ between them, the mean over cells; NaN where there are no curves.
+        least: τ in the cell where it is least.
+        told: pairs that the paired interval of a cell tells apart at the end, in all cells.
+        kept: how many of them half of the rounds had put in that order.
+    """
+
+    tau: float
+    least: float
+    told: int
+    kept: int
 
 
 @dataclass
@@ -137,14 +154,16 @@ class Standings:
     def wins(self) -> np.ndarray:
         """[k, k] in how many cells the one of a line is better than the one of a column, by the paired interval of the
         cell alone. Who was given up loses to who was not."""
-        names, main = self.ranked, self.board.main
+        none = np.zeros((len(self.ranked), len(self.ranked)), dtype=int)
+        return sum(self._better, none)
+
+    @functools.cached_property
+    def _better(self) -> list[np.ndarray]:
+        """Cell by cell, [k, k] whether the one of a line is better than the one of a column there."""
+        main = self.board.main
         more = self.board.measures[main].more
-        found = np.zeros((len(names), len(names)), dtype=int)
-        for cells in self.cells:
-            for i, one in enumerate(names):
-                for j, other in enumerate(names):
-                    found[i, j] += i != j and self._beats(cells.rows[one], cells.rows[other], main, more)
-        return found
+        rows = [[cells.rows[name] for name in self.ranked] for cells in self.cells]
+        return [np.array([[a is not b and self._beats(a, b, main, more) for b in of] for a in of]) for of in rows]
 
     def _beats(self, one: Row, other: Row, measure: str, more: bool) -> bool:
         failed = [self._score(row, measure) == WORST for row in (one, other)]
@@ -153,16 +172,19 @@ class Standings:
         low, high = paired(one.of(measure), other.of(measure), self.board.seeds, self.board.seeds).interval
         return low > 0 if more else high < 0
 
-    def settled(self) -> tuple[float, float]:
-        """Kendall's τ between the order after half of the rounds and that at the end: mean and least over cells; NaN
-        where there are no curves."""
-        found = []
-        for cells in self.cells:
+    def settled(self) -> Settled:
+        """Whether half of the rounds had given the same order, by the curves of who was not given up."""
+        sign = 1 if self.board.measures[self.board.main].more else -1
+        taus, kept, told = [], 0, 0
+        for cells, better in zip(self.cells, self._better, strict=True):
             curves = [np.array(cells.rows[name].curve, dtype=float) for name in self.ranked]
-            curves = [c for c in curves if c.size and np.isfinite(c).all()]
-            if len(curves) > 1:
-                half = int(np.searchsorted(curves[0][0], curves[0][0][-1] / 2))
-                found.append(
-                    float(stats.kendalltau([c[1][half] for c in curves], [c[1][-1] for c in curves]).statistic)
-                )
-        return (float(np.mean(found)), float(np.min(found))) if found else (np.nan, np.nan)
+            known = [k for k, curve in enumerate(curves) if curve.size and np.isfinite(curve).all()]
+            if len(known) > 1:
+                rounds = curves[known[0]][0]
+                at = int(np.searchsorted(rounds, rounds[-1] / 2))
+                half, end = (np.array([sign * curves[k][1][when] for k in known]) for when in (at, -1))
+                taus.append(float(stats.kendalltau(half, end).statistic))
+                apart = better[np.ix_(known, known)]
+                told += int(apart.sum())
+                kept += int((half[:, None] > half)[apart].sum())
+        return Settled(*(float(of(taus)) if taus else np.nan for of in (np.mean, np.min)), told, kept)

@@ -98,7 +98,17 @@ def test_the_order_after_half_of_the_rounds_is_held_against_that_at_the_end(foun
         stats.kendalltau(*([c.rows[name].curve[1][at] for name in found.ranked] for at in (1, 2))).statistic
         for c in found.cells
     ]
-    assert found.settled() == pytest.approx((np.mean(taus), np.min(taus)))
+    told = kept = 0
+    for cells, (one, other) in itertools.product(found.cells, itertools.permutations(found.ranked, 2)):
+        a, b = (np.array(cells.rows[name].numbers["accuracy"]) for name in (one, other))
+        lost = [not np.isfinite(x).all() for x in (a, b)]
+        if (lost[1] and not lost[0]) or (not any(lost) and interval(a - b)[0] > 0):
+            told += 1
+            kept += cells.rows[one].curve[1][1] > cells.rows[other].curve[1][1]
+    assert found.settled() == pytest.approx((np.mean(taus), np.min(taus), told, kept))
+    assert 0 < kept < told
+    assert f"Of the {told} pairs" in (page := markdown(found, []))
+    assert f"{100 * kept / told:.1f}% stood in that order" in page
 
 
 def test_the_page_says_what_is_there_and_what_is_not(found: Standings, tmp_path: Path) -> None:
