@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -121,15 +120,11 @@ def _cell(cells: Cells) -> dict[str, Any]:
                 "message": row.message,
                 "remembered": row.remembered,
                 "overrides": row.overrides,
-                "numbers": {key: [_short(v) for v in values] for key, values in row.numbers.items()},
+                "numbers": row.numbers,
             }
             for name, row in cells.rows.items()
         },
     }
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.5g}") if math.isfinite(value) else math.nan
 
 
 def _versions(found: Standings) -> list[tuple[str, ...]]:

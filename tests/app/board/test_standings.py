@@ -194,7 +194,7 @@ def test_the_pages_own_program_says_the_same(found: Standings, tmp_path: Path) -
             if name == "FedAvg":
                 continue
             by, against = part.paired(name, "FedAvg"), part.ranked.index("FedAvg")
-            assert lines[name]["difference"] == pytest.approx([by.mean, *by.interval], abs=2e-5)
+            assert lines[name]["difference"] == pytest.approx([by.mean, *by.interval], rel=1e-9)
             won, lost = part.wins[place, against], part.wins[against, place]
             assert (lines[name]["won"], lines[name]["lost"]) == (won, lost)
 
