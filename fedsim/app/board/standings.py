@@ -187,4 +187,4 @@ class Standings:
                 apart = better[np.ix_(known, known)]
                 told += int(apart.sum())
                 kept += int((half[:, None] > half)[apart].sum())
-        return Settled(*(float(of(taus)) if taus else np.nan for of in (np.mean, np.min)), told, kept)
+        return Settled(float(np.mean(taus or [np.nan])), min(taus, default=np.nan), told, kept)
