@@ -72,6 +72,7 @@ _MIX_2 = -0x6B2FB644ECCEEE15
 _LOW_1 = 0x7FEB352D  # lowbias32's multipliers (Wellons' search for 32-bit mixers)
 _LOW_2 = 0x846CA68B - (1 << 32)
 _STEP_32 = 0x9E3779B9 - (1 << 32)
+_27, _30, _31, _GAMMA_HOST, _MIX_1_HOST, _MIX_2_HOST = np.array([27, 30, 31, _GAMMA, _MIX_1, _MIX_2]).view(np.uint64)
 
 
 def _mix64(x: Tensor) -> Tensor:
@@ -91,16 +92,12 @@ def _mix64_host(value: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
-def _U64(value: int) -> np.uint64:
-    return np.uint64(value & ((1 << 64) - 1))
-
-
 def _mix64_array(x: np.ndarray) -> np.ndarray:
     """`_mix64` of host integers, uint64."""
     x = np.atleast_1d(x)  # numbers alone would warn that they wrap
-    x = (x ^ (x >> _U64(30))) * _U64(_MIX_1)
-    x = (x ^ (x >> _U64(27))) * _U64(_MIX_2)
-    return x ^ (x >> _U64(31))
+    x = (x ^ (x >> _30)) * _MIX_1_HOST
+    x = (x ^ (x >> _27)) * _MIX_2_HOST
+    return x ^ (x >> _31)
 
 
 def _mix32(x: Tensor) -> Tensor:
@@ -133,8 +130,11 @@ def row_keys(seeds: Tensor, purpose: Purpose, clients: Tensor, *counters: int) -
 def fold_host(keys: np.ndarray, values: np.ndarray | int) -> np.ndarray:
     """`fold` of host integers, int64 of any shapes that broadcast: a few rows' keys are made here in less time than a
     device needs to be asked for them."""
-    mixed = _mix64_array(np.asarray(values, dtype=np.int64).view(np.uint64) + _U64(_GAMMA))
-    found: np.ndarray = _mix64_array((keys.view(np.uint64) ^ _U64(_GAMMA)) + mixed).view(np.int64)
+    if isinstance(values, np.ndarray):
+        mixed = _mix64_array(values.astype(np.int64, copy=False).view(np.uint64) + _GAMMA_HOST)
+    else:
+        mixed = np.array([_mix64_host(int(values) + _GAMMA)]).view(np.uint64)
+    found: np.ndarray = _mix64_array((keys.view(np.uint64) ^ _GAMMA_HOST) + mixed).view(np.int64)
     return found
 
 

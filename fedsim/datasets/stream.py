@@ -45,12 +45,12 @@ class Stream(Dataset):
         return self.clients
 
     def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-        slots = torch.arange(size, device=keys.device)
         counters = torch.arange(size * self.normals, device=keys.device).reshape(size, self.normals)
         normals = rng.normal(keys[:, None, None], counters, dtype)
-        return self.compose(
-            clients, normals, rng.uniform(rng.fold(keys, 1)[:, None], slots[: size * self.uniforms], dtype)
-        )
+        if not self.uniforms:
+            return self.compose(clients, normals, normals.new_empty(len(keys), 0))
+        slots = torch.arange(size, device=keys.device)
+        return self.compose(clients, normals, rng.uniform(rng.fold(keys, 1)[:, None], slots, dtype))
 
     def exact_size(self, size: int) -> int:
         """`size` rounded up to an even number of at least 4·w, so that the normals can be whitened."""

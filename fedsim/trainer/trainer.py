@@ -244,12 +244,13 @@ class Trainer:
         end = {name: torch.empty_like(value) for name, value in carry.items()}
         loss = torch.zeros(len(work), dtype=self.model.dtype, device=self.model.device)
         samples = np.zeros(len(work), dtype=np.int64)
-        first = 0
+        first, everybody = 0, len(plan.batches.federation.sizes)
         while first < len(work):
             chunks = -(-len(work) // self.choice.chunk)
             size = -(-len(work) // chunks)  # chunks of equal size: a small last one wastes the device
             count = len(rows := positions[first : first + size])
-            rows = np.pad(rows, (0, self._runs(carry).room(count) - count), mode="edge")
+            if count < everybody:
+                rows = np.append(rows, np.repeat(rows[-1:], self._runs(carry).room(count) - count))
             to = slice(first, first + count) if order is None else torch.as_tensor(rows[:count], device=loss.device)
             pick = to if len(rows) == count else torch.as_tensor(rows, device=loss.device)
             theta = None if answered is None else answered[work.replicate[pick]]
