@@ -280,8 +280,7 @@ class Trainer:
 
     def _halve(self, rows: int) -> None:
         """Chunks of half so many rows from now on; it is said once."""
-        device = self.model.device
-        if device.type == "cuda":
+        if (device := self.model.device).type == "cuda":
             torch.cuda.empty_cache()
         self.choice = dataclasses.replace(self.choice, chunk=rows // 2)
         if self.choice.compile == "graph":  # what was captured holds memory
