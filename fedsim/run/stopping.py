@@ -51,10 +51,10 @@ class StopSignals:
         launcher ends ranks that are still saying why they end."""
         if self not in self._listening:
             return
-        self._listening.remove(self)
-        if not self._listening:
+        if self._listening == [self]:  # still listening: a signal on the way is noted, and does not count as a second
             for number, handler in self._handlers.items():
                 signal.signal(number, signal.SIG_IGN if leaving and number == signal.SIGTERM else handler)
+        self._listening.remove(self)
 
     @classmethod
     def _note(cls, number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,50 @@
+"""What was there before a run listens again once it has ended, whatever arrives meanwhile."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from fedsim.run import stopping
+from fedsim.run.stopping import ASKING, StopSignals
+
+
+@pytest.mark.parametrize("leaving", [True, False])
+def test_a_signal_while_a_run_lets_go_does_not_count_as_a_second(
+    leaving: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGTERM just before the first handler is put back, as a launcher sends it to ranks that have lost another."""
+    before = [signal.getsignal(number) for number in ASKING]
+    put_back, arrived = signal.signal, []
+
+    def slowly(number, handler):
+        if not arrived:
+            arrived.append(number)
+            signal.raise_signal(signal.SIGTERM)
+        return put_back(number, handler)
+
+    signals = StopSignals()
+    signals.listen()
+    monkeypatch.setattr(stopping.signal, "signal", slowly)
+    try:
+        signals.let_go(leaving)
+        assert signals.seen == signal.SIGTERM
+        after = [signal.getsignal(number) for number in ASKING]
+        assert after[0] == before[0]
+        assert after[1] == (signal.SIG_IGN if leaving else before[1])
+    finally:
+        for number, handler in zip(ASKING, before, strict=True):
+            put_back(number, handler)
+
+
+def test_the_last_of_several_runs_puts_back_what_was_there() -> None:
+    before = [signal.getsignal(number) for number in ASKING]
+    one, other = StopSignals(), StopSignals()
+    one.listen()
+    other.listen()
+    one.let_go(leaving=False)
+    signal.raise_signal(signal.SIGTERM)
+    assert (one.seen, other.seen) == (None, signal.SIGTERM)
+    other.let_go(leaving=False)
+    assert [signal.getsignal(number) for number in ASKING] == before
