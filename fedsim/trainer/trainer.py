@@ -249,7 +249,7 @@ class Trainer:
             chunks = -(-len(work) // self.choice.chunk)
             size = -(-len(work) // chunks)  # chunks of equal size: a small last one wastes the device
             count = len(rows := positions[first : first + size])
-            if count < everybody:  # who come in ever other numbers are filled up
+            if count != everybody:  # who come in ever other numbers are filled up; of several runs all
                 rows = np.append(rows, np.repeat(rows[-1:], self._runs(carry).room(count) - count))
             to = slice(first, first + count) if order is None else torch.as_tensor(rows[:count], device=loss.device)
             pick = to if len(rows) == count else torch.as_tensor(rows, device=loss.device)

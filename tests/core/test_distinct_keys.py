@@ -69,10 +69,16 @@ def images() -> Simulation:
     )  # fmt: skip
 
 
+class Tossing(GaussianMean):
+    """Draws a uniform number for every sample, too."""
+
+    uniforms = 1
+
+
 def stream() -> Simulation:
     """Fresh samples whose law answers the model, under common shocks."""
     return Simulation(
-        GaussianMean(4, weight_variance=0.01, seed=2), Mean, clients=4,
+        Tossing(4, weight_variance=0.01, seed=2), Mean, clients=4,
         shift=Location(0.5, 0.1, seed=2, references="none"), contamination=Gaussian(fraction=0.4),
         availability=CommonShock(Uniform(0.6), groups=2, persistence=0.5),
         local=SGD(steps=4, batch_size=3), seeds=(3, 11), execution=LOOP, rounds=3,
@@ -136,7 +142,7 @@ def test_no_two_draws_of_a_run_share_numbers(make, play, monkeypatch: pytest.Mon
     spy.pairs.clear()  # from here on all is training
     list(play(simulation))
     found = {at: np.concatenate(pairs) for at, pairs in spy.pairs.items()}
-    assert len(found) >= (5 if make is images else 3)
+    assert len(found) >= (5 if make is images else 4)
     for at, pairs in found.items():
         assert len(np.unique(pairs)) == len(pairs), f"drawn twice at {at}"
     for (at, pairs), (other, others) in itertools.combinations(found.items(), 2):
