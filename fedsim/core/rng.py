@@ -50,6 +50,7 @@ class Purpose(IntEnum):
     DELAY = 26
     MIXTURE = 27
     CLUSTER = 28
+    TIE = 29
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,3 +42,11 @@ def restored() -> Iterator[None]:
         torch.set_rng_state(kept[0])
         np.random.set_state(kept[1])  # noqa: NPY002 (a user's module may draw from it)
         random.setstate(kept[2])
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Something is tried inside: without warnings, and afterwards all streams are as before."""
+    with warnings.catch_warnings(), restored():
+        warnings.simplefilter("ignore")
+        yield

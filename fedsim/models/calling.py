@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from fedsim.core.errors import ConfigError
 
@@ -22,32 +24,45 @@ class Calling:
         more: names of further inputs, which the module gets as keywords.
 
     Attributes:
+        whole: a loss of the user's takes whatever the module returns, where that is no tensor and `output` is not set.
+        aliases: names of tensors that are another one's too (tied weights) → that one, see `tied_names`.
         classes_second: outputs for labels of positions are [B, C, …], as convolutions give them, and not [B, …, C].
     """
 
     def __init__(self, output: str | int | None = None, more: tuple[str, ...] = ()) -> None:
-        self.output, self.more, self.classes_second = output, more, False
+        self.output, self.more, self.classes_second, self.whole = output, more, False, False
+        self.aliases: dict[str, str] = {}
 
     def inputs(self, batch: Mapping[str, Tensor]) -> Inputs:
         """What of a batch the module gets: x, or where there is more, x and that by name."""
         return batch["x"] if not self.more else {name: batch[name] for name in ("x", *self.more)}
 
-    def __call__(self, module: Callable[..., Any], inputs: Inputs) -> Tensor:
+    def __call__(self, module: Callable[..., Any], inputs: Inputs) -> Any:
         """[B, …], or [B, …, C] for classes."""
         if isinstance(inputs, Tensor):
             return self._result(module(inputs))
         return self._result(module(inputs["x"], **{name: inputs[name] for name in self.more}))
 
-    def functional(self, module: nn.Module, parts: dict[str, Tensor], inputs: Inputs) -> Tensor:
+    def functional(self, module: nn.Module, parts: dict[str, Tensor], inputs: Inputs) -> Any:
         """The same with these parameters and buffers in the place of the module's own."""
-        if isinstance(inputs, Tensor):
-            return self._result(functional_call(module, parts, (inputs,)))
-        named = {name: inputs[name] for name in self.more}
-        return self._result(functional_call(module, parts, (inputs["x"],), named))
+        x, named = inputs, {}
+        if not isinstance(inputs, Tensor):
+            x, named = inputs["x"], {name: inputs[name] for name in self.more}
+        tied = {alias: parts[name] for alias, name in self.aliases.items() if name in parts}
+        given = parts | tied if tied else parts
+        returned = functional_call(module, given, (x,), named, tie_weights=False)
+        if tied:  # what the pass put in the place of a buffer
+            parts.update({name: given[name] for name in parts})
+        return self._result(returned)
 
-    def _result(self, returned: Any) -> Tensor:
-        """The output among what a module returned."""
-        found = returned if self.output is None else self._named(returned)
+    def _result(self, returned: Any) -> Any:
+        """The output among what a module returned: a tensor, unless a loss takes it whole.
+
+        Heads that exist in training only (GoogLeNet) leave a tensor in evaluation.
+        """
+        found = returned if self.output is None or isinstance(returned, Tensor) else self._named(returned)
+        if self.whole and self.output is None and not isinstance(found, Tensor):
+            return found
         if not isinstance(found, Tensor):
             told = ", ".join(map(repr, self._names(returned)))
             raise ConfigError(
@@ -75,3 +90,30 @@ class Calling:
         if isinstance(returned, (tuple, list)):
             return [number for number, value in enumerate(returned) if isinstance(value, Tensor)]
         return [name for name, value in vars(returned).items() if isinstance(value, Tensor)] if returned else []
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Names of parameters and buffers that hold another one's tensor, in another layer → the first one's name.
+
+    A layer that is used in two places is one layer: `functional_call` would exchange its tensors twice, and put back
+    what it had put in itself.
+    """
+    first: dict[int, str] = {}
+    places: set[tuple[int, str]] = set()
+    aliases: dict[str, str] = {}
+    for prefix, layer in module.named_modules(remove_duplicate=False):
+        for leaf, value in (*layer._parameters.items(), *layer._buffers.items()):
+            place, name = (id(layer), leaf), f"{prefix}.{leaf}" if prefix else leaf
+            if value is None or place in places:
+                continue
+            places.add(place)
+            if first.setdefault(id(value), name) != name:
+                aliases[name] = first[id(value)]
+    return aliases
+
+
+def cast_output(output: Any, dtype: torch.dtype) -> Any:
+    """A module's output in the run's dtype: a tensor as a whole; of a structure its floating-point tensors."""
+    if isinstance(output, Tensor):
+        return output.to(dtype)
+    return tree_map(lambda v: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v, output)

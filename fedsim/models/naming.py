@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.columns import Columns
+from fedsim.models.copying import tensor_of
 
 
 @dataclass
@@ -46,8 +47,8 @@ class Naming:
     ) -> Naming:
         """Those of the module whose rows have these columns."""
         entries = {name: value for name, value in module.state_dict(keep_vars=True).items() if torch.is_tensor(value)}
-        known = {id(module.get_parameter(name)): name for name in shapes}
-        known |= {id(module.get_buffer(name)): name for name in statistics}
+        known = {id(tensor_of(module, name)): name for name in shapes}
+        known |= {id(tensor_of(module, name)): name for name in statistics}
         first: dict[str, str] = {}
         for name, value in entries.items():
             first[name] = known.setdefault(id(value), name)

@@ -1,17 +1,17 @@
-"""What a user's module does in a forward pass, found out on two samples before anything is written.
+"""What a user's module does in a forward pass, found out on a few samples before anything is written.
 
 A row is a client's: whatever else a forward pass reads or writes would pass between clients. So the probe looks for
-buffers that move (they become columns of the row), for state outside of buffers, for random numbers from elsewhere, for
-inputs that are written to, for samples that see their neighbours in the batch, and for what cannot be vmapped. What
-would make results depend on how clients are computed is refused in a sentence.
+buffers and frozen parameters that move (they become columns of the row), for state outside of them, for parameters that
+are written, for random numbers from elsewhere, for inputs that are written to, for samples that see their neighbours in
+the batch, and for what cannot be vmapped. What would make results depend on how clients are computed is refused in a
+sentence, or runs in a way in which it does not.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
-import warnings
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,25 +21,33 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsim.core import streams
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, first_line
+from fedsim.core.snapshot import Node, changed, snapshot
 from fedsim.models.calling import Calling
+from fedsim.models.copying import copy_module, put_tensors, refuse_parameter_hooks, storage_of, tensor_of
 from fedsim.models.randomness import KeyedRandomness
+from fedsim.models.writes import DataAssignments, WriteRecorder
 
 KEY = 0x5EED
 ALIKE = 1e-4  # of two ways to compute one number, relative to the largest
 OTHER = "it gives other numbers"
+PASSES = 8  # forward passes after which state of a module must have shown
+MANY = 7  # samples of the larger of the two batches that are tried
 
 
 @dataclass
 class Findings:
     """Attributes:
 
-    statistics: buffers that a training forward moves, in the module's order.
+    statistics: buffers, then frozen parameters, that a training forward moves, in the module's order.
     random: does it call for random numbers, which `KeyedRandomness` answers?
     mixes: does a sample's output in training depend on the others of its batch?
     evaluation_mixes: and in evaluation?
     least: samples that a batch in training must have.
     evaluation_unvmapped: why several rows cannot go through one vmapped pass of evaluation; None where they can.
+    assigns_data: does it assign to `tensor.data`, under which vmap crashes?
+    isolated: why each client needs a fresh copy of the module, trained alone; None where one serves them all.
+    evaluation_isolated: the same for each evaluation.
     """
 
     statistics: list[str] = field(default_factory=list)
@@ -48,6 +56,9 @@ class Findings:
     evaluation_mixes: bool = False
     least: int = 1
     evaluation_unvmapped: str | None = None
+    assigns_data: bool = False
+    isolated: str | None = None
+    evaluation_isolated: str | None = None
 
 
 def probe(module: nn.Module, x: Any, call: Calling | None = None) -> Findings:
@@ -55,44 +66,200 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> Findings:
 
     Args:
         module: as it begins; it is not changed.
-        x: two inputs.
+        x: at least two inputs.
         call: how it is called.
 
     Raises:
         ConfigError: names the layer and what to do.
     """
     found, call = Findings(), call or Calling()
-    with torch.no_grad(), streams.restored():
-        training = copy.deepcopy(module).train()
-        first, calls = _watched(call, training, x)
+    refuse_parameter_hooks(module)
+    pair = _first(x, 2)
+    with torch.no_grad(), streams.restored(), said_of_forward(module):
+        training = copy_module(module).train()
+        around = snapshot(_surroundings(training))
+        first, calls = _watched(call, training, pair)
         found.random = calls > 0
         before = {name: value.clone() for name, value in training.named_buffers()}
-        again = copy.deepcopy(module).train()
+        again = copy_module(module).train()
         streams.reseed(1)
-        if not _same(first, _output(call, again, x)):
-            _refuse_unkeyed(call, module, x)
+        repeated = _output(call, again, pair)
+        _refuse_state_outside(module, around)
+        if not _same(first, repeated):
+            _refuse_unkeyed(call, module, pair)
         second = {name: value.clone() for name, value in again.named_buffers()}
         elsewhere = _with_other_parameters(module)  # where what has converged at the first ones moves on
-        _output(call, elsewhere, x)
+        _output(call, elsewhere, pair)
         later = dict(elsewhere.named_buffers())
         found.statistics = [
             n for n, b in module.named_buffers() if not (torch.equal(b, before[n]) and torch.equal(b, later[n]))
         ]
         for name in found.statistics:
             if not torch.equal(before[name], second[name]):
-                _refuse_unkeyed(call, module, x)
-        _refuse_hidden_state(call, module, x, set(found.statistics))
-        found.least = _least(call, module, x)
-        found.mixes = found.least > 1 or _mixed(call, copy.deepcopy(module).train(), first, x)
-        evaluation = copy.deepcopy(module).eval()
-        told, _ = _watched(call, evaluation, x, "evaluation")
-        found.evaluation_mixes = _mixed(call, evaluation, told, x)
+                _refuse_unkeyed(call, module, pair)
+        several = _larger(call, module, x)
+        writes = _writes(call, module, several)
+        found.assigns_data = writes.assigns
+        moving = {*found.statistics, *writes.buffers}
+        found.statistics = [name for name, _ in module.named_buffers() if name in moving]
+        found.statistics += [name for name, _ in module.named_parameters() if name in writes.frozen]
+        found.isolated = _hidden_state(call, module, several, found.statistics)
+        found.least = _least(call, module, pair)
+        found.mixes = (
+            found.least > 1
+            or _mixed(call, copy_module(module).train(), first, pair)
+            or any(
+                _mixed(call, copy_module(module).train(), _output(call, copy_module(module).train(), y), y)
+                for y in several[1:]
+            )
+            or _depends_on_size(call, lambda: copy_module(module).train(), several)
+        )
+        evaluation = copy_module(module).eval()
+        told, _ = _watched(call, evaluation, pair, "evaluation")
+        several = _larger(call, evaluation, x)
+        found.evaluation_isolated = _hidden_state(call, module, several, [], training=False)
+        found.evaluation_mixes = (
+            _mixed(call, evaluation, told, pair)
+            or any(_mixed(call, evaluation, _output(call, evaluation, y), y) for y in several[1:])
+            or _depends_on_size(call, lambda: evaluation, several)
+        )
     return found
+
+
+@contextlib.contextmanager
+def said_of_forward(module: nn.Module) -> Iterator[None]:
+    """Errors of the user's forward pass in one sentence."""
+    try:
+        yield
+    except (ConfigError, MemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"model: the forward pass of {type(module).__name__} raised {type(error).__name__}: "
+            f"{first_line(error)[:300]}"
+        ) from error
+
+
+def _first(x: Any, count: int) -> Any:
+    return tree_map(lambda value: value[:count] if isinstance(value, Tensor) and value.dim() else value, x)
+
+
+def _count(x: Any) -> int:
+    return len(tree_leaves(x)[0])
+
+
+def _larger(call: Calling, module: nn.Module, x: Any) -> list[Any]:
+    """The first two samples and, where the module takes them and there are so many, more of them."""
+    pair, many = _first(x, 2), _first(x, MANY)
+    if _count(many) == 2:
+        return [pair]
+    copied = copy_module(module)
+    try:
+        _output(call, copied if not module.training else copied.train(), many)
+    except Exception:  # whatever it is, the pair does go through; batches of the run are tried later
+        return [pair]
+    return [pair, many]
+
+
+def _depends_on_size(call: Calling, module: Callable[[], nn.Module], batches: list[Any]) -> bool:
+    """Does a sample's output change with the number of samples in the batch?"""
+    if len(batches) < 2:
+        return False
+    pair, many = (_output(call, module(), batch) for batch in batches)
+    return not _same(pair, _first(many, 2), ALIKE)
+
+
+@dataclass
+class _Writes:
+    """What passes in training were seen to write: `assigns` to tensor.data, these `frozen` parameters and `buffers`."""
+
+    assigns: bool = False
+    frozen: set[str] = field(default_factory=set)
+    buffers: set[str] = field(default_factory=set)
+
+
+def _writes(call: Calling, module: nn.Module, batches: list[Any]) -> _Writes:
+    """What passes write, from several models and on inputs of several kinds.
+
+    Raises:
+        ConfigError: they write to a trained parameter, in training or in evaluation.
+    """
+    found = _Writes()
+    for training in (True, False):
+        for copied in (copy_module(module), _with_other_parameters(module)):
+            copied.train(training)
+            for number in range(PASSES):
+                x = batches[number % len(batches)]
+                _watch_pass(call, copied, x if number < len(batches) else _varied(x, number), training, found, number)
+    return found
+
+
+def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, found: _Writes, number: int) -> None:
+    """Add what one pass writes; inputs of another kind may be refused by the module."""
+    parameters = dict(module.named_parameters())
+    places = {name: storage_of(value) for name, value in parameters.items()}
+    values = {name: value.detach().clone() for name, value in parameters.items()}
+    buffers = {name: value.clone() for name, value in module.named_buffers()}
+    with WriteRecorder(parameters) as recorder, DataAssignments() as assigned:
+        try:
+            _output(call, module, x)
+        except ConfigError:
+            raise
+        except Exception:
+            if not number:
+                raise
+    after = dict(module.named_parameters())
+    if training:
+        found.assigns = found.assigns or assigned.count > 0
+        now = dict(module.named_buffers())
+        found.buffers |= {n for n, value in buffers.items() if n in now and not _identical(value, now[n])}
+    for name, value in after.items():
+        if name not in places:
+            continue  # of a kind of input that the run may never meet
+        moved = storage_of(value) != places[name] or not _identical(value.detach(), values[name])
+        if name not in recorder.written and not moved:
+            continue
+        if value.requires_grad or not training:
+            raise ConfigError(
+                f"model: the forward pass of {type(module).__name__} writes into its parameter {name!r}"
+                f"{'' if training else ' in evaluation'}; a client's step begins at the row that the server sent, so "
+                "constrain it by torch.nn.utils.parametrize, or in the loss (an Embedding's max_norm writes too)"
+            )
+        found.frozen.add(name)
+
+
+def _refuse_new_parameters(module: nn.Module, odd: Set[str]) -> None:
+    if odd:
+        raise ConfigError(
+            f"model: the forward pass of {type(module).__name__} adds or removes the parameter {min(odd)!r}; make all "
+            "parameters in __init__, or use torch.nn's lazy layers"
+        )
+
+
+def _refuse_state_outside(module: nn.Module, around: Node) -> None:
+    """Refuse what a pass has changed outside of the module since the snapshot `around`."""
+    outside = changed(around, snapshot(_surroundings(module)))
+    if outside:
+        raise ConfigError(
+            f"model: the forward pass of {type(module).__name__} changes {outside[0]}, which lies outside of the "
+            "module, so that all clients share it; keep it in a buffer (self.register_buffer), and every client has "
+            "its own"
+        )
+
+
+def _identical(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _varied(x: Any, number: int) -> Any:
+    """Inputs of another kind: larger, smaller, of the other sign, shifted. Whole numbers stay."""
+    scale, shift = ((3.0, 1.0), (-1.0, 0.0), (0.1, 0.0), (1.0, -2.0))[number % 4]
+    return tree_map(lambda value: scale * value + shift if value.is_floating_point() else value, x)
 
 
 def _with_other_parameters(module: nn.Module) -> nn.Module:
     """A copy in training mode, somewhere else."""
-    moved = copy.deepcopy(module).train()
+    moved = copy_module(module).train()
     for parameter in moved.parameters():
         count = torch.arange(parameter.numel(), device=parameter.device)
         parameter.add_(0.1 * torch.sin(count + 1).view_as(parameter).to(parameter))
@@ -101,13 +268,12 @@ def _with_other_parameters(module: nn.Module) -> nn.Module:
 
 def why_not(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | None:
     """Why two ways do not lead to the same numbers; None where they do. The second is to be trusted."""
-    right = expected()
     try:
-        with warnings.catch_warnings(), streams.restored():
-            warnings.simplefilter("ignore")
+        right = expected()
+        with streams.quietly():
             got = attempt()
     except Exception as error:  # whatever torch says of somebody else's module
-        return (str(error) or type(error).__name__).splitlines()[0][:200]
+        return first_line(error, type(error).__name__)[:200]
     return None if _same(right, got, ALIKE) else OTHER
 
 
@@ -116,7 +282,7 @@ def second_of_two(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     return vmap(function)(*tree_map(lambda value: torch.stack([value, value]), arguments))[1]
 
 
-def _output(call: Calling, module: nn.Module, x: Any) -> Tensor:
+def _output(call: Calling, module: nn.Module, x: Any) -> Any:
     """The module's output, random calls keyed where it trains."""
     with KeyedRandomness(_key(x)) if module.training else contextlib.nullcontext():
         return call(module, x)
@@ -127,17 +293,19 @@ def _key(x: Any) -> Tensor:
     return torch.tensor(KEY, device=tree_leaves(x)[0].device)
 
 
-def _watched(call: Calling, module: nn.Module, x: Any, mode: str = "training") -> tuple[Tensor, int]:
+def _watched(call: Calling, module: nn.Module, x: Any, mode: str = "training") -> tuple[Any, int]:
     """The output of a pass that must leave inputs and random streams as they are; random calls it made."""
     given = tree_map(lambda value: value.clone(), x)
     before_it = streams.now()
+    parameters = dict(module.named_parameters()).keys()
     with KeyedRandomness(_key(x)) as keyed:
         buffers = {name: value.clone() for name, value in module.named_buffers()}
         output = call(module, x)
-    changed = [name for name, value in module.named_buffers() if not torch.equal(value, buffers[name])]
+    _refuse_new_parameters(module, parameters ^ dict(module.named_parameters()).keys())
+    moved = [n for n, value in module.named_buffers() if n in buffers and not _identical(value, buffers[n])]
     who = type(module).__name__
-    if mode == "evaluation" and changed:
-        raise ConfigError(f"model: {who} changes its buffer {changed[0]!r} in evaluation; ask for self.training first")
+    if mode == "evaluation" and moved:
+        raise ConfigError(f"model: {who} changes its buffer {moved[0]!r} in evaluation; ask for self.training first")
     if mode == "evaluation" and keyed.calls:
         raise ConfigError(
             f"model: {who} draws random numbers in evaluation, so that its score would be another one each time; "
@@ -157,7 +325,7 @@ def _refuse_unkeyed(call: Calling, module: nn.Module, x: Any) -> None:
     seen: list[dict[str, Any]] = [{}, {}]
     order: list[str] = []
     for number, record in enumerate(seen):
-        copied = copy.deepcopy(module).train()
+        copied = copy_module(module).train()
         for name, layer in copied.named_modules():
             layer.register_forward_hook(_keeping(record, name, order))
         streams.reseed(number)
@@ -186,60 +354,105 @@ def _keeping(record: dict[str, Any], name: str, order: list[str]) -> Callable[..
     return hook
 
 
-def _refuse_hidden_state(call: Calling, module: nn.Module, x: Any, statistics: set[str]) -> None:
-    """State that is kept in plain attributes: what a pass changes there must make no difference to the next one."""
-    used = copy.deepcopy(module).train()
-    before = _attributes(used)
-    _output(call, used, x)
-    moved = [place for place, value in _attributes(used).items() if not _same(before.get(place), value)]
+def _hidden_state(
+    call: Calling, module: nn.Module, batches: list[Any], statistics: list[str], training: bool = True
+) -> str | None:
+    """Why each client needs a fresh copy of the module: state in attributes that accumulates from pass to pass.
+
+    Attributes that hold what the last pass computed are harmless, and counters that nothing reads are kept apart by
+    fresh copies.
+
+    Raises:
+        ConfigError: what is kept changes results, or lies outside of the module, where copies share it.
+    """
+    used = copy_module(module).train(training)
+    begun, around = snapshot(_attributes(used)), snapshot(_surroundings(used))
+    for number in range(PASSES):
+        _output(call, used, batches[number % len(batches)])
+    ended = {name: tensor_of(used, name).detach().clone() for name in statistics}
+    _output(call, used, batches[(PASSES - 1) % len(batches)])
+    once = snapshot(_attributes(used))
+    put_tensors(used, {name: value.clone() for name, value in ended.items()})
+    _output(call, used, batches[(PASSES - 1) % len(batches)])
+    twice = snapshot(_attributes(used))
+    _refuse_state_outside(used, around)
+    moved = changed(begun, twice)
     if not moved:
-        return
-    fresh = copy.deepcopy(module).train()
-    expected = _output(call, fresh, x)
-    stained = copy.deepcopy(module).train()
-    layers = dict(stained.named_modules())
-    touched = dict(used.named_modules())
-    for name, attribute in moved:
-        setattr(layers[name], attribute, getattr(touched[name], attribute))
-    same = _same(_output(call, stained, x), expected)
-    states = zip(stained.named_buffers(), fresh.named_buffers(), strict=False)
-    if not same or any(not torch.equal(a, b) for (_, a), (_, b) in states):
-        name, attribute = moved[0]
-        raise ConfigError(
-            f"model: {_where(name, layers)} keeps {attribute!r} from one forward pass to the next in a plain "
-            "attribute, which all clients would share; keep it in a buffer (self.register_buffer), and every client "
-            "has its own"
-        )
+        return None
+    for number in range(PASSES):
+        batch = batches[number % len(batches)]
+        fresh = copy_module(module).train(training)
+        now = {name: tensor_of(used, name).detach().clone() for name in statistics}
+        put_tensors(fresh, now)
+        if not _same(_output(call, used, batch), _output(call, fresh, batch)) or any(
+            not _same(tensor_of(used, name), tensor_of(fresh, name)) for name in statistics
+        ):
+            _refuse_state(module, moved[0])
+    if training:
+        used.eval()
+        fresh = copy_module(module).eval()
+        put_tensors(fresh, {name: tensor_of(used, name).detach().clone() for name in statistics})
+        if not _same(_output(call, used, batches[0]), _output(call, fresh, batches[0])):
+            _refuse_state(module, moved[0])
+    accumulated = changed(once, twice)
+    if not accumulated:
+        return None
+    name, what = _layer_and_attribute(accumulated[0])
+    return f"{_where(name, dict(module.named_modules()))} changes its attribute {what!r} in each forward pass"
 
 
-def _attributes(module: nn.Module) -> dict[tuple[str, str], Any]:
-    """Numbers and tensors among the plain attributes of all layers."""
+def _refuse_state(module: nn.Module, attribute: str) -> None:
+    name, what = _layer_and_attribute(attribute)
+    where = _where(name, dict(module.named_modules()))
+    raise ConfigError(
+        f"model: {where} keeps {what!r} from one forward pass to the next in a plain attribute, which all "
+        "clients would share; keep it in a buffer (self.register_buffer), and every client has its own"
+    )
+
+
+def _layer_and_attribute(path: str) -> tuple[str, str]:
+    """The name of a layer and of its attribute, from a path in a snapshot of `_attributes`."""
+    match = re.match(r"""\[(['"])(.*?)\|(.*?)\1\](.*)""", path, re.DOTALL)
+    return (match[2], match[3] + match[4]) if match else ("", path)
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """The plain attributes of all layers, private ones included."""
     return {
-        (name, key): value.clone() if isinstance(value, Tensor) else copy.copy(value)
+        f"{name}|{attribute}": value
         for name, layer in module.named_modules()
-        for key, value in vars(layer).items()
-        if not key.startswith("_") and key != "training" and isinstance(value, (Tensor, int, float, list, dict, set))
+        for attribute, value in vars(layer).items()
+        if attribute not in _OF_TORCH
     }
+
+
+_OF_TORCH = vars(nn.Module()).keys() - {"training"}
+
+
+def _surroundings(module: nn.Module) -> list[type]:
+    """The classes of all layers: a snapshot of them holds class attributes, and globals that their methods refer to."""
+    return sorted({type(layer) for layer in module.modules()}, key=repr)
 
 
 def _least(call: Calling, module: nn.Module, x: Any) -> int:
     """Samples of the smallest batch that it trains on: some normalisations refuse a single one."""
     try:
-        _output(call, copy.deepcopy(module).train(), tree_map(lambda value: value[:1], x))
-    except (ValueError, RuntimeError, IndexError):
+        _output(call, copy_module(module).train(), tree_map(lambda value: value[:1], x))
+    except Exception:  # some normalisations refuse it, each with an error of its own
         return 2
     return 1
 
 
-def _mixed(call: Calling, module: nn.Module, output: Tensor, x: Any) -> bool:
-    """Does the first sample's output change with the second?"""
-    return not _same(output[:1], _output(call, module, tree_map(_another_second, x))[:1])
+def _mixed(call: Calling, module: nn.Module, output: Any, x: Any) -> bool:
+    """Does the first sample's output change with the others?"""
+    other = _output(call, module, tree_map(_another_second, x))
+    return not _same(_first(output, 1), _first(other, 1))
 
 
 def _another_second(x: Tensor) -> Tensor:
-    """[2, …] with another second input, of the same kind."""
+    """[n, …] with other inputs behind the first, of the same kind."""
     if x.dtype == torch.bool:  # a mask that hides everything is none
-        return torch.cat([x[:1], x[:1]])
+        return x[:1].expand_as(x).clone()
     return torch.cat([x[:1], 2 * x[1:] + 1 if x.is_floating_point() else x[1:] * 0 + x.min()])
 
 

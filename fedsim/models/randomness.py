@@ -3,7 +3,8 @@
 `F.dropout`, `torch.rand`, `bernoulli_` and their like draw from a global stream: a client's numbers would depend on who
 was computed before it. While a model trains, this mode answers them from the counter-based hash of `fedsim.core.rng`
 instead, keyed by the client's step; the order of the calls within one forward pass tells them apart. What it has no
-answer for (`torch.multinomial`, say) it refuses by name.
+answer for (`torch.multinomial`, say) it refuses by name. Calls with a `generator=` draw from it; a generator
+that a module keeps from one pass to the next is state outside of buffers, and refused as such.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class KeyedRandomness(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if kwargs.get("generator") is not None:  # a stream of the module's own, which is state like any other
+            return func(*args, **kwargs)
         if func in REFUSED:
             raise ConfigError(
                 f"model: {func.__name__} in a forward pass draws from a global stream, so that a client's numbers "
@@ -78,7 +81,6 @@ def _numbers(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Ten
 
 def _empty(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """A tensor of the call's shape and type that belongs to this client alone, so that it can be written to."""
-    kwargs.pop("generator", None)
     if args and isinstance(args[0], Tensor) and func.__name__.endswith("_like"):
         shaped = torch.empty(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype, device="meta")
     else:

@@ -8,8 +8,8 @@ in the columns of statistics; who takes a step carries them out of the forward p
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
+import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,15 +21,46 @@ from torch.utils._pytree import tree_map
 
 from fedsim.core import rng
 from fedsim.core.columns import Columns
-from fedsim.core.errors import ConfigError
-from fedsim.models.calling import Calling, Inputs
+from fedsim.core.errors import ConfigError, first_line
+from fedsim.models.calling import Calling, Inputs, cast_output, tied_names
+from fedsim.models.copying import copy_module, refuse_parameter_hooks, tensor_of
 from fedsim.models.dropout import key_dropouts
-from fedsim.models.losses import LOSSES, Loss, weighted_mean
+from fedsim.models.losses import LOSSES, UNLABELLED, Loss, weighted_mean
 from fedsim.models.naming import Naming, named
 from fedsim.models.precision import checked
-from fedsim.models.probe import OTHER, Findings, probe, second_of_two, why_not
+from fedsim.models.probe import OTHER, Findings, probe, said_of_forward, second_of_two, why_not
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.selectors import Selector
+from fedsim.models.user_loss import UserLoss, in_dtype, resolve_loss
+from fedsim.models.writes import WriteGuard
+
+TRUSTED = ("fedsim", "torchvision")  # packages whose modules are tried by the tests, not in each run
+log = logging.getLogger(__name__)
+
+
+def is_built_in(thing: object) -> bool:
+    """Is it of a class of this package or of torchvision, whose modules and parts the tests try once for all runs?"""
+    return type(thing).__module__.partition(".")[0] in TRUSTED
+
+
+def _scores_classes(output: Any, y: Tensor | None, classes: int | None) -> bool:
+    """Are these outputs scores of the classes, as an accuracy needs them?"""
+    if not isinstance(output, Tensor) or y is None or classes is None:
+        return False
+    if y.is_floating_point():
+        return output.shape == y.shape
+    return output.shape == (*y.shape, classes) or (classes == 2 and output.shape == (*y.shape, 1))
+
+
+def _classes_second(output: Any, y: Tensor | None, classes: int | None) -> bool:
+    """Are these outputs [B, C, …] for labels of positions [B, …], as convolutions give them?"""
+    if not isinstance(output, Tensor) or y is None or y.is_floating_point() or y.dim() < 2:
+        return False
+    return (
+        output.dim() > 2
+        and output.movedim(1, -1).shape == (*y.shape, classes)
+        and not _scores_classes(output, y, classes)
+    )
 
 
 class RowModel:
@@ -54,6 +85,10 @@ class RowModel:
         home: names of what stays with the client.
         dropout_keys: names of the buffers that carry a client's dropout key.
         traits: what a forward pass does, see `fedsim.models.probe`.
+        tensor_output: whether the module returns a tensor in evaluation, known after `check`; else a loss of the user's
+            takes what it returns.
+        labelled: whether outputs are scores of the data set's classes, so that there is an accuracy; known after
+            `check`.
     """
 
     def __init__(
@@ -73,18 +108,23 @@ class RowModel:
         self.ridge = ridge
         self.device, self.dtype = device or torch.device("cpu"), dtype
         self.precision = checked(precision, self.device, dtype)
-        self._build = (lambda: copy.deepcopy(build)) if isinstance(build, nn.Module) else build
+        if isinstance(build, nn.Module):
+            refuse_parameter_hooks(build)
+        self._build = (lambda: copy_module(build)) if isinstance(build, nn.Module) else build
         self._pair, self.call = pair, Calling(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
         template = self._template()
         self.dropout_keys = key_dropouts(template)
+        self.call.aliases = tied_names(template)
         self.training_module = template.train()
-        self.evaluation_module = copy.deepcopy(template).eval()
+        self.evaluation_module = copy_module(template).eval()
         self.shapes = {name: p.shape for name, p in template.named_parameters() if p.requires_grad}
         self.statistics: dict[str, torch.Size] = {}
         self._kinds: dict[str, torch.dtype] = {}
         self._checked: Mapping[str, Tensor] | None = None
         self.trained = self.dimension = sum(s.numel() for s in self.shapes.values())
         self.home, self.traits = set[str](), Findings()
+        self.labelled = self._scores_second = False
+        self.tensor_output = True
         if not self.trained:
             raise ConfigError("model: the module has no trainable parameters")
         self.columns = self._columns()
@@ -99,7 +139,9 @@ class RowModel:
                 raise ConfigError(f"model cannot be built: {error}") from error
         if not isinstance(template, nn.Module):
             raise ConfigError(f"model: expected a torch.nn.Module, got {type(template).__name__}")
-        return template.to(self.device, self.dtype)
+        refuse_parameter_hooks(template)
+        # A copy, since what `build` returns may share layers with the user's other modules.
+        return copy_module(template).to(self.device, self.dtype)
 
     def _made(self) -> nn.Module:
         """A module of the user's, its lazy layers' parameters drawn."""
@@ -110,14 +152,24 @@ class RowModel:
             inputs = tree_map(
                 lambda v: v.to("cpu", kind if v.is_floating_point() else None), self.call.inputs(self._pair)
             )
-            with torch.no_grad():
+            with torch.no_grad(), said_of_forward(module):
                 self.call(module.eval(), inputs)
         return module
 
     @property
     def keyed(self) -> bool:
         """Do batches carry a 'key' for random numbers in the forward pass?"""
-        return bool(self.dropout_keys) or self.traits.random
+        return bool(self.dropout_keys) or self.traits.random or (isinstance(self.loss, UserLoss) and self.loss.random)
+
+    @property
+    def loss_mixes(self) -> bool:
+        """Does a sample's loss depend on the others of its batch?"""
+        return isinstance(self.loss, UserLoss) and self.loss.mixes_samples
+
+    @property
+    def mixes(self) -> bool:
+        """Must a batch in training be without padding, since the module or the loss sees the batch as a whole?"""
+        return self.traits.mixes or self.loss_mixes
 
     def told(self) -> tuple[Hashable, ...]:
         """What the time of a step depends on."""
@@ -131,7 +183,7 @@ class RowModel:
                 torch.manual_seed(int(rng.generator(seed, rng.Purpose.MODEL).integers(2**63)))
                 module = self._made()
             parts = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
-            parts += [module.get_buffer(name).reshape(-1).to(self.dtype) for name in self.statistics]
+            parts += [tensor_of(module, name).detach().reshape(-1).to(self.dtype) for name in self.statistics]
             rows[seed] = torch.cat([part.to(self.device, self.dtype) for part in parts])
         return torch.stack([rows[seed] for seed in seeds])
 
@@ -139,8 +191,10 @@ class RowModel:
         """The same model in double precision."""
         if self.dtype == torch.float64:
             return self
-        double = RowModel(self._build, self.loss, self.ridge, self.device, torch.float64, pair=self._pair)
-        double.call, checked = self.call, self._checked
+        loss = in_dtype(self.loss, self.device, torch.float64) if isinstance(self.loss, UserLoss) else self.loss
+        double = RowModel(self._build, loss, self.ridge, self.device, torch.float64, pair=self._pair)
+        double.call, double.labelled, checked = self.call, self.labelled, self._checked
+        double.tensor_output, double._scores_second = self.tensor_output, self._scores_second
         double._checked = checked and {n: v.double() if v.is_floating_point() else v for n, v in checked.items()}
         double._know(self.traits)
         return double
@@ -148,7 +202,7 @@ class RowModel:
     def _know(self, traits: Findings) -> None:
         """Take the probe's findings: statistics become columns."""
         self.traits = traits
-        buffers = {name: self.training_module.get_buffer(name) for name in traits.statistics}
+        buffers = {name: tensor_of(self.training_module, name) for name in traits.statistics}
         self.statistics = {name: buffer.shape for name, buffer in buffers.items()}
         self._kinds = {name: buffer.dtype for name, buffer in buffers.items()}
         self.dimension = self.trained + sum(s.numel() for s in self.statistics.values())
@@ -189,15 +243,15 @@ class RowModel:
 
     def predict(
         self, parameters: dict[str, Tensor], batch: Mapping[str, Tensor], statistics: dict[str, Tensor] | None = None
-    ) -> Tensor:
+    ) -> Any:
         """Training-mode output [B, …] of one client, stateless.
 
         Random numbers are keyed by batch['key']. `statistics` of the client's row are replaced by the moved ones.
         """
         buffers = {name: batch["key"] for name in self.dropout_keys}  # noqa: C420 (there may be neither)
         parts = parameters | buffers | (statistics or {})
-        with self.mixed(), self.drawing(batch):
-            output = self.call.functional(self.training_module, parts, self.call.inputs(batch)).to(self.dtype)
+        with self.mixed(), self.drawing(batch), self._guard:
+            output = cast_output(self.call.functional(self.training_module, parts, self.call.inputs(batch)), self.dtype)
         for name in statistics or {}:
             statistics[name] = parts[name]  # type: ignore[index]
         return output
@@ -206,35 +260,76 @@ class RowModel:
         """The context of a forward pass in training that answers its calls for random numbers."""
         return KeyedRandomness(batch["key"]) if self.traits.random else contextlib.nullcontext()
 
+    @functools.cached_property
+    def _guard(self) -> contextlib.AbstractContextManager[None]:
+        return self.guard(self.training_module)
+
+    def guard(self, module: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """The context of a forward pass in training through this copy of the module; built-in ones are not watched."""
+        if is_built_in(module):
+            return contextlib.nullcontext()
+        return WriteGuard(module, self.statistics)
+
     def mixed(self) -> torch.autocast:
         """The context of a forward pass in training; nothing is cached in it: threads share that cache."""
         return torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False)
 
-    def evaluate(self, row: Tensor, x: Inputs) -> Tensor:
+    def evaluate(self, row: Tensor, x: Inputs) -> Any:
         """Evaluation-mode output [B, …] of the row [d] for inputs, see `Calling.inputs`."""
-        return self.call.functional(self.evaluation_module, self.unflatten(row) | self.statistics_of(row), x)
+        module = (
+            self.evaluation_module if self.traits.evaluation_isolated is None else copy_module(self.evaluation_module)
+        )
+        return self.call.functional(module, self.unflatten(row) | self.statistics_of(row), x)
 
-    def objective(self, output: Tensor, batch: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> Tensor:
+    def mean_loss(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """A client's mean (or weighted mean) loss [] on a batch, which a loss over the batch gives itself."""
+        losses = self.loss(output, batch)
+        return weighted_mean(losses, batch.get("weight")) if losses.dim() else losses
+
+    def scores(self, output: Tensor, leading: int) -> Tensor:
+        """Outputs with the classes' scores in the last dimension; samples are in the first `leading` dimensions."""
+        return output.movedim(leading, -1) if self._scores_second else output
+
+    def client_losses(self, output: Any, batch: Mapping[str, Tensor], weight: Tensor | None = None) -> Tensor:
+        """Losses [n, q] of the samples of n clients, outputs [n, q, …]; `weight` [n, q] is 0 for padding.
+
+        Where a loss sees the batch as a whole, each client's samples are a batch of their own, without padding, and a
+        loss over the batch stands for each of its samples.
+        """
+        shape = next(iter(batch.values())).shape[:2] if weight is None else weight.shape
+        many = {name: value for name, value in batch.items() if value.shape[:2] == shape}
+        if not self.loss_mixes:
+            flat = {name: value.flatten(0, 1) for name, value in many.items()}
+            return self.loss(tree_map(lambda v: v.flatten(0, 1), output), flat).reshape(shape)
+        losses = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        for client in range(shape[0]):
+            pick = torch.ones(shape[1], dtype=torch.bool, device=self.device) if weight is None else weight[client] > 0
+            if not bool(pick.any()):
+                continue
+            own = {name: value[client][pick] for name, value in many.items()}
+            losses[client, pick] = self.loss(tree_map(lambda v, c=client, p=pick: v[c][p], output), own).to(self.dtype)
+        return losses
+
+    def objective(self, output: Any, batch: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> Tensor:
         """The scalar a client descends: mean (or weighted mean) loss plus ridge."""
-        value = weighted_mean(self.loss(output, batch), batch.get("weight"))
+        value = self.mean_loss(output, batch)
         if self.ridge:
             value = value + 0.5 * self.ridge * sum(p.square().sum() for p in parameters)
         return value
 
     def check(self, batch: Mapping[str, Tensor], classes: int | None, dataset: str) -> None:
-        """Run two samples through model and loss, so that a mismatch ends the run before its first round.
+        """Run a few samples through model and loss, so that a mismatch ends the run before its first round.
 
         Args:
-            batch: 'x' [2, *shape] prepared inputs, 'y' [2, …] where there are targets, and further inputs.
+            batch: 'x' [n, *shape] prepared inputs, n ≥ 2, 'y' [n, …] where there are targets, and further inputs.
             classes: how many outputs cross-entropy needs.
             dataset: its name, for the message.
         """
-        row, x, y, inputs = self.initial([0])[0], batch["x"], batch.get("y"), self.call.inputs(batch)
-        try:
-            output = self.evaluate(row, inputs)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            unfit = f"model does not fit dataset={dataset}, whose inputs have shape {list(x.shape[1:])}"
-            raise ConfigError(f"{unfit}: {str(error).splitlines()[0]}") from error
+        few = {name: value[:2] for name, value in batch.items()}
+        row, x, y, inputs = self.initial([0])[0], few["x"], few.get("y"), self.call.inputs(few)
+        self.call.whole = self.loss not in LOSSES.values()
+        unfit = f"model does not fit dataset={dataset}, whose inputs have shape {list(x.shape[1:])}"
+        output = self._first_output(row, inputs, unfit)
         if classes is not None and y is not None and self.loss is LOSSES["cross_entropy"]:
             expected = (*y.shape, classes)
             if output.shape != expected and output.dim() > 2 and output.movedim(1, -1).shape == expected:
@@ -245,6 +340,42 @@ class RowModel:
                     f"model returns shape {list(output.shape)} for {len(x)} inputs, but dataset={dataset} has "
                     f"{classes} classes: expected {list(expected)}"
                 )
+        self.labelled, self.tensor_output = (
+            classes is not None and self.loss not in UNLABELLED,
+            isinstance(output, Tensor),
+        )
+        if self.loss in LOSSES.values():
+            self._check_known_loss(output, few, dataset)
+        else:
+            self._take_loss(row, batch, dataset)
+            self._scores_second = _classes_second(output, y, classes)
+            self.labelled = self.labelled and (self._scores_second or _scores_classes(output, y, classes))
+            if classes is not None and not self.labelled:
+                log.info("model: its outputs are no scores of the %d classes of dataset=%s: accuracies are left out",
+                         classes, dataset)  # fmt: skip
+        self._know(probe(self.training_module, self.call.inputs(batch), self.call))
+        row, self._checked = self.initial([0])[0] if self.statistics else row, few
+        if self.traits.assigns_data or self.traits.isolated is not None or not isinstance(output, Tensor):
+            self.traits.evaluation_unvmapped = "it is evaluated one model at a time"
+            return
+        with self._untouched():
+            self.traits.evaluation_unvmapped = why_not(
+                lambda: second_of_two(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)
+            )
+
+    def _first_output(self, row: Tensor, inputs: Inputs, unfit: str) -> Any:
+        """The module's output in evaluation, its errors in one sentence."""
+        try:
+            return self.evaluate(row, inputs)
+        except (ConfigError, MemoryError):
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ConfigError(f"{unfit}: {first_line(error)}") from error
+        except Exception as error:
+            raise ConfigError(f"{unfit}: {type(error).__name__}: {first_line(error)}") from error
+
+    def _check_known_loss(self, output: Any, batch: Mapping[str, Tensor], dataset: str) -> None:
+        """One of this package's losses on the output."""
         try:
             losses = self.loss(output, batch)
         except KeyError as error:
@@ -252,14 +383,23 @@ class RowModel:
         except (RuntimeError, ValueError, IndexError) as error:
             what = str(error).splitlines()[0]
             raise ConfigError(f"model.loss does not fit the model's output on dataset={dataset}: {what}") from error
-        if losses.shape != (len(x),):
+        if losses.shape != (len(output),):
             raise ConfigError(f"model.loss returns shape {list(losses.shape)}; it must give one number per sample, [B]")
-        self._know(probe(self.training_module, inputs, self.call))
-        row, self._checked = self.initial([0])[0] if self.statistics else row, batch
-        with self._untouched():
-            self.traits.evaluation_unvmapped = why_not(
-                lambda: second_of_two(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)
-            )
+
+    def _take_loss(self, row: Tensor, batch: Mapping[str, Tensor], dataset: str) -> None:
+        """Find out what the user's loss is, on the outputs of as many of the samples as the module takes."""
+        if isinstance(self.loss, UserLoss):
+            return
+        for count in (len(batch["x"]), 2):
+            few = {name: value[:count] for name, value in batch.items()}
+            try:
+                output = self.evaluate(row, self.call.inputs(few))
+            except Exception:
+                if count == 2:
+                    raise
+                continue
+            self.loss = resolve_loss(self.loss, output, few, dataset, self.device, self.dtype)
+            return
 
     @functools.cached_property
     def unvmapped(self) -> str | None:
@@ -269,6 +409,10 @@ class RowModel:
         """
         if self._checked is None:
             return None
+        if self.traits.assigns_data:
+            return "it assigns to tensor.data in its forward pass"
+        if self.traits.isolated is not None:
+            return self.traits.isolated
         row = self.initial([0])[0]
         keyed = dict(self._checked) | {"key": torch.zeros((), dtype=torch.int64, device=self.device)}
 
@@ -283,7 +427,7 @@ class RowModel:
             leaves = {name: value.detach().clone().requires_grad_() for name, value in self.unflatten(row).items()}
             with torch.enable_grad():
                 found = torch.autograd.grad(loss(leaves, row, keyed), list(leaves.values()), materialize_grads=True)
-            return torch.cat([g.reshape(-1) for g in found])
+            return torch.cat([g.to_dense().reshape(-1) for g in found])
 
         with self._untouched():
             reason = why_not(lambda: second_of_two(functionally, row, keyed), plainly)  # deep ones: by rounding?
@@ -293,7 +437,7 @@ class RowModel:
     def _untouched(self) -> Iterator[None]:
         """Passes within the block, in full precision, may leave their tensors in the modules."""
         kept, precision, self.precision = (self.training_module, self.evaluation_module), self.precision, "full"
-        self.training_module, self.evaluation_module = map(copy.deepcopy, kept)
+        self.training_module, self.evaluation_module = map(copy_module, kept)
         try:
             yield
         finally:

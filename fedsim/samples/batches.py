@@ -71,6 +71,16 @@ class Batches:
         """Samples of the largest batch that anybody may meet."""
         return int(self._everyone.size.max())
 
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of the batches that occur among all clients, ascending, those of shorter last ones included."""
+        load = self._everyone
+        found = set(np.unique(load.size[load.steps > 0]).tolist())
+        if load.short_last:
+            left = load.held % np.maximum(load.size, 1)
+            found |= set(np.unique(left[(left > 0) & (load.steps >= load.per_pass)]).tolist())
+        return tuple(sorted(found - {0}))
+
     def under(self, work: LocalWork) -> Batches:
         """The same samples under other work."""
         return Batches(self.data, work, self.contamination, self.keyed, self.redraw)

@@ -158,7 +158,10 @@ class ClientData(ABC):
     def means(self) -> Tensor | None:
         """[R, m, d] float64 the mean of every client's (flattened) x; None where it is unknown."""
 
-    @abstractmethod
     def pair(self, dtype: torch.dtype) -> Batch:
-        """'x' [2, …] as the model sees it, 'y' [2, …] where there are targets, and further inputs: two samples to try
-        things out with."""
+        """Two samples to try things out with, see `few`."""
+        return self.few(2, dtype)
+
+    @abstractmethod
+    def few(self, count: int, dtype: torch.dtype) -> Batch:
+        """'x' [count, …] as the model sees it, 'y' [count, …] where there are targets, and further inputs."""

@@ -69,9 +69,9 @@ class Drawn(ClientData):
         known = known[: self.federation.clients]
         return known.expand(self.federation.replicates, *known.shape)
 
-    def pair(self, dtype: torch.dtype) -> Batch:
+    def few(self, count: int, dtype: torch.dtype) -> Batch:
         nobody = torch.zeros(1, dtype=torch.int64, device=self.federation.device)
-        drawn = self.dataset.draw(nobody, nobody, 2, dtype)
+        drawn = self.dataset.draw(nobody, nobody, count, dtype)
         return {name: drawn[name][0] for name in ("x", "y") if name in drawn}
 
 

@@ -147,10 +147,15 @@ class Stored(ClientData):
         sums = x.new_zeros(len(sizes), x.shape[1]).index_add_(0, owner, x)
         return (sums / sizes.clamp(min=1)[:, None]).unflatten(0, (self.federation.replicates, -1))
 
-    def pair(self, dtype: torch.dtype) -> Batch:
+    def few(self, count: int, dtype: torch.dtype) -> Batch:
         data = self.dataset
-        two = torch.tensor([0, len(data.train_x) - 1], device=self.federation.device)  # the same one, where it is alone
-        batch = self.gather(two, dtype)
+        # Spread over the data set, which may be sorted by label; repeated where there are fewer samples.
+        numbers = (
+            torch.linspace(0, len(data.train_x) - 1, count, dtype=torch.float64, device=self.federation.device)
+            .round()
+            .to(torch.int64)
+        )
+        batch = self.gather(numbers, dtype)
         return batch | {"x": data.prepare(batch["x"], dtype)}
 
 

@@ -17,6 +17,7 @@ of several candidates, which are timed in the first round (`fedsim.trainer.trial
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import math
@@ -29,6 +30,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.shift import Shift
+from fedsim.trainer.agreement import Agreement
 from fedsim.trainer.cuda_graph import check_graphs
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.fused_executor import descents, models_in_use, stacks
@@ -72,6 +74,7 @@ def candidates(
     batch_size: int,
     sample_size: int,
     ranks: int = 1,
+    agreement: Agreement | None = None,
 ) -> list[Choice]:
     """Resolve 'auto' settings: what the stated rule chooses, and then what else may be tried.
 
@@ -89,12 +92,23 @@ def candidates(
         batch_size: largest batch of a row.
         sample_size: numbers in one input.
         ranks: processes that share the run.
+        agreement: says which executors are right for a user's module and loss; what it finds the module to need
+            (batches without padding, a fresh copy for each client) becomes one of its traits.
 
     Raises:
         ConfigError: executor=fused where the rule's step is more than plain descents, compile where nothing is vmapped.
     """
     if asked.compile == "graph":
         check_graphs(rule, model, shift)
+    if model.traits.isolated is not None:
+        if asked.executor not in ("auto", "loop"):
+            raise ConfigError(
+                f"trainer.executor={asked.executor} cannot run this model, since {model.traits.isolated}; use "
+                "trainer.executor=auto, or loop"
+            )
+        reason = f"a fresh copy of the module for each client, since {model.traits.isolated}"
+        loop = _sized("loop", reason, asked, model, rule, shift, batch_size * max(sample_size, 1))
+        return _agreeing([loop], agreement, asked, model) or [loop]
     executor, compile = asked.executor, asked.compile
     if compile not in UNCOMPILED and executor == "auto":
         executor = "vmap"
@@ -119,10 +133,51 @@ def candidates(
         names = _in_order(plain, together, model.convolutional and model.device.type == "cpu", alone is None)
         if not asked.trial or asked.deterministic or ranks > 1:
             names = dict([next(iter(names.items()))])
-    return [
+    found = [
         _sized(name, reason, asked, model, rule, shift, batch_size * max(sample_size, 1))
         for name, reason in names.items()
     ]
+    agreeing = _agreeing(found, agreement, asked, model)
+    if agreeing is None:  # the model has become one that needs another way
+        return candidates(asked, model, rule, shift, batch_size, sample_size, ranks, agreement)
+    return agreeing
+
+
+def _agreeing(
+    choices: list[Choice], agreement: Agreement | None, asked: Execution, model: RowModel
+) -> list[Choice] | None:
+    """Those that give what plain PyTorch gives; None after a trait of the model has changed, so that others may.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if agreement is None:
+        return choices
+    traits = model.traits
+    reasons = {choice.executor: agreement.why_not(choice.executor, traits) for choice in choices}
+    able = [choice for choice in choices if reasons[choice.executor] is None]
+    if not model.mixes and len(able) < len(choices):
+        unpadded = dataclasses.replace(traits, mixes=True)
+        if any(why and agreement.why_not(name, unpadded) is None for name, why in reasons.items() if name != "loop"):
+            log.info("trainer: batches of %s are not padded, since padding changes its numbers", _named(model))
+            traits.mixes = True
+            return None
+    if able:
+        return able
+    why = next(iter(reasons.values()))
+    if asked.executor in ("auto", "loop") and traits.isolated is None:
+        alone = dataclasses.replace(traits, isolated="one client's pass changes the next one's")
+        if agreement.why_not("loop", alone) is None:
+            traits.isolated = alone.isolated
+            return None
+    remedy = "trainer.executor=auto" if asked.executor != "auto" else "plain operations of PyTorch in its forward pass"
+    raise ConfigError(
+        f"model: {_named(model)} cannot be trained as trainer.executor={asked.executor} does it ({why}); use {remedy}"
+    )
+
+
+def _named(model: RowModel) -> str:
+    return type(model.training_module).__name__
 
 
 def _in_order(plain: bool, together: bool, convolutions: bool, vmapped: bool) -> dict[str, str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.placement import PLACES
 from fedsim.models.precision import PRECISIONS
 
@@ -27,6 +28,11 @@ class Execution:
         device: 'auto', 'cpu', 'cuda', …
         deterministic: the same bits from every run on the same device, see `fedsim.run.determinism`.
     """
+
+    effective_if = (
+        EffectiveIf("workers", lambda own, run: own.executor != "vmap", "{at}.executor=loop, fused or auto"),
+        EffectiveIf("trial", lambda own, run: own.executor == "auto", "{at}.executor=auto"),
+    )
 
     executor: str = "auto"
     chunk: int | str = "auto"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedsim.local.base import Carry, Descent, LocalRule
 from fedsim.models import LOSSES, RowModel
+from fedsim.models.calling import cast_output
 from fedsim.models.losses import at_once, weighted_mean
 from fedsim.samples import Batch, Chunk
 from fedsim.shift import Shift
@@ -45,7 +46,7 @@ def models_in_use(steps: tuple[Descent, ...]) -> int:
 
 def stacks(model: RowModel) -> bool:
     """Can several rows of the model go through one forward pass?"""
-    apart = not (model.statistics or model.traits.mixes or model.traits.random)
+    apart = not (model.statistics or model.mixes or model.traits.random)
     return apart and model.loss in LOSSES.values() and stackable(model.training_module, not channels_last(model))
 
 
@@ -94,8 +95,8 @@ class ClientStack:
         with torch.enable_grad():
             with self.model.drawing(flat), self.model.mixed():
                 inputs = self.model.call.inputs(flat)
-                outputs = {name: self.model.call(stack.module, inputs) for name, stack in self.stacks.items()}
-            outputs = {name: output.to(self.model.dtype) for name, output in outputs.items()}
+                outputs = {name: stack.forward(inputs) for name, stack in self.stacks.items()}
+            outputs = {name: cast_output(output, self.model.dtype) for name, output in outputs.items()}
             for step in self.steps:
                 output = outputs[step.name]
                 if step.outputs and step.beside:

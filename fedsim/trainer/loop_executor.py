@@ -40,6 +40,7 @@ class LoopExecutor:
         self.rule, self.shift, self.dtype, self.workers = rule, shift, model.dtype, workers
         self.contaminated = contaminated
         self._answered = Answered(rule, shift, rows=False)
+        self._isolated = model.traits.isolated is not None
         self._objectives: queue.SimpleQueue[Noted] = queue.SimpleQueue()
         for _ in range(workers):
             self._objectives.put(Noted(PlainObjective(model), by_rows if rule.batched else None))
@@ -56,6 +57,8 @@ class LoopExecutor:
         def run_row(row: int) -> None:
             objective = self._objectives.get()
             try:
+                if self._isolated:
+                    objective.renew()
                 own = {name: value[row] for name, value in carry.items()}
                 for step in range(int(chunk.steps[row])):
                     batch = first(chunk.batch(step, row, row + 1, self.dtype))

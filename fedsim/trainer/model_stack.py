@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedsim.local.base import Carry, Descent, Moments
 from fedsim.models import RowModel
+from fedsim.models.calling import Inputs
+from fedsim.models.copying import copy_module, put_tensors
 from fedsim.trainer.in_place import Due, Parameters, along, in_place
-from fedsim.trainer.objective import moved_columns, put_buffers
+from fedsim.trainer.objective import moved_columns
 from fedsim.trainer.stepping import with_stepping_layers
 
 Named = dict[str, Tensor]  # parameters by name, [c, …] each
@@ -70,7 +72,7 @@ class ModelStack:
     def __init__(self, model: RowModel, descent: Descent) -> None:
         self.model, self.descent = model, descent
         self.decay = descent.decay + model.ridge
-        module = copy.deepcopy(model.training_module)
+        module = copy_module(model.training_module)
         names = {name for name, p in module.named_parameters() if p.requires_grad}
         stepped = functools.partial(in_place, descent.optimiser)
         self.module, self.layers = with_stepping_layers(module, not channels_last(model), stepped)
@@ -83,8 +85,14 @@ class ModelStack:
             key: {name: torch.empty_like(parameter.detach()[None]) for name, parameter in self.plain.items()}
             for key in descent.state
         }
+        self._guard = model.guard(self.module)
         self.loaded, self.seed = Loaded(), torch.empty(0)
         self.statistics = torch.empty(0)  # where those of the row are to be written
+
+    def forward(self, inputs: Inputs) -> Any:
+        """The module's output for the samples of the rows, one row's behind the other's."""
+        with self._guard:
+            return self.model.call(self.module, inputs)
 
     def load(self, carry: Carry, beside: Named | None, out: Carry) -> None:
         """Take over rows of the carry [c, …], which `store` will have written to `out`; `beside` are parameters
@@ -106,7 +114,7 @@ class ModelStack:
             layer.load(loaded.rows, loaded.points)
         self.plain_rows.load(loaded.rows(list(plain)))
         if self.model.statistics:
-            put_buffers(self.module, self.model.statistics_of(carry[name][0]))
+            put_tensors(self.module, self.model.statistics_of(carry[name][0]))
             self.statistics = out[name][0, self.model.trained :]
 
     def _held(self, rows: Tensor, out: Tensor, plain: Named) -> Named:

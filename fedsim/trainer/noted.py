@@ -29,6 +29,7 @@ class Noted:
     ) -> None:
         self._own = {name: getattr(own, name) if lift is None else lift(getattr(own, name)) for name in METHODS}
         self.model, self._through = own.model, own.gradient_through
+        self.renew = own.renew if isinstance(own, PlainObjective) else lambda: None
         self.left: list[tuple[Tensor, Tensor]] = []
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

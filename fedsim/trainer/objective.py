@@ -9,7 +9,6 @@ batch's weights to the caller; its losses and gradients include the ridge, so th
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,6 +18,8 @@ from torch.func import grad, grad_and_value, vmap
 
 from fedsim.core.errors import ConfigError
 from fedsim.models import RowModel
+from fedsim.models.calling import cast_output
+from fedsim.models.copying import copy_module, put_tensors, tensor_of
 from fedsim.samples import Batch
 
 Answer = Callable[[Batch, Tensor], Batch]
@@ -33,6 +34,8 @@ def refuse_whole_batches(model: RowModel) -> None:
             f"{rule}; use a model without dropout, or local=sgd"
         )
     traits = model.traits
+    if model.loss_mixes:
+        raise ConfigError(f"model: its loss looks at a whole batch, {rule}; use a loss per sample, or local=sgd")
     if traits.random or traits.mixes or traits.statistics:
         what = (
             "draws random numbers for"
@@ -46,7 +49,7 @@ def refuse_whole_batches(model: RowModel) -> None:
 
 def as_row(gradients: Iterable[Tensor], statistics: int = 0) -> Tensor:
     """[d] gradients by parameters, in their order; zero in so many columns of statistics."""
-    parts = [g.reshape(-1) for g in gradients]
+    parts = [(g.to_dense() if g.layout != torch.strided else g).reshape(-1) for g in gradients]  # sparse embeddings
     return torch.cat([*parts, parts[0].new_zeros(statistics)] if statistics else parts)
 
 
@@ -62,7 +65,7 @@ class FunctionalObjective:
         self.model = model
         self.columns = model.dimension - model.trained
 
-    def _predict(self, parameters: dict[str, Tensor], params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _predict(self, parameters: dict[str, Tensor], params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
         """Output with these parameters and the statistics of the row [d], and the columns these become."""
         statistics = self.model.statistics_of(params)
         output = self.model.predict(parameters, batch, statistics)
@@ -125,11 +128,16 @@ class PlainObjective:
     def __init__(self, model: RowModel) -> None:
         self.model = model
         self.columns = model.dimension - model.trained
-        self.module = copy.deepcopy(model.training_module)
-        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in model.dropout_keys]
+        self.renew()
 
-    def _output(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def renew(self) -> None:
+        """Take a fresh copy of the module, without what earlier forward passes left in its attributes."""
+        self.module = copy_module(self.model.training_module)
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in self.model.dropout_keys]
+        self._guard = self.model.guard(self.module)
+
+    def _output(self, params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
         """Of the module as it is with these parameters, from now on; and what its statistics become."""
         self._load(params, batch)
         return self._forward(params, batch)
@@ -139,11 +147,11 @@ class PlainObjective:
             dropout.key = batch["key"]
         for parameter, value in zip(self.parameters, self.model.unflatten(params).values(), strict=True):
             parameter.data = value
-        put_buffers(self.module, self.model.statistics_of(params))
+        put_tensors(self.module, self.model.statistics_of(params))
 
-    def _forward(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        with self.model.mixed(), self.model.drawing(batch):
-            output = self.model.call(self.module, self.model.call.inputs(batch)).to(self.model.dtype)
+    def _forward(self, params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
+        with self.model.mixed(), self.model.drawing(batch), self._guard:
+            output = cast_output(self.model.call(self.module, self.model.call.inputs(batch)), self.model.dtype)
         return output, moved_columns(self.model, self.module, params)
 
     def _gradients(self, value: Tensor, *more: Tensor, again: bool = False) -> tuple[Tensor, ...]:
@@ -201,18 +209,11 @@ class PlainObjective:
         return gradient, slope, value.detach(), moved, left
 
 
-def put_buffers(module: nn.Module, buffers: dict[str, Tensor]) -> None:
-    """Make these tensors the module's own."""
-    for name, value in buffers.items():
-        parent, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(parent), leaf, value)
-
-
 def moved_columns(model: RowModel, module: nn.Module, row: Tensor) -> Tensor:
     """The columns of statistics as the module holds them; none, of a row [d] without."""
     if not model.statistics:
         return row[model.trained :]
-    return model.as_columns({name: module.get_buffer(name) for name in model.statistics})
+    return model.as_columns({name: tensor_of(module, name).detach() for name in model.statistics})
 
 
 def by_rows(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
+from fedsim.models.user_loss import loss_function
 from fedsim.shift import Shift
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,9 @@ SHAPED = (aten.ones_like.default, aten.zeros_like.default, aten.new_zeros.defaul
 
 def replayable(rule: LocalRule, model: RowModel, shift: Shift) -> bool:
     """Is a step of these the same operations every time?"""
-    return not model.traits.random and all(map(_known, (rule, shift, model.loss, *model.training_module.modules())))
+    return not model.traits.random and all(
+        map(_known, (rule, shift, loss_function(model.loss), *model.training_module.modules()))
+    )
 
 
 def _known(thing: Any) -> bool:
@@ -52,7 +55,7 @@ def _known(thing: Any) -> bool:
         if not all(map(_known, inner)):
             return False
     kind = thing if isinstance(thing, FunctionType) else type(thing)
-    return bool(vars(kind).get("replayable", False)) or kind.__module__.partition(".")[0] in OURS
+    return bool(vars(kind).get("replayable", False)) or (kind.__module__ or "").partition(".")[0] in OURS
 
 
 class Replay:

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.core.columns import OWN
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DivergenceError, RunError, first_line
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
+from fedsim.core.numerical import is_numerical
 from fedsim.core.report import Report
 from fedsim.local import LocalRule
 from fedsim.local.base import Carry
 from fedsim.models import RowModel
 from fedsim.models.precision import tensor_cores
-from fedsim.samples import Batches
+from fedsim.models.row_model import is_built_in
+from fedsim.samples import Batches, Chunk
 from fedsim.shift import Shift
+from fedsim.trainer.agreement import agreement_of
 from fedsim.trainer.allocator import keep_freed_memory
 from fedsim.trainer.batch_sizes import check_batches
 from fedsim.trainer.bfloat16 import warn_if_slower
 from fedsim.trainer.choose import Choice, candidates
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.executors import Executor, executor
+from fedsim.trainer.failing_rows import nan_where, run_without_failing
 from fedsim.trainer.fused_executor import FusedExecutor
 from fedsim.trainer.memory_limit import out_of_memory, too_large_for_one
 from fedsim.trainer.objective import refuse_whole_batches
@@ -73,15 +80,40 @@ class Trainer:
         sample = int(np.prod(batches.dataset.shape)) + (model.dimension if rule.per_sample else 0)
         check_batches(batches, model, sample)
         ranks = batches.federation.ranks.count
-        self.candidates = candidates(self.execution, model, rule, shift, largest, sample, ranks)
+        self._resolve = functools.partial(
+            candidates, model=model, rule=rule, shift=shift, batch_size=largest, sample_size=sample, ranks=ranks,
+            agreement=agreement_of(model, batches, self._for_trial),
+        )  # fmt: skip
+        self.candidates = self._resolve(self.execution)
         self.settled = {} if settled is None else settled
         self.choice = self.candidates[0]
         self.executor = self._made(self.choice)
         self._general: Executor | None = None
-        self._told = self._halved = False
+        self._told = self._halved = self._refused = False
         self.remembered: Memory | None = None  # the last `memory` it made, that of the run
         if model.device.type == "cpu":
             keep_freed_memory()
+
+    def restrict_to_loop(self, reason: str) -> None:
+        """Train one client at a time, on batches that are never padded; `reason` says why, for the log.
+
+        Raises:
+            ConfigError: another executor was asked for.
+        """
+        asked = self.execution.executor
+        if asked not in ("auto", "loop"):
+            raise ConfigError(
+                f"trainer.executor={asked} cannot be used here: {reason}; use trainer.executor=auto, or loop"
+            )
+        (loop,) = self._resolve(dataclasses.replace(self.execution, executor="loop"))
+        self.candidates = [dataclasses.replace(loop, reason=reason)]
+        self.choice = self.candidates[0]
+        self.executor, self._general = self._made(self.choice), None
+
+    def _for_trial(self, name: str, model: RowModel, rule: LocalRule, shift: Shift) -> Executor:
+        """The executor of this name for another rule and a model in another precision."""
+        asked = dataclasses.replace(self.execution, executor=name, chunk=64, workers=1, compile="never", trial=False)
+        return executor(candidates(asked, model, rule, shift, 1, 1)[0], rule, model, shift, False)
 
     def _made(self, choice: Choice) -> Executor:
         return executor(choice, self.rule, self.model, self.shift, self.batches.contamination.active)
@@ -230,16 +262,33 @@ class Trainer:
     @torch.no_grad()
     def perform(self, work: Work) -> Done:
         """All rows through their local steps, by the executor that was chosen in the first round."""
-        if not self._told and len(work):
-            self._settle(work)
-        with tensor_cores(self.model.precision):
-            return self._local_steps(work)
+        with self._errors_in_a_sentence(work):
+            if not self._told and len(work):
+                self._settle(work)
+            with tensor_cores(self.model.precision):
+                return self._local_steps(work)
+
+    @contextlib.contextmanager
+    def _errors_in_a_sentence(self, work: Work) -> Iterator[None]:
+        """What a user's module, loss or rule raises in the middle of a run, with the round it happened in."""
+        try:
+            yield
+        except (ConfigError, RunError, DivergenceError, MemoryError):
+            raise
+        except Exception as error:
+            users = [of for of in (self.model.training_module, self.rule, self.shift) if not is_built_in(of)]
+            if not users:
+                raise
+            said = first_line(error)[:300]
+            names = ", ".join(type(of).__name__ for of in users)
+            raise RunError(
+                f"local training ended in round {work.plan.t}: {names} raised {type(error).__name__}: {said}"
+            ) from error
 
     def _local_steps(self, work: Work) -> Done:
         """Chunk by chunk. Nothing that outlives the round is written here: a chunk that the device has no room for runs
         again in halves."""
-        plan, carry, rates, answered = work.plan, work.carry, work.rates, work.deployed
-        order = plan.load.order
+        plan, carry, order = work.plan, work.carry, work.plan.load.order
         positions = np.arange(len(work)) if order is None else order
         end = {name: torch.empty_like(value) for name, value in carry.items()}
         loss = torch.zeros(len(work), dtype=self.model.dtype, device=self.model.device)
@@ -252,18 +301,18 @@ class Trainer:
             if count != everybody:  # who come in ever other numbers are filled up; of several runs all
                 rows = np.append(rows, np.repeat(rows[-1:], self._runs(carry).room(count) - count))
             to = slice(first, first + count) if order is None else torch.as_tensor(rows[:count], device=loss.device)
-            pick = to if len(rows) == count else torch.as_tensor(rows, device=loss.device)
-            theta = None if answered is None else answered[work.replicate[pick]]
-            part = {name: value[pick] for name, value in carry.items()}
             try:
                 chunk = plan.chunk(rows)
-                part, total = self._runs(part).run(chunk, part, rates[:, pick], theta)
-            except RuntimeError as error:
-                if not out_of_memory(error):
+                part, total = self._run(work, rows, chunk)
+            except Exception as error:
+                if is_numerical(error):
+                    part, total = self._run_without_failing(work, rows, error)
+                elif not isinstance(error, RuntimeError) or not out_of_memory(error):
                     raise
-                if count == 1:
+                elif count == 1:
                     raise too_large_for_one(self.model.device) from error
-                total = None
+                else:
+                    total = None
             if total is None:  # only here are the frames gone that held what the attempt had made
                 self._halve(count)
                 continue
@@ -277,6 +326,31 @@ class Trainer:
             samples[rows[:count]] = chunk.sizes[:count].sum(1)
             first += count
         return Done(end, loss, samples)
+
+    def _run(self, work: Work, rows: np.ndarray, chunk: Chunk | None = None) -> tuple[Carry, Tensor]:
+        """The rows at these positions, which may repeat, through their local steps; `chunk` is theirs."""
+        neighbours = np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
+        pick = slice(rows[0], rows[0] + len(rows)) if neighbours else torch.as_tensor(rows, device=self.model.device)
+        theta = None if work.deployed is None else work.deployed[work.replicate[pick]]
+        part = {name: value[pick] for name, value in work.carry.items()}
+        chunk = work.plan.chunk(rows) if chunk is None else chunk
+        return self._runs(part).run(chunk, part, work.rates[:, pick], theta)
+
+    def _run_without_failing(self, work: Work, rows: np.ndarray, error: Exception) -> tuple[Carry, Tensor]:
+        """The same where a numerical routine refuses rows: those end as NaN, which is their divergence."""
+        if not self._refused:
+            why = " ".join(str(error).split())
+            log.warning("a local step of some clients failed (%s); their rows count as non-finite", why)
+        self._refused = True
+        pick = torch.as_tensor(rows, device=self.model.device)
+        start = {name: value[pick] for name, value in work.carry.items()}
+        diverged = ~torch.isfinite(start["params"].sum(1)).cpu().numpy()
+        found = run_without_failing(functools.partial(self._run, work), rows, diverged)
+        if found is not None:
+            return found
+        everyone = torch.ones(len(rows), dtype=torch.bool, device=self.model.device)
+        loss = torch.full((len(rows),), math.nan, dtype=self.model.dtype, device=self.model.device)
+        return {name: nan_where(everyone, value) for name, value in start.items()}, loss
 
     def _halve(self, rows: int) -> None:
         """Chunks of half so many rows from now on; it is said once."""

@@ -33,10 +33,24 @@ class Trainers:
         self.data, self.shift, self.model = data, shift, model
         self.contamination, self.execution = contamination, execution
         self.settled = {} if settled is None else settled
+        self._made: list[Trainer] = []
+        self._reasons: list[tuple[str, LocalRule | None]] = []
         shift.setup(data.federation, data, model)
 
     def __call__(self, rule: LocalRule) -> Trainer:
         """The rule's, which learns what it will meet."""
         batches = Batches(self.data, rule.work, self.contamination, self.model.keyed, self.shift.redraw)
         rule.setup(self.data, self.shift, self.model)
-        return Trainer(rule, self.model, self.shift, batches, self.execution, self.settled)
+        trainer = Trainer(rule, self.model, self.shift, batches, self.execution, self.settled)
+        for reason, of in self._reasons:
+            if of is None or type(of) is type(rule):
+                trainer.restrict_to_loop(reason)
+        self._made.append(trainer)
+        return trainer
+
+    def restrict_to_loop(self, reason: str, rule: LocalRule | None = None) -> None:
+        """`Trainer.restrict_to_loop` of all trainers, or of those of one class of local rules; of later ones too."""
+        self._reasons.append((reason, rule))
+        for trainer in self._made:
+            if rule is None or type(trainer.rule) is type(rule):
+                trainer.restrict_to_loop(reason)

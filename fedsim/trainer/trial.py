@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.numerical import is_numerical
 from fedsim.local.base import Carry
 from fedsim.samples import Plan
 from fedsim.trainer.choose import Choice
@@ -51,8 +52,8 @@ def fastest(
         begin = clock()
         try:
             contenders[name](count)
-        except RuntimeError as error:
-            if not out_of_memory(error):
+        except Exception as error:
+            if not (is_numerical(error) or (isinstance(error, RuntimeError) and out_of_memory(error))):
                 raise
             return math.inf
         if device.type == "cuda":

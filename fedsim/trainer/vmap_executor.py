@@ -50,7 +50,7 @@ class VmapExecutor:
         whole: Callable[..., Any] = (lambda step: step) if rule.batched else vmap
         self._step: Callable[..., Any] = whole(functools.partial(objective.step, rule))
         self._begin: Callable[..., Any] = whole(functools.partial(objective.begin, rule))
-        self._apart = model.traits.mixes
+        self._apart = model.mixes
         self._at_once = not (contaminated or rule.begins or self._apart)  # nothing comes between answer and step
         if compile != "never" and compile not in RECORDED:
             step = torch.compile(self._step, mode=compile)

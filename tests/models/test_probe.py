@@ -120,7 +120,13 @@ def running(module: Own, x: Tensor) -> Tensor:
     [
         (nn.Linear(3, 3), {}),
         (nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0)), {}),
-        (Own(counted_for_nobody), {}),
+        (
+            Own(counted_for_nobody),
+            {
+                "isolated": "Own changes its attribute 'calls' in each forward pass",
+                "evaluation_isolated": "Own changes its attribute 'calls' in each forward pass",
+            },
+        ),
         (Own(running), {"statistics": ["seen", "count"], "mixes": True}),
         (
             nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)),

@@ -106,6 +106,11 @@ def test_the_laws_are_those_asked_for(call: Callable[[Tensor], Tensor], mean: fl
     assert drawn.std().item() == pytest.approx(std, rel=0.03)
 
 
+def test_dropout_of_everything_leaves_zeros() -> None:
+    """As `F.dropout(x, 1.0)` does: zeros, not 0/0."""
+    assert torch.equal(under(torch.tensor(5), lambda x: F.dropout(x, 1.0), X), torch.zeros_like(X))
+
+
 def test_alpha_dropout_keeps_mean_and_variance_and_puts_its_value() -> None:
     x = under(torch.tensor(1), torch.randn_like, MANY)
     out = under(torch.tensor(2), lambda x: F.alpha_dropout(x, 0.25, True), x)
@@ -123,6 +128,13 @@ def test_without_dropout_attention_is_torchs_own(training: bool) -> None:
     with KeyedRandomness(torch.tensor(0)):
         mine = module(X, X, X)[0]
     torch.testing.assert_close(mine, module(X, X, X)[0])
+
+
+@pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
+def test_attention_with_further_keys_is_refused_with_dropout(option: str) -> None:
+    module = nn.MultiheadAttention(4, 2, dropout=0.4, batch_first=True, **{option: True}).double()
+    with KeyedRandomness(torch.tensor(0)), pytest.raises(ConfigError, match="set its dropout to 0"):
+        module(X, X, X)
 
 
 def test_attentions_weights_are_dropped_and_the_rest_scaled() -> None:

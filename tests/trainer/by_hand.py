@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.datasets import Dataset
 from fedsim.local import SGD
+from fedsim.models.copying import tensor_of
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.partition import Natural
 from fedsim.strategies import FedAvg
@@ -53,15 +54,19 @@ def module_of(simulation: Simulation, build: Callable[[], nn.Module], row: Tenso
     module = module.double()
     named = dict(module.named_parameters())
     columns = {name: named[name].data for name in simulation.model.shapes}
-    columns |= {name: module.get_buffer(name) for name in simulation.model.statistics}
+    columns |= {name: tensor_of(module, name).data for name in simulation.model.statistics}
     start = 0
     for value in columns.values():
         value.copy_(row[start : start + value.numel()].view(value.shape))
         start += value.numel()
     for name, value in simulation.model.training_module.named_parameters():  # frozen ones are the template's
-        if name not in simulation.model.shapes:
+        if name not in simulation.model.shapes and name not in simulation.model.statistics:
             named[name].data.copy_(value)
     return module
+
+
+def cross_entropy(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(output, batch["y"])
 
 
 def plain_sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -73,9 +78,10 @@ def by_hand(
     build: Callable[[], nn.Module],
     optimizer_of: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = plain_sgd,
     keep: bool = False,
+    loss: Callable[[Any, dict[str, Tensor]], Tensor] = cross_entropy,
 ) -> list[nn.Module]:
     """FedAvg of every replicate on the batches of the simulation: train copies, average state dictionaries. `keep`:
-    a client's optimizer goes on from round to round."""
+    a client's optimizer goes on from round to round; `loss` of an output and a batch is a number."""
     federation, clients = simulation.federation, len(SIZES)
     trained: dict[tuple[int, int], tuple[nn.Module, torch.optim.Optimizer]] = {}
     servers = [module_of(simulation, build, row) for row in simulation.model.initial(federation.seeds)]
@@ -96,7 +102,7 @@ def by_hand(
                     optimizer.zero_grad()
                     with KeyedRandomness(batch["key"][0]) if "key" in batch else contextlib.nullcontext():
                         output = client(batch["x"][0])
-                    F.cross_entropy(output, batch["y"][0]).backward()
+                    loss(output, {name: value[0] for name, value in batch.items()}).backward()
                     optimizer.step()
                 states.append(copy.deepcopy(client.state_dict()))
             mean = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from fedsim import Simulation
+from fedsim import Evaluation, Simulation
 from fedsim.availability import UniformK
-from fedsim.datasets import Pricing
-from fedsim.local import ProFL
+from fedsim.core import Memory
+from fedsim.datasets import GaussianMean, Pricing
+from fedsim.local import SGD, ProFL
 from fedsim.models import Mean
-from fedsim.shift import Demand
+from fedsim.personal import Personal
+from fedsim.shift import Demand, Location
 
 
 def test_a_shared_derivative_is_not_touched_by_borrowed_work() -> None:
@@ -34,3 +36,24 @@ def test_a_shared_derivative_is_not_touched_by_borrowed_work() -> None:
     assert all(torch.equal(before[name], value) for name, value in memory.tensors().items())
     work(6, memory)
     assert not all(torch.equal(before[name], value) for name, value in memory.tensors().items())
+
+
+def test_what_the_server_remembers_is_lent_as_a_copy() -> None:
+    """Whoever works on borrowed memory may write into it in place."""
+    memory = Memory(server={"deployments": torch.zeros(2, 3)})
+    lent = memory.borrowed()
+    lent.server["deployments"] += 1
+    assert not memory.server["deployments"].any()
+    assert not lent.kept
+
+
+def test_localized_models_leave_no_trace_in_what_data_answer() -> None:
+    """With inertia θ̃ moves in place at every deployment; the deployments of an evaluation are none."""
+
+    def run(over: str) -> torch.Tensor:
+        shift = Location(0.5, deploy="round", inertia=0.5, references="none")
+        options = {"shift": shift, "personal": Personal(over=over), "evaluation": Evaluation(every=1)}
+        data, local = GaussianMean(clients=3), SGD(lr=0.3, steps=2, batch_size=8)
+        return Simulation(data, Mean, clients=3, rounds=4, local=local, **options).run().state.model
+
+    assert torch.equal(run("none"), run("all"))

@@ -14,7 +14,7 @@ from torch import nn
 
 from fedsim import ConfigError, Evaluation, Execution
 from fedsim.availability import Bernoulli, Uniform
-from fedsim.core.columns import Columns
+from fedsim.core.columns import AVERAGED, Columns
 from fedsim.local import SGD, FedRep
 from fedsim.models.selectors import ByName, Everything, Head, Normalisation, Selector
 from fedsim.strategies import MIFA, FedAvg, FedAWE, FedOpt, FedPBC, FedProx, LocalOnly, Scaffold
@@ -92,6 +92,31 @@ def test_what_stays_stays_and_what_travels_is_averaged(name: str, executor: str,
     with torch.no_grad():
         loss = F.cross_entropy(model.eval()(data.test_x), data.test_y).item()
     assert result.history[-1]["test_loss"] == pytest.approx(loss, abs=1e-10)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "data"])
+def test_statistics_that_travel_are_weighted_as_the_strategy_weights(weighting: str) -> None:
+    """The server's running mean after a round is Σ w_i of the clients' own, whose sizes differ."""
+    simulation = simulation_of(build, rounds=1, seeds=(0,), strategy=FedAvg(weighting=weighting))
+    ends: list[torch.Tensor] = []
+    genuine = simulation.trainer.perform
+
+    def noted(work: Any) -> Any:
+        done = genuine(work)
+        ends.append(done.carry["params"].clone())
+        return done
+
+    simulation.trainer.perform = noted  # type: ignore[method-assign]
+    memories: list[Any] = []
+    initial = simulation.trainer.memory
+    simulation.trainer.memory = lambda model: memories.append(initial(model)) or memories[-1]  # type: ignore[func-returns-value,method-assign]
+    simulation.run()
+    weights = torch.tensor(SIZES, dtype=torch.float64) if weighting == "data" else torch.ones(len(SIZES)).double()
+    statistics = ends[-1][:, simulation.model.columns.averaged]
+    expected = (weights[:, None] / weights.sum() * statistics).sum(0)
+    (travelled,) = [m.server[AVERAGED][0] for m in memories if AVERAGED in m.server][:1]
+    torch.testing.assert_close(travelled, expected, rtol=0, atol=1e-12)
+    assert not torch.allclose(statistics[0], statistics[1])
 
 
 def in_turns(

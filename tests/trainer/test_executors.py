@@ -136,7 +136,7 @@ def test_augmentation_moves_whole_pixels_of_the_sample_itself(border):
     in from outside is black, or the mean colour, which normalising makes zero."""
     dataset = images()
     simulation = simulation_of(dataset, TinyCNN, SGD(steps=1, batch_size=None))
-    cohort = everyone(simulation)
+    dataset, cohort = simulation.dataset, everyone(simulation)
     dataset.augment = None
     plain = [batches_of(simulation, cohort, 2, row)[0]["x"] for row in range(len(SIZES))]
     dataset.augment = CropFlip(padding=2, flip=True, border=border)

@@ -53,8 +53,8 @@ OPTIMISERS: dict[str, LocalRule] = {
 }
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("name", "optimiser"), paired(tuple(OPTIMISERS)))
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(("name", "optimiser"), sorted(paired(tuple(OPTIMISERS)), key=lambda pair: pair.values[1]))
 def test_optimisers_end_where_the_loop_ends(name, optimiser):
     """With ridge, a schedule and a proximal term, of clients that come and go, one seed's rate being another's half:
     models, and what clients remember."""

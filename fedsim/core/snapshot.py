@@ -1,0 +1,456 @@
+"""Deep snapshots: everything that an object can reach, by value, so that a change shows whatever holds it.
+
+>>> class Counter:
+...     def __init__(self):
+...         self._calls = [0]
+>>> counter = Counter()
+>>> before = snapshot(counter)
+>>> counter._calls[0] += 1
+>>> changed(before, snapshot(counter))
+['_calls[0]']
+
+A snapshot follows attributes (private ones too), slots, containers, tensors, NumPy arrays, random generators,
+iterators, functions with their closures, default arguments and the module globals they refer to, and the classes of
+objects. Of libraries it looks at instances only: not at their functions, their classes or their globals. What a
+`functools.cached_property` or an `lru_cache` remembers, `Module.training` and locks are left out.
+
+Limits: tensors and arrays above `LARGE` bytes are compared by `SAMPLE` evenly spaced elements, and tensors also by
+PyTorch's version counter, which in-place operations raise; an object in C without attributes that is not one of the
+kinds above is compared by its type alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import hashlib
+import io
+import itertools
+import logging
+import random
+import sys
+import sysconfig
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+LARGE = 64 * 2**20  # bytes
+SAMPLE = 2**16  # elements
+MOST_NODES = 1_000_000
+LONG = 256  # items of a list of numbers, from which on they are hashed together
+
+PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, type(None), range, slice, type(Ellipsis), Path)
+PLAIN += (torch.dtype, torch.device, torch.Size, torch.layout, np.dtype, np.generic, types.CodeType)
+OPAQUE = (logging.Logger, logging.Handler, weakref.ref, types.FrameType, types.TracebackType)
+RECONSTRUCTED = {"builtins", "itertools", "collections", "_collections", "datetime", "decimal", "fractions"}
+LIBRARIES = {"fedsim", "torch", "torchvision", "numpy", "scipy", "sklearn", "pandas", "transformers", "peft", "timm"}
+SYSTEM_PATHS = {Path(path).resolve() for path in sysconfig.get_paths().values()}
+OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__", "__parameters__"}
+OF_CLASSES |= {"__abstractmethods__", "_abc_impl", "__slots__", "__match_args__", "__dataclass_params__"}
+OF_CLASSES |= {"__dataclass_fields__", "__orig_bases__", "__firstlineno__", "__static_attributes__"}
+
+
+class Node:
+    """What a snapshot knows of one object: its type, a value that can be compared, and what it refers to.
+
+    `children` are by label; a label that begins with a space is a place of its own, such as a global, and not a part of
+    the path to it.
+    """
+
+    __slots__ = ("children", "kind", "value")
+
+    def __init__(self, kind: str, value: Any = None) -> None:
+        self.kind, self.value = kind, value
+        self.children: dict[str, Node] = {}
+
+
+def snapshot(root: Any, skip: tuple[type, ...] = ()) -> Node:
+    """Everything that can be reached from `root`, by value.
+
+    Args:
+        root: any object; an `nn.Module`, a function, a list of several.
+        skip: types whose instances are not looked into, such as data sets that are known to be left alone.
+
+    Returns:
+        A structure for `changed`, which shares nothing with `root` and may be compared after it has been written to.
+    """
+    return _Reader(root, skip).read(root)
+
+
+def changed(before: Node, after: Node) -> list[str]:
+    """Where two snapshots of one object differ, as paths such as `state['x'][0]`, in order; none where they agree.
+
+    Whether two references lead to one object or to two with equal values makes no difference.
+    """
+    found: list[str] = []
+    seen: set[tuple[int, int]] = set()
+    waiting: list[tuple[Any, Node | None, Node | None]] = [(None, before, after)]  # with linked labels, the last first
+    while waiting:
+        path, one, other = waiting.pop()
+        if one is None or other is None or one.kind != other.kind or one.value != other.value:
+            found.append(_place(path))
+            continue
+        if one is other or (id(one), id(other)) in seen:
+            continue
+        seen.add((id(one), id(other)))
+        labels = [*one.children, *(label for label in other.children if label not in one.children)]
+        for label in reversed(labels):
+            waiting.append(((label, path), one.children.get(label), other.children.get(label)))
+    return list(dict.fromkeys(found))
+
+
+def key(node: Node) -> Hashable:
+    """A snapshot as a key of dictionaries, by which equal ones are known again within a process."""
+    numbers: dict[int, int] = {id(node): 0}
+    rows: list[Hashable] = []
+    waiting = [node]
+    while waiting:
+        one = waiting.pop()
+        children = []
+        for label, child in one.children.items():
+            if id(child) not in numbers:
+                numbers[id(child)] = len(numbers)
+                waiting.append(child)
+            children.append((label, numbers[id(child)]))
+        rows.append((numbers[id(one)], one.kind, one.value, tuple(children)))
+    return tuple(rows)
+
+
+def _place(path: Any) -> str:
+    """Linked labels as a path, from the last place of its own on."""
+    labels: list[str] = []
+    while path is not None:
+        label, path = path
+        labels.append(label)
+        if label.startswith(" "):
+            break
+    return "".join(reversed(labels)).lstrip(" .")
+
+
+class _Reader:
+    """Reads one snapshot: objects are looked at once, from a stack, so that depth and cycles do no harm."""
+
+    def __init__(self, root: Any, skip: tuple[type, ...]) -> None:
+        self.skip = (*OPAQUE, *skip)
+        package = (getattr(type(root), "__module__", "") or "").partition(".")[0]
+        self.packages = {package} - LIBRARIES - sys.stdlib_module_names if package != "builtins" else set()
+        self.nodes: dict[int, Node] = {}
+        self.alive: list[Any] = []  # an id stays an object's own as long as the object lives
+        self.waiting: list[tuple[Any, Node]] = []
+
+    def read(self, root: Any) -> Node:
+        node = self.node(root)
+        while self.waiting and len(self.nodes) < MOST_NODES:
+            self.expand(*self.waiting.pop())
+        return node
+
+    def node(self, value: Any) -> Node:
+        """The node of an object, which is looked into later, once."""
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        if isinstance(value, PLAIN):
+            return Node(kind, _plain(value))
+        if id(value) in self.nodes:
+            return self.nodes[id(value)]
+        node = self.nodes[id(value)] = Node(kind)
+        self.alive.append(value)
+        if not isinstance(value, self.skip):
+            self.waiting.append((value, node))
+        return node
+
+    def expand(self, value: Any, node: Node) -> None:
+        """Look into an object: the first kind that it is of says how."""
+        for kind, look in KINDS:
+            if isinstance(value, kind):
+                look(self, value, node)
+                return
+        self.object(value, node)
+
+    def add(self, node: Node, label: str, value: Any) -> None:
+        node.children[label] = self.node(value)
+
+    def tensor(self, value: Tensor, node: Node) -> None:
+        node.value = _tensor(value)
+        self.attributes(value, node)
+        if value.is_leaf and value.grad is not None:
+            self.add(node, ".grad", value.grad)
+
+    def array(self, value: np.ndarray, node: Node) -> None:
+        if value.dtype.hasobject:
+            node.value = value.shape
+            for number, item in enumerate(value.reshape(-1)):
+                self.add(node, f"[{number}]", item)
+            return
+        node.value = (value.shape, value.dtype.str, _digest(value))
+
+    def mapping(self, value: Mapping[Any, Any], node: Node) -> None:
+        keys = list(value)
+        if all(isinstance(key, PLAIN) for key in keys):
+            for key in sorted(keys, key=repr):
+                self.add(node, f"[{key!r}]", value[key])
+        else:
+            for number, key in enumerate(keys):
+                self.add(node, f".keys[{number}]", key)
+                self.add(node, f"[{number}]", value[key])
+        self.attributes(value, node)
+
+    def sequence(self, value: Sequence[Any], node: Node) -> None:
+        items = list(value)
+        if len(items) >= LONG and all(type(item) in (int, float, bool, str) for item in items):
+            node.value = (len(items), hashlib.blake2b(repr(items).encode(), digest_size=16).digest())
+        else:
+            for number, item in enumerate(items):
+                self.add(node, f"[{number}]", item)
+        self.attributes(value, node)
+
+    def set(self, value: Set[Any], node: Node) -> None:
+        if all(isinstance(item, PLAIN) for item in value):
+            node.value = frozenset((type(item).__qualname__, _plain(item)) for item in value)
+        else:
+            node.value = len(value)  # of what cannot be ordered, the number
+
+    def function(self, value: types.FunctionType, node: Node) -> None:
+        node.value = value.__code__
+        self.closure(value, node)
+        self.attributes(value, node)
+        if self.of_user(value.__module__, value.__code__.co_filename):
+            self.globals(value, node)
+
+    def closure(self, value: types.FunctionType, node: Node) -> None:
+        """What a function closes over, and its default arguments."""
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # an empty cell
+                self.add(node, f" {name!r} in the closure of {value.__name__}", cell.cell_contents)
+        defaults = dict(value.__kwdefaults__ or {})
+        names = value.__code__.co_varnames[: value.__code__.co_argcount]
+        if value.__defaults__:
+            defaults |= dict(zip(names[-len(value.__defaults__) :], value.__defaults__, strict=False))
+        for name, default in defaults.items():
+            self.add(node, f" default argument {name!r} of {value.__name__}", default)
+
+    def globals(self, value: types.FunctionType, node: Node) -> None:
+        """The globals that a function names, and of modules of the user's the attributes that it names."""
+        names = _names(value.__code__)
+        for name in sorted(names & value.__globals__.keys()):
+            found = value.__globals__[name]
+            if not isinstance(found, types.ModuleType):
+                self.add(node, f" global {name!r}", found)
+            elif self.of_user(found.__name__, getattr(found, "__file__", None)):
+                for attribute in sorted(names & vars(found).keys()):
+                    if not isinstance(vars(found)[attribute], types.ModuleType):
+                        self.add(node, f" global {name}.{attribute}", vars(found)[attribute])
+
+    def method(self, value: types.MethodType, node: Node) -> None:
+        self.add(node, ".__func__", value.__func__)
+        self.add(node, "", value.__self__)
+
+    def partial(self, value: functools.partial[Any], node: Node) -> None:
+        for name in ("func", "args", "keywords"):
+            self.add(node, f".{name}", getattr(value, name))
+        self.attributes(value, node)
+
+    def wrapper(self, value: Any, node: Node) -> None:
+        """A cached function, a property, a class or static method: the function inside."""
+        for name in ("__wrapped__", "__func__", "fget", "fset", "func"):
+            inside = getattr(value, name, None)
+            if callable(inside):
+                self.add(node, f".{name}", inside)
+
+    def cls(self, value: type, node: Node) -> None:
+        """A class of the user's: its attributes and its methods, and those of its bases that are the user's too."""
+        node.value = value
+        for base in value.__mro__:
+            if base.__module__ == "builtins" or not self.class_of_user(base):
+                continue
+            for name, attribute in vars(base).items():
+                slot = isinstance(attribute, (types.MemberDescriptorType, types.GetSetDescriptorType))
+                if name not in OF_CLASSES and not slot:
+                    self.add(node, f" {base.__name__}.{name}", attribute)
+
+    def generator(self, value: types.GeneratorType[Any, Any, Any], node: Node) -> None:
+        frame = value.gi_frame
+        node.value = None if frame is None else frame.f_lasti
+        for name, local in (frame.f_locals if frame is not None else {}).items():
+            self.add(node, f".{name}", local)
+
+    def stream(self, value: Any, node: Node) -> None:
+        """A generator of random numbers: its state."""
+        if isinstance(value, torch.Generator):
+            self.add(node, ".state", value.get_state())
+        elif isinstance(value, random.Random):
+            self.add(node, ".state", value.getstate())
+        elif isinstance(value, np.random.Generator):
+            self.add(node, ".state", value.bit_generator)
+        elif isinstance(value, np.random.RandomState):
+            self.add(node, ".state", value.get_state(legacy=False))
+        else:
+            self.add(node, ".state", value.state)
+
+    def file(self, value: io.IOBase, node: Node) -> None:
+        with contextlib.suppress(Exception):
+            node.value = value.tell()
+
+    def iterator(self, value: Iterator[Any], node: Node) -> None:
+        """An iterator in C tells how far it is by what it would be pickled as."""
+        if type(value).__module__ not in RECONSTRUCTED:
+            self.object(value, node)
+            return
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")
+            parts = value.__reduce__()
+            for number, part in enumerate(parts[1:] if isinstance(parts, tuple) else (parts,)):
+                self.add(node, f".{number}", part)
+
+    def module(self, value: nn.Module, node: Node) -> None:
+        """Parameters, buffers and submodules by their names, and all other attributes."""
+        parts = ("_parameters", "_buffers", "_modules")
+        for part in parts:
+            for name, inside in getattr(value, part).items():
+                self.add(node, f".{name}", inside)
+        self.attributes(value, node, {*parts, "training"})
+        self.class_of(value, node)
+
+    def object(self, value: Any, node: Node) -> None:
+        """By its attributes; where it has none, by what it would be pickled as, if its type is a plain one."""
+        if type(value).__module__ in RECONSTRUCTED and not hasattr(value, "__dict__"):
+            with contextlib.suppress(Exception):
+                node.value = repr(value) if " at 0x" not in repr(value) else None
+        self.attributes(value, node)
+        self.class_of(value, node)
+
+    def attributes(self, value: Any, node: Node, but: Iterable[str] = ()) -> None:
+        kind: Any = type(value)
+        remembered, slots = _attributes(kind)
+        own, left = getattr(value, "__dict__", {}), remembered.union(but)
+        for name in sorted(name for name in own if isinstance(name, str) and name not in left):
+            self.add(node, f".{name}", own[name])
+        for name, mangled in slots:
+            with contextlib.suppress(AttributeError):
+                self.add(node, f".{name}", getattr(value, mangled))
+
+    def class_of(self, value: Any, node: Node) -> None:
+        """A library's classes are taken as they are, but a class may derive from one."""
+        self.add(node, " class", type(value))
+
+    def class_of_user(self, cls: type) -> bool:
+        """Is it of a user's module, or made by a call of `type` and so without one, with methods of a user's?"""
+        module = sys.modules.get(cls.__module__)
+        if self.of_user(cls.__module__, getattr(module, "__file__", None)):
+            return True
+        methods = [value for value in vars(cls).values() if isinstance(value, types.FunctionType)]
+        return cls.__module__ == "abc" and any(self.of_user(m.__module__, m.__code__.co_filename) for m in methods)
+
+    def of_user(self, module: str | None, file: str | None) -> bool:
+        """Is this module somebody's own, and no library's?"""
+        package = (module or "").partition(".")[0]
+        if package in self.packages or package == "__main__":
+            return True
+        if package in LIBRARIES or package in sys.stdlib_module_names:
+            return False
+        return not _in_a_library(file)
+
+
+@functools.lru_cache(4096)
+def _in_a_library(file: str | None) -> bool:
+    if file is None:
+        return False
+    if file.startswith("<"):  # typed in, or executed from a string
+        return file.startswith("<frozen")
+    path = Path(file).resolve()
+    if "site-packages" in path.parts or "dist-packages" in path.parts:
+        return True
+    return not SYSTEM_PATHS.isdisjoint(path.parents)
+
+
+@functools.lru_cache(4096)
+def _attributes(kind: Any) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
+    """Names of a class's cached properties; and its slots, as they are written and as they are looked up."""
+    remembered: list[str] = []
+    slots: list[tuple[str, str]] = []
+    for base in kind.__mro__:
+        remembered += [name for name, v in vars(base).items() if isinstance(v, functools.cached_property)]
+        names = vars(base).get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            private = name.startswith("__") and not name.endswith("__")
+            if name not in ("__dict__", "__weakref__"):
+                slots.append((name, f"_{base.__name__.lstrip('_')}{name}" if private else name))
+    return frozenset(remembered), tuple(slots)
+
+
+@functools.lru_cache(4096)
+def _names(code: types.CodeType) -> frozenset[str]:
+    """Names that a function's code refers to, nested functions included."""
+    inside = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(code.co_names).union(*inside)
+
+
+def _plain(value: Any) -> Any:
+    """A value that equals itself, which NaN does not, and tells 1 from 1.0 and True."""
+    if isinstance(value, (float, complex, np.generic)):
+        return repr(value)
+    return (type(value).__qualname__, str(value)) if isinstance(value, (slice, Path)) else value
+
+
+def _digest(array: np.ndarray) -> bytes:
+    if array.nbytes > LARGE:
+        array = array.reshape(-1)[:: -(-array.size // SAMPLE)]
+    data: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.size else b""
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _tensor(value: Tensor) -> Any:
+    """Shape, type and a digest of the values; of a large one also how often it was written to in place."""
+    what = (tuple(value.shape), value.dtype, str(value.device), value.requires_grad, value.layout)
+    if value.device.type == "meta" or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return what
+    value = value.detach()
+    if value.layout != torch.strided:
+        return what, tuple(_tensor(part) for part in _sparse(value)), value._version
+    times = None
+    if value.numel() * value.element_size() > LARGE:
+        times = value._version
+        value = value.reshape(-1)[:: -(-value.numel() // SAMPLE)]
+    if value.is_quantized:
+        value = value.int_repr()
+    value = value.resolve_conj().resolve_neg().cpu().contiguous()
+    return what, _digest(value.reshape(-1).view(torch.uint8).numpy()) if value.numel() else b"", times
+
+
+def _sparse(value: Tensor) -> tuple[Tensor, ...]:
+    if value.layout == torch.sparse_coo:
+        value = value.coalesce()
+        return value.indices(), value.values()
+    return (value.to_dense(),)
+
+
+STREAMS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+WRAPPERS = (property, staticmethod, classmethod, functools.cached_property, type(functools.lru_cache(len)))
+ITERATORS = (itertools.count, itertools.cycle, itertools.repeat, itertools.chain, itertools.islice)
+
+KINDS: list[tuple[Any, Callable[[_Reader, Any, Node], None]]] = [
+    (Tensor, _Reader.tensor),
+    (np.ndarray, _Reader.array),
+    (nn.Module, _Reader.module),
+    (type, _Reader.cls),
+    (types.ModuleType, lambda reader, value, node: None),
+    (types.FunctionType, _Reader.function),
+    (types.MethodType, _Reader.method),
+    (functools.partial, _Reader.partial),
+    (WRAPPERS, _Reader.wrapper),
+    (types.GeneratorType, _Reader.generator),
+    (STREAMS, _Reader.stream),
+    ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), lambda reader, value, node: None),
+    (Mapping, _Reader.mapping),
+    ((list, tuple, collections.deque), _Reader.sequence),
+    ((set, frozenset), _Reader.set),
+    (io.IOBase, _Reader.file),
+    (ITERATORS, _Reader.iterator),
+    (Iterator, _Reader.iterator),
+]

@@ -1,0 +1,100 @@
+"""Copies of a user's module, and its tensors by name."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from fedsim.core.errors import ConfigError, first_line
+
+
+def copy_module(module: nn.Module) -> nn.Module:
+    """Deep-copy a module, also one that holds results of an earlier forward pass.
+
+    Pruning, the older weight normalisation and modules that keep their last activation hold tensors that belong to a
+    graph, which deepcopy refuses; the copy holds them detached. Pruning and weight normalisation compute them anew at
+    each forward pass.
+
+    Raises:
+        ConfigError: the module holds something that cannot be copied.
+    """
+    held = [
+        value
+        for layer in module.modules()
+        for attribute in vars(layer).values()
+        for value in tree_leaves(attribute)
+        if isinstance(value, Tensor)
+    ]
+    replaced: dict[int, Tensor] = {}
+    for value in held:
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            replaced[id(value)] = _left_by_transform(value)
+        elif value.grad_fn is not None:
+            replaced[id(value)] = value.detach().clone()
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise ConfigError(
+                f"model: layer {name!r} of {type(module).__name__} is one of TorchScript, whose copies cannot be "
+                "trained; use the module that it was made from"
+            )
+    try:
+        return copy.deepcopy(module, replaced)
+    except Exception as error:
+        reason = first_line(error, type(error).__name__)
+        raise ConfigError(
+            f"model: {type(module).__name__} cannot be copied ({reason}), and each client trains a copy of its own; "
+            "keep what cannot be copied out of its attributes"
+        ) from error
+
+
+def _left_by_transform(value: Tensor) -> Tensor:
+    """A plain tensor for one that a pass under torch.func left in an attribute: its value, or 0 where it is that of
+    several clients at once, which is of no use to any of them."""
+    while torch._C._functorch.is_gradtrackingtensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return torch.zeros(()) if torch._C._functorch.is_functorch_wrapped_tensor(value) else value.detach().clone()
+
+
+def tensor_of(module: nn.Module, name: str) -> Tensor:
+    """The parameter or buffer of this dotted name."""
+    parent, _, leaf = name.rpartition(".")
+    value = getattr(module.get_submodule(parent), leaf)
+    assert isinstance(value, Tensor)
+    return value
+
+
+def put_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Make these tensors the module's buffers and frozen parameters."""
+    for name, value in tensors.items():
+        parent, _, leaf = name.rpartition(".")
+        layer = module.get_submodule(parent)
+        if leaf in layer._parameters:
+            layer._parameters[leaf] = nn.Parameter(value, requires_grad=False)
+        else:
+            setattr(layer, leaf, value)
+
+
+def refuse_parameter_hooks(module: nn.Module) -> None:
+    """Refuse hooks on parameters: a deep copy, and so each client's model, has none of them.
+
+    Raises:
+        ConfigError: naming the parameter and what to use instead.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ConfigError(
+                f"model: parameter {name!r} of {type(module).__name__} has a hook, which copies of a module lose; "
+                "change gradients by a torch.autograd.Function or a hook on an activation, or in a local "
+                "rule"
+            )
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Tells tensors that share memory from those that do not."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse, or without memory of its own
+        return 0

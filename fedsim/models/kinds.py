@@ -1,0 +1,49 @@
+"""The classes and functions that a configuration may name where a model, or a loss, is wanted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from fedsim.core.targets import Kind
+from fedsim.core.torchvision_import import torchvision
+from fedsim.models.images import from_torchvision
+
+# Losses of torch.nn.functional and torchvision.ops, and those of fedsim's.
+FUNCTIONAL = frozenset((
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cosine_embedding_loss", "cross_entropy",
+    "ctc_loss", "gaussian_nll_loss", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss",
+    "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss",
+    "multilabel_soft_margin_loss", "nll_loss", "poisson_nll_loss", "sigmoid_focal_loss", "smooth_l1_loss",
+    "soft_margin_loss", "triplet_margin_loss", "triplet_margin_with_distance_loss",
+))  # fmt: skip
+
+
+def _builds_model(made: Any) -> bool:
+    """`from_torchvision`, or a function by which torchvision registers a model."""
+    if made is from_torchvision:
+        return True
+    models = torchvision().models
+    return any(models.get_model_builder(name) is made for name in models.list_models())
+
+
+def _is_loss(made: Any) -> bool:
+    return made.__name__ in FUNCTIONAL or made.__module__ == "fedsim.models.losses"
+
+
+MODEL = Kind(
+    "an nn.Module",
+    (nn.Module,),
+    modules=("torch.nn", "torchvision.models", "torchvision.ops", "timm.models", "timm.layers", "fedsim.models"),
+    functions=_builds_model,
+)
+LOSS = Kind(
+    "a loss",
+    has=("__call__",),
+    modules=("torch.nn.functional", "torch.nn.modules.loss", "torchvision.ops.focal_loss", "fedsim.models.losses"),
+    shown_in=("torch.nn", "torchvision.ops"),
+    functions=_is_loss,
+    built_in=(nn.modules.loss._Loss,),
+    instances=True,
+)

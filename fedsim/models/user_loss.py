@@ -1,0 +1,257 @@
+"""A loss function that the user wrote: how it is called, and whether it is per sample or over the batch.
+
+Two signatures are accepted, `(output, target)` as in PyTorch and `(output, batch)` with the batch as a dictionary. A
+loss returns one number per sample, [B], or a single one for the batch, []. A loss over the batch (contrastive, ranking,
+Cox) is right only on batches without padding, so the engine trains on unpadded batches wherever a loss mixes samples.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from fedsim.core import rng, streams
+from fedsim.core.errors import ConfigError, first_line
+from fedsim.core.snapshot import changed, snapshot
+from fedsim.models.randomness import KeyedRandomness
+
+LOSS_STREAM = 0x10555  # tells the random numbers of a loss from those of the forward pass, whose key it shares
+EVALUATION_KEY = 0x5EED  # in evaluation a loss draws the same numbers each time
+BATCH_NAMES = ("batch", "data", "samples")
+TARGET_NAMES = ("target", "targets", "label", "labels", "y", "y_true", "true", "truth")
+TOLERANCE = 1e-5  # between two ways to compute one number, relative to the largest
+
+
+@dataclass(frozen=True)
+class UserLoss:
+    """A user's loss with its signature resolved; called as (output, batch).
+
+    Attributes:
+        function: what the user gave, or a copy of it on the run's device.
+        takes_batch: whether its second argument is the batch, rather than batch['y'].
+        over_batch: whether it returns one number for the whole batch, [].
+        mixes_samples: whether a sample's loss depends on the others of the batch.
+        random: whether it draws random numbers.
+    """
+
+    function: Callable[..., Tensor]
+    takes_batch: bool
+    over_batch: bool = False
+    mixes_samples: bool = False
+    random: bool = False
+
+    def __call__(self, output: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        second = batch if self.takes_batch else batch["y"]
+        if not self.random:
+            return self.function(output, second)
+        key = batch["key"] if "key" in batch else torch.tensor(EVALUATION_KEY, device=batch["x"].device)
+        with KeyedRandomness(rng.fold(key, LOSS_STREAM)):
+            return self.function(output, second)
+
+
+def in_dtype(loss: UserLoss, device: torch.device, dtype: torch.dtype) -> UserLoss:
+    """The same loss for another dtype."""
+    return dataclasses.replace(loss, function=_prepared(loss.function, describe_loss(loss.function), device, dtype))
+
+
+def loss_function(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """What the user wrote, or the built-in loss itself."""
+    return loss.function if isinstance(loss, UserLoss) else loss
+
+
+def describe_loss(loss: Callable[..., Any]) -> str:
+    """The name by which an error message calls a loss."""
+    name = getattr(loss, "__name__", None)
+    return f"model.loss={name if isinstance(name, str) else type(loss).__name__}"
+
+
+def resolve_loss(
+    loss: Callable[..., Any],
+    output: Any,
+    batch: Mapping[str, Tensor],
+    dataset: str,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> UserLoss:
+    """Find out how a user's loss is called and what it returns, on a few samples.
+
+    Args:
+        loss: a function, an `nn.Module` or a class that needs no arguments.
+        output: what the model returns for the batch, [B, …] or a structure of such tensors.
+        batch: at least two samples.
+        dataset: its name, for messages.
+        device, dtype: of the run.
+
+    Raises:
+        ConfigError: in one sentence, where the loss cannot be used.
+    """
+    name = describe_loss(loss)
+    function = _prepared(loss, name, device, dtype)
+    output = tree_map(_moved, output)
+    with torch.no_grad(), streams.restored():
+        takes_batch = _takes_batch(function, name, output, batch, dataset)
+        resolved = UserLoss(function, takes_batch)
+        before, given = streams.now(), snapshot([output, dict(batch)])
+        with KeyedRandomness(torch.tensor(EVALUATION_KEY, device=device)) as keyed:
+            value = _called(resolved, name, output, batch, dataset)
+        if not streams.equal(before, streams.now()):
+            raise ConfigError(
+                f"{name} draws random numbers that cannot be keyed by client and step, so that results would differ "
+                "from run to run; draw them by torch.rand, torch.randn or torch.bernoulli"
+            )
+        if changed(given, snapshot([output, dict(batch)])):
+            raise ConfigError(f"{name} writes into the model's output or the batch; let it work on a copy")
+        _check_value(value, name, len(batch["x"]))
+        resolved = UserLoss(function, takes_batch, value.dim() == 0, random=keyed.calls > 0)
+        mixes = resolved.over_batch or _mixes_samples(resolved, value, output, batch)
+    _check_gradient(resolved, name, output, batch)
+    return UserLoss(function, takes_batch, resolved.over_batch, mixes, resolved.random)
+
+
+def _prepared(loss: Callable[..., Any], name: str, device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:
+    """Build a class, and copy a module to the run's device and dtype."""
+    if inspect.isclass(loss):
+        try:
+            instance: Any = loss()
+            loss = instance
+        except Exception as error:
+            raise ConfigError(
+                f"{name} is a class that cannot be built without arguments ({error}); give an instance"
+            ) from error
+    if not callable(loss):
+        raise ConfigError(f"{name} cannot be called; give a function (output, target), an nn.Module or a known name")
+    if not isinstance(loss, nn.Module):
+        return loss
+    if any(parameter.requires_grad for parameter in loss.parameters()):
+        raise ConfigError(f"{name} has parameters of its own, which no client would train; make them part of the model")
+    return copy.deepcopy(loss).to(device, dtype)
+
+
+def _takes_batch(
+    function: Callable[..., Any], name: str, output: Any, batch: Mapping[str, Tensor], dataset: str
+) -> bool:
+    """Whether the second argument is the batch: by its name where that tells, else by trying both."""
+    called = function.forward if isinstance(function, nn.Module) else function
+    try:
+        parameters = [p for p in inspect.signature(called).parameters.values() if p.kind in _POSITIONAL]
+    except (TypeError, ValueError):
+        parameters = []
+    if parameters and parameters[0].name.lower() in TARGET_NAMES:
+        raise ConfigError(
+            f"{name} takes {parameters[0].name!r} first; a loss takes the model's output first, then the target"
+        )
+    second = parameters[1].name.lower() if len(parameters) > 1 else ""
+    if second in BATCH_NAMES:
+        return True
+    if second in TARGET_NAMES or "target" in second or "label" in second:
+        if "y" not in batch:
+            raise ConfigError(f"{name} takes a target, but dataset={dataset} has none; let it take (output, batch)")
+        return False
+    try:
+        with KeyedRandomness(torch.tensor(EVALUATION_KEY, device=batch["x"].device)):
+            function(output, batch)
+    except Exception as of_batch:
+        if "y" not in batch:
+            raise ConfigError(f"{name} raised {_said(of_batch)} when called as (output, batch)") from of_batch
+        return False
+    return True
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _called(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], dataset: str) -> Any:
+    try:
+        return loss(output, batch)
+    except ConfigError:
+        raise
+    except KeyError as error:
+        raise ConfigError(f"model.loss needs {error}, which dataset={dataset} does not have") from error
+    except Exception as error:
+        how = "(output, batch)" if loss.takes_batch else "(output, target)"
+        raise ConfigError(
+            f"model.loss does not fit the model's output on dataset={dataset}: {name} raised {_said(error)} when "
+            f"called as {how}"
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)[:200]}"
+
+
+def _check_value(value: Any, name: str, count: int) -> None:
+    if not isinstance(value, Tensor):
+        raise ConfigError(
+            f"{name} returns {'None' if value is None else type(value).__name__}, not a tensor; it must return one "
+            "number per sample, [B], or one for the batch, []"
+        )
+    if value.dim() and value.shape != (count,):
+        raise ConfigError(
+            f"{name} returns shape {list(value.shape)} for {count} samples; it must give one number per sample, [B], "
+            "or one for the batch, []"
+        )
+    if not value.is_floating_point():
+        raise ConfigError(f"{name} returns {value.dtype}; a loss must be a floating-point tensor")
+
+
+def _check_gradient(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor]) -> None:
+    """Refuse a loss that is cut off from the model's output, so that nothing would train."""
+    leaves: list[Tensor] = []
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        leaves.append(value.detach().clone().requires_grad_())
+        return leaves[-1]
+
+    with torch.enable_grad(), streams.restored():
+        value = loss(tree_map(leaf, output), batch)
+    if leaves and not value.requires_grad:
+        raise ConfigError(
+            f"{name} has no gradient with respect to the model's output, so that nothing would train; it must be "
+            "computed from the output by differentiable operations (without .item(), .detach() or NumPy)"
+        )
+
+
+def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[str, Tensor]) -> bool:
+    """Whether a sample's loss changes when other samples leave the batch, or when their order does."""
+    if loss.random:
+        return True  # its numbers belong to positions in the batch
+    count = len(value)
+    for chosen in ([0], [0, 1], list(range(count - 1, -1, -1))):
+        pick = torch.tensor(chosen, device=value.device)
+        part, few = (tree_map(lambda v, p=pick: _taken(v, p, count), of) for of in (output, dict(batch)))
+        try:
+            alone = loss(part, few)
+        except Exception:  # it needs more samples than these
+            return True
+        if alone.shape != pick.shape or not torch.allclose(
+            alone,
+            value[pick],
+            rtol=TOLERANCE,
+            atol=TOLERANCE * float(value.abs().nan_to_num(0, 0, 0).max()),
+            equal_nan=True,
+        ):
+            return True
+    return False
+
+
+def _taken(value: Any, pick: Tensor, count: int) -> Any:
+    """These samples, of what has an entry for each of them."""
+    return value[pick] if isinstance(value, Tensor) and value.dim() and len(value) == count else value
+
+
+def _moved(value: Any) -> Any:
+    """Another output of the same kind: that of an untrained model may be all zeros, which hides what a loss does."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    wave = torch.sin(torch.arange(1.0, value.numel() + 1, device=value.device)).reshape(value.shape)
+    return value.detach() + 0.3 * wave.to(value)

@@ -1,0 +1,104 @@
+"""Which tensors a piece of code writes to, seen operation by operation rather than by comparing values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fedsim.core.errors import RunError
+from fedsim.models.copying import storage_of
+
+
+class WriteRecorder(TorchDispatchMode):
+    """Records which of the watched tensors are written in place, values that stay the same included.
+
+    Args:
+        watched: tensors by name.
+
+    Attributes:
+        written: names of those that were.
+    """
+
+    def __init__(self, watched: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._names: dict[int, list[str]] = {}
+        for name, tensor in watched.items():
+            self._names.setdefault(storage_of(tensor), []).append(name)
+        self._names.pop(0, None)
+        self.written: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func._schema.is_mutable:
+            given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+            for argument in func._schema.arguments:
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    for value in tree_leaves(given.get(argument.name)):
+                        if isinstance(value, Tensor):
+                            self.written.update(self._names.get(storage_of(value), ()))
+        return func(*args, **kwargs)
+
+
+class WriteGuard:
+    """Ends a run in which a forward pass writes to what the rehearsal saw it leave alone.
+
+    A buffer may move only for some batches, or after many passes. It is then no column of a row, and clients would
+    share it, so the run must not go on.
+
+    Args:
+        module: whose parameters and buffers are watched.
+        moving: names of buffers and frozen parameters that are columns.
+    """
+
+    def __init__(self, module: nn.Module, moving: Collection[str]) -> None:
+        self._kind = type(module).__name__
+        self._places = [
+            (name, tensors, leaf) for name, tensors, leaf in _tensors_by_place(module) if name not in moving
+        ]
+        self._before: list[tuple[Tensor | None, int]] = []
+
+    def __enter__(self) -> None:
+        self._before = [self._state(tensors[leaf]) for _, tensors, leaf in self._places]
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
+            return
+        for (name, tensors, leaf), (tensor, version) in zip(self._places, self._before, strict=True):
+            now = tensors.get(leaf)
+            if now is not tensor or self._state(now)[1] != version:
+                raise RunError(
+                    f"the forward pass of {self._kind} writes to {name!r}, which it left alone when it was tried "
+                    "before the run, so that clients would share it; move it in each training pass (for example by "
+                    "torch.where)"
+                )
+
+    @staticmethod
+    def _state(tensor: Tensor | None) -> tuple[Tensor | None, int]:
+        return tensor, -1 if tensor is None else tensor._version
+
+
+def _tensors_by_place(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """The name of each parameter and buffer, and where its layer keeps it under which name."""
+    for prefix, layer in module.named_modules():
+        for tensors in (layer._parameters, layer._buffers):
+            for leaf in tensors:
+                yield (f"{prefix}.{leaf}" if prefix else leaf), tensors, leaf
+
+
+class DataAssignments(TorchFunctionMode):
+    """Counts assignments to `tensor.data`, under which torch.func's transforms crash the process."""
+
+    SETTERS = (Tensor.data.__set__, Tensor.set_)  # type: ignore[attr-defined]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in self.SETTERS
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,274 @@
+"""Does an executor give what plain PyTorch gives? A user's module and loss are tried before anything is written.
+
+The reference is the way one would write it by hand: a fresh copy of the module for each client, `loss.backward()`, a
+step along the gradients, batches without padding. An executor takes the same clients through the same batches; where it
+ends elsewhere it is not used. Modules and losses of this package and of torchvision are not tried, the tests do that.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import rng, streams
+from fedsim.core.errors import ConfigError, first_line
+from fedsim.core.snapshot import key, snapshot
+from fedsim.local import SGD
+from fedsim.models import LOSSES, RowModel
+from fedsim.models.calling import cast_output
+from fedsim.models.copying import copy_module, put_tensors, tensor_of
+from fedsim.models.probe import Findings
+from fedsim.models.row_model import is_built_in
+from fedsim.models.user_loss import loss_function
+from fedsim.samples import Batch, Batches
+from fedsim.shift import NoShift
+
+LEARNING_RATE = 0.01
+CLOSE = 1e-7  # of double-precision moves, relative to the largest; modules may compute in single precision inside
+CLOSE_SINGLE = 1e-3  # of single-precision moves, for modules that cannot run in double precision
+STEPS = 8
+SIZES = 8  # batch sizes of the run that are tried, of all that occur
+MOST = 256  # samples of the largest batch that is tried
+
+Run = Callable[["Trial", RowModel], Tensor]
+
+
+def is_trusted(model: RowModel) -> bool:
+    """Is the module one of this package's or torchvision's, and the loss one of this package's?"""
+    return is_built_in(model.training_module) and model.loss in LOSSES.values()
+
+
+@dataclass
+class Trial:
+    """Three clients with batches of different sizes, as an executor's chunk.
+
+    Attributes:
+        samples: what their batches are made of, 'x' [N, …] and so on.
+        rows: [3, d] where they begin.
+        sizes: [3, S] samples of each batch (host), 0 after a client's last.
+        trained: how many of the columns are trained parameters.
+    """
+
+    samples: Batch
+    rows: Tensor
+    sizes: np.ndarray
+    trained: int
+
+    @property
+    def steps(self) -> np.ndarray:
+        """[3] local steps of each client, descending."""
+        return np.count_nonzero(self.sizes, axis=1)
+
+    def going(self) -> list[int]:
+        """How many clients take each of the steps."""
+        return [int(np.count_nonzero(self.sizes[:, step])) for step in range(self.sizes.shape[1])]
+
+    def batch(self, step: int, first: int, stop: int, dtype: torch.dtype) -> Batch:
+        """The batch of clients first…stop−1 at a step, padded to the largest, as `samples.Chunk.batch` gives it."""
+        sizes = self.sizes[first:stop, step]
+        width = int(sizes.max())
+        clients = torch.arange(first, stop, device=self.rows.device)
+        count = len(self.samples["x"])
+        slot = (torch.arange(width, device=self.rows.device) + 3 * clients[:, None] + 5 * step) % count
+        batch = {name: value[slot] for name, value in self.samples.items()}
+        batch |= {"client": clients, "row": clients, "key": rng.fold(clients + 1, step)}
+        if int(sizes.min()) < width:
+            held = torch.as_tensor(sizes, device=self.rows.device)
+            batch["weight"] = (torch.arange(width, device=self.rows.device) < held[:, None]).to(dtype)
+        return batch
+
+    def contaminate(self, batch: Batch, step: int, first: int, stop: int) -> Batch:
+        """The samples are clean."""
+        return batch
+
+    def of_client(self, client: int, step: int, dtype: torch.dtype) -> Batch:
+        """The batch of one client, without padding."""
+        return {name: value[0] for name, value in self.batch(step, client, client + 1, dtype).items()}
+
+
+def make_trial(model: RowModel, samples: Batch, sizes: tuple[int, ...]) -> Trial:
+    """Clients whose batches have these sizes in turn, on models that differ."""
+    row = model.initial([0])[0]
+    wave = torch.sin(torch.arange(1.0, 3 * model.trained + 1)).reshape(3, -1).to(row)
+    rows = row.repeat(3, 1)
+    rows[:, : model.trained] += 0.02 * wave
+    order = [list(itertools.islice(itertools.cycle(np.roll(sizes, shift)), STEPS)) for shift in range(3)]
+    table = np.array(order)
+    table[1:, -1] = 0  # two clients are done one step earlier
+    return Trial(samples, rows, table, model.trained)
+
+
+def by_hand(trial: Trial, model: RowModel) -> Tensor:
+    """[3, d] where plain PyTorch ends, client by client."""
+    return torch.stack([_one_by_hand(trial, model, client) for client in range(len(trial.rows))])
+
+
+def _one_by_hand(trial: Trial, model: RowModel, client: int) -> Tensor:
+    module, row = copy_module(model.training_module), trial.rows[client]
+    named = dict(module.named_parameters())
+    for name, value in model.unflatten(row).items():
+        named[name].data = value.clone()
+    put_tensors(module, model.statistics_of(row))
+    dropouts = [module.get_submodule(name.rpartition(".")[0]) for name in model.dropout_keys]
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    for step in range(int(trial.steps[client])):
+        batch = trial.of_client(client, step, model.dtype)
+        for dropout in dropouts:
+            dropout.key = batch["key"]
+        module.zero_grad()
+        with torch.enable_grad():
+            with model.drawing(batch):
+                output = cast_output(model.call(module, model.call.inputs(batch)), model.dtype)
+            model.objective(output, batch, parameters).backward()
+        with torch.no_grad():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.sub_(LEARNING_RATE * parameter.grad.to_dense())
+    ended = [p.detach().reshape(-1) for p in parameters]
+    moved = [tensor_of(module, name).detach().reshape(-1).to(model.dtype) for name in model.statistics]
+    return torch.cat([*ended, *moved])
+
+
+def by_executor(make: Callable[[RowModel], Any]) -> Run:
+    """[3, d] where an executor ends."""
+
+    def run(trial: Trial, model: RowModel) -> Tensor:
+        rates = torch.full((STEPS, len(trial.rows)), LEARNING_RATE, dtype=model.dtype, device=model.device)
+        ended: Tensor = make(model).run(trial, {"params": trial.rows.clone()}, rates, None)[0]["params"]
+        return ended
+
+    return run
+
+
+class Agreement:
+    """Which executors give what plain PyTorch gives, for one model and its loss; tried once each.
+
+    Args:
+        model: of the run.
+        batches: where the run's samples and batch sizes come from.
+        make: (name, model, rule, shift) → an executor.
+
+    Raises:
+        ConfigError: the module cannot be trained on batches of the run's sizes, or not in a repeatable way.
+    """
+
+    def __init__(self, model: RowModel, batches: Batches, make: Callable[..., Any]) -> None:
+        self._make = make
+        self._verdicts: dict[tuple[str, bool, bool], str | None] = {}
+        self.model, self.close = model, CLOSE_SINGLE
+        samples = batches.data.few(min(max(batches.largest, 8), MOST), model.dtype)
+        with streams.quietly():
+            try:
+                double = model.in_double()
+                exact = {n: v.double() if v.is_floating_point() else v for n, v in samples.items()}
+                self.expected = self._reference(double, exact, batches)
+                self.model, self.close = double, CLOSE
+            except (ConfigError, MemoryError):
+                raise
+            except Exception:  # a module may insist on single precision
+                try:
+                    self.expected = self._reference(model, samples, batches)
+                except (ConfigError, MemoryError):
+                    raise
+                except Exception as error:
+                    raise ConfigError(
+                        f"model: {type(model.training_module).__name__} cannot be trained with its loss: a step of "
+                        f"plain PyTorch raised {type(error).__name__}: {first_line(error)[:300]}"
+                    ) from error
+
+    def _reference(self, model: RowModel, samples: Batch, batches: Batches) -> Tensor:
+        sizes = self._sizes(model, samples, batches)
+        self.trial = make_trial(model, samples, sizes)
+        expected = by_hand(self.trial, model)
+        streams.reseed(2)
+        if not self._same(expected, by_hand(self.trial, model), 0.0 if model.device.type == "cpu" else self.close):
+            raise ConfigError(
+                f"model: {type(model.training_module).__name__} or its loss gives other numbers the second time from "
+                "the same model and samples; what it keeps or draws outside of parameters and buffers is shared by all "
+                "clients"
+            )
+        return expected
+
+    def _sizes(self, model: RowModel, samples: Batch, batches: Batches) -> tuple[int, ...]:
+        """Batch sizes that are tried: 7 and 2, and the run's largest and smallest, where the module takes them."""
+        occurring = [size for size in batches.sizes if size <= MOST] or [min(batches.largest, MOST)]
+        spread = np.linspace(0, len(occurring) - 1, min(len(occurring), SIZES)).round().astype(int)
+        occurring = [occurring[place] for place in spread]
+        taken, refused = [], dict[int, Exception]()
+        for size in dict.fromkeys((7, 2, *occurring)):
+            trial = make_trial(model, samples, (size,))
+            trial.sizes[:, 1:] = 0
+            try:
+                by_hand(trial, model)
+                taken.append(size)
+            except (ConfigError, MemoryError):
+                raise
+            except Exception as error:
+                refused[size] = error
+        for size in occurring:
+            if size in refused and size >= model.traits.least:
+                reason = refused[size]
+                raise ConfigError(
+                    f"model: {type(model.training_module).__name__} cannot be trained on a batch of {size} samples, "
+                    f"which clients have: plain PyTorch raised {type(reason).__name__}: {first_line(reason)[:300]}"
+                ) from reason
+        if not taken:
+            raise next(iter(refused.values()))
+        return tuple(taken[:STEPS])
+
+    def why_not(self, executor: str, traits: Findings) -> str | None:
+        """Why this executor cannot be used, in a few words; None where it gives the same numbers."""
+        key = executor, traits.mixes, traits.isolated is not None
+        if key not in self._verdicts:
+            self._verdicts[key] = self._tried(executor, traits)
+        return self._verdicts[key]
+
+    def _tried(self, executor: str, traits: Findings) -> str | None:
+        model, self.model.traits = self.model, traits
+        run = by_executor(lambda of: self._make(executor, of, SGD(lr=LEARNING_RATE), NoShift()))
+        with streams.quietly():
+            try:
+                ended = run(self.trial, model)
+            except (ConfigError, MemoryError):
+                raise
+            except Exception as error:
+                return first_line(error, type(error).__name__)[:200]
+        return None if self._same(self.expected, ended, self.close) else "it gives other numbers than plain PyTorch"
+
+    def _same(self, expected: Tensor, ended: Tensor, close: float) -> bool:
+        """Relative to the largest move of each client, of parameters and of statistics apart."""
+        trained = self.trial.trained
+        for columns in (slice(0, trained), slice(trained, None)):
+            moves, other = ((of - self.trial.rows.to(of))[:, columns] for of in (expected, ended))
+            if not moves.shape[1]:
+                continue
+            scale = moves.abs().nan_to_num(0, 0, 0).amax(1, keepdim=True)
+            off = (moves - other).abs()
+            if not torch.equal(moves.isnan(), other.isnan()) or bool((off > close * scale + 1e-14).any()):
+                return False
+        return True
+
+
+KEPT = 32  # modules of which the process remembers what it found
+_remembered: OrderedDict[Hashable, Agreement] = OrderedDict()
+
+
+def agreement_of(model: RowModel, batches: Batches, make: Callable[..., Any]) -> Agreement | None:
+    """What a model and its loss agree with, remembered within the process; None where they are trusted."""
+    if is_trusted(model):
+        return None
+    what = snapshot([model.training_module, loss_function(model.loss), model.call, model.ridge, model.precision])
+    kinds = [(name, value.shape[1:], value.dtype) for name, value in batches.data.few(2, model.dtype).items()]
+    known = (key(what), batches.sizes, str(model.device), tuple(model.statistics), tuple(kinds))
+    if known not in _remembered:
+        _remembered[known] = Agreement(model, batches, make)
+        if len(_remembered) > KEPT:
+            _remembered.popitem(last=False)
+    return _remembered[known]

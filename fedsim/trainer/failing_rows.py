@@ -1,0 +1,81 @@
+"""Rows whose local steps raise, since a numerical routine refuses their numbers: they end as NaN, and the others of
+their chunk as they would have beside rows that do not fail."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.numerical import is_numerical
+from fedsim.local.base import Carry
+
+Run = Callable[[np.ndarray], "tuple[Carry, Tensor]"]
+
+
+def run_without_failing(run: Run, rows: np.ndarray, diverged: np.ndarray) -> tuple[Carry, Tensor] | None:
+    """What `run` gives for these rows, where it raises for some of them.
+
+    A row that fails is computed as its neighbour, so that the chunk keeps its size, and the numbers of the other rows
+    do not depend on how many fail.
+
+    Args:
+        run: takes positions, each of which may be there several times, through their local steps.
+        rows: the positions of the chunk [c].
+        diverged: [c] bool: rows that began with numbers that are not finite.
+
+    Returns:
+        Carry [c, …] and losses [c], NaN where the row failed; None where all of them do.
+    """
+    failing = diverged.copy()
+    if failing.any() and not failing.all():
+        found = _attempt(run, _replaced(rows, failing))
+        if found is not None:
+            return _marked(*found, failing)
+    failing[_search(run, rows, np.flatnonzero(~failing))] = True
+    found = None if failing.all() else _attempt(run, _replaced(rows, failing))
+    return None if found is None else _marked(*found, failing)
+
+
+def _attempt(run: Run, rows: np.ndarray) -> tuple[Carry, Tensor] | None:
+    """None where a numerical routine refuses some row."""
+    try:
+        return run(rows)
+    except Exception as error:
+        if not is_numerical(error):
+            raise
+        return None
+
+
+def _search(run: Run, rows: np.ndarray, places: np.ndarray) -> list[int]:
+    """Which of these places fail, by halves."""
+    if not len(places) or _attempt(run, rows[places]) is not None:
+        return []
+    if len(places) == 1:
+        return places.tolist()
+    half = len(places) // 2
+    return _search(run, rows, places[:half]) + _search(run, rows, places[half:])
+
+
+def _replaced(rows: np.ndarray, failing: np.ndarray) -> np.ndarray:
+    """Positions with the nearest one that does not fail instead of each that does: the order by steps is kept."""
+    good = np.flatnonzero(~failing)
+    after = np.searchsorted(good, np.arange(len(rows))).clip(max=len(good) - 1)
+    return rows[good[after]]
+
+
+def _marked(carry: Carry, losses: Tensor, failing: np.ndarray) -> tuple[Carry, Tensor]:
+    """NaN where a row failed."""
+    bad = torch.as_tensor(failing, device=losses.device)
+    marked = {name: nan_where(bad, value) for name, value in carry.items()}
+    return marked, nan_where(bad, losses)
+
+
+def nan_where(bad: Tensor, values: Tensor) -> Tensor:
+    """[c, …] with NaN in the rows that are bad [c]; whole numbers stay."""
+    if not values.is_floating_point():
+        return values
+    return torch.where(bad.reshape(-1, *[1] * (values.dim() - 1)), math.nan, values)
