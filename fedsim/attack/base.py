@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsim.availability import Availability
 from fedsim.contamination import Contamination
 from fedsim.core import checks, rng
+from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.uplink import Link, Stage
@@ -25,6 +26,13 @@ class Attack(Stage):
         clients: their numbers instead, in all replicates.
         since: the first round in which they do.
     """
+
+    effective_if: Declarations = (
+        EffectiveIf(
+            "fraction", lambda own, run: own.clients is None, "{at}.clients=null, which names the attackers itself"
+        ),
+        EffectiveIf("since", lambda own, run: own.since < run.rounds, "more rounds than {at}.since"),
+    )
 
     active = True
 

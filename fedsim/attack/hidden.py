@@ -17,8 +17,11 @@ DIRECTIONS = ("unit", "sign", "std")
 
 
 class Farthest(Omniscient):
-    """μ + γ p of the honest rows with the largest γ at which it is no farther off than one of them, to 1e-5 by halving
-    from 10.
+    """μ + γ p of the honest rows with the largest γ at which it is no farther off than one of them.
+
+    γ is found by 20 halvings, as in the authors' program, which begins at 10: to 2e-5, and below 20. Where the largest
+    γ is at least 20 or below 0.1 the search begins at another power of two times 10, so that γ follows the scale of the
+    rows.
 
     Args:
         direction: p: 'unit' −μ/‖μ‖, 'sign' −sign(μ), or 'std' −σ.
@@ -35,6 +38,10 @@ class Farthest(Omniscient):
     def off(self, row: Tensor, honest: Tensor) -> Tensor:
         """[] how far a row [d] is from the honest rows [k, d]."""
 
+    @abstractmethod
+    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, most: Tensor) -> Tensor:
+        """[] the largest γ at which `centre + γ along` is off by `most`, to rounding: the scale of the search."""
+
     def craft(self, honest: Tensor, n: int) -> Tensor:
         centre = honest.mean(0)
         if self.direction == "unit":
@@ -44,17 +51,28 @@ class Farthest(Omniscient):
         else:
             along = -honest.std(0) if len(honest) > 1 else torch.zeros_like(centre)
         most = torch.stack([self.off(row, honest) for row in honest]).max()
+        bound = self.bound(centre.double(), along.double(), honest.double(), most.double())
+        power = torch.where((bound >= 20) | (bound < 0.1), (bound / 10).log2().floor(), 0.0)
+        scale = torch.where(bound > 0, power.exp2(), 1.0).to(most)  # a power of two changes no bit of the search
         gamma, step = torch.zeros_like(most), 10.0
         while step > 1e-5:
-            off = self.off(centre + (gamma + step) * along, honest)
-            gamma = torch.where(off <= most, gamma + step, gamma)
+            off = self.off(centre + (gamma + step * scale) * along, honest)
+            gamma = torch.where(off <= most, gamma + step * scale, gamma)
             step /= 2
         return centre + gamma * along
 
 
+def _root(square: Tensor, linear: Tensor, rest: Tensor) -> Tensor:
+    """The largest γ of square γ² + 2 linear γ = rest, where square and rest are not negative; 0 without a square."""
+    rest = rest.clamp(min=0.0)
+    root = (linear.square() + square * rest).sqrt()
+    found = torch.where(linear > 0, rest / (linear + root), (root - linear) / square)  # without cancellation
+    return torch.where(square > 0, found, 0.0)
+
+
 class MinMax(Farthest):
     """μ + γ p with the largest γ at which no honest row is farther than two honest ones are from each other
-    (Shejwalkar and Houmansadr 2021), to 1e-5 by halving from 10.
+    (Shejwalkar and Houmansadr 2021).
 
     Args:
         direction, fraction, clients, since: see `Farthest`.
@@ -63,11 +81,14 @@ class MinMax(Farthest):
     def off(self, row: Tensor, honest: Tensor) -> Tensor:
         return (row - honest).norm(dim=1).max()
 
+    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, most: Tensor) -> Tensor:
+        apart = centre - honest
+        return _root(along.square().sum(), apart @ along, most.square() - apart.square().sum(1)).min()
+
 
 class MinSum(Farthest):
     """μ + γ p with the largest γ at which the squared distances to the honest rows are in sum no more than those of
-    one honest row (Shejwalkar and Houmansadr 2021; their program: than the least of these sums), to 1e-5 by halving
-    from 10.
+    one honest row (Shejwalkar and Houmansadr 2021; their program: than the least of these sums).
 
     Args:
         direction, fraction, clients, since: see `Farthest`.
@@ -75,6 +96,10 @@ class MinSum(Farthest):
 
     def off(self, row: Tensor, honest: Tensor) -> Tensor:
         return (row - honest).square().sum()
+
+    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, most: Tensor) -> Tensor:
+        apart = centre - honest
+        return _root(len(honest) * along.square().sum(), (apart @ along).sum(), most - apart.square().sum())
 
 
 class Mimic(Omniscient):

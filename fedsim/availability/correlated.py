@@ -12,6 +12,7 @@ from fedsim.availability.processes import Bernoulli, toss
 from fedsim.availability.trajectories import Trajectory
 from fedsim.availability.walk import Walk
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 
 
@@ -44,6 +45,11 @@ class CommonShock(_Grouped):
         shock: q in [0, 1), the share of rounds in which a group has an outage.
         persistence: ρ in [0, 1); 0: outages of different rounds are independent.
     """
+
+    effective_if = (
+        EffectiveIf("groups", lambda own, run: own.shock > 0, "{at}.shock above 0"),
+        EffectiveIf("persistence", lambda own, run: own.shock > 0, "{at}.shock above 0"),
+    )
 
     law = "common_shock"
 
@@ -107,6 +113,11 @@ class CommonFactor(_Grouped):
         correlation: ρ in [0, 1], of the z_i of a group.
         persistence: φ in [0, 1), the factor's correlation between rounds.
     """
+
+    effective_if = (
+        EffectiveIf("groups", lambda own, run: own.correlation > 0, "{at}.correlation above 0"),
+        EffectiveIf("persistence", lambda own, run: own.correlation > 0, "{at}.correlation above 0"),
+    )
 
     law = "common_factor"
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedsim.availability.base import Population, uniforms
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 
 
@@ -32,7 +33,23 @@ class Uniform(Probability):
 class Groups(Probability):
     """The first half of the clients has p0, the second p1 (fedpbc §VI); more groups: `p`, one entry each."""
 
+    effective_if = (
+        EffectiveIf(
+            "p0",
+            lambda own, run: own.settings["p"] is None,
+            "{at}.p=null, which gives the probabilities of all groups",
+            attribute="settings.p0",
+        ),
+        EffectiveIf(
+            "p1",
+            lambda own, run: own.settings["p"] is None,
+            "{at}.p=null, which gives the probabilities of all groups",
+            attribute="settings.p1",
+        ),
+    )
+
     def __init__(self, p0: float = 0.1, p1: float = 0.9, p: list[float] | None = None) -> None:
+        self.settings = {"p0": p0, "p1": p1, "p": p}
         if p is None:
             values = [checks.fraction("availability.base.p0", p0), checks.fraction("availability.base.p1", p1)]
         else:

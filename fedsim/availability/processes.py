@@ -8,6 +8,7 @@ from fedsim.availability.base import Availability, Population, uniforms
 from fedsim.availability.probabilities import Probability, Uniform
 from fedsim.availability.trajectories import Stationary, Trajectory
 from fedsim.core import checks, rng
+from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 
 
@@ -58,6 +59,14 @@ class Bernoulli(Availability):
     Attributes:
         base_probabilities: [R, m] p_i.
     """
+
+    effective_if: Declarations = (
+        EffectiveIf(
+            "floor",
+            lambda own, run: run.some_probability(lambda p: p <= own.floor),
+            "smaller probabilities of some client",
+        ),
+    )
 
     law = "bernoulli"
 

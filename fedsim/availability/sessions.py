@@ -11,6 +11,7 @@ from fedsim.availability.probabilities import Probability, Uniform
 from fedsim.availability.trajectories import Stationary, Trajectory
 from fedsim.availability.walk import Walk
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 
 LAWS = {"exponential": (1.0, 1.0), "lognormal": (0.0, 3.0), "weibull": (0.3, 20.0)}  # and what `shape` may be
@@ -48,6 +49,10 @@ class DeviceSessions(Availability):
     Attributes:
         base_probabilities: [R, m] p_i.
     """
+
+    effective_if = (
+        EffectiveIf("shape", lambda own, run: own.lengths != "exponential", "{at}.law=lognormal or weibull"),
+    )
 
     law = "sessions"
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsim.availability.base import Population, uniforms
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 
 
 class Trajectory(ABC):
@@ -59,6 +60,24 @@ class Staircase(_Periodic):
         share: of a period, the first part.
     """
 
+    effective_if = (
+        EffectiveIf(
+            "low",
+            lambda own, run: own.zones > 1 or run.rounds > own.share * own.period,
+            "more rounds than the first part of the period",
+        ),
+        EffectiveIf(
+            "share",
+            lambda own, run: own.zones > 1 or run.rounds > own.share * own.period,
+            "more rounds than the first part of the period",
+        ),
+        EffectiveIf(
+            "period",
+            lambda own, run: own.zones > 1 or run.rounds > own.share * own.period,
+            "more rounds than the first part of the period",
+        ),
+    )
+
     def __init__(self, period: int = 20, low: float = 0.4, share: float = 0.5, zones: int = 1) -> None:
         super().__init__(period, zones)
         self.low = checks.fraction("availability.trajectory.low", low)
@@ -84,6 +103,14 @@ class Sine(_Periodic):
 
 class InterleavedSine(Sine):
     """The sine, cut to zero wherever p_i·f(t) < δ₀: clients with different p_i vanish at different times."""
+
+    effective_if = (
+        EffectiveIf(
+            "cutoff",
+            lambda own, run: run.some_probability(lambda p: p < own.cutoff),
+            "smaller probabilities of some client",
+        ),
+    )
 
     def __init__(self, gamma: float = 0.3, period: int = 20, cutoff: float = 0.1, zones: int = 1) -> None:
         super().__init__(gamma, period, zones)

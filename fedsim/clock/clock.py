@@ -12,6 +12,7 @@ import numpy as np
 from fedsim.availability import Availability
 from fedsim.availability.base import by_group
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 
@@ -103,6 +104,11 @@ class Devices(Clock):
             goes on, and arrives in the round in which it is done; every round lasts as long as the deadline, which is
             then the tick of an asynchronous server.
     """
+
+    effective_if = (
+        EffectiveIf("link_spread", lambda own, run: own.down or own.up, "{at}.down or {at}.up"),
+        EffectiveIf("late", lambda own, run: own.deadline is not None, "{at}.deadline"),
+    )
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedsim.availability.base import by_group
 from fedsim.core import checks, rng
+from fedsim.core.effects import StopsTraining
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 
@@ -49,8 +50,18 @@ class ConstantDelay(Delay):
         rounds: how many; a list gives as many groups of clients, in order, their own.
     """
 
+    stops_training = (
+        StopsTraining(
+            "rounds",
+            lambda own, run: min(own.given) >= run.rounds,
+            "what clients begin arrives after the run's last round; give fewer, or more rounds",
+            attribute="settings.rounds",
+        ),
+    )
+
     def __init__(self, rounds: int | list[int] = 1) -> None:
         given = rounds if isinstance(rounds, (list, tuple)) else [rounds]
+        self.settings = {"rounds": rounds}
         self.given = [float(checks.whole("delay.rounds", each, least=0)) for each in given]
 
     def setup(self, federation: Federation) -> None:
@@ -89,6 +100,14 @@ class UniformDelay(Delay):
     Args:
         least, most: in rounds.
     """
+
+    stops_training = (
+        StopsTraining(
+            "least",
+            lambda own, run: own.least >= run.rounds,
+            "what clients begin arrives after the run's last round; give fewer, or more rounds",
+        ),
+    )
 
     def __init__(self, least: int = 0, most: int = 4) -> None:
         self.least, self.most = checks.whole("delay.least", least, least=0), checks.whole("delay.most", most, least=0)

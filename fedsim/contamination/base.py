@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.datasets import Dataset
@@ -59,6 +60,15 @@ class Huber(Contamination):
         exact: of every n samples that a client draws ϵ n are replaced, rounded to a whole number, half up: chance
             decides which, and not how many.
     """
+
+    effective_if = (
+        EffectiveIf("mean", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("std", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("entry", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("clients", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("exact", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("value", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
+    )
 
     def __init__(self, fraction: float = 0.1, clients: Sequence[int] | None = None, exact: bool = False) -> None:
         self.fraction, self.clients = checks.fraction("contamination.fraction", fraction), clients

@@ -26,7 +26,7 @@ class OutputError(OSError):
 
 
 class RunError(RuntimeError):
-    """The device cannot go on with the run: its memory is exhausted, or it lacks what the configuration asks for."""
+    """The run cannot go on: memory is exhausted, the device lacks something, or a user's part raised an error."""
 
 
 class PeerError(RuntimeError):
@@ -35,6 +35,11 @@ class PeerError(RuntimeError):
 
 class DivergenceError(RuntimeError):
     """A model became non-finite during the run; the message names round, replicate and clients."""
+
+
+def first_line(error: BaseException, otherwise: str = "no message") -> str:
+    """The first line of an error's message, or `otherwise` where it has none."""
+    return (str(error) or otherwise).splitlines()[0]
 
 
 def of_part(error: ConfigError, group: str, part: str) -> ConfigError:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core import checks, ties
 from fedsim.core.answers import Ask
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import PLACES, placed
@@ -247,10 +247,19 @@ class Cohort(RowStatistics):
         steps = None if host.steps is None else host.steps[keep]
         return Cohort(self.federation, host.rows[keep], host.count[keep], host.probability[keep], self.round, steps)
 
-    def largest(self, values: Tensor, k: int) -> Cohort:
-        """The k rows of each replicate with the largest values [n]; of equal ones the first clients. The host waits."""
+    def largest(self, values: Tensor, k: int, exactly: bool = False) -> Cohort:
+        """The k rows of each replicate with the largest values [n]. The host waits.
+
+        Among values that are equal up to rounding, or with `exactly` among equal ones, random numbers decide, which are
+        a function of seed, round and client (`fedsim.core.ties`).
+        """
+        relative = 0.0 if exactly else ties.tolerance(values.dtype)
         host, virtual, bounds = self.united(values.cpu().numpy())
-        chosen = [virtual[a:b][np.argsort(-host[a:b], kind="stable")[:k]] for a, b in itertools.pairwise(bounds)]
+        chosen = []
+        for r, (a, b) in enumerate(itertools.pairwise(bounds)):
+            clients = virtual[a:b] % self.federation.clients
+            breakers = ties.tie_breakers(self.federation.seeds[r], clients, self.round)
+            chosen.append(virtual[a:b][ties.largest(host[a:b], k, breakers, relative)])
         return self.subset(np.flatnonzero(np.isin(self.host.virtual, np.concatenate(chosen))))
 
     @property

@@ -1,4 +1,4 @@
-"""One number for each client: given, or drawn around a mean. The same numbers serve every replicate."""
+"""One number for each client: given, or drawn around a mean, and looked up. The same numbers serve every replicate."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ def per_client(
     purpose: rng.Purpose,
     counter: int = 0,
     late: int = 0,
+    usual: float = 0.0,
 ) -> Tensor:
     """[m] float64.
 
     Args:
         key: the setting's name, for messages.
-        value: the mean, or m numbers, one for each client.
-        spread: half-width: numbers are uniform on [value − spread, value + spread].
+        value: the mean, or m numbers, one for each client, which are used as they are.
+        spread: half-width: numbers are uniform on [value − spread, value + spread]. With m numbers it is left at its
+            default, or 0.
         clients: m.
         seed, purpose, counter: of the draw.
         late: clients that are none of the m, but join at the end; given numbers are theirs too.
+        usual: the default of `spread`.
     """
     spread = checks.not_negative(f"{key.rpartition('.')[0]}.spread", spread)
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -40,9 +43,13 @@ def per_client(
             raise ConfigError(
                 f"{key} has {len(value)} entries, but clients={clients + late}; give one number, or one each"
             )
-        centre = torch.tensor([checks.real(key, number) for number in value[:clients]], dtype=torch.float64)
-    else:
-        centre = torch.full((clients,), checks.real(key, value), dtype=torch.float64)
+        if spread not in (0, usual):
+            raise ConfigError(
+                f"{key.rpartition('.')[0]}.spread={spread:g} is around one number, but {key} gives one to each client, "
+                f"which are used as they are; leave it out, or give {key} as one number"
+            )
+        return torch.tensor([checks.real(key, number) for number in value[:clients]], dtype=torch.float64)
+    centre = torch.full((clients,), checks.real(key, value), dtype=torch.float64)
     draws = rng.generator(seed, purpose, counter).uniform(-1.0, 1.0, clients)
     return centre + spread * torch.as_tensor(draws)
 
@@ -68,3 +75,11 @@ def of_moments(key: str, mean: float, variance: float, weights: np.ndarray, draw
     if len(draws) < 2 or not spread > 0:
         raise ConfigError(f"{key}={variance} needs at least two clients that can differ; set it to 0")
     return mean + (variance / spread) ** 0.5 * centred
+
+
+def entry(table: Tensor, number: Tensor) -> Tensor:
+    """Look up entry `number`, [], of a table [m, …] with one for every client (or row), also under `torch.func.vmap`.
+
+    The same as `table[number]`, which PyTorch before 2.11 reads by `.item()`, and so refuses under vmap.
+    """
+    return table.index_select(0, number.reshape(1)).squeeze(0)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 
 
 @dataclass
@@ -21,6 +22,16 @@ class CropFlip:
         border: what the padding holds: 'black' pads the images themselves with zeros; 'mean' pads them once they are
             normalised, so that the border is the data set's mean colour (likewise theirs).
     """
+
+    effective_if = (
+        EffectiveIf("per", lambda own, run: own.padding or own.flip, "dataset/augment=crop or crop_flip"),
+        EffectiveIf("border", lambda own, run: own.padding > 0, "dataset/augment=crop or crop_flip"),
+        EffectiveIf(
+            "border",
+            lambda own, run: run.dataset.mean is not None,
+            "images with a mean colour, such as dataset.standardise=true",
+        ),
+    )
 
     padding: int = 4
     flip: bool = False

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.errors import ConfigError
 from fedsim.datasets.augment import CropFlip
 from fedsim.datasets.files import Files
 
@@ -162,6 +163,26 @@ class Dataset:
             return x.mul_(1 / 255)
         offset, scale = self._normalisation(dtype, x.device)
         return x.sub_(offset).mul_(scale)
+
+    def train_inputs(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[N, *shape] all training inputs as a model of a run sees them (without augmentation); `train_x` is as stored,
+        bytes for images."""
+        return self.prepare(self.train_x, dtype)
+
+    def test_inputs(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[N_test, *shape] all test inputs as a model of a run sees them; `test_x` is as stored, bytes for images.
+
+        Raises:
+            ConfigError: there are no test samples.
+
+        Example:
+            >>> white = torch.full((1, 1, 2, 2), 255, dtype=torch.uint8)
+            >>> Dataset("images", white, test_x=white).test_inputs().max()
+            tensor(1.)
+        """
+        if self.test_x is None:
+            raise ConfigError(f"dataset={self.name} has no test samples")
+        return self.prepare(self.test_x, dtype)
 
     def _normalisation(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """What to subtract from raw pixels and what to multiply by, per channel; made once per dtype and device."""

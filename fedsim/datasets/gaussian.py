@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.heterogeneity import of_moments
 from fedsim.datasets.stream import Stream
@@ -25,6 +26,22 @@ class GaussianMean(Stream):
         seed: of the draws; the same means and weights serve every replicate.
     """
 
+    effective_if = (
+        EffectiveIf(
+            "mean",
+            lambda own, run: own.settings["means"] is None,
+            "{at}.means=null, which gives all means",
+            attribute="settings.mean",
+        ),
+        EffectiveIf(
+            "variance",
+            lambda own, run: own.settings["means"] is None,
+            "{at}.means=null, which gives all means",
+            attribute="settings.variance",
+        ),
+        EffectiveIf("weight_variance", lambda own, run: run.strategy.weighting == "data", "strategy.weighting=data"),
+    )
+
     uniforms = 0
 
     def __init__(
@@ -37,6 +54,8 @@ class GaussianMean(Stream):
         weight_variance: float = 0.0,
         seed: int = 0,
     ) -> None:
+        self.settings = {"mean": mean, "variance": variance, "means": means, "seed": seed}
+        self.weight_variance = weight_variance
         checks.whole("clients", clients)
         checks.real("dataset.mean", mean)
         checks.not_negative("dataset.variance", variance)

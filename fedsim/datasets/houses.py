@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.heterogeneity import Numbers, per_client
 from fedsim.datasets.pricing import base_fractions, pick_group
 from fedsim.datasets.stream import Stream
@@ -23,10 +24,16 @@ class HousePrices(Stream):
         clients: m districts.
         dimension: d features.
         mean, std: μ and σ of every feature.
-        coefficient, spread: a_i, all d entries alike: uniform on coefficient ± spread, or m numbers.
+        coefficient, spread: a_i, all d entries alike: uniform on coefficient ± spread, or m numbers as they are.
         noise: σ_n.
         seed: of the draw.
     """
+
+    effective_if = (
+        EffectiveIf(
+            "seed", lambda own, run: own.settings["spread"] > 0, "{at}.spread above 0", attribute="settings.seed"
+        ),
+    )
 
     uniforms = 0
 
@@ -41,6 +48,7 @@ class HousePrices(Stream):
         noise: float = 2.0333,
         seed: int = 0,
     ) -> None:
+        self.settings = {"seed": seed, "spread": spread}
         checks.whole("clients", clients)
         checks.whole("dataset.dimension", dimension)
         self.mean_x, self.std_x = checks.real("dataset.mean", mean), checks.not_negative("dataset.std", std)
@@ -71,6 +79,12 @@ class RegressionGroups(Stream):
         seed: of the draw.
     """
 
+    effective_if = (
+        EffectiveIf(
+            "seed", lambda own, run: own.settings["spread"] > 0, "{at}.spread above 0", attribute="settings.seed"
+        ),
+    )
+
     def __init__(
         self,
         clients: int = 10,
@@ -82,6 +96,7 @@ class RegressionGroups(Stream):
         fractions: Sequence[float] | None = None,
         seed: int = 0,
     ) -> None:
+        self.settings = {"seed": seed, "spread": spread}
         checks.whole("clients", clients)
         checks.not_negative("dataset.spread", spread)
         self.mean_x, self.std_x = checks.real("dataset.mean", mean), checks.not_negative("dataset.std", std)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.stream import Stream
 
@@ -66,6 +67,12 @@ class PricingGroups(Stream):
         seed: of the draw.
     """
 
+    effective_if = (
+        EffectiveIf(
+            "seed", lambda own, run: own.settings["spread"] > 0, "{at}.spread above 0", attribute="settings.seed"
+        ),
+    )
+
     def __init__(
         self,
         clients: int = 10,
@@ -76,6 +83,7 @@ class PricingGroups(Stream):
         loss: str = "inner_product",
         seed: int = 0,
     ) -> None:
+        self.settings = {"seed": seed, "spread": spread}
         checks.whole("clients", clients)
         checks.not_negative("dataset.spread", spread)
         self.noise_std = checks.not_negative("dataset.std", std)

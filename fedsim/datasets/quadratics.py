@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.base import Dataset
 
@@ -23,6 +24,33 @@ class Quadratics(Dataset):
         seed: of the draw; the same points serve every replicate.
     """
 
+    effective_if = (
+        EffectiveIf(
+            "dimension",
+            lambda own, run: own.settings["points"] is None,
+            "{at}.points=null, which gives all points",
+            attribute="settings.dimension",
+        ),
+        EffectiveIf(
+            "slope",
+            lambda own, run: own.settings["points"] is None,
+            "{at}.points=null, which gives all points",
+            attribute="settings.slope",
+        ),
+        EffectiveIf(
+            "variance",
+            lambda own, run: own.settings["points"] is None,
+            "{at}.points=null, which gives all points",
+            attribute="settings.variance",
+        ),
+        EffectiveIf(
+            "seed",
+            lambda own, run: own.settings["points"] is None,
+            "{at}.points=null, which gives all points",
+            attribute="settings.seed",
+        ),
+    )
+
     def __init__(
         self,
         clients: int = 100,
@@ -32,6 +60,7 @@ class Quadratics(Dataset):
         points: list[float] | list[list[float]] | None = None,
         seed: int = 0,
     ) -> None:
+        self.settings = {"dimension": dimension, "slope": slope, "variance": variance, "seed": seed, "points": points}
         checks.whole("clients", clients)
         checks.whole("dataset.dimension", dimension)
         checks.real("dataset.slope", slope)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.base import Dataset
 
@@ -30,6 +31,24 @@ class Synthetic(Dataset):
         seed: of the draw; the same data serve every replicate.
     """
 
+    effective_if = (
+        EffectiveIf(
+            "max_samples",
+            lambda own, run: (
+                own.settings["samples"] is None
+                and (own.settings["max_samples"] is None or own.settings["max_samples"] <= own.settings["largest"])
+            ),
+            "clients with more samples",
+            attribute="settings.max_samples",
+        ),
+        EffectiveIf(
+            "alpha",
+            lambda own, run: False,
+            "a change of the scores of some classes alone: it moves those of all alike, and so no label; it is "
+            "{at}.beta that makes clients differ",
+        ),
+    )
+
     def __init__(
         self,
         clients: int = 30,
@@ -44,8 +63,9 @@ class Synthetic(Dataset):
     ) -> None:
         for key, number in (("clients", clients), ("dataset.features", features), ("dataset.classes", classes)):
             checks.whole(key, number)
-        checks.not_negative("dataset.alpha", alpha)
+        self.alpha = checks.not_negative("dataset.alpha", alpha)
         checks.not_negative("dataset.beta", beta)
+        self.settings = {"samples": samples, "max_samples": max_samples}
         if max_samples is not None:
             checks.whole("dataset.max_samples", max_samples)
         if samples is not None:
@@ -55,6 +75,7 @@ class Synthetic(Dataset):
         draw = rng.generator(seed, rng.Purpose.DATA)
         if samples is None:
             sizes = draw.lognormal(4.0, 2.0, clients).astype(np.int64) + 50
+            self.settings["largest"] = int(sizes.max())
             sizes = sizes if max_samples is None else np.minimum(sizes, max_samples)
         else:
             sizes = np.full(clients, samples, dtype=np.int64)

@@ -81,8 +81,8 @@ class Text(Dataset):
         cuts = [_training(len(part), test_fraction) for part in codes]
         known = np.unique(np.concatenate([part[: _used(cut, length)] for part, cut in zip(codes, cuts, strict=True)]))
         self.alphabet = known.astype("<u4").tobytes().decode("utf-32-le")
-        train = [_tokens(part[:cut], known) for part, cut in zip(codes, cuts, strict=True)]
-        test = [_tokens(part[cut:], known) for part, cut in zip(codes, cuts, strict=True)]
+        train = [tokens_of(part[:cut], known) for part, cut in zip(codes, cuts, strict=True)]
+        test = [tokens_of(part[cut:], known) for part, cut in zip(codes, cuts, strict=True)]
         train_x, train_y, owners = _sequences(train, length)
         test_x, test_y, test_owners = _sequences(test, length)
         if test_fraction and not len(test_x):
@@ -195,7 +195,7 @@ def _used(characters: int, length: int) -> int:
     return count * length + 1 if count else 0
 
 
-def _tokens(codes: np.ndarray, known: np.ndarray) -> np.ndarray:
+def tokens_of(codes: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Code points [n] → their numbers in the alphabet from 1 on, 0 for the unknown."""
     place = np.searchsorted(known, codes).clip(max=len(known) - 1)
     return np.where(known[place] == codes, place + 1, 0).astype(_smallest(len(known)))

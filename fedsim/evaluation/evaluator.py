@@ -5,6 +5,7 @@ All replicates go through one forward pass.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,7 +21,7 @@ from fedsim.evaluation.metrics import Metrics, target_of
 from fedsim.evaluation.optimum import optimum
 from fedsim.models import RowModel
 from fedsim.models.calling import Inputs
-from fedsim.models.losses import UNLABELLED, correctly, weighted_mean
+from fedsim.models.losses import correctly, weighted_mean
 from fedsim.samples import ClientData, ClientSamples
 from fedsim.shift import Shift
 
@@ -70,7 +71,7 @@ class Evaluator:
         self.further: Further | None = None  # what else is measured of models
         alone = model.convolutional and model.device.type == "cpu"
         self.loop = loop or alone or model.traits.evaluation_unvmapped is not None
-        self.labelled = self.dataset.classes is not None and model.loss not in UNLABELLED
+        self.labelled = model.labelled
         m, device = federation.clients, federation.device
         everyone = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
         self.everyone = everyone.cpu().numpy()  # whose own data are looked at
@@ -205,16 +206,23 @@ class Evaluator:
             batch = {"x": x} | data.further(data.test_more, pick, dtype)
             if data.test_y is not None:
                 batch["y"] = data.test_y[pick]
-            outputs = self.predict(models, self.model.call.inputs(batch), shared=True)
+            inputs = self.model.call.inputs(batch)
+            if not self.model.tensor_output:
+                total[0] += torch.stack(
+                    [self.model.mean_loss(self.model.evaluate(row, inputs), batch) for row in models]
+                ) * (len(x) if start in mine else 0)
+                continue
+            outputs = self.predict(models, inputs, shared=True)
             pooled.update(outputs, target_of(batch))
             if start not in mine:
                 continue
-            losses = [self.model.loss(out, batch) for out in outputs]
+            # A loss over the batch stands for each sample of this one.
+            losses = [self.model.loss(out, batch).expand(len(x)) for out in outputs]
             total[0] += torch.stack([loss.sum() for loss in losses])
             numbers = torch.stack(losses)
             if self.labelled:
                 labels = batch["y"].expand(len(models), *batch["y"].shape)
-                correct = correctly(outputs, labels, 2)
+                correct = correctly(self.model.scores(outputs, 2), labels, 2)
                 total[1] += correct.sum(1)
                 numbers = correct
             if owners is not None:
@@ -242,6 +250,9 @@ class Evaluator:
             if self.shift.active:
                 batch = self._shifted(batch, deployed)
             weight = batch["weight"]
+            if not self.model.tensor_output:
+                losses.append(self._one_by_one(models, batch, weight))
+                continue
             flat = {name: value.flatten(1, 2) for name, value in batch.items() if value.dim() > 2}
             if self.model.traits.evaluation_mixes:
                 own = models[:, None].expand(-1, weight.shape[1], -1).flatten(0, 1)
@@ -251,11 +262,20 @@ class Evaluator:
             else:
                 outputs = self.predict(models, self.model.call.inputs(flat), shared=False)
             per_sample = torch.stack(
-                [self.model.loss(out, {k: v[r] for k, v in flat.items()}) for r, out in enumerate(outputs)]
+                [
+                    self.model.client_losses(
+                        out.unflatten(0, weight.shape[1:]),
+                        {k: v[r] for k, v in batch.items() if v.dim() > 2},
+                        weight[r],
+                    )
+                    for r, out in enumerate(outputs)
+                ]
             )
             losses.append(weighted_mean(per_sample.reshape(weight.shape), weight))
             if self.labelled:
-                correct.append(weighted_mean(correctly(outputs, flat["y"], 2).reshape(weight.shape), weight))
+                correct.append(
+                    weighted_mean(correctly(self.model.scores(outputs, 2), flat["y"], 2).reshape(weight.shape), weight)
+                )
             if metrics is not None:
                 clients = outputs.unflatten(1, weight.shape[1:]).flatten(0, 1)
                 found = metrics.of_clients(clients, target_of(batch).flatten(0, 1), weight.flatten(0, 1))
@@ -264,6 +284,18 @@ class Evaluator:
         loss, accuracy, metric = (None if values is None else self._everybody(values) for values in parts)
         assert loss is not None
         return loss, accuracy, metric
+
+    def _one_by_one(self, models: Tensor, batch: dict[str, Tensor], weight: Tensor) -> Tensor:
+        """Loss [R, c] of clients, of models whose outputs are no tensors: one model and one client at a time."""
+        losses = torch.full(weight.shape[:2], torch.nan, dtype=self.model.dtype, device=weight.device)
+        for r, c in itertools.product(range(weight.shape[0]), range(weight.shape[1])):
+            there = weight[r, c] > 0
+            if not bool(there.any()):
+                continue
+            own = {name: value[r, c][there] for name, value in batch.items() if value.dim() > 2}
+            output = self.model.evaluate(models[r], self.model.call.inputs(own))
+            losses[r, c] = self.model.mean_loss(output, own | {"weight": weight[r, c][there]})
+        return losses
 
     def _everybody(self, found: Tensor) -> Tensor:
         """[…, m''] of this rank's share of the clients → […, m'] of all that are evaluated."""
@@ -282,5 +314,10 @@ class Evaluator:
 
     def _shifted(self, batch: dict[str, Tensor], models: Tensor) -> dict[str, Tensor]:
         """Every client's samples, after the models were deployed."""
-        per_client = vmap(self.shift.smooth, in_dims=(0, None))
-        return vmap(per_client, in_dims=(0, 0))(batch, models)
+        if not self.shift.unpadded:
+            per_client = vmap(self.shift.smooth, in_dims=(0, None))
+            return vmap(per_client, in_dims=(0, 0))(batch, models)
+        replicates, clients = batch["weight"].shape[:2]
+        flat = {name: value.flatten(0, 1) for name, value in batch.items()}
+        moved = self.shift.smooth_clients(flat, models.repeat_interleave(clients, dim=0))
+        return {name: value.unflatten(0, (replicates, clients)) for name, value in moved.items()}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.per_seed import Numbers, per_seed
@@ -50,6 +51,11 @@ class APFL(SGD):
         alpha_decay: λ_α, a weight decay of α; 0.02 in the authors' program.
         **options: of SGD; clip and weight_decay act on v too.
     """
+
+    effective_if = (
+        EffectiveIf("alpha_every", lambda own, run: own.adaptive, "{at}.adaptive=true", attribute="every"),
+        EffectiveIf("alpha_decay", lambda own, run: own.adaptive, "{at}.adaptive=true"),
+    )
 
     own_models = ("personal",)
 

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.federation import Cohort, Federation
 from fedsim.local.schedules import Constant, Schedule
 from fedsim.models import RowModel
@@ -129,6 +130,27 @@ class LocalRule(ABC):
         rates: η_l, of all replicates or of each.
         work: how many steps, on which samples.
     """
+
+    effective_if: Declarations = (
+        EffectiveIf(
+            "drop_last", lambda own, run: own.work.sampling == "pass", "{at}.sampling=pass", attribute="work.drop_last"
+        ),
+        EffectiveIf(
+            "drop_last", lambda own, run: own.work.batch_size is not None, "a batch_size", attribute="work.drop_last"
+        ),
+        EffectiveIf(
+            "drop_last",
+            lambda own, run: run.passes_end_short,
+            "a client whose passes end, within a round, with fewer samples than batch_size",
+            attribute="work.drop_last",
+        ),
+        EffectiveIf(
+            "sampling",
+            lambda own, run: not run.dataset.stream,
+            "data that are stored, and not drawn afresh",
+            attribute="work.sampling",
+        ),
+    )
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.local.base import Carry, Objective
@@ -37,6 +38,8 @@ class FedALA(SGD):
         mixing: W at the start.
         **options: of SGD.
     """
+
+    effective_if = (EffectiveIf("mixing_lr", lambda own, run: own.mixing_steps > 0, "{at}.mixing_steps above 0"),)
 
     own_models = ("personal",)
     whole = True  # whoever stops at the weights has trained nothing

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
+from fedsim.core.heterogeneity import entry
 from fedsim.local.base import Carry, Descent, Objective
 from fedsim.local.sgd import SGD
 from fedsim.models import RowModel
@@ -33,6 +35,8 @@ class FedLC(SGD):
         **options: of SGD.
     """
 
+    effective_if = (EffectiveIf("margin", lambda own, run: own.tau > 0, "{at}.tau above 0"),)
+
     def __init__(self, tau: float = 1.0, margin: str = "fedlc", **options: Any) -> None:
         super().__init__(**options)
         self.tau = checks.not_negative("local.tau", tau)
@@ -55,4 +59,4 @@ class FedLC(SGD):
         return ()
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
-        return super().step(carry, batch | {MARGIN: self.margins[batch["row"]]}, lr, objective)
+        return super().step(carry, batch | {MARGIN: entry(self.margins, batch["row"])}, lr, objective)

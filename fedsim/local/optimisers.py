@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.local.base import Carry, Descent, HeavyBall, Moments, Objective
@@ -72,6 +73,11 @@ class Momentum(Optimiser):
         **options: of `Optimiser`.
     """
 
+    effective_if = (
+        EffectiveIf("nesterov", lambda own, run: own.momentum > 0, "{at}.momentum above 0"),
+        EffectiveIf("state", lambda own, run: own.momentum > 0, "{at}.momentum above 0"),
+    )
+
     rows = HeavyBall.rows
 
     def __init__(self, momentum: float = 0.9, nesterov: bool = False, **options: Any) -> None:
@@ -106,6 +112,8 @@ class Adam(Optimiser):
             else it is part of g.
         **options: of `Optimiser`; lr 0.001 is usual.
     """
+
+    effective_if = (EffectiveIf("decoupled", lambda own, run: own.decay > 0, "{at}.weight_decay above 0"),)
 
     rows, numbers = Moments.rows, Moments.numbers
 

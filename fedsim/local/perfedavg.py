@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.local.base import Carry, LocalRule, Objective
 from fedsim.local.sgd import SGD
@@ -32,6 +33,12 @@ class PerFedAvg(SGD):
         batch_size: of b₁ and b₂ each; None halves all the client has.
         **options: of SGD.
     """
+
+    effective_if = (
+        EffectiveIf(
+            "adapt_steps", lambda own, run: run.clients_are_judged, "personal.over=all or online, or personal.newcomers"
+        ),
+    )
 
     def __init__(
         self,

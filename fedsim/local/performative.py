@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.local import laws
 from fedsim.local.base import Carry, Objective
@@ -76,6 +77,21 @@ class PoFL(PFL):
         variance: known σ² of the score; None estimates it.
         **options: of PFL.
     """
+
+    effective_if: Declarations = tuple(
+        EffectiveIf(
+            parameter,
+            lambda own, run: own.estimator.size > 0,
+            "data that answer the model: a shift",
+            attribute=attribute,
+        )
+        for parameter, attribute in (
+            ("history", "history.length"),
+            ("rcond", "history.rcond"),
+            ("growing", "history.growing"),
+            ("variance", "known"),
+        )
+    )
 
     batched = True  # masks of ProFL's filter, whose loop depends on the data, and one pseudo-inverse for all
     per_sample = True

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.local.base import Carry, Objective
@@ -41,6 +42,12 @@ class Play(PFL):
         spread: σ.
         **options: of PFL.
     """
+
+    effective_if = (
+        EffectiveIf("explore", lambda own, run: own.learns, "{at}.slopes=learnt, and a {at}.concept other than stable"),
+        EffectiveIf("spread", lambda own, run: own.learns, "{at}.slopes=learnt, and a {at}.concept other than stable"),
+        EffectiveIf("explore", lambda own, run: own.explore < run.most_local_steps, "more local steps in the run"),
+    )
 
     def __init__(
         self, concept: str = "nash", slopes: str = "learnt", explore: int = 20, spread: float = 0.3, **options: Any

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import StopsTraining
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.placement import room
@@ -45,6 +46,14 @@ class PlugIn(PFL):
         estimator: which f moves; auto: what the shift declares.
         **options: of PFL.
     """
+
+    stops_training = (
+        StopsTraining(
+            "explore",
+            lambda own, run: own.explore >= run.most_local_steps,
+            "all local steps of the run explore; give fewer, or more rounds",
+        ),
+    )
 
     knows_round = True
 

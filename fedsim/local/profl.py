@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.local.base import Carry
@@ -43,6 +44,22 @@ class ProFL(PoFL):
         tolerance, failure, curvature: see `SampleSize`.
         **options: of PoFL.
     """
+
+    effective_if = (
+        EffectiveIf("bins", lambda own, run: own.robust, "{at}.robust=true", attribute="filter.bins"),
+        EffectiveIf("sparse", lambda own, run: own.robust, "{at}.robust=true", attribute="filter.sparse"),
+        EffectiveIf("settled", lambda own, run: own.robust, "{at}.robust=true", attribute="filter.settled"),
+        EffectiveIf("server_method", lambda own, run: own.server_derivative, "{at}.server_derivative=true"),
+        EffectiveIf(
+            "tolerance", lambda own, run: own.adaptive, "{at}.adaptive_samples=true", attribute="sample_size.tolerance"
+        ),
+        EffectiveIf(
+            "failure", lambda own, run: own.adaptive, "{at}.adaptive_samples=true", attribute="sample_size.failure"
+        ),
+        EffectiveIf(
+            "curvature", lambda own, run: own.adaptive, "{at}.adaptive_samples=true", attribute="sample_size.curvature"
+        ),
+    )
 
     def __init__(
         self,

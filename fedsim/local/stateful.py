@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.local.base import Carry
@@ -40,6 +41,11 @@ class StatefulPerfGD(PoFL):
         horizon: K, how many later answers count, Σ_{k≤K} ∂₂ᵏ ∂₁; None: all of them, in closed form.
         **options: of PoFL.
     """
+
+    effective_if = (
+        EffectiveIf("spread", lambda own, run: own.estimator.size > 0, "data that answer the model: a shift"),
+        EffectiveIf("horizon", lambda own, run: own.estimator.size > 0, "data that answer the model: a shift"),
+    )
 
     def __init__(self, history: int = 10, spread: float = 0.0, horizon: int | None = None, **options: Any) -> None:
         super().__init__(history=history, **options)

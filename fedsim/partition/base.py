@@ -38,7 +38,8 @@ class Table:
     def of(cls, parts: list[np.ndarray]) -> Table:
         """From one index array per client."""
         offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int64)
-        return cls(np.concatenate(parts).astype(np.int32), offsets)
+        order = np.concatenate(parts) if parts else np.zeros(0)
+        return cls(order.astype(np.int32), offsets)
 
     @property
     def sizes(self) -> np.ndarray:
@@ -135,8 +136,10 @@ class Partition(ABC):
     def table(self, samples: Samples, clients: int, seed: int) -> Table:
         """Split and check: every sample is used at most once, no client is empty."""
         parts = self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION))
-        table = parts if isinstance(parts, Table) else Table.of(parts)
-        table.skew, name = self.skew(clients), self.name
+        name = type(self).__name__ if self.name == Partition.name else self.name
+        table = parts if isinstance(parts, Table) else Table.of(_checked(name, parts))
+        _check_table(name, table, samples.count, clients)
+        table.skew = self.skew(clients)
         empty = np.flatnonzero(table.sizes == 0)
         if len(empty):
             raise ConfigError(
@@ -146,7 +149,8 @@ class Partition(ABC):
         used = np.zeros(samples.count, dtype=bool)
         used[table.order] = True
         if used.sum() != len(table.order):
-            raise ConfigError(f"partition={name} gives a sample to two clients; use each once")
+            twice = int(np.flatnonzero(np.bincount(table.order) > 1)[0])
+            raise ConfigError(f"partition={name} gives a sample to two clients, or twice to one: {twice}; give it once")
         if not self.validation:
             return table
         table = table.split_off(self.validation, rng.generator(seed, rng.Purpose.PARTITION, 1))
@@ -156,3 +160,44 @@ class Partition(ABC):
                 f"share is {table.sizes.max()}; raise it, or lower clients"
             )
         return table
+
+
+def _checked(name: str, parts: object) -> list[np.ndarray]:
+    """One array of sample numbers per client, or one sentence."""
+    if isinstance(parts, (str, bytes, dict)) or not hasattr(parts, "__iter__"):
+        raise ConfigError(
+            f"partition={name}: split must return a list with one array of sample numbers per client, and returns "
+            f"{'None' if parts is None else type(parts).__name__}"
+        )
+    found = []
+    for client, part in enumerate(parts):
+        numbers = np.asarray(part)
+        if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+            what = f"{numbers.dtype} {list(numbers.shape)}"
+            remedy = "; give np.flatnonzero of the mask" if numbers.dtype.kind == "b" else ""
+            raise ConfigError(
+                f"partition={name}: client {client} must hold a one-dimensional array of whole sample numbers, and "
+                f"holds {what}{remedy}"
+            )
+        found.append(numbers.astype(np.int64))
+    return found
+
+
+def _check_table(name: str, table: Table, samples: int, clients: int) -> None:
+    """Refuse a table of other clients, or of samples that do not exist."""
+    order, offsets = np.asarray(table.order), np.asarray(table.offsets)
+    if len(offsets) != clients + 1:
+        raise ConfigError(f"partition={name} makes {len(offsets) - 1} clients, but clients={clients}; make as many")
+    bounds = bool(offsets[0] == 0 and offsets[-1] == len(order) and (np.diff(offsets) >= 0).all())
+    if order.dtype.kind not in "iu" or offsets.dtype.kind not in "iu" or not bounds:
+        raise ConfigError(
+            f"partition={name}: offsets of a Table must rise from 0 to the length of order, both of whole numbers; use "
+            "Table.of with one array per client"
+        )
+    bad = np.flatnonzero((order < 0) | (order >= samples))
+    if len(bad):
+        client = int(np.searchsorted(offsets, bad[0], side="right")) - 1
+        raise ConfigError(
+            f"partition={name} gives client {client} sample {order[bad[0]]}, but samples are numbered 0 to "
+            f"{samples - 1}"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.partition.base import Partition, Samples
 
@@ -44,6 +45,11 @@ class Dirichlet(Partition):
         attempts: redraws before giving up with an error.
         validation: of every partition.
     """
+
+    effective_if = (
+        EffectiveIf("min_size", lambda own, run: own.form != "equal", "{at}.form=proportional or per_class"),
+        EffectiveIf("attempts", lambda own, run: own.form != "equal", "{at}.form=proportional or per_class"),
+    )
 
     name = "dirichlet"
     remedy = "lower clients, raise partition.alpha, or use more data"

@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.targets import Kind
 from fedsim.partition.base import Partition, Samples
+
+PARTITIONER = Kind(
+    "a partitioner of Flower's", has=("load_partition",), modules=("flwr_datasets.partitioner",)
+)  # whose classes load_partition is written in, or a base class of theirs
 
 
 class Flwr(Partition):

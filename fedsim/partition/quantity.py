@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.partition.base import Partition, Samples, Table
 
@@ -25,6 +26,11 @@ class Quantity(Partition):
         min_size: fewest samples of a client.
         validation: of every partition.
     """
+
+    effective_if = (
+        EffectiveIf("sigma", lambda own, run: own.law == "lognormal", "{at}.law=lognormal"),
+        EffectiveIf("exponent", lambda own, run: own.law == "power", "{at}.law=power"),
+    )
 
     name = "quantity"
     remedy = "lower clients, or raise partition.min_size"

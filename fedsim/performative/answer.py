@@ -17,6 +17,7 @@ from fedsim.performative.minimise import minimise
 from fedsim.performative.risk import Risk
 from fedsim.samples import ClientData
 from fedsim.shift import Shift
+from fedsim.shift.base import by_client, padded
 
 POWER, GAP = "performative_power", "stability_gap"
 MEANINGS = {
@@ -68,11 +69,23 @@ class Answer:
         return {name: np.array([how[name](risk, theta) for risk, theta in pairs]) for name in self.columns}
 
     def _power(self, risk: Risk, theta: Tensor) -> float:
-        by_client = vmap(self.shift, in_dims=(0, None))
-        here, there = by_client(risk.base, theta), by_client(risk.base, torch.zeros_like(theta))
+        if self.shift.unpadded:
+            each = by_client(risk.base)
+            here, there = (
+                padded([self.shift(own, point) for own in each]) for point in (theta, torch.zeros_like(theta))
+            )
+            return self._distance(here, there, here["weight"], risk.weights)
+        of_clients = vmap(self.shift, in_dims=(0, None))
+        here, there = of_clients(risk.base, theta), of_clients(risk.base, torch.zeros_like(theta))
+        return self._distance(here, there, risk.base.get("weight"), risk.weights)
+
+    @staticmethod
+    def _distance(
+        here: dict[str, Tensor], there: dict[str, Tensor], weight: Tensor | None, of_clients: Tensor
+    ) -> float:
         parts = [name for name in ("x", "y") if name in here and here[name].is_floating_point()]
         moved = [(here[name] - there[name]).reshape(*here[name].shape[:2], -1) for name in parts]
-        return float(weighted_mean(torch.cat(moved, 2).norm(dim=2), risk.base.get("weight")) @ risk.weights)
+        return float(weighted_mean(torch.cat(moved, 2).norm(dim=2), weight) @ of_clients)
 
     def _gap(self, risk: Risk, theta: Tensor) -> float:
         if not torch.isfinite(theta).all():

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import grad
 
 from fedsim.core.errors import ConfigError, NoReferenceError
+from fedsim.core.numerical import is_numerical
 from fedsim.models import RowModel
 from fedsim.performative.nash import nash_point
 from fedsim.performative.optimal import optimal_point
@@ -91,7 +92,11 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
     """
     if not shift.active or shift.references == "none":
         return References()
-    dear = _too_dear(model, data)
+    if model.loss_mixes:
+        why = "not sought: the loss is one over the batch, and these points are those of means over samples"
+        log.info("θ^PS and θ^PO are %s", why)
+        return References([Solved(verdicts=dict.fromkeys(_sought(shift), why)) for _ in initial])
+    dear = too_dear(model, data)
     if shift.references == "auto" and dear:
         log.info("θ^PS and θ^PO are not solved for: %s; shift.references=always does it", dear)
         why = f"not sought: {dear}; shift.references=always does it"
@@ -124,8 +129,10 @@ def unshifted(model: RowModel, data: ClientData, initial: Tensor) -> Tensor:
                 for r, start in enumerate(initial.to(torch.float64))
             ]
         )
-    except NoReferenceError as error:
-        raise ConfigError(f"start=erm, but {error}") from error
+    except Exception as error:
+        if not isinstance(error, NoReferenceError) and not is_numerical(error):
+            raise
+        raise ConfigError(f"start=erm, but {' '.join(str(error).split())}") from error
 
 
 def _sought(shift: Shift) -> dict[str, str]:
@@ -143,13 +150,18 @@ def _points(risk: Risk, start: Tensor, box: Box) -> Solved:
                 point = nash_point(risk, start, box)
             else:
                 point = stable_point(risk, start, box) if name == "stable" else optimal_point(risk, starts, box)
-        except NoReferenceError as error:
-            log.info("no %s: %s", column, error)
-            solved.verdicts[column] = str(error)
+            value = float(risk.performative(point))
+        except Exception as error:
+            if not isinstance(error, NoReferenceError) and not is_numerical(error):
+                raise
+            said = " ".join(str(error).split())
+            why = said if isinstance(error, NoReferenceError) else f"its search met {said}"
+            log.info("no %s: %s", column, why)
+            solved.verdicts[column] = why
             continue
         starts.append(point)
         solved.points[column], solved.verdicts[column] = point, FOUND
-        solved.risks[column] = float(risk.performative(point))
+        solved.risks[column] = value
     return solved
 
 
@@ -176,7 +188,7 @@ def check_gradient(risk: Risk, start: Tensor) -> None:
         raise NoReferenceError(f"{who} moves the data, but no gradient flows from them to the model; {REMEDY}")
 
 
-def _too_dear(model: RowModel, data: ClientData) -> str:
+def too_dear(model: RowModel, data: ClientData) -> str:
     """Why `auto` does not solve, or nothing."""
     if model.columns.divided:
         return "the model has columns that strategies do not see"

@@ -8,10 +8,10 @@ from torch.func import grad, jacrev, vmap
 
 from fedsim.core import rng
 from fedsim.models import RowModel
-from fedsim.models.losses import weighted_mean
 from fedsim.performative.search import Search
 from fedsim.samples import ClientData
 from fedsim.shift import Shift
+from fedsim.shift.base import by_client
 
 COLUMNS = 16  # of a Jacobian that are computed at once
 
@@ -54,14 +54,16 @@ class Risk:
     def __call__(self, theta: Tensor, deployed: Tensor) -> Tensor:
         """R(θ, θ') [] for θ and θ' [d], differentiable in both."""
         self.search.tick()
-        losses = vmap(self.of_client, in_dims=(None, None, 0))(theta, deployed, self.base)
+        if self.shift.unpadded:
+            losses = torch.stack([self.of_client(theta, deployed, own) for own in by_client(self.base)])
+        else:
+            losses = vmap(self.of_client, in_dims=(None, None, 0))(theta, deployed, self.base)
         return losses @ self.weights + 0.5 * self.model.ridge * theta.square().sum()
 
     def of_client(self, theta: Tensor, deployed: Tensor, base: dict[str, Tensor]) -> Tensor:
         """Its mean loss [] on its base sample, moved by `deployed`, without the ridge."""
         moved = self.shift.smooth(base, deployed)
-        losses = self.model.loss(self.model.evaluate(theta, moved["x"]), moved)
-        return weighted_mean(losses, moved.get("weight"))
+        return self.model.mean_loss(self.model.evaluate(theta, moved["x"]), moved)
 
     def performative(self, theta: Tensor) -> Tensor:
         """R(θ, θ) []."""

@@ -58,7 +58,10 @@ def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance:
             return None
         moving = free(theta, gradient, box)
         step = torch.zeros_like(theta)
-        solved = torch.linalg.lstsq(slope[moving][:, moving], -gradient[moving, None], driver=driver)
+        try:
+            solved = torch.linalg.lstsq(slope[moving][:, moving], -gradient[moving, None], driver=driver)
+        except RuntimeError:  # numbers so large that they overflow on the way
+            return None
         step[moving] = solved.solution[:, 0]
         new = project(theta + step, box)
         ahead = field(new)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 
 OVER = ("none", "all", "online")
@@ -29,6 +30,13 @@ class Personal:
     newcomer_epochs: of their training; of a stream, rounds of local steps.
     train_samples: samples of its own training data on which a client's training loss is measured.
     """
+
+    effective_if = (
+        EffectiveIf("at", lambda own, run: own.active, "{at}.over=all or online, or {at}.newcomers"),
+        EffectiveIf("localize", lambda own, run: own.active, "{at}.over=all or online, or {at}.newcomers"),
+        EffectiveIf("train_samples", lambda own, run: own.active, "{at}.over=all or online, or {at}.newcomers"),
+        EffectiveIf("newcomer_epochs", lambda own, run: own.newcomers > 0, "{at}.newcomers"),
+    )
 
     over: str = "none"
     at: str = "start"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from fedsim.core.federation import Cohort
 from fedsim.evaluation import Evaluator
@@ -91,12 +90,12 @@ class ClientScores:
             part = [(share[pick], rows[pick]) for share, rows in predictor]
             batch = self._moved(samples.batch(cohort.virtual[pick]), part, deployed[pick])
             output = self._output(part, self.evaluator.model.call.inputs(batch), batch["weight"])
-            flat = {name: value.flatten(0, 1) for name, value in batch.items() if value.dim() > 1}
-            weight = batch["weight"]
-            per_sample = self.evaluator.model.loss(output.flatten(0, 1), flat).reshape(weight.shape)
+            weight, model = batch["weight"], self.evaluator.model
+            by_sample = {name: value for name, value in batch.items() if value.dim() > 1}
+            per_sample = model.client_losses(output, by_sample, weight)
             losses.append(weighted_mean(torch.where(weight > 0, per_sample, 0), weight))
             if self.evaluator.labelled:
-                correct.append(weighted_mean(correctly(output, batch["y"], 2), weight))
+                correct.append(weighted_mean(correctly(model.scores(output, 2), batch["y"], 2), weight))
             if metrics:
                 added.append(metrics.of_clients(output, target_of(batch), weight))
         return torch.cat(losses), torch.cat(correct) if correct else None, torch.cat(added, 1) if added else none
@@ -107,7 +106,7 @@ class ClientScores:
         if not shift.active:
             return batch
         mixed = torch.stack([share[:, None] * rows for share, rows in part]).sum(0)
-        return vmap(shift.smooth)(batch, mixed if shift.deploy == "step" else deployed)
+        return shift.smooth_clients(batch, mixed if shift.deploy == "step" else deployed)
 
     def _output(self, part: Predictor, x: Inputs, weight: Tensor) -> Tensor:
         """[n, q, …] the predictors' outputs for inputs [n, q, …]; `weight` [n, q] is 0 for padding."""

@@ -1,27 +1,133 @@
-"""How what a user wrote is tried: whose it is, its errors in one sentence, what it left behind."""
+"""How what a user wrote is tried: whose it is, its errors in one sentence, what it left behind.
+
+An `Invariance` is something that must make no difference to what a part computes, such as padding or a second call.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 import fedsim
 from fedsim.core import streams
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, first_line
+from fedsim.core.federation import Federation
+from fedsim.core.ranks import Ranks
+from fedsim.core.snapshot import Node, changed, snapshot
+from fedsim.datasets import Dataset
+from fedsim.models import RowModel
+from fedsim.run.ownership import PartCopies
+from fedsim.samples import ClientData
 
 HOME = Path(fedsim.__file__).parent
 Named = dict[str, Tensor]
+OF_RUN = (Federation, ClientData, RowModel, Dataset, Ranks)  # what parts are set up with, and do not own
+ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-4}  # of two ways to compute one number, relative to the largest
+
+LIBRARIES = {"builtins", "numpy", "torch", "collections", "functools", "pathlib", "itertools", "types", "omegaconf"}
+
+P = TypeVar("P")
+
+
+@dataclasses.dataclass(frozen=True)
+class Invariance(Generic[P]):
+    """Something that must make no difference to what a part computes.
+
+    Attributes:
+        name: of what makes none.
+        violation: tries a part; how it makes a difference, in a sentence, or None where it makes none.
+        otherwise: what happens then: an execution for which the invariance holds, or a ConfigError.
+    """
+
+    name: str
+    violation: Callable[[P], str | None]
+    otherwise: Callable[[P, str], None]
+
+
+def check_all(invariances: Iterable[Invariance[P]], of: P) -> None:
+    """Try them, in their order."""
+    for invariance in invariances:
+        broken = invariance.violation(of)
+        if broken is not None:
+            invariance.otherwise(of, broken)
+
+
+def refuse(_of: Any, broken: str) -> None:
+    """What happens where no execution helps."""
+    raise ConfigError(broken)
 
 
 def foreign(part: Any) -> bool:
     """Is it somebody's own?"""
     return not type(part).__module__.startswith("fedsim.")
+
+
+def brings_foreign(part: Any, depth: int = 3) -> bool:
+    """Is it somebody's own, or does it hold something that is, such as a schedule?"""
+    if part is None or isinstance(part, (*OF_RUN, Tensor, np.ndarray, nn.Module, str, bytes, int, float, type)):
+        return False
+    if isinstance(part, (list, tuple, Mapping)):
+        inside = list(part.values()) if isinstance(part, Mapping) else list(part)
+        return any(brings_foreign(one, depth - 1) for one in inside[:100]) if depth else False
+    if type(part).__module__.startswith("fedsim."):
+        return any(brings_foreign(one, depth - 1) for one in getattr(part, "__dict__", {}).values()) if depth else False
+    return bool(getattr(type(part), "__module__", "").partition(".")[0] not in LIBRARIES)
+
+
+def trial_copy(part: P, *of_run: Any) -> P:
+    """A part to be tried, which shares with the run what it was set up with."""
+    return PartCopies(*of_run, *_of_run(part, 4))(part)
+
+
+def _of_run(part: Any, depth: int) -> Iterator[Any]:
+    if isinstance(part, OF_RUN):
+        yield part
+    elif depth and not isinstance(part, (Tensor, np.ndarray, str, bytes, int, float, type)):
+        inside = list(part.values()) if isinstance(part, Mapping) else []
+        inside += list(part) if isinstance(part, (list, tuple)) else []
+        for one in [*inside, *getattr(part, "__dict__", {}).values()]:
+            yield from _of_run(one, depth - 1)
+
+
+def look(part: Any) -> Node:
+    """A snapshot of a part, but for what it was set up with."""
+    return snapshot(part, skip=OF_RUN)
+
+
+def moved(part: Any, before: Node) -> list[str]:
+    """Where a part has changed since a snapshot of `look`."""
+    return changed(before, look(part))
+
+
+def same(one: Tensor, other: Tensor, scale: float | None = None) -> bool:
+    """Equal but for rounding; `scale` is of the numbers that count, the largest one's unless given."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if not one.is_floating_point() or not one.numel():
+        return torch.equal(one, other)
+    largest = float(other.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if scale is None else scale
+    return torch.allclose(one, other, rtol=0, atol=ROUNDING.get(one.dtype, 1e-2) * largest, equal_nan=True)
+
+
+def identical(one: Named, other: Named) -> str | None:
+    """The first name under which two batches, carries or states are not bit for bit the same."""
+    for name, value in one.items():
+        if name not in other or value.dtype != other[name].dtype or value.shape != other[name].shape:
+            return name
+        if not torch.equal(
+            value.nan_to_num(0.0) if value.is_floating_point() else value,
+            (other[name].nan_to_num(0.0) if value.is_floating_point() else other[name]),
+        ):
+            return name
+    return next((name for name in other if name not in one), None)
 
 
 @contextlib.contextmanager
@@ -37,8 +143,7 @@ def within(what: str, part: Any) -> Iterator[None]:
             raise
         own = [f for f in traceback.extract_tb(error.__traceback__) if _elsewhere(f.filename)]
         where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-        said = (str(error) or "no message").splitlines()[0]
-        raise ConfigError(f"{what} raised {type(error).__name__}: {said}{where}") from error
+        raise ConfigError(f"{what} raised {type(error).__name__}: {first_line(error)}{where}") from error
     if not streams.equal(before, streams.now()):
         raise ConfigError(
             f"{what} draws from a global random stream, which depends on all that was drawn before; use "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,10 @@ from torch import Tensor
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, DivergenceError
 from fedsim.core.federation import Cohort, Federation
+from fedsim.core.numerical import is_numerical
 from fedsim.core.per_seed import largest
 from fedsim.core.report import Report
+from fedsim.evaluation import Measured
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.strategies import State, Strategy
@@ -24,6 +28,11 @@ ON_NONFINITE = ("stop", "drop_client", "drop_replicate")
 _NEVER = torch.iinfo(torch.int64).max
 _NAMED = 10  # clients a message lists
 BEFORE = "the loss was no finite number before any training: look at the data, and at what the model gives for them"
+
+
+def in_one_line(error: Exception) -> str:
+    """Its message, without line breaks."""
+    return " ".join(str(error).split())
 
 
 def remedy(rule: LocalRule, strategy: Strategy[Any]) -> str:
@@ -136,6 +145,51 @@ class DivergenceGuard:
             self.rows[rows] = torch.minimum(self.rows[rows], torch.where(report.finite, _NEVER, t))
         finite = torch.isfinite(state.model.sum(1))  # the quickest look
         self.models = torch.minimum(self.models, torch.where(finite, _NEVER, t))
+
+    @contextlib.contextmanager
+    def watching(self, t: int, state: State, report: Report) -> Iterator[None]:
+        """Errors of numerical routines in the aggregation of round t are divergence."""
+        try:
+            yield
+        except Exception as error:
+            if not is_numerical(error):
+                raise
+            raise self.failed(t, state, report, error) from error
+
+    def failed(self, t: int, state: State, report: Report, error: Exception) -> DivergenceError:
+        """What to raise where the aggregation of round t raised `error`, a numerical routine's."""
+        self.see(t, state, report)
+        self.on_nonfinite = "stop"  # the state may be half a round ahead: no replicate can go on with it
+        try:
+            self.check()
+        except DivergenceError as found:
+            return DivergenceError(f"{found} ({in_one_line(error)})")
+        return DivergenceError(f"round {t} of {self.strategy}: {in_one_line(error)}; {self.remedy}")
+
+    def evaluate(self, evaluator: Callable[[Tensor], Measured], models: Tensor, completed: int) -> Measured:
+        """What `evaluator` measures of models [R, d]. Where a numerical routine refuses one that is not finite, it is
+        judged as another replicate's: it was given up, and its numbers are NaN in any case.
+
+        Raises:
+            DivergenceError: a finite model is refused.
+        """
+        try:
+            return evaluator(models)
+        except Exception as error:
+            if not is_numerical(error):
+                raise
+            finite = torch.isfinite(models).all(1)
+            try:
+                if bool(finite.all()) or not bool(finite.any()):
+                    raise
+                return evaluator(torch.where(finite[:, None], models, models[finite][:1]))
+            except Exception as again:
+                if not is_numerical(again):
+                    raise
+                raise DivergenceError(
+                    f"models of {self.strategy} cannot be evaluated after round {completed}: {in_one_line(again)}; "
+                    f"{self.remedy}"
+                ) from again
 
     def check(self) -> None:
         """Act on what was seen; costs one transfer, and of several ranks one exchange.

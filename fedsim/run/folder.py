@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from fedsim.core import checksums
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing, write_json
 from fedsim.core.lock import Lock
@@ -121,7 +122,7 @@ class RunFolder:
         if (path / CONFIG).exists() and not (path / ENVIRONMENT).exists():
             raise ConfigError(f"out={_said(path)} holds a {CONFIG} that no run wrote; choose another folder")
         kept_rows(
-            path / METRICS, columns, keep, progress.rows
+            path / METRICS, columns, keep, progress.rows, progress.crc
         )  # what cannot be kept is refused before anything is written
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -137,7 +138,7 @@ class RunFolder:
                 (path / BEST).unlink(missing_ok=True)
             if constants:
                 with replacing(path / CONSTANTS, "wb") as file:
-                    file.write(save(constants))
+                    file.write(save(constants, metadata=checksums.signed({"format": "fedsim-constants"}, constants)))
             self._csv = MetricsCSV(path / METRICS, columns, keep)
         except OSError as error:
             raise ConfigError(f"out={path}: {error}; choose another folder") from error

@@ -26,6 +26,7 @@ class Progress:
         unanswered: [R] how often clients were sent the model and sent nothing, summed over all rounds.
         virtual: [R] virtual seconds, where there is a clock.
         rows: written to metrics.csv by now; None: an earlier version of fedsim has not counted them.
+        crc: checksum of these rows; None: an earlier version has not computed it.
     """
 
     rounds: int = 0
@@ -37,6 +38,7 @@ class Progress:
     dropped: list[dict[str, Any]] = field(default_factory=list)
     executors: dict[str, str] = field(default_factory=dict)
     rows: int | None = None
+    crc: int | None = None
     unanswered: list[int] = field(default_factory=list)
     virtual: list[float] = field(default_factory=list)
 
@@ -49,6 +51,7 @@ class Progress:
         """
         found = cls(**json.loads(text))
         whole = [("rounds", found.rounds), ("unevaluated", found.unevaluated), ("rows", found.rows or 0)]
+        whole.append(("checksum of rows", found.crc or 0))
         whole += [
             (name, each) for name in ("samples", "links", "unanswered") for each in _each(name, getattr(found, name))
         ]

@@ -1,10 +1,19 @@
 """What a user wrote, tried before a folder is made: whatever breaks its contract is refused in one sentence.
 
-Only parts from outside this package are tried, on the first clients of the run; nothing of it is kept.
+A part must return what its contract says, and be invariant (`fedsim.run.contracts.Invariance`) under what must make no
+difference: a second call, other rounds and clients in between, padding, other replicates. Where padding makes one,
+clients are trained one at a time, on batches as they are; everything else that fails is refused. Parts of this package
+are tried only where a user's part is inside them, or with them in a local step. The trials work on copies; what they
+found is known for parts that are tried again in the same process.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import logging
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,19 +21,27 @@ import torch
 from torch import Tensor
 
 from fedsim.availability import Availability
+from fedsim.core import streams
 from fedsim.core.columns import OWN
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
-from fedsim.run.contracts import Named, foreign, kind, within
+from fedsim.core.snapshot import key
+from fedsim.run.contracts import Invariance, Named, brings_foreign, foreign, kind, look, moved, trial_copy, within
+from fedsim.run.sample_contract import INVARIANCES, Trial
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_strategy
+from fedsim.run.uplink_contract import check_stages
 from fedsim.strategies import State
 from fedsim.trainer.loop_executor import chunk_of, first
 from fedsim.trainer.noted import Noted
 from fedsim.trainer.objective import PlainObjective, by_rows
 
+log = logging.getLogger(__name__)
+
 CLIENTS = 3  # of every replicate
+KNOWN = 256  # outcomes that are remembered
+_outcomes: OrderedDict[Hashable, list[tuple[Invariance[Trial], str]]] = OrderedDict()
 
 
 def rehearse(run: Setup, state: State, memory: Memory) -> None:
@@ -33,32 +50,93 @@ def rehearse(run: Setup, state: State, memory: Memory) -> None:
     Raises:
         ConfigError: naming the part, what it did and what it must do.
     """
-    parts = (run.availability, run.shift, run.trainer.batches.contamination, run.trainer.rule, run.strategy)
-    if not any(map(foreign, parts)):
-        return
-    _availability(run.availability)
-    counts = np.zeros((run.federation.replicates, run.federation.clients))
-    counts[:, :CLIENTS] = 1
-    cohort = run.federation.cohort(counts, np.ones_like(counts))
-    if len(cohort):
-        _samples(run, state, memory, cohort)
-    if foreign(run.strategy):
-        check_strategy(run, state, memory, cohort)
+    _availability(run)
+    steps = (run.shift, run.trainer.batches.contamination, run.trainer.rule)
+    if any(map(brings_foreign, steps)):
+        known = _known_by(run, steps)
+        if known not in _outcomes:
+            counts = np.zeros((run.federation.replicates, run.federation.clients))
+            counts[:, :CLIENTS] = 1
+            cohort = run.federation.cohort(counts, np.ones_like(counts))
+            if len(cohort):
+                _samples(run, state, memory, cohort)
+                _local_steps(run, state, memory, known)
+        elif _outcomes[known]:
+            trial = Trial(run, state, memory)
+            for invariance, broken in _outcomes[known]:
+                invariance.otherwise(trial, broken)
+    if foreign(run.strategy) or brings_foreign(run.strategy):
+        known = ("strategy", *_known_by(run, (run.strategy, run.availability.law)))
+        if known not in _outcomes:
+            check_strategy(run, memory)
+            _outcomes[known] = []
+    check_stages(run, memory)
+    while len(_outcomes) > KNOWN:
+        _outcomes.popitem(last=False)
 
 
-def _availability(process: Availability) -> None:
+def _known_by(run: Setup, parts: tuple[Any, ...]) -> tuple[Hashable, ...]:
+    """By what a part that is tried again is known: itself, and all that it is tried with."""
+    model, federation, dataset = run.model, run.federation, run.dataset
+    with_it = (repr(model.training_module), model.dimension, model.dtype, str(model.device), key(look(model.loss)))
+    of_data = (dataset.name, dataset.shape, dataset.classes, federation.replicates, federation.clients, run.rounds)
+    how = (run.execution.executor, type(run.trainer.rule), type(run.strategy))
+    return (*with_it, *of_data, *how, *(key(look(part)) for part in parts))
+
+
+def _local_steps(run: Setup, state: State, memory: Memory, known: Hashable) -> None:
+    trial, broken = Trial(run, state, memory), []
+    for invariance in INVARIANCES:
+        how = invariance.violation(trial)
+        if how is not None:
+            invariance.otherwise(trial, how)
+            broken.append((invariance, how))
+            log.info("%s: clients are trained one at a time, on batches without padding", how)
+    _outcomes[known] = broken
+
+
+def _availability(run: Setup) -> None:
+    """Rounds in another order, twice, and for other seeds in between: the same answers."""
+    process = run.availability
     what = f"availability={type(process).__name__}"
-    if not foreign(process):
+    if not brings_foreign(process):
         return
-    for name, ask in (("probabilities", process.probabilities), ("counts", process.counts)):
-        with within(f"{what}: {name}", process):
-            one, other = ask(0), ask(0)
-        process.check_numbers(0, name, one)
-        if not np.array_equal(one, other):
-            raise ConfigError(
-                f"{what}: {name}(0) is not the same when asked twice; draw by fedsim.core.rng.generator, a function of "
-                "seed, purpose and round"
-            )
+    rounds = [t for t in (0, 1, 2, 7) if t < max(run.rounds, 1)]
+    tried = trial_copy(process, run.federation)
+
+    def ask(of: Availability, t: int) -> dict[str, np.ndarray]:
+        found = {}
+        for name, call in (("probabilities", of.probabilities), ("counts", of.counts)):
+            with within(f"{what}: {name}", process):
+                found[name] = call(t)
+            of.check_numbers(t, name, found[name])
+            found[name] = found[name].copy()
+        return found
+
+    before = look(tried)
+    first = {t: ask(tried, t) for t in rounds}
+    for turn in range(2):
+        if turn:
+            _ask_for_other_seeds(tried, rounds)
+        for t in (*rounds, *reversed(rounds)):
+            for name, values in ask(tried, t).items():
+                if not np.array_equal(first[t][name], values):
+                    paths = moved(tried, before)
+                    where = f" ({paths[0]} has changed)" if paths else ""
+                    raise ConfigError(
+                        f"{what}: {name}({t}) is not the same when asked twice{where}; draw by "
+                        "fedsim.core.rng.generator, a function of seed, purpose and round"
+                    )
+
+
+def _ask_for_other_seeds(process: Availability, rounds: Iterable[int]) -> None:
+    """What another simulation does with a copy."""
+    population = process.population
+    with contextlib.suppress(Exception), streams.restored():
+        other = trial_copy(process)
+        other.setup(dataclasses.replace(population, seeds=tuple(seed + 1 for seed in population.seeds)))
+        for t in rounds:
+            other.probabilities(t), other.counts(t)
 
 
 def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import rises, validation_metric
 from fedsim.results.targets import first_reached
@@ -34,6 +35,14 @@ class Stop:
         over: 'all': each replicate is looked at by itself, and the run goes on until the last one is there, since they
             are simulated together; 'mean': their mean decides.
     """
+
+    effective_if = (
+        EffectiveIf(
+            "over",
+            lambda own, run: any(r is not None for r in (own.target, own.patience, own.virtual_seconds)),
+            "{at}.target, {at}.patience or {at}.virtual_seconds",
+        ),
+    )
 
     target: dict[str, float] | None = None
     patience: int | None = None

@@ -6,18 +6,22 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 
 from fedsim.attack import Attack
-from fedsim.availability import Availability
+from fedsim.availability import Availability, UniformK
 from fedsim.clock import AllWork, Clock, CutOffByTheClock, Delay, NoClock, NoDelay, Work
 from fedsim.contamination import Contamination, NoContamination
 from fedsim.core import checks
+from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.ranks import Ranks
 from fedsim.datasets import Dataset
+from fedsim.datasets.checked import check_samples
 from fedsim.datasets.pooled import PooledData
 from fedsim.evaluation import EvaluatedModels, Evaluation, Evaluator
 from fedsim.evaluation.columns import COLUMNS, MODELS, PLACE, TIME, WORK, also
@@ -35,13 +39,17 @@ from fedsim.personal.models import OwnModels
 from fedsim.run import determinism
 from fedsim.run.delivery import Delivery
 from fedsim.run.divergence import ON_NONFINITE
+from fedsim.run.ownership import PartCopies
 from fedsim.run.pace import Pace
 from fedsim.run.participation import Participation
 from fedsim.run.rules import Stop
+from fedsim.run.settings import report_settings
 from fedsim.run.traffic import Traffic
 from fedsim.run.wiring import (
     among_members,
+    as_uplink,
     bound,
+    check_kinds,
     check_seeds,
     client_data,
     clients_of,
@@ -67,10 +75,19 @@ from fedsim.uplink.accounting import Privacy, privacy
 log = logging.getLogger(__name__)
 
 STARTS = ("random", "ps", "erm")
+KINDS = {
+    "dataset": Dataset, "partition": Partition, "availability": Availability, "strategy": Strategy, "local": LocalRule,
+    "shift": Shift, "contamination": Contamination, "columns": Selector, "personal": Personal,
+    "evaluation": Evaluation, "execution": Execution, "stop": Stop, "attack": Attack, "clock": Clock, "work": Work,
+    "delay": Delay, "ranks": Ranks,
+}  # fmt: skip
 
 
 class Setup:
     """A federation, wired up and checked. The arguments are the groups of a configuration, and its few plain keys.
+
+    Parts are copied before they are set up (`fedsim.run.ownership`), so that the same objects may be given to several
+    simulations.
 
     Args:
         dataset: what samples exist.
@@ -100,6 +117,21 @@ class Setup:
         execution: where and how all is computed.
         ranks: the processes that share the run (`Ranks.join()` under torchrun); a lone one unless given.
     """
+
+    effective_if: Declarations = (
+        EffectiveIf(
+            "uplink",
+            lambda own, run: run.clients_send or not own.parts.uplink.stages,
+            "a strategy whose clients send something",
+            attribute="parts.uplink",
+        ),
+        EffectiveIf(
+            "attack",
+            lambda own, run: run.clients_send or not own.parts.attack.active,
+            "a strategy whose clients send something",
+            attribute="parts.attack",
+        ),
+    )
 
     def __init__(
         self,
@@ -131,21 +163,33 @@ class Setup:
         delay: Delay | None = None,
         ranks: Ranks | None = None,
     ) -> None:
+        check_kinds(KINDS, locals())
         self.rounds = checks.whole("rounds", rounds)
         self.start = checks.choice("start", start, STARTS)
         self.on_nonfinite = checks.choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
+        own = PartCopies()
         self.evaluation, self.execution, self.stop = (
-            evaluation or Evaluation(),
+            own(evaluation or Evaluation()),
             execution or Execution(),
             stop or Stop(),
         )
+        uplink = uplink if uplink is None else own(as_uplink(uplink))
+        partition, availability, strategy, local = own(partition), own(availability), own(strategy), own(local)
+        shift, contamination, attack, columns = own(shift), own(contamination), own(attack), own(columns)
+        clock, work, delay = own(clock), own(work), own(delay)
+        self.parts = SimpleNamespace(
+            dataset=dataset, partition=partition, availability=availability, shift=shift, contamination=contamination,
+            local=local, strategy=strategy, uplink=uplink, attack=attack, clock=clock, work=work, delay=delay,
+            columns=columns, personal=personal, stop=stop, trainer=execution, evaluation=evaluation,
+        )  # fmt: skip
         self.deterministic = determinism.prepared(self.execution.deterministic)
         ranks, seeds = ranks or Ranks(), check_seeds(seeds)
         self.device, dtype = resolve_device(ranks.device(self.execution.device)), resolve_dtype(self.execution.dtype)
         rule, personal, contamination = local or SGD(), personal or Personal(), contamination or NoContamination()
         self.strategy, self.shift = strategy or FedAvg(), shift or NoShift()
         self.per_seed = per_seed_of(self.strategy, rule, seeds)
-        self.dataset, clients = clients_of(dataset.to(self.device), partition, clients)
+        check_samples(dataset, loss)
+        self.dataset, clients = clients_of(own(dataset.to(self.device)), partition, clients)
         if rule.pooled:
             self._pool(clients, rule)
             clients, partition, availability = 1, None, None
@@ -178,6 +222,7 @@ class Setup:
         self.delivery = Delivery(delay or NoDelay(), self.pace, self.strategy, self.trainer)
         self._judge(personal, trainers, tables)
         self.newcomers = self._expect(personal, everybody, late, rule, contamination) if personal.newcomers else None
+        report_settings(self)
 
     def _pool(self, clients: int, rule: LocalRule) -> None:
         """One client holds all data, and the shift answers it as it answers the clients they come from."""
@@ -188,6 +233,7 @@ class Setup:
     def _train(self, rule: LocalRule, contamination: Contamination) -> Trainers:
         """What trains the clients, and what they send for it."""
         trainers = Trainers(self.data, self.shift, self.model, contamination, self.execution)
+        self.all_trainers, self.all_shifts = [trainers], [self.shift]
         self.trainer, self.settled = trainers(rule), trainers.settled
         if self.strategy.asks:
             self.federation.ask = Asking(trainers, self.trainer)
@@ -215,6 +261,8 @@ class Setup:
     ) -> Newcomers:
         """Who joins when training is over; `everybody` has their data too, and their shift is another one."""
         trainers = Trainers(everybody, shift, self.model, contamination, self.execution, self.settled)
+        self.all_trainers.append(trainers)
+        self.all_shifts.append(shift)
         scores = scores_of(self._evaluator(everybody, shift), personal, self.tables)
         return Newcomers(personal, self.federation, self.strategy, trainers, rule, scores)
 
@@ -260,7 +308,16 @@ class Setup:
             "statistics of the model are averaged": len(self.model.columns.averaged) > 0,
         }
         said = [what for what, so in leaks.items() if so]
-        return privacy(self.uplink.stages, self.availability, hears, said, rounds)
+        remember = isinstance(self.availability, UniformK) and bool(self.uplink.stages) and self._clients_remember()
+        return privacy(self.uplink.stages, self.availability, hears, said, rounds, remember)
+
+    def _clients_remember(self) -> bool:
+        """Does local work depend on the earlier rounds in which a client took part?"""
+        if self.model.columns.divided or self.trainer.rule.own_models:
+            return True
+        model = torch.zeros(self.federation.replicates, self.model.dimension)
+        shift = self.shift.active and bool(self.shift.memory(self.federation, model.to(self.device)))
+        return shift or bool(self.trainer.rule.memory(self.federation, 1))
 
     @functools.cached_property
     def naming(self) -> Naming:

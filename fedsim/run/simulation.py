@@ -10,6 +10,8 @@ import numpy as np
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.memory import Memory
+from fedsim.models.probe import said_of_forward
+from fedsim.models.row_model import is_built_in
 from fedsim.performative.references import unshifted
 from fedsim.results.models import HEADER
 from fedsim.run import determinism, hints
@@ -21,6 +23,7 @@ from fedsim.run.folder import owning
 from fedsim.run.layout import Layout
 from fedsim.run.progress import Progress
 from fedsim.run.rehearsal import rehearse
+from fedsim.run.settings import report_standstill
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_state
 from fedsim.run.tracker import Tracker
@@ -119,10 +122,12 @@ class Simulation(Setup):
                     f"rounds={self.rounds}, but the run in {folder} has completed {progress.rounds}; raise rounds"
                 )
             log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
+        first, begun = state.model.clone(), progress.rounds
         self.settled.update(progress.executors)
         progress.executors = self.settled
         self._check_carry(state, memory)
         rehearse(self, state, memory)
+        self._try_evaluation()
         self.evaluator.references = self.references
         if (private := self.privacy(self.rounds)) is not None:
             log.info("privacy: %s", private.said)
@@ -137,9 +142,17 @@ class Simulation(Setup):
                 start = self.strategy.start(state, cohort)
                 report = yield from self.trainer.steps(start, cohort, t, state.model, memory, guard.accept)
                 report = self.uplink(self.delivery(report, memory), memory)
-                state = self.strategy.aggregate(state, report, t)
+                with guard.watching(t, state, report):
+                    state = self.strategy.aggregate(state, report, t)
                 tracker.round(t, state, report)
+            report_standstill(self, first, state.model, progress.rounds - begun)
             return tracker.finish(state)
+
+    def _try_evaluation(self) -> None:
+        """Evaluate once before anything is written, so that a module of the user's that cannot be is refused."""
+        if not is_built_in(self.model.evaluation_module):
+            with said_of_forward(self.model.evaluation_module):
+                self.evaluator(self.model.initial(self.federation.seeds))
 
     def _check_carry(self, state: State, memory: Memory) -> None:
         """Whatever the strategy hands to the local rule must be used there: asked with nobody in the cohort.

@@ -3,43 +3,82 @@ checkpoint."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from fedsim.tracking import Result
 
 HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 ASKING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)
 
 
 class Stopped(KeyboardInterrupt):
-    """The run ended after a round because it was asked to (Ctrl-C, SIGTERM, SIGHUP); a checkpoint was written."""
+    """A run was asked to end (Ctrl-C, SIGTERM, SIGHUP), and ended after a round, with a checkpoint.
+
+    Args:
+        message: which signal, and after which round.
+        result: of the run, where its last round was over before it could stop; None where rounds are left. Where the
+            run failed after the signal, the failure is this exception's `__cause__`.
+    """
+
+    def __init__(self, message: str = "", result: Result | None = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class StopSignals:
     """Notes the first signal, between `listen` and `let_go`; the second ends at once. Runs that go on together all
-    note it.
-
-    Attributes:
-        seen: the first signal's number, None before it.
+    see it.
     """
 
     _listening: ClassVar[list[StopSignals]] = []
     _handlers: ClassVar[dict[int, Any]] = {}  # what was there before the first of them
+    _noted: ClassVar[int | None] = None  # the first signal since the first of them listens
+    _shown: ClassVar[int | None] = None  # what all of them see while a signal is held back
+    _holding: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self.seen: int | None = None
+        self._last: int | None = None  # what it had seen when it stopped listening
+
+    @property
+    def seen(self) -> int | None:
+        """The first signal's number, None before it."""
+        if self not in self._listening:
+            return self._last
+        return StopSignals._shown if self._holding else StopSignals._noted
 
     @property
     def together(self) -> int:
         """How many runs of this process are under way."""
         return max(1, len(self._listening))
 
+    @classmethod
+    def pending(cls) -> bool:
+        """Was a signal noted that the runs under way will stop for?"""
+        return bool(cls._listening) and cls._noted is not None
+
+    @classmethod
+    @contextlib.contextmanager
+    def held_back(cls) -> Iterator[None]:
+        """Within the block a new signal is noted, but no run sees it before the end of the block: runs whose rounds end
+        one after another in the block all see the same."""
+        StopSignals._shown, StopSignals._holding = cls._noted, True
+        try:
+            yield
+        finally:
+            StopSignals._holding = False
+
     def listen(self) -> None:
         """From now on signals wait. Only the main thread may ask for them."""
         if threading.current_thread() is threading.main_thread():
             if not self._listening:
                 self._handlers.clear()
+                StopSignals._noted = StopSignals._shown = None
                 for number in ASKING:
                     if number == HANGUP and signal.getsignal(number) == signal.SIG_IGN:
                         continue  # nohup: the run is meant to outlive its terminal
@@ -54,11 +93,11 @@ class StopSignals:
         if self._listening == [self]:  # still listening: a signal on the way is noted, and does not count as a second
             for number, handler in self._handlers.items():
                 signal.signal(number, signal.SIG_IGN if leaving and number == signal.SIGTERM else handler)
+        self._last = StopSignals._noted  # also one that is held back: it must not be lost with the last listener
         self._listening.remove(self)
 
     @classmethod
     def _note(cls, number: int, frame: FrameType | None) -> None:
-        if all(one.seen is not None for one in cls._listening):  # asked twice: at once
+        if StopSignals._noted is not None and cls._listening:  # asked twice: at once
             raise KeyboardInterrupt
-        for one in cls._listening:
-            one.seen = number if one.seen is None else one.seen
+        StopSignals._noted = number

@@ -6,21 +6,42 @@ keeps elsewhere is in no checkpoint; and what one replicate's clients bring must
 
 from __future__ import annotations
 
-import contextlib
-import copy
+import dataclasses
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.answers import Answers
 from fedsim.core.errors import ConfigError
-from fedsim.core.federation import Cohort
+from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
+from fedsim.core.per_seed import PerSeed
 from fedsim.core.report import Report
-from fedsim.run.contracts import Named, copied, fields, foreign, kind, within
+from fedsim.run.contracts import (
+    Invariance,
+    Named,
+    check_all,
+    copied,
+    fields,
+    foreign,
+    identical,
+    kind,
+    look,
+    moved,
+    refuse,
+    same,
+    trial_copy,
+    within,
+)
 from fedsim.run.setup import Setup
 from fedsim.strategies import State
+
+SECONDS = 0.7  # after which what is tried a second time is left out
+NUMBERS = 2e7  # of client memory, above which fewer clients are made up
 
 
 def check_state(run: Setup, state: Any) -> None:
@@ -49,63 +70,226 @@ def check_state(run: Setup, state: Any) -> None:
         raise ConfigError(f"{what}: the state's model must be {shape}, one row per seed, and is {kind(state.model)}")
 
 
-def check_strategy(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
-    strategy, what = run.strategy, f"strategy={type(run.strategy).__name__}"
-    with contextlib.suppress(Exception):  # what cannot be copied is asked itself
-        strategy = copy.deepcopy(strategy)
-    with within(what, strategy):
-        computing = strategy.cohort(copied(state), cohort)
-    if not isinstance(computing, Cohort):
-        raise ConfigError(f"{what}: cohort must return a Cohort, and returns {kind(computing)}")
-    with within(what, strategy):
-        start = strategy.start(copied(state), computing)
-    carry = start if isinstance(start, dict) else {"params": start}
-    shape = [len(computing), state.model.shape[1]]
-    if not isinstance(carry.get("params"), Tensor) or list(carry["params"].shape) != shape:
-        raise ConfigError(f"{what}: start must return rows {shape}, one per client, and returns {kind(start)}")
-    report = _report(run, state, memory, computing, carry, torch.zeros(len(computing)))
-    one, other = (_next(strategy, what, state, report) for _ in range(2))
-    for name, value in fields(one).items():
-        if not torch.equal(value, fields(other)[name]):
-            raise ConfigError(
-                f"{what}: the same state and report give another {name} the second time; what it keeps in attributes "
-                "of its own is in no checkpoint, so make it a field of its State"
-            )
-    if run.federation.replicates > 1 and run.federation.ranks.count == 1:
-        _apart(run, strategy, what, state, memory, computing, carry, one)
+class StrategyTrial:
+    """A copy of a run's strategy, tried on made-up reports in federations of one or two of the run's seeds.
 
+    Args:
+        run, memory: before the first round.
+    """
 
-def _apart(
-    run: Setup, strategy: Any, what: str, state: State, memory: Memory, cohort: Cohort, carry: Named, right: State
-) -> None:
-    """What the first replicate's clients bring, however odd, must change no other replicate's model."""
-    odd = (cohort.replicate == 0).to("cpu")
-    for off in (torch.nan, 1e3):
-        shifted = torch.where(odd, off, 0.0)
+    def __init__(self, run: Setup, memory: Memory) -> None:
+        self.run, self.memory = run, memory
+        self.what = f"strategy={type(run.strategy).__name__}"
+        federation = run.federation
+        self.rounds = range(min(3, max(run.rounds, 1)))
+        self.models = run.model.columns.seen(run.model.initial(federation.seeds[:2]))
+        # replicates at different models, as they are after a round
+        wave = torch.sin(torch.arange(1.0, self.models.numel() + 1)).reshape(self.models.shape)
+        self.models = self.models + 0.05 * wave.to(self.models)
+        self.before = look(run.strategy)
+        self.began = time.perf_counter()
+        # a process that always sends as many clients may be all that a strategy is for
+        self.steady = run.availability.law in ("full", "uniform_k")
+        self.present = int(min(run.availability.counts(0).sum(1).max(), run.federation.clients)) if self.steady else 0
+        self.constant = False
+        if self.steady:
+            self.constant = self._refused(constant=False) and not self._refused(constant=True)
+
+    def _refused(self, constant: bool) -> bool:
+        self.constant = constant
         try:
-            found = _next(strategy, what, state, _report(run, state, memory, cohort, carry, shifted))
+            self.play([[3, 1], [1, 2], [2, 3]], range(len(self.models)))
         except ConfigError:
-            if off == 1e3:
-                raise
-            continue  # it may refuse what is not finite
-        if not torch.equal(found.model[1:], right.model[1:]):
-            raise ConfigError(
-                f"{what} mixes the clients of different seeds: a change in those of seed {run.federation.seeds[0]} "
-                f"changes the model of seed {run.federation.seeds[1]}; use cohort.mean, sum, median, quantile, "
-                "trimmed_mean or each, which work seed by seed, or derive from PerReplicate"
-            )
+            return True
+        return False
+
+    def slow(self) -> bool:
+        return time.perf_counter() - self.began > SECONDS
+
+    def strategy(self, replicates: range) -> Any:
+        """A copy for some of the replicates; what is given per seed is theirs."""
+        own = trial_copy(self.run.strategy, self.run.federation, self.run.data, self.run.model)
+        for name, value in list(getattr(own, "__dict__", {}).items()):
+            if isinstance(value, PerSeed) and own is not self.run.strategy:
+                setattr(own, name, PerSeed(value.values[replicates.start : replicates.stop]))
+        return own
+
+    def _federation(self, replicates: range) -> Federation:
+        """These replicates alone."""
+        whole, pick = self.run.federation, slice(replicates.start, replicates.stop)
+        m = whole.clients
+        if whole.ranks.count == 1 and whole.replicates * m * self.models.shape[1] > NUMBERS:
+            m = min(m, 8)  # memory of all clients would take longer than what is tried
+        sizes = whole.sizes.reshape(whole.replicates, whole.clients)[pick, :m].reshape(-1)
+        own = dataclasses.replace(
+            whole, seeds=whole.seeds[pick], clients=m, sizes=sizes, members=None,
+            class_fractions=None if whole.class_fractions is None else whole.class_fractions[pick, :m],
+            shares=None if whole.shares is None else whole.shares[:m],
+            names=None if whole.names is None else whole.names[:m],
+        )  # fmt: skip
+        own.ask = None if whole.ask is None else _made_up_answers
+        return own
+
+    def play(self, counts: Sequence[Sequence[int]], replicates: range, fresh: bool = False) -> list[State]:
+        """The states after consecutive rounds in which so many clients of every replicate come, counts [T][R].
+
+        `fresh`: every round is played by another copy, as after a resumed run.
+        """
+        federation = self._federation(replicates)
+        strategy, what = self.strategy(replicates), self.what
+        models = self.models[replicates.start : replicates.stop]
+        with within(f"{what}: initial", strategy):
+            state = strategy.initial(models.clone(), federation)
+        found = []
+        for t in self.rounds:
+            if fresh:
+                strategy = self.strategy(replicates)
+                with within(f"{what}: initial", strategy):
+                    strategy.initial(models.clone(), federation)
+            here = np.zeros((len(replicates), federation.clients))
+            for r in range(len(replicates)):
+                count = self.present if self.constant else max(counts[t][r], 1) if self.steady else counts[t][r]
+                place = np.arange(min(count, federation.clients))
+                here[r, (place + t + replicates.start + r) % federation.clients] = 1
+            active = federation.cohort(here, np.full_like(here, 1.0 if self.constant else 0.5), t)
+            given = copied(state)
+            with within(f"{what}: cohort, in round {t}", strategy):
+                cohort = strategy.cohort(given, active)
+            if not isinstance(cohort, Cohort):
+                raise ConfigError(f"{what}: cohort must return a Cohort, and returns {kind(cohort)}")
+            with within(f"{what}: start, in round {t}", strategy):
+                start = strategy.start(given, cohort)
+            carry = start if isinstance(start, dict) else {"params": start}
+            shape = [len(cohort), state.model.shape[1]]
+            if not isinstance(carry.get("params"), Tensor) or list(carry["params"].shape) != shape:
+                raise ConfigError(f"{what}: start must return rows {shape}, one per client, and returns {kind(start)}")
+            report = _report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
+            after = _next(strategy, what, given, report, t)
+            if not fresh and t == self.rounds[0]:
+                again = _next(strategy, what, copied(state), report, t)
+                name = identical(fields(after), fields(again))
+                if name is not None:
+                    raise ConfigError(self.remembers(name, strategy))
+            state = after
+            found.append(state)
+        return found
+
+    def _memory(self, replicates: range) -> Memory:
+        whole, few = self.run.federation, len(self._federation(replicates).own)
+        own = {name: value.unflatten(0, (whole.replicates, -1)) for name, value in self.memory.clients.items()}
+        pick = slice(replicates.start, replicates.stop)
+        return Memory({name: value[pick, :few].flatten(0, 1).clone() for name, value in own.items()})
+
+    def remembers(self, name: str, strategy: Any) -> str:
+        """How another `name` than before came about."""
+        paths = moved(strategy, self.before) or moved(self.run.strategy, self.before)
+        where = f" ({paths[0]})" if paths else ""
+        return (
+            f"{self.what}: the same state and report give another {name} the second time; what it keeps in attributes "
+            f"of its own{where} is in no checkpoint, so make it a field of its State"
+        )
 
 
-def _report(run: Setup, state: State, memory: Memory, cohort: Cohort, carry: Named, shifted: Tensor) -> Report:
-    """Rows that have moved a little, each in its own way, and by `shifted` [n] more."""
+def _repeated(trial: StrategyTrial) -> str | None:
+    """The same rounds again: by another copy for every round, then by one copy for all."""
+    everybody = range(len(trial.models))
+    counts = [[3, 3], [0, 2], [2, 1]]
+    right = trial.play(counts, everybody)
+    for fresh in (True,) if trial.slow() else (True, False):
+        for one, other in zip(right, trial.play(counts, everybody, fresh), strict=True):
+            name = identical(fields(one), fields(other))
+            if name is not None:
+                return trial.remembers(name, trial.strategy(everybody))
+    return None
+
+
+def _nobody(trial: StrategyTrial) -> str | None:
+    """Rounds in which nobody comes, and in which one client does."""
+    if trial.steady or trial.slow():
+        return None
+    for counts in ([[0, 0], [1, 0], [0, 0]], [[0, 1], [1, 1], [0, 0]]):
+        for t, state in enumerate(trial.play(counts, range(len(trial.models)))):
+            if not torch.isfinite(state.model).all():
+                return (
+                    f"{trial.what}: the model is not finite after a round in which {'nobody' if not t else 'few'} took "
+                    "part; an empty round changes nothing: use cohort.unless_empty"
+                )
+    return None
+
+
+def _replicates(trial: StrategyTrial) -> str | None:
+    """Each replicate alone, and beside one with another number of clients."""
+    if len(trial.models) < 2 or trial.run.federation.ranks.count > 1:
+        return None
+    for counts in ([[3, 1], [2, 3], [1, 2]], [[1, 3], [0, 2], [3, 0]]):
+        together = trial.play(counts, range(2))
+        for r in (1, 0):
+            try:
+                alone = trial.play([[row[r]] for row in counts], range(r, r + 1))
+            except ConfigError:  # it was set up for all replicates
+                return _apart(trial)
+            for t, (one, both) in enumerate(zip(alone, together, strict=True)):
+                if not same(both.model[r], one.model[0]):
+                    return _mixes(trial, 1 - r, r, f" in round {t}" if t else "")
+        if trial.slow():
+            return None
+    return None
+
+
+def _apart(trial: StrategyTrial) -> str | None:
+    """What the first replicate's clients bring, however many they are, must change no other replicate's model."""
+    counts = [[3, 1], [2, 3], [1, 2]]
+    right = trial.play(counts, range(2))
+    for t, (one, other) in enumerate(zip(right, trial.play([[1, c[1]] for c in counts], range(2)), strict=True)):
+        if not same(one.model[1], other.model[1]):
+            return _mixes(trial, 0, 1, f" in round {t}" if t else "")
+    return None
+
+
+def _mixes(trial: StrategyTrial, changed: int, other: int, when: str) -> str:
+    seeds = trial.run.federation.seeds
+    return (
+        f"{trial.what} mixes the clients of different seeds: a change in those of seed {seeds[changed]} changes the "
+        f"model of seed {seeds[other]}{when}; use cohort.mean, sum, median, quantile, trimmed_mean or each, which work "
+        "seed by seed, or derive from PerReplicate"
+    )
+
+
+def _made_up_answers(cohort: Cohort, models: Tensor) -> Answers:
+    """Losses and gradients of nobody's data."""
+    rows = cohort.broadcast(models)
+    return Answers(1 + rows.square().mean(1), rows)
+
+
+INVARIANCES = (
+    Invariance("a second time, and a resumed run", _repeated, refuse),
+    Invariance("empty rounds", _nobody, refuse),
+    Invariance("other replicates", _replicates, refuse),
+)
+
+
+def check_strategy(run: Setup, memory: Memory) -> None:
+    """Try a strategy in rounds 0, 1 and 2.
+
+    Raises:
+        ConfigError: naming what it did and what it must do.
+    """
+    check_all(INVARIANCES, StrategyTrial(run, memory))
+
+
+def _report(
+    run: Setup, state: State, memory: Memory, cohort: Cohort, carry: Named, replicates: range, t: int
+) -> Report:
+    """Rows that have moved a little, each in its own way: by its replicate, its client and the round."""
     model, rows = state.model, carry["params"]
-    rates, n = run.trainer.rates, len(cohort)
-    wave = torch.sin(torch.arange(1.0, rows.numel() + 1)).reshape(rows.shape)
-    moved = (0.1 * wave + shifted[:, None]).to(rows)
+    n, d = rows.shape
+    rates = run.trainer.rates[replicates.start : replicates.stop]
+    who = (cohort.replicate + replicates.start) * 7 + cohort.client + 3 * t + 1
+    wave = torch.sin(who.to(rows)[:, None] + torch.arange(1.0, d + 1).to(rows))
     steps = int(run.trainer.batches.longest[0])
     sums = (rates[cohort.replicate] * steps).to(rows)
-    loss = (1 + 0.1 * torch.sin(torch.arange(1.0, n + 1)) + shifted).to(rows)
-    ended = {name: value.clone() for name, value in carry.items()} | {"params": rows + moved}
+    loss = 1 + 0.1 * torch.sin(who.to(rows))
+    ended = {name: value.clone() for name, value in carry.items()} | {"params": rows + 0.1 * wave}
     known = Memory({name: value.clone() for name, value in memory.clients.items()})
     return Report(
         cohort, rows.clone(), ended, loss, rates.clone(), sums, np.full(n, 10), model.clone(),
@@ -113,11 +297,11 @@ def _report(run: Setup, state: State, memory: Memory, cohort: Cohort, carry: Nam
     )  # fmt: skip
 
 
-def _next(strategy: Any, what: str, state: State, report: Report) -> State:
+def _next(strategy: Any, what: str, state: State, report: Report, t: int) -> State:
     """The state after the round, from copies of its own."""
     given = copied(state)
-    with within(what, strategy):
-        after = strategy.aggregate(given, copied(report), 0)
+    with within(f"{what}: aggregate, in round {t}" if t else what, strategy):
+        after = strategy.aggregate(given, copied(report), t)
     if type(after) is not type(state):
         raise ConfigError(f"{what}: aggregate must return a {type(state).__name__}, and returns {kind(after)}")
     for name, value in fields(state).items():

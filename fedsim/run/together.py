@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 
 from fedsim.run import determinism
 from fedsim.run.simulation import Simulation
+from fedsim.run.stopping import Stopped, StopSignals
 from fedsim.tracking import Result
 from fedsim.trainer import Company, Done, Steps, Work
 
@@ -45,28 +46,40 @@ class Lockstep(Generic[T]):
     def __call__(self, runs: Iterable[Callable[[], Steps[T]]]) -> Iterator[tuple[int, T | BaseException]]:
         """The runs, each begun by its call, and as each ends its number and what came of it: a result or an error.
 
-        Runs that have rounds to catch up do so first. No further run begins after one that ended by being asked to
-        stop (`Stopped`, or any other KeyboardInterrupt).
+        Runs that have rounds to catch up do so first. Asked to stop (Ctrl-C, SIGTERM), all that are under way end after
+        the same round, and no further run begins.
+
+        Raises:
+            KeyboardInterrupt: asked a second time; the runs that were under way are closed.
         """
         waiting = enumerate(runs)
         asked = False
         while not asked and (some := list(itertools.islice(waiting, self.at_once))):
             for number, ended in self._together(dict(some)):
-                asked = asked or isinstance(ended, KeyboardInterrupt)
+                asked = asked or isinstance(ended, Stopped)
                 yield number, ended
 
     def _together(self, runs: dict[int, Callable[[], Steps[T]]]) -> Iterator[tuple[int, T | BaseException]]:
         under_way: dict[int, tuple[Steps[T], Work]] = {}
         try:
             for number, begin in runs.items():
+                if StopSignals.pending():
+                    break
                 yield from self._advance(number, begin, None, under_way)
             while under_way:
                 least = min(work.plan.t for _, work in under_way.values())
                 now = [number for number, (_, work) in under_way.items() if work.plan.t == least]
                 found = self.company([under_way[number][1] for number in now])
                 self.watch(least, len(now))
-                for number, done in zip(now, found, strict=True):
-                    yield from self._advance(number, under_way.pop(number)[0], done, under_way)
+                with (
+                    StopSignals.held_back()
+                ):  # one that arrives between two of them must not end the second a round earlier
+                    ended = [
+                        outcome
+                        for number, done in zip(now, found, strict=True)
+                        for outcome in self._advance(number, under_way.pop(number)[0], done, under_way)
+                    ]
+                yield from ended
         finally:
             for steps, _ in under_way.values():
                 steps.close()
@@ -77,17 +90,17 @@ class Lockstep(Generic[T]):
         run: Steps[T] | Callable[[], Steps[T]],
         done: Done | Exception | None,
         under_way: dict[int, tuple[Steps[T], Work]],
-    ) -> Iterator[tuple[int, T | BaseException]]:
+    ) -> list[tuple[int, T | BaseException]]:
         """To the run's next work, or its end: then what came of it."""
         try:
             steps = run() if callable(run) else run
             work = steps.throw(done) if isinstance(done, Exception) else steps.send(done)  # type: ignore[arg-type]
         except StopIteration as end:
-            yield number, end.value
-        except (Exception, KeyboardInterrupt) as error:
-            yield number, error
-        else:
-            under_way[number] = (steps, work)
+            return [(number, end.value)]
+        except (Exception, Stopped) as error:
+            return [(number, error)]
+        under_way[number] = (steps, work)
+        return []
 
 
 def run_together(simulations: Sequence[Simulation], at_once: int | None = None) -> list[Result]:

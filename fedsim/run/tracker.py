@@ -29,7 +29,7 @@ from fedsim.run.summary import summary
 from fedsim.strategies import State
 from fedsim.tracking import clients
 from fedsim.tracking.metrics_csv import NAME as METRICS
-from fedsim.tracking.metrics_csv import kept_rows
+from fedsim.tracking.metrics_csv import checksum, kept_rows
 from fedsim.tracking.observer import Ended, Observers, Seen, Watched
 from fedsim.tracking.options import Tracking
 from fedsim.tracking.progress import facts, progress_view
@@ -67,6 +67,8 @@ class Tracker:
         self.history: list[Row] = []
         self._files: RunFolder | None = None
         self._signals = StopSignals()
+        self._asked = False  # had this or another rank seen a signal in the last round?
+        self._result: Result | None = None
         style = options.progress if self.ranks.first else "none"
         self._view = progress_view(style, run.rounds, progress.rounds)
         self._active, self._linked = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
@@ -82,6 +84,7 @@ class Tracker:
             nothing = [0] * len(self.seeds)
             progress.samples, progress.links, progress.participants = nothing, [*nothing], [0.0] * len(self.seeds)
             progress.unanswered, progress.virtual, progress.rows = [*nothing], [], 0
+            progress.crc = 0
         progress.unanswered = progress.unanswered or [0] * len(self.seeds)  # an earlier version has not counted them
         run.pace.begin(progress.virtual)
         self._before = progress.seconds
@@ -102,6 +105,21 @@ class Tracker:
                 self._files.close(quietly=error is not None)
         finally:  # until here a signal waits
             self._signals.let_go(leaving=isinstance(error, PeerError))
+        if error is None or (isinstance(error, Exception) and not isinstance(error, PeerError)):
+            self._stop_if_asked(error)
+
+    def _stop_if_asked(self, error: BaseException | None) -> None:
+        """A signal that no further round of this run could act on is for whoever would go on behind the run."""
+        if self._signals.seen is None and not self._asked:
+            return
+        how = "ended" if error is None else "failed"
+        message = f"stopped by {self._signal} after the run {how} in round {self.progress.rounds} of {self.run.rounds}"
+        raise Stopped(message, self._result) from error
+
+    @property
+    def _signal(self) -> str:
+        """Its name."""
+        return "another rank" if self._signals.seen is None else signal.Signals(self._signals.seen).name
 
     def begin(self, state: State) -> None:
         """Open the run folder and evaluate the initial model (a resumed run has done so)."""
@@ -114,7 +132,9 @@ class Tracker:
         if self.folder is not None:
             columns = run.meanings
             self.history = (
-                kept_rows(self.folder / METRICS, columns, progress.rounds, progress.rows) if progress.rounds else []
+                kept_rows(self.folder / METRICS, columns, progress.rounds, progress.rows, progress.crc)
+                if progress.rounds
+                else []
             )
         self.ended = self._why() if progress.rounds else None
         if self.folder is not None:
@@ -158,9 +178,13 @@ class Tracker:
         run, kept = self.run, self.checkpoints.memory
         first, *others = run.evaluation.models
         self._models = run.models(first, state, kept)
-        found = run.evaluator(self._models, deployed)
+
+        def evaluate(models: Tensor) -> Measured:
+            return self.guard.evaluate(lambda rows: run.evaluator(rows, deployed), models, self.progress.rounds)
+
+        found = evaluate(self._models)
         for name in others:
-            metrics = run.evaluator(run.models(name, state, kept), deployed).metrics
+            metrics = evaluate(run.models(name, state, kept)).metrics
             called = also(name, metrics)
             found.metrics |= {called[column]: values for column, values in metrics.items()}
         return found
@@ -221,9 +245,9 @@ class Tracker:
             if self._best is not None:
                 self._best.write()
             self.checkpoints.write(state, progress)
+        self._asked = stopping
         if stopping and not last and self.ended is None:
-            name = "another rank" if self._signals.seen is None else signal.Signals(self._signals.seen).name
-            raise Stopped(f"stopped by {name} after round {t + 1} of {run.rounds}")
+            raise Stopped(f"stopped by {self._signal} after round {t + 1} of {run.rounds}")
 
     def _record(self, measured: Measured) -> None:
         """Pass one evaluation on."""
@@ -245,6 +269,7 @@ class Tracker:
             rows.append({name: row[name] for name in self.run.meanings})
         self.history += rows
         progress.rows = None if progress.rows is None else progress.rows + len(rows)
+        progress.crc = None if progress.crc is None else checksum(rows, progress.crc)
         if self._best is not None:
             self._best.see(progress.rounds, self._models, np.array([row[self._best.metric] for row in rows]))
         if self._files is not None:
@@ -288,6 +313,7 @@ class Tracker:
         self._observers.finish(Ended(progress.rounds, told, self._files.pictures if self._files else lambda: iter(())))
         if self._files is not None:
             self._files.finish(told)
+        self._result = result
         return result
 
 

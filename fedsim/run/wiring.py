@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import nn
 
 from fedsim.attack import Attack
 from fedsim.availability import Availability, Full
-from fedsim.core import checks, rng
+from fedsim.core import checks, rng, streams
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.per_seed import given_per_seed
@@ -26,10 +26,12 @@ from fedsim.evaluation import Evaluator
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.models.losses import Loss
+from fedsim.models.probe import MANY
 from fedsim.partition import IID, Natural, Partition, Table
 from fedsim.partition.base import Samples
 from fedsim.personal import Personal
 from fedsim.personal.scores import ClientScores
+from fedsim.run.contracts import brings_foreign, look, moved, within
 from fedsim.samples import ClientData, Drawn, Stored
 from fedsim.strategies import Strategy
 from fedsim.uplink import Uplink
@@ -70,6 +72,21 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     if max(checks.whole("seeds", seed, least=0) for seed in seeds) >= 2**63:
         raise ConfigError(f"seeds={list(seeds)} must be below 2^63")
     return tuple(int(seed) for seed in seeds)
+
+
+def check_kinds(kinds: Mapping[str, type], parts: Mapping[str, Any]) -> None:
+    """Refuse a part that is no object of the class that its group wants."""
+    for group, kind in kinds.items():
+        part = parts[group]
+        if part is None or isinstance(part, kind):
+            continue
+        home = kind.__module__.rpartition(".")[0] if kind.__module__.count(".") > 1 else kind.__module__
+        if isinstance(part, type):
+            remedy = (
+                f"give an object of it: {part.__name__}(…)" if issubclass(part, kind) else f"give a {kind.__name__}"
+            )
+            raise ConfigError(f"{group} is the class {part.__name__}; {remedy}")
+        raise ConfigError(f"{group}={type(part).__name__} is no {kind.__name__}; derive from {home}.{kind.__name__}")
 
 
 def per_seed_of(strategy: Strategy[Any], rule: LocalRule, seeds: Sequence[int]) -> dict[str, Sequence[float]]:
@@ -128,7 +145,10 @@ def split(data: Dataset, partition: Partition | None, clients: int, seeds: Seque
     found = (None if values is None else values.cpu().numpy() for values in (data.labels, data.owners))
     labels, owners = (values if kept is None or values is None else values[kept] for values in found)
     samples = Samples(len(data.train_x) if kept is None else len(kept), labels, owners, data.client_names)
-    drawn = {seed: partition.table(samples, clients, seed) for seed in dict.fromkeys(seeds)}
+    if brings_foreign(partition):
+        drawn = _tables_of_users(partition, samples, clients, seeds)
+    else:
+        drawn = {seed: partition.table(samples, clients, seed) for seed in dict.fromkeys(seeds)}
     drawn = drawn if kept is None else {seed: table.renumbered(kept) for seed, table in drawn.items()}
     tables = [drawn[seed] for seed in seeds]
     used = [len(t.order) + (0 if t.validation is None else len(t.validation.order)) for t in tables]
@@ -136,6 +156,36 @@ def split(data: Dataset, partition: Partition | None, clients: int, seeds: Seque
     if left_out:
         log.info("partition: %d of %d samples are left out", left_out, samples.count)
     return tables
+
+
+def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds: Sequence[int]) -> dict[int, Table]:
+    """The tables of a user's partition, by seed: the first one is asked for twice.
+
+    Raises:
+        ConfigError: the second time it is another one, or the partition draws from a global stream, writes into what it
+            is given, or fails.
+    """
+    what, distinct = f"partition={type(partition).__name__}", list(dict.fromkeys(seeds))
+    labels, owners = (None if values is None else values.copy() for values in (samples.labels, samples.owners))
+    for values in (labels, owners):
+        if values is not None:
+            values.setflags(write=False)  # else labels that were sorted in place would be the data's
+    given = Samples(samples.count, labels, owners, samples.names)
+    before = look(partition)
+    with within(what, partition):
+        drawn = {seed: partition.table(given, clients, seed) for seed in distinct}
+    with streams.restored():
+        streams.reseed(1)
+        again = partition.table(given, clients, distinct[0])
+    first = drawn[distinct[0]]
+    if not (np.array_equal(first.order, again.order) and np.array_equal(first.offsets, again.offsets)):
+        paths = moved(partition, before)
+        where = f" ({paths[0]} has changed)" if paths else ""
+        raise ConfigError(
+            f"{what} divides the samples in another way when it is asked twice for seed {distinct[0]}{where}; draw by "
+            "the generator that split is given, or np.random.default_rng(seed)"
+        )
+    return drawn
 
 
 def client_data(
@@ -201,7 +251,7 @@ def row_model(
     builder = _builder(model, dataset, loss)
     pair = data.pair(federation.dtype)
     built = RowModel(builder, loss, ridge, federation.device, federation.dtype, precision, pair, output)
-    built.check(pair, dataset.classes, dataset.name)
+    built.check(data.few(MANY, federation.dtype), dataset.classes, dataset.name)
     return built
 
 
@@ -273,6 +323,13 @@ def validation_of(data: ClientData, tables: list[Table]) -> ClientData | None:
     """The clients' validation samples, where the partition split some off."""
     held = [t.validation for t in tables if t.validation is not None]
     return Stored(data.dataset, data.federation, held) if held else None
+
+
+def as_uplink(uplink: Any) -> Uplink:
+    """The uplink, which may be given as its stages: one, or several in a list."""
+    if isinstance(uplink, Uplink):
+        return uplink
+    return Uplink(uplink)
 
 
 def uplink_of(strategy: Strategy[Any], uplink: Uplink | None, attack: Attack | None) -> Uplink:

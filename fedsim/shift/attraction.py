@@ -11,6 +11,7 @@ from torch import Tensor
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
+from fedsim.core.heterogeneity import entry
 from fedsim.datasets import Dataset
 from fedsim.models import RowModel
 from fedsim.samples import ClientData, Stored
@@ -57,7 +58,7 @@ class BudgetAttraction(Attraction):
         self.budget, self.means = budget, group_means(federation, data, groups)
 
     def __call__(self, theta: Tensor, batch: Batch) -> Tensor:
-        return (self.budget - self.means[batch["row"]].to(theta.dtype) @ theta).clamp(min=1e-6)
+        return (self.budget - entry(self.means, batch["row"]).to(theta.dtype) @ theta).clamp(min=1e-6)
 
 
 class LossAttraction(Attraction):
@@ -70,6 +71,11 @@ class LossAttraction(Attraction):
     def __init__(
         self, federation: Federation, data: ClientData, model: RowModel, groups: int, constant: float, samples: int
     ) -> None:
+        if model.loss_mixes:
+            raise ConfigError(
+                "shift=contribution with shift.form=loss needs a loss per sample, and this one looks at the whole "
+                "batch; use shift.form=budget, or another loss"
+            )
         self.model, self.constant, self.groups = model, constant, groups
         self.dataset: Dataset = data.dataset
         self._lock = threading.Lock()  # functional calls share one module among the loop executor's threads
@@ -86,7 +92,7 @@ class LossAttraction(Attraction):
         self.share = of_group / of_group.sum(1, keepdim=True).clamp(min=1)  # [R·m, q, K]
 
     def __call__(self, theta: Tensor, batch: Batch) -> Tensor:
-        own = {name: value[batch["row"]] for name, value in self.sample.items()}
+        own = {name: entry(value, batch["row"]) for name, value in self.sample.items()}
         if "number" in own:
             assert self.dataset.train_y is not None
             x = self.dataset.prepare(self.dataset.inputs(own["number"]), theta.dtype)
@@ -94,7 +100,7 @@ class LossAttraction(Attraction):
         own = {k: v.to(theta.dtype) if v.is_floating_point() else v for k, v in own.items()}
         with self._lock:
             losses = self.model.loss(self.model.evaluate(theta, own["x"]), own)
-        loss = losses @ self.share[batch["row"]].to(theta.dtype)
+        loss = losses @ entry(self.share, batch["row"]).to(theta.dtype)
         return (loss.sum() - loss + self.constant).clamp(min=1e-6)
 
 

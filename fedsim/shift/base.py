@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from fedsim.core import checks, rng
+from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.placement import room
@@ -24,6 +26,7 @@ from fedsim.shift.mixture import Mixture
 
 DEPLOYMENTS = ("step", "round")
 REFERENCES = ("auto", "always", "none")
+OF_CLIENTS = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
 ANSWERED = "answered"  # the name of θ̃ in the memory
 PAST, TURN, OF_SEED = "past_deployments", "deployments", "seed_of_mixture"
 MIXING = {TURN, OF_SEED, "round"}  # by which lags are drawn
@@ -58,7 +61,14 @@ class Shift(ABC):
         moving: numbers of the components of the flattened x that move; None: all.
         kinked: whether the map has kinks, on which a minimum of the performative risk may lie.
         groups, group_entry: K, where the fractions of groups move; and the entry of a batch that names each sample's.
+        unpadded: whether it must be given batches without padding, one client at a time: x − x.mean(0) must. A run
+            finds out by itself, and sets this on its copy of the shift (`fedsim.run.rehearsal`).
     """
+
+    effective_if: Declarations = (
+        EffectiveIf("box", lambda own, run: run.references_are_solved, "{at}.references=auto or always"),
+        EffectiveIf("references_seconds", lambda own, run: run.references_are_solved, "{at}.references=auto or always"),
+    )
 
     active = True
     estimator: str | None = None
@@ -66,6 +76,7 @@ class Shift(ABC):
     groups: int | None = None
     group_entry: str = "y"
     kinked: bool = False
+    unpadded: bool = False
     redraw: int | None = None
     mixture: Mixture | None = None
 
@@ -213,6 +224,49 @@ class Shift(ABC):
         'weight' [B']; the batch may grow. A reparameterised map is its own smooth form.
         """
         return self(batch, theta)
+
+    def smooth_clients(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        """`smooth` of n clients: batch [n, B, …] and θ [n, d]. Where the shift is `unpadded`, one client after the
+        other, without padding; the results are padded again, with weight 0."""
+        if not self.unpadded:
+            return vmap(self.smooth)(batch, theta)
+        each = zip(by_client(batch), theta, strict=True)
+        return padded([self.smooth(own, point) if len(own["x"]) else own for own, point in each])
+
+
+def by_client(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The batches of n clients [n, B, …], one by one and without padding: only what has a positive weight."""
+    weight = batch.get("weight")
+    found = []
+    for n in range(len(batch["x"])):
+        own = {name: value[n] for name, value in batch.items()}
+        if weight is not None:
+            there = weight[n] > 0
+            del own["weight"]
+            own = {name: value if name in OF_CLIENTS else value[there] for name, value in own.items()}
+        found.append(own)
+    return found
+
+
+def padded(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Batches of n clients [B_n, …] as one [n, B, …]; its 'weight' is 0 for padding."""
+    most = max(len(batch["x"]) for batch in batches)
+    parts: dict[str, list[Tensor]] = {name: [] for name in (*batches[0], "weight")}
+    for batch in batches:
+        size = len(batch["x"])
+        weight = batch.get("weight", batch["x"].new_ones(size) if batch["x"].is_floating_point() else torch.ones(size))
+        parts["weight"].append(torch.cat([weight, weight.new_zeros(most - size)]))
+        for name, value in batch.items():
+            if name == "weight":
+                continue
+            if value.dim() and len(value) == size and name not in OF_CLIENTS:
+                value = (
+                    torch.cat([value, value[:1].expand(most - size, *value.shape[1:])])
+                    if size
+                    else (value.new_zeros(most, *value.shape[1:]))
+                )
+            parts[name].append(value)
+    return {name: torch.stack(values) for name, values in parts.items()}
 
 
 class NoShift(Shift):

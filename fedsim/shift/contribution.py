@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
+from fedsim.core.heterogeneity import entry
 from fedsim.datasets.pricing import pick_group
 from fedsim.models import RowModel
 from fedsim.samples import ClientData, Stored
@@ -40,6 +42,12 @@ class Contribution(Shift):
         samples: of each client for the groups' losses.
         **options: of every shift; `box` is [−1, 1] for form=linear unless given.
     """
+
+    effective_if = (
+        EffectiveIf("budget", lambda own, run: own.form == "budget", "{at}.form=budget"),
+        EffectiveIf("constant", lambda own, run: own.form == "loss", "{at}.form=loss"),
+        EffectiveIf("samples", lambda own, run: own.form == "loss", "{at}.form=loss"),
+    )
 
     estimator = "fractions"
     groups: int
@@ -82,7 +90,7 @@ class Contribution(Shift):
         """[K] ν_{i,k}(θ) of the batch's client; they sum to 1."""
         found = self.attraction(theta, batch)
         if self.held is not None:
-            held = self.held[batch["row"]]
+            held = entry(self.held, batch["row"])
             found = found * (held > 0)
             found = torch.where(found.sum() > 0, found, held.to(found.dtype))  # nobody it holds is attracted: all stay
         return found / found.sum()
@@ -112,6 +120,6 @@ class Contribution(Shift):
 
     def _weighted(self, batch: dict[str, Tensor], fractions: Tensor) -> dict[str, Tensor]:
         assert self.held is not None
-        held = self.held[batch["row"]].to(fractions.dtype)
+        held = entry(self.held, batch["row"]).to(fractions.dtype)
         weight = torch.where(held > 0, fractions / held.clamp(min=1e-12), 0.0)[batch["y"]]
         return batch | {"weight": weight * batch["weight"] if "weight" in batch else weight}

@@ -7,26 +7,31 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.core import rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, per_client
+from fedsim.core.heterogeneity import Numbers, entry, per_client
 from fedsim.models import RowModel
 from fedsim.samples import ClientData
 from fedsim.shift.base import Shift
 from fedsim.shift.location import need_one_parameter_per_input
+
+SPREAD = 1.0  # half-width of the numbers, where one number is given for all
 
 
 class Demand(Shift):
     """z ← z − γ_i θ: z ~ N(μ_{0,i} − γ_i θ, σ² I) with dataset=pricing. θ^PS = μ̄₀/γ̄, θ^PO = μ̄₀/(2γ̄) for loss −θᵀz.
 
     Args:
-        gamma, spread: γ_i, uniform on gamma ± spread (profl Fig. 1a: [1, 3]), or m numbers.
+        gamma, spread: γ_i, uniform on gamma ± spread (profl Fig. 1a: [1, 3]), or m numbers as they are.
         seed: of the draw; the same sensitivities serve every replicate.
         **options: of every shift.
     """
 
+    effective_if = (EffectiveIf("seed", lambda own, run: own.spread, "{at}.spread above 0"),)
+
     estimator = "mean_x"
 
-    def __init__(self, gamma: Numbers = 2.0, spread: float = 1.0, seed: int = 0, **options: Any) -> None:
+    def __init__(self, gamma: Numbers = 2.0, spread: float = SPREAD, seed: int = 0, **options: Any) -> None:
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed
 
@@ -34,10 +39,10 @@ class Demand(Shift):
         need_one_parameter_per_input("demand", data.dataset, model)
         m = federation.clients
         drawn = per_client(
-            "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, late=federation.late
+            "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, late=federation.late, usual=SPREAD
         )
         self.gammas = drawn.to(federation.device)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        gamma = self.gammas[batch["client"]].to(theta.dtype)
+        gamma = entry(self.gammas, batch["client"]).to(theta.dtype)
         return batch | {"x": batch["x"] - gamma * theta.reshape(batch["x"].shape[1:])}

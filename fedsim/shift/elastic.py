@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
-from fedsim.core.heterogeneity import Numbers
-from fedsim.shift.strategic import Strategic
+from fedsim.core.heterogeneity import Numbers, entry
+from fedsim.shift.strategic import SPREAD, Strategic
 
 
 class Elastic(Strategic):
@@ -32,7 +32,7 @@ class Elastic(Strategic):
     def __init__(
         self,
         epsilon: Numbers = 1.0,
-        spread: float = 0.1,
+        spread: float = SPREAD,
         features: Sequence[int] | None = None,
         target: int = 1,
         seed: int = 0,
@@ -45,7 +45,7 @@ class Elastic(Strategic):
         self.reach = None if reach is None else checks.positive("shift.reach", reach)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        epsilon, direction = self.epsilons[batch["client"]].to(theta.dtype), self.direction(theta)
+        epsilon, direction = entry(self.epsilons, batch["client"]).to(theta.dtype), self.direction(theta)
         wanted = epsilon * direction.sign() * (direction.abs() - self.reluctance).clamp(min=0)
         return batch | {"x": batch["x"] - (wanted if self.reach is None else in_ball(wanted, self.reach))}
 

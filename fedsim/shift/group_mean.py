@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedsim.core import rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import per_client
+from fedsim.core.heterogeneity import entry, per_client
 from fedsim.models import RowModel
 from fedsim.samples import ClientData
 from fedsim.shift.base import Shift
@@ -28,6 +29,11 @@ class GroupMean(Shift):
         seed: of the draw; the same sensitivities serve every replicate.
         **options: of every shift.
     """
+
+    effective_if = (
+        EffectiveIf("seed", lambda own, run: any(own.spread), "{at}.spread above 0"),
+        EffectiveIf("target", lambda own, run: own.direction.outputs > 1, "a model of several outputs"),
+    )
 
     estimator = "group_mean"
 
@@ -65,6 +71,6 @@ class GroupMean(Shift):
         self.moving = self.direction.moving
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        gamma = self.gammas[batch["client"]].to(theta.dtype)[batch["y"]]
+        gamma = entry(self.gammas, batch["client"]).to(theta.dtype)[batch["y"]]
         direction = self.direction(theta)
         return batch | {"x": batch["x"] - gamma.reshape(-1, *[1] * direction.dim()) * direction}

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import of_moments
+from fedsim.core.heterogeneity import entry, of_moments
 from fedsim.datasets import Dataset
 from fedsim.models import RowModel
 from fedsim.samples import ClientData
@@ -29,6 +30,15 @@ class Location(Shift):
         seed: of the draw; the same sensitivities serve every replicate.
         **options: of every shift.
     """
+
+    effective_if = (
+        EffectiveIf("epsilon", lambda own, run: own.given is None, "{at}.epsilons=null, which gives all sensitivities"),
+        EffectiveIf(
+            "variance", lambda own, run: own.given is None, "{at}.epsilons=null, which gives all sensitivities"
+        ),
+        EffectiveIf("seed", lambda own, run: own.given is None, "{at}.epsilons=null, which gives all sensitivities"),
+        EffectiveIf("seed", lambda own, run: own.variance > 0, "{at}.variance above 0"),
+    )
 
     estimator = "mean_x"
 
@@ -69,7 +79,7 @@ class Location(Shift):
         self.epsilons = drawn.to(federation.device)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        epsilon = self.epsilons[batch["client"]].to(theta.dtype)
+        epsilon = entry(self.epsilons, batch["client"]).to(theta.dtype)
         return batch | {"x": batch["x"] + epsilon * theta.reshape(batch["x"].shape[1:])}
 
 

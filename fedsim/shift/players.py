@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, per_client
+from fedsim.core.heterogeneity import Numbers, entry, per_client
 from fedsim.models import RowModel
 from fedsim.samples import ClientData
 from fedsim.shift.base import Shift
+
+SPREAD = 0.5  # half-width of the numbers, where one number is given for all
 
 
 class Players(Shift):
@@ -27,18 +30,20 @@ class Players(Shift):
     losses, (λ + 2γ_i) x_i − Σ (κ_ij + κ_ji) x_j = a_i: θ^PO, distance_to_po. `local=play` goes to each of them.
 
     Args:
-        gamma, spread: γ_i, uniform on gamma ± spread, or m numbers.
+        gamma, spread: γ_i, uniform on gamma ± spread, or m numbers as they are.
         coupling: κ_ij, m rows of m with zeros on the diagonal; or Σ_j κ_ij, in equal parts for all others.
         seed: of the draw; the same sensitivities serve every replicate.
         **options: of every shift.
     """
+
+    effective_if = (EffectiveIf("seed", lambda own, run: own.spread, "{at}.spread above 0"),)
 
     estimator = "mean_x"
 
     def __init__(
         self,
         gamma: Numbers = 2.0,
-        spread: float = 0.5,
+        spread: float = SPREAD,
         coupling: float | Sequence[Sequence[float]] = 0.8,
         seed: int = 0,
         **options: Any,
@@ -56,7 +61,7 @@ class Players(Shift):
             raise ConfigError(f"shift=players: the model is the {m * goods} decisions of all players; use model=mean")
         if model.ridge:
             raise ConfigError(f"model.ridge={model.ridge:g} is of all decisions; dataset.cost is each player's own")
-        gammas = per_client("shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT)
+        gammas = per_client("shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, usual=SPREAD)
         if isinstance(self.coupling, Sequence) and not isinstance(self.coupling, str):
             rows = [list(row) if isinstance(row, Sequence) else [] for row in self.coupling]
             if [len(row) for row in rows] != [m] * m or any(rows[i][i] for i in range(m)):
@@ -72,7 +77,7 @@ class Players(Shift):
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         joint = theta.reshape(self.players, self.goods)
-        demand = self.answer[batch["client"]].to(theta.dtype) @ joint  # [d]
+        demand = entry(self.answer, batch["client"]).to(theta.dtype) @ joint  # [d]
         return batch | {"x": batch["x"] + self.own(batch["client"], theta) * demand.repeat(self.players)}
 
     def own(self, client: Tensor, like: Tensor) -> Tensor:

@@ -8,13 +8,16 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.core import rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, per_client
+from fedsim.core.heterogeneity import Numbers, entry, per_client
 from fedsim.models import RowModel
 from fedsim.samples import ClientData
 from fedsim.shift.base import Shift
 from fedsim.shift.direction import Direction
+
+SPREAD = 0.0  # half-width of the numbers, where one number is given for all
 
 
 class Response(Shift):
@@ -23,14 +26,16 @@ class Response(Shift):
     In one dimension, without ridge and with equal moments of x: θ^PS = ā/(1 + γ̄), θ^PO = Σ(1 + γ_i)a_i / Σ(1 + γ_i)².
 
     Args:
-        gamma, spread: γ_i, uniform on gamma ± spread (profl Table 1: 1.5 ± α), or m numbers.
+        gamma, spread: γ_i, uniform on gamma ± spread (profl Table 1: 1.5 ± α), or m numbers as they are.
         seed: of the draw; the same sensitivities serve every replicate.
         **options: of every shift.
     """
 
+    effective_if = (EffectiveIf("seed", lambda own, run: own.spread, "{at}.spread above 0"),)
+
     estimator = "coefficients"
 
-    def __init__(self, gamma: Numbers = 1.5, spread: float = 0.0, seed: int = 0, **options: Any) -> None:
+    def __init__(self, gamma: Numbers = 1.5, spread: float = SPREAD, seed: int = 0, **options: Any) -> None:
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed
 
@@ -46,11 +51,11 @@ class Response(Shift):
             raise ConfigError(f"shift=response needs a model with one output; this one has {self.direction.outputs}")
         m = federation.clients
         drawn = per_client(
-            "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, late=federation.late
+            "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, late=federation.late, usual=SPREAD
         )
         self.gammas = drawn.to(federation.device)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        gamma = self.gammas[batch["client"]].to(theta.dtype)
+        gamma = entry(self.gammas, batch["client"]).to(theta.dtype)
         predicted = batch["x"].flatten(1) @ self.direction(theta).flatten()
         return batch | {"y": batch["y"] - gamma * predicted.reshape(batch["y"].shape)}

@@ -8,12 +8,15 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.core import rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, per_client
+from fedsim.core.heterogeneity import Numbers, entry, per_client
 from fedsim.models import RowModel
 from fedsim.samples import ClientData
 from fedsim.shift.base import Shift
 from fedsim.shift.direction import Direction
+
+SPREAD = 0.1  # half-width of the numbers, where one number is given for all
 
 
 class Strategic(Shift):
@@ -23,16 +26,21 @@ class Strategic(Shift):
     with several.
 
     Args:
-        epsilon, spread: ε_i, uniform on epsilon ± spread (p-fedavg Fig. 5: [0.9, 1.1]), or m numbers.
+        epsilon, spread: ε_i, uniform on epsilon ± spread (p-fedavg Fig. 5: [0.9, 1.1]), or m numbers as they are.
         features, target: see `Direction`.
         seed: of the draw; the same sensitivities serve every replicate.
         **options: of every shift.
     """
 
+    effective_if = (
+        EffectiveIf("seed", lambda own, run: own.spread, "{at}.spread above 0"),
+        EffectiveIf("target", lambda own, run: own.direction.outputs > 1, "a model of several outputs"),
+    )
+
     def __init__(
         self,
         epsilon: Numbers = 1.0,
-        spread: float = 0.1,
+        spread: float = SPREAD,
         features: Sequence[int] | None = None,
         target: int = 1,
         seed: int = 0,
@@ -44,7 +52,14 @@ class Strategic(Shift):
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         m = federation.clients
         drawn = per_client(
-            "shift.epsilon", self.epsilon, self.spread, m, self.seed, rng.Purpose.SHIFT, late=federation.late
+            "shift.epsilon",
+            self.epsilon,
+            self.spread,
+            m,
+            self.seed,
+            rng.Purpose.SHIFT,
+            late=federation.late,
+            usual=SPREAD,
         )
         self.epsilons = drawn.to(federation.device)
         self.direction = Direction("strategic", data.dataset, model, self.features, self.target)
@@ -52,5 +67,5 @@ class Strategic(Shift):
         self.estimator = "mean_x" if data.dataset.classes is None else "group_mean"
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        epsilon = self.epsilons[batch["client"]].to(theta.dtype)
+        epsilon = entry(self.epsilons, batch["client"]).to(theta.dtype)
         return batch | {"x": batch["x"] - epsilon * self.direction(theta)}

@@ -116,6 +116,15 @@ def test_min_max_is_no_farther_than_the_honest_are_from_one_another(direction):
     assert most - 1e-3 < far <= most + 1e-9
 
 
+@pytest.mark.parametrize("direction", ["unit", "sign", "std"])
+@pytest.mark.parametrize("attack", [MinMax, MinSum])
+@pytest.mark.parametrize("scale", [1e-6, 1e-2, 50.0, 1e6])
+def test_a_lie_follows_the_scale_of_the_rows(attack, direction, scale):
+    rows = torch.as_tensor(np.random.default_rng(1).standard_normal((6, 4)) + 0.3)
+    one, other = (attack(direction).craft(of, 8) for of in (rows, scale * rows))
+    torch.testing.assert_close(other / scale - rows.mean(0), one - rows.mean(0), rtol=1e-3, atol=1e-4)
+
+
 def test_min_sum_is_no_farther_in_sum_than_one_of_them_and_no_farther_than_min_max():
     rows = torch.as_tensor(np.random.default_rng(1).standard_normal((6, 4)))
     sums = torch.cdist(rows, rows).square().sum(1)

@@ -24,6 +24,8 @@ from fedsim.availability import (
     Staircase,
     Uniform,
 )
+from fedsim.availability.base import uniforms
+from fedsim.core import rng
 
 PAIRS = 10_000
 P, Q = 0.2, 0.5  # of the two clients of a pair
@@ -100,6 +102,19 @@ def test_a_factor_lasts() -> None:
     there = paired(CommonFactor(Uniform(0.5), groups=PAIRS, correlation=1.0, persistence=0.7), 5)[:, :, 0]
     for lag in (1, 4):
         assert close(there[0] * there[lag], 0.25 + np.arcsin(0.7**lag) / (2 * np.pi))
+
+
+def test_those_drawn_are_they_whose_exponential_times_end_first() -> None:
+    """Efraimidis and Spirakis (2006): times of rates p_i, sorted by hand; who rests has none."""
+    k, m, base = 150, 1000, np.linspace(0.1, 0.9, 1000)
+    process = ready_for(MinimumSeparation(Given(*base), k=k, separation=1), (3, 5), m)
+    rests = np.zeros((2, m), dtype=bool)
+    for t in range(3):
+        coins = uniforms(process.population, rng.Purpose.AVAILABILITY, t)
+        times = np.where(rests, np.inf, -np.log1p(-coins) / base)
+        rests = process.counts(t).astype(bool)
+        for r in range(2):
+            assert set(np.flatnonzero(rests[r])) == set(np.argsort(times[r])[:k])
 
 
 @pytest.mark.parametrize("separation", [0, 1, 4])

@@ -100,6 +100,7 @@ def test_known_probabilities_stay_true_under_a_deadline(build):
     """P(link + work · J ≤ D) by drawing J 4000 times, to 5 σ."""
     clock = Devices([0.1, 0.2], jitter=0.6, down=64.0, deadline=2.0)
     pace = build(UniformK(4), clock=clock).pace
+    clock = pace.clock
     samples, virtual = np.tile([10.0, 5.0, 10.0, 20.0], 2), np.arange(8)
     found = clock.chance(clock.times(0, virtual, 32, 0), virtual, samples)
     times = [clock.times(t, virtual, 32, 0) for t in range(4000)]

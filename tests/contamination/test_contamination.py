@@ -54,7 +54,7 @@ def met(rotten, dataset=None, model=Linear, t=0, steps=2, size=None, **options) 
     cohort = simulation.federation.cohort(np.ones((1, M)), np.ones((1, M)))
     start = simulation.initial_state().model
     simulation.trainer.run(cohort.broadcast(start), cohort, t, start)
-    return rule.seen
+    return simulation.trainer.rule.seen
 
 
 KINDS = {
@@ -126,7 +126,7 @@ def test_padding_is_not_counted_among_an_exact_fraction():
     cohort = simulation.federation.cohort(np.ones((1, 3)), np.ones((1, 3)))
     start = simulation.initial_state().model
     simulation.trainer.run(cohort.broadcast(start), cohort, 0, start)
-    (batch,) = rule.seen
+    (batch,) = simulation.trainer.rule.seen
     real = batch["weight"] > 0
     counts = zip(real.sum(1).tolist(), (batch["contaminated"] & real).sum(1).tolist(), strict=True)
     assert set(counts) == {(3, 1), (7, 2), (20, 6)}

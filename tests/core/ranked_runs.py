@@ -21,6 +21,7 @@ from fedsim import Evaluation, Execution, Simulation, Stop
 from fedsim.availability import Bernoulli, Multiset, Sine, Uniform, UniformK
 from fedsim.contamination import Gaussian
 from fedsim.core import ConfigError, DivergenceError, PeerError, Ranks
+from fedsim.core.federation import Cohort
 from fedsim.datasets import Dataset, GaussianMean, Pricing
 from fedsim.evaluation.diagnostics import NAMES
 from fedsim.local import APFL, SGD, PerFedAvg, ProFL
@@ -98,9 +99,13 @@ class Coins(Bernoulli):
         super().__init__(Uniform(0.5), Sine())
         self.at, self.disturb = at, disturb
 
-    def counts(self, t: int) -> np.ndarray:
+    def sample(self, t: int) -> Cohort:
+        """Asked once a round of the run, not when the process is tried before it."""
         if t == self.at:
             self.disturb()
+        return super().sample(t)
+
+    def counts(self, t: int) -> np.ndarray:
         found = super().counts(t)
         only = np.broadcast_to(np.arange(found.shape[1]) == 4, found.shape)
         return only * 1 if t == 2 else found * (t != 1)

@@ -45,15 +45,18 @@ HOMES = {  # purpose → files of ours that name it; for a purpose of a whole fo
     "DATA": "datasets", "PARTITION": "partition/base.py", "MODEL": "models/row_model.py",
     "PROBABILITY": "availability/probabilities.py", "TRAJECTORY": "availability/trajectories.py",
     "AVAILABILITY": " ".join(f"availability/{file}.py" for file in ("cyclic", "markov", "processes", "separation")),
-    "BATCH": "samples/stored.py", "AUGMENT": "samples/stored.py", "DROPOUT": "samples/batches.py",
-    "NOISE": "samples/client_data.py samples/drawn.py", "EVALUATION": "performative/risk.py samples/client_samples.py",
-    "SHIFT": "shift", "CONTAMINATION": "samples/batches.py samples/client_data.py", "STRATEGY": "strategies",
+    "BATCH": "samples/stored.py", "AUGMENT": "samples/stored.py",
+    "DROPOUT": "run/sample_contract.py samples/batches.py",
+    "NOISE": "samples/client_data.py samples/drawn.py",
+    "EVALUATION": "performative/risk.py run/sample_contract.py samples/client_samples.py",
+    "CONTAMINATION": "run/sample_contract.py samples/batches.py samples/client_data.py",
+    "SHIFT": "shift", "STRATEGY": "strategies",
     "CLIENTS": "run/wiring.py",
     "FEATURES": "partition/features.py", "COMMON": "availability/correlated.py",
     "SPELL": "availability/separation.py availability/sessions.py", "TURNS": "availability/cyclic.py",
     "ROSTER": "availability/recorded.py", "UPLINK": "uplink", "ATTACK": "attack",
     "CLOCK": "clock/clock.py", "WORK": "clock/work.py", "DELAY": "clock/delay.py",
-    "POINT": "local/exploring.py", "MIXTURE": "shift/base.py", "CLUSTER": "strategies/ifca.py",
+    "POINT": "local/exploring.py", "MIXTURE": "shift/base.py", "CLUSTER": "strategies/ifca.py", "TIE": "core/ties.py",
 }  # fmt: skip
 PASSED_ON = ("rng.py", "client_data.py", "heterogeneity.py")  # they ask for others
 

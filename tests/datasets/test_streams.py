@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fedsim.core import ConfigError, rng
 from fedsim.datasets import BinaryGaussians, GaussianMean, HousePrices, Market, Pricing, PricingGroups, RegressionGroups
+from fedsim.datasets.stream import Stream
 
 STREAMS = {
     "gaussian_mean": GaussianMean(4, std=2.0),
@@ -25,6 +26,21 @@ STREAMS = {
 
 def keys_of(clients: torch.Tensor, seed: int = 0) -> torch.Tensor:
     return rng.row_keys(torch.full_like(clients, seed), rng.Purpose.NOISE, clients, 3)
+
+
+@pytest.mark.parametrize("uniforms", [0, 1])
+def test_a_stream_is_given_the_numbers_that_it_takes(uniforms):
+    """Clients [c], normals [c, B, w], and uniforms [c, B] or [c, 0]."""
+
+    class Shapes(Stream):
+        def compose(self, clients, normals, uniforms):
+            self.seen = clients.shape, normals.shape, uniforms.shape
+            return {"x": normals}
+
+    data, clients = Shapes("shapes", 5, (3,), 3), torch.tensor([4, 0])
+    data.uniforms = uniforms
+    data.draw(clients, keys_of(clients), 7, torch.float64)
+    assert data.seen == ((2,), (2, 7, 3), (2, 7 * uniforms))
 
 
 @pytest.mark.parametrize("name", STREAMS)

@@ -38,7 +38,7 @@ REFUSED = {
     "no metric": ([1], "metrics: 1 is no metric; give names of"),
     "both": ([{"name": "recall", "_target_": "own_metrics.spread"}], "is no metric; give names of"),
     "nowhere": ([{"_target_": "nowhere.at_all"}], "_target_='nowhere.at_all' cannot be imported"),
-    "no function": ([{"_target_": "torch.pi"}], "_target_='torch.pi' is a float; give a function or class"),
+    "no function": ([{"_target_": "torch.pi"}], "_target_='torch.pi' is not a metric that configurations may build"),
     "own argument": ([{"_target_": "own_metrics.margin", "width": 3}], r"margin\(width=3\) does not fit .*'width'"),
     "writes": ([own.sloppy], "writes into what it is given; work on a copy"),
     "draws": ([own.by_chance], "gives another number every time"),

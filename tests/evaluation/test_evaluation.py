@@ -212,7 +212,7 @@ def test_client_mean_is_that_of_the_models_clients_keep(strategy, Scripted):
 def test_client_mean_is_else_that_of_the_models_they_received(strategy, Scripted, monkeypatch):
     """Clients that compute without taking part (MIFA's first round asks everybody) receive nothing."""
     counts, dataset, simulation = kept_by_clients(Scripted, strategy, ["client_mean", "global"])
-    seen = [simulation.initial_state().model.clone()]
+    seen, strategy = [simulation.initial_state().model.clone()], simulation.strategy
     aggregate = strategy.aggregate
 
     def watched(state, report, t):

@@ -25,6 +25,7 @@ RULES = {
     "apfl": lambda **o: APFL(alpha=0.3, personal_lr=0.35, **LOCAL | o),
     "apfl, adaptive": lambda **o: APFL(alpha=0.3, adaptive=True, alpha_decay=0.02, **LOCAL | o),
     "apfl, adaptive every step": lambda **o: APFL(alpha=0.6, adaptive=True, alpha_every="step", **LOCAL | o),
+    "apfl, adaptive, a rate of its own": lambda **o: APFL(alpha=0.3, adaptive=True, personal_lr=0.35, **LOCAL | o),
     "apfl, outputs": lambda **o: APFL(alpha=0.3, mix="outputs", **LOCAL | o),
     "apfl, outputs, adaptive": lambda **o: APFL(alpha=0.3, mix="outputs", adaptive=True, **LOCAL | o),
     "perfedavg": lambda **o: PerFedAvg(inner_lr=0.3, **LOCAL | o),

@@ -228,6 +228,30 @@ def test_samples_that_were_not_used_are_not_counted(Scripted) -> None:
     assert totals.min() < 0.97 * 8 * 3 * 80
 
 
+@pytest.mark.parametrize("history", [2, 3])
+def test_a_bend_is_estimated_from_the_2h_th_step_on(history: int) -> None:
+    """M̂ compares df/dθ with that of H steps before, and the first H steps have none: until 2H steps are done sizes are
+    those of M = 0. With everybody there and one step a round, a client's steps are the rounds."""
+    sizes = {}
+    for curvature in (None, 0.0):
+        local = ProFL(
+            lr=0.3, steps=1, history=history, adaptive_samples=True, tolerance=0.5, max_samples=80, curvature=curvature
+        )
+        simulation = mean_estimation(local, contamination=None)
+        state = simulation.initial_state()
+        memory = simulation.trainer.memory(state.model)
+        found = []
+        for t in range(2 * history + 1):
+            cohort = simulation.federation.cohort(np.ones((2, 3)), np.ones((2, 3)))
+            report = simulation.trainer.run(cohort.broadcast(state.model), cohort, t, state.model, memory)
+            found.append(memory.clients["sample_size"].tolist())
+            state = simulation.strategy.aggregate(state, report, t)
+        sizes[curvature] = found
+    assert sizes[None][: 2 * history] == sizes[0.0][: 2 * history]
+    assert min(map(min, sizes[None][history:])) < 80
+    assert sizes[None][2 * history] != sizes[0.0][2 * history]
+
+
 def test_the_sample_size_is_the_papers_bound() -> None:
     draw = np.random.default_rng(0)
     c, h, d, p = 40, 3, 2, 2

@@ -60,6 +60,36 @@ def test_class_split_gives_exactly_k_classes_and_uses_everything(
         assert np.ptp(column[column > 0]) <= 1
 
 
+@pytest.mark.parametrize("form", ["classes", "shards", "blocks"])
+def test_class_split_hands_out_samples_of_a_class_in_random_order(form: str) -> None:
+    """Every sample of one class is as likely to be a client's as another: among 400 of it, split in two, the numbers of
+    the first client's 200 differ between seeds, and their mean lies about the middle, by 5 σ."""
+    samples = balanced(400, 1)
+    firsts = [np.sort(parts_of(ClassSplit(1, form).table(samples, 2, seed))[0]) for seed in range(8)]
+    assert len({tuple(first) for first in firsts}) == 8
+    sigma = 400 / np.sqrt(12) / np.sqrt(200) * np.sqrt(0.5)  # of a mean over half of them, without replacement
+    assert all(abs(first.mean() - 199.5) < 5 * sigma for first in firsts)
+
+
+@pytest.mark.parametrize("form", ["classes", "shards"])
+def test_class_split_deals_classes_to_random_clients(form: str) -> None:
+    samples = balanced(40, 10)
+    assert samples.labels is not None
+    tables = [ClassSplit(1, form).table(samples, 10, seed) for seed in range(4)]
+    held = [tuple(int(samples.labels[part][0]) for part in parts_of(table)) for table in tables]
+    assert len(set(held)) == 4
+    assert tuple(range(10)) not in held
+
+
+def test_class_split_does_not_deal_in_the_order_of_the_clients() -> None:
+    """Of four clients with one of two classes each, two hold either; dealt in order, the first two would differ."""
+    samples = balanced(10, 2)
+    assert samples.labels is not None
+    tables = [ClassSplit(1).table(samples, 4, seed) for seed in range(12)]
+    held = [[samples.labels[part][0] for part in parts_of(table)] for table in tables]
+    assert {first == second for first, second, *_ in held} == {True, False}
+
+
 def test_class_split_does_not_hand_out_fewer_classes_than_promised() -> None:
     """Two samples of a class cannot serve its five holders: an error, not clients with one class instead of two."""
     labels = np.array([0] * 2 + [1] * 50)
@@ -146,6 +176,25 @@ def test_dirichlet_forms_that_share_out_classes_use_everything(
         return
     assert len(table.order) == samples.count
     assert table.sizes.min() >= least
+
+
+@pytest.mark.parametrize("form", ["proportional", "per_class"])
+def test_dirichlet_keeps_the_first_draw_whose_smallest_share_is_min_size(form: str) -> None:
+    """A split whose smallest share is exactly what is asked for is kept, and one that lacks a sample is drawn again."""
+    samples = balanced(60, 5)
+    first = Dirichlet(1.0, form).table(samples, 6, 3)
+    least = int(first.sizes.min())
+    assert least > 1
+    assert np.array_equal(Dirichlet(1.0, form, min_size=least, attempts=1).table(samples, 6, 3).order, first.order)
+    with pytest.raises(ConfigError, match=rf"partition\.min_size={least + 1} in 1 draws"):
+        Dirichlet(1.0, form, min_size=least + 1, attempts=1).table(samples, 6, 3)
+    assert Dirichlet(1.0, form, min_size=least + 1).table(samples, 6, 3).sizes.min() > least
+
+
+def test_dirichlet_refuses_min_size_only_where_there_are_too_few_samples() -> None:
+    assert (Dirichlet(100.0, "equal", min_size=5).table(balanced(10, 2), 4, 0).sizes == 5).all()
+    with pytest.raises(ConfigError, match=r"clients=4 × partition\.min_size=6 exceeds the 20 samples"):
+        Dirichlet(100.0, "equal", min_size=6).table(balanced(10, 2), 4, 0)
 
 
 @pytest.mark.parametrize("seed", range(5))

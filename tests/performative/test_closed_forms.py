@@ -25,7 +25,7 @@ SLOPE = functools.partial(Linear, bias=False)
 def risk_of(dataset, model, shift, clients, weighting="uniform", **options) -> Risk:
     strategy = FedAvg(weighting=weighting)
     simulation = Simulation(dataset, model, clients=clients, shift=shift, strategy=strategy, **options)
-    return Risk(simulation.model, shift, simulation.data, 0)
+    return Risk(simulation.model, simulation.shift, simulation.data, 0)
 
 
 def start_of(risk: Risk, value: float = 0.3) -> torch.Tensor:

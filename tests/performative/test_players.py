@@ -52,7 +52,8 @@ def test_the_three_points_in_closed_form(case) -> None:
     coupling = (draw.uniform(-0.3, 0.3, (3, 3)) * (1 - np.eye(3))).tolist()
     data, shift = Market(3, goods, cost=cost), Players(gammas, 0.0, coupling)
     simulation = Simulation(data, Mean, clients=3, shift=shift)
-    risk, start = Risk(simulation.model, shift, simulation.data, 0), torch.ones(3 * goods, dtype=torch.float64)
+    risk = Risk(simulation.model, simulation.shift, simulation.data, 0)
+    start = torch.ones(3 * goods, dtype=torch.float64)
     expected = equilibria(data.means.numpy(), gammas, coupling, cost)
     np.testing.assert_allclose(stable_point(risk, start).reshape(3, goods), expected["stable"], atol=1e-6)
     np.testing.assert_allclose(nash_point(risk, start).reshape(3, goods), expected["nash"], atol=1e-6)
@@ -80,7 +81,7 @@ def test_play_goes_to_its_point(concept, slopes) -> None:
     rule = Play(concept, slopes, explore=8, lr=0.2, steps=1, batch_size=2)
     simulation = game(rule, goods=2 if concept == "nash" else 1, availability=Bernoulli(Uniform(share)))
     if slopes == "learnt" and concept != "stable":
-        rule.spread = 1e-3
+        simulation.trainer.rule.spread = 1e-3
     final = simulation.run(tracking=QUIET).final
     found = {name: final[column][0] for name, column in CONCEPTS.items()}
     assert found[concept] < 5e-3 < 0.1 < min(value for name, value in found.items() if name != concept)

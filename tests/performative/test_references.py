@@ -141,6 +141,15 @@ def test_auto_solves_what_is_cheap(caplog):
     assert found_by(simulation_of(Pricing(3, 2), Mean, NoShift())) == {}
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_auto_counts_the_numbers_of_all_clients_inputs(more, monkeypatch):
+    """Clients × samples × the numbers of one; as many as the bound are still solved for."""
+    simulation = simulation_of(Pricing(3, 2), Mean, Demand())
+    count = 3 * simulation.evaluator.data.width(None) * 2
+    monkeypatch.setattr("fedsim.performative.references.NUMBERS", count - more)
+    assert bool(found_by(simulation_of(Pricing(3, 2), Mean, Demand()))) == (not more)
+
+
 def run(folder, dataset, model, shift, seeds=(0, 1), strategy=None, **options):
     given = {"local": SGD(lr=0.1, steps=5, batch_size=8), "rounds": 4, "evaluation": Evaluation(every=2)}
     options = given | {"execution": Execution(dtype="float64")} | options

@@ -22,6 +22,7 @@ from fedsim.tracking import Tracking
 from fedsim.tracking.metrics_csv import read_metrics
 
 QUIET = Tracking(progress="none", tensorboard=False)
+AT_END = ("apfl", "pfedme", "local_only")
 
 
 @pytest.mark.sampled(2)
@@ -124,8 +125,7 @@ def test_what_cannot_be_judged_is_refused_before_the_first_round():
         Personal(over="some")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["apfl", "pfedme", "local_only"])
+@pytest.mark.parametrize("case", [pytest.param(n, marks=[pytest.mark.slow] * (n != "apfl")) for n in AT_END])
 def test_personal_models_at_the_end_of_the_local_steps(case):
     """With everybody there: a model of one's own at a round's end is that at the next one's start; APFL's with α = 0 is
     the localized one."""

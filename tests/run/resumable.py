@@ -9,6 +9,7 @@ import torch
 
 from fedsim import Evaluation, Simulation
 from fedsim.availability import Bernoulli, Uniform
+from fedsim.core.federation import Cohort
 from fedsim.datasets import Dataset
 from fedsim.local import SGD, PerStep
 from fedsim.models import MLP
@@ -29,10 +30,14 @@ class Coins(Bernoulli):
         super().__init__(Uniform(0.4))
         self.at, self.disturb = at, disturb
 
-    def counts(self, t: int) -> np.ndarray:
+    def sample(self, t: int) -> Cohort:
+        """Asked once a round of the run, not when the process is tried before it."""
         if t == self.at:
             self.at = -1
             self.disturb()
+        return super().sample(t)
+
+    def counts(self, t: int) -> np.ndarray:
         return super().counts(t) if t else np.ones_like(super().counts(t))
 
 

@@ -220,3 +220,23 @@ def test_a_later_round_is_looked_at_too():
     late = process(probabilities=lambda self, t: np.full((2, 5), 1.0 + t))
     with pytest.raises(ConfigError, match=r"probabilities\(1\) of client 0 is 2"):
         simulation(**late).run()
+
+
+@pytest.mark.parametrize(
+    ("group", "given", "message"),
+    [
+        ("strategy", SGD(), "strategy=SGD is no Strategy; derive from fedsim.strategies.Strategy"),
+        ("strategy", FedAvg, r"strategy is the class FedAvg; give an object of it: FedAvg\(…\)"),
+        ("local", FedAvg(), r"local=FedAvg is no LocalRule; derive from fedsim\.local\.LocalRule"),
+        ("local", FedAvg, "local is the class FedAvg; give a LocalRule"),
+        ("availability", 0.5, "availability=float is no Availability"),
+        ("shift", SGD(), "shift=SGD is no Shift"),
+        ("dataset", torch.zeros(3), r"dataset=Tensor is no Dataset; derive from fedsim\.datasets\.Dataset"),
+        ("partition", [[0], [1]], "partition=list is no Partition"),
+        ("attack", "sign_flip", "attack=str is no Attack"),
+        ("clock", SGD(), "clock=SGD is no Clock"),
+    ],
+)
+def test_a_part_of_another_kind_is_refused_by_its_group(group: str, given: Any, message: str):
+    with pytest.raises(ConfigError, match=message):
+        Simulation(**{"dataset": Dataset("x", torch.zeros(4, 1)), "model": Linear, group: given})

@@ -138,11 +138,60 @@ def test_a_lost_replicate_leaves_the_others_alone(Scripted, stop, tmp_path, capl
     summary = json.loads((tmp_path / "straight" / "summary.json").read_text())
     assert summary["dropped"] == [{"replicate": 1, "seed": 8, "round": 1, "clients": [BAD]}]
     assert summary["per_replicate"][1] == {"seed": 8} | dict.fromkeys(result.metrics)
-    with pytest.raises(IndexError):  # the script ends
-        simulation_of(Scripted, COUNTS[:stop], on_nonfinite="drop_replicate").run(tmp_path / "parts", tracking=QUIET)
+
+    class Ending(Scripted):
+        def sample(self, t):
+            if t == stop:
+                raise InterruptedError
+            return super().sample(t)
+
+    with pytest.raises(InterruptedError):
+        simulation_of(Ending, on_nonfinite="drop_replicate").run(tmp_path / "parts", tracking=QUIET)
     simulation_of(Scripted, on_nonfinite="drop_replicate").run(tmp_path / "parts", resume=True, tracking=QUIET)
     rows = [without_times(read_metrics(tmp_path / run / "metrics.csv")) for run in ("straight", "parts")]
     np.testing.assert_equal(rows[1], rows[0])
+
+
+class NoNumber(FedAvg):
+    """FedAvg whose model of one replicate is no number after a round."""
+
+    def __init__(self, t: int, replicate: int) -> None:
+        super().__init__()
+        self.t, self.replicate = t, replicate
+
+    def aggregate(self, state, report, t):
+        after = super().aggregate(state, report, t)
+        if t == self.t:
+            after.model = after.model.clone()
+            after.model[self.replicate] = math.nan
+        return after
+
+
+@pytest.mark.parametrize("t", [3, 4, 5])  # later than the rounds that are tried before a run
+def test_a_model_that_is_no_number_is_named_with_the_round_that_made_it(Scripted, t):
+    local = SGD(lr=0.1, steps=2)
+    with pytest.raises(DivergenceError, match=rf"round {t} of NoNumber, seed 8: the aggregated model; lower lr"):
+        simulation_of(Scripted, strategy=NoNumber(t, 1), local=local).run()
+
+
+@pytest.mark.parametrize("t", [3, 4, 5])  # later than the rounds that are tried before a run
+def test_a_lost_replicate_computes_until_the_evaluation_after_its_round(Scripted, t):
+    """Evaluated every two rounds: lost in round 3 it computes nothing from round 4 on, lost in 4 or 5 from round 6."""
+    there = np.ones((ROUNDS, 2, 4), dtype=int)
+    local, computed = SGD(lr=0.1, steps=2), []
+    simulation = simulation_of(Scripted, there, strategy=NoNumber(t, 1), local=local, on_nonfinite="drop_replicate")
+    genuine = simulation.strategy.aggregate
+
+    def noted(state, report, t):
+        computed.append(len(report.cohort))
+        return genuine(state, report, t)
+
+    simulation.strategy.aggregate = noted
+    result = simulation.run()
+    until = (t // 2 + 1) * 2
+    assert computed[-ROUNDS:] == [8] * until + [4] * (ROUNDS - until)
+    lost = [row["round"] for row in result.history[1::2] if math.isnan(row["train_loss"])]
+    assert lost == [r for r in (0, 2, 4, 6, 7) if r > t]
 
 
 def test_when_every_replicate_is_lost_the_run_ends(Scripted):

@@ -26,7 +26,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fedsim import Evaluation, Simulation
 from fedsim.availability import Bernoulli, Uniform
-from fedsim.core import ConfigError, OutputError
+from fedsim.core import ConfigError, OutputError, files
 from fedsim.datasets import Dataset, Quadratics
 from fedsim.local import APFL
 from fedsim.models import MLP, Mean
@@ -159,19 +159,25 @@ QUIET = Tracking(progress="none", tensorboard=False, checkpoint_every=1)
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("file", [NAME, "metrics.csv", "summary.json", "environment.json"])
-def test_a_full_disk_is_an_error_that_names_the_file_and_the_old_one_survives(file: str, tmp_path: Path) -> None:
-    """/dev/full answers every write as a full disk does; here it lies where a file is written beside its place."""
+def test_a_full_disk_is_an_error_that_names_the_file_and_the_old_one_survives(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/dev/full answers every write as a full disk does; here it is opened where a file is written beside its place."""
     small(rounds=3).run(tmp_path, tracking=QUIET)
     before = (tmp_path / file).read_bytes()
-    full = (tmp_path / file).with_suffix(".partial")
-    full.symlink_to("/dev/full")
+    full, opened = (tmp_path / file).with_suffix(".partial"), files._anew
+    monkeypatch.setattr(
+        files,
+        "_anew",
+        lambda path, flags: os.open("/dev/full", os.O_WRONLY) if path == str(full) else opened(path, flags),
+    )
     with pytest.raises((OutputError, ConfigError), match=rf"{re.escape(str(tmp_path / file))}.*No space left"):
         small(rounds=6).run(tmp_path, resume=True, tracking=QUIET)
     if file == "summary.json":  # that of fewer rounds goes as the longer run begins
         assert not (tmp_path / file).exists()
     else:
         assert (tmp_path / file).read_bytes() == before
-    assert not full.is_symlink()
+    monkeypatch.undo()
     resumed = small(rounds=6).run(tmp_path, resume=True, tracking=QUIET)
     assert torch.equal(resumed.state.model, small(rounds=6).run().state.model)
     assert [row["round"] for row in read_metrics(tmp_path / "metrics.csv")] == list(range(7))

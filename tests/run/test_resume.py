@@ -18,6 +18,7 @@ from fedsim.run.checkpoint import NAME, read
 from fedsim.strategies import FedAvg, FedAvgAll, FedAvgKnown, FedAWE, FedPBC
 from fedsim.tracking import Tracking
 from fedsim.tracking.metrics_csv import read_metrics
+from fedsim.tracking.observer import Observer
 
 STRATEGIES = {
     "fedavg": FedAvg(server_lr=0.8, weighting="data"),
@@ -77,12 +78,39 @@ def test_a_signal_ends_the_run_after_its_round_and_resuming_completes_it(number,
     assert_same_run(resumed, straight, tmp_path / "parts", tmp_path / "straight")
 
 
-def test_a_signal_in_the_last_round_lets_the_run_finish(tmp_path):
+def test_a_signal_in_the_last_round_lets_the_run_finish_and_stops_what_would_follow_it(tmp_path):
     straight = simulation_of().run()
     interrupt = Coins(5, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    result = simulation_of(availability=interrupt).run(tmp_path, tracking=QUIET)
-    assert timeless(result.history) == timeless(straight.history)
+    with pytest.raises(Stopped, match="SIGTERM after the run ended in round 6 of 6") as stopped:
+        simulation_of(availability=interrupt).run(tmp_path, tracking=QUIET)
+    assert timeless(stopped.value.result.history) == timeless(straight.history)
     assert (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize("view", ["evaluated", "finish", "close"])
+def test_a_signal_in_an_observer_of_the_last_evaluation_is_not_lost(view, tmp_path):
+    class Signalling(Observer):
+        """Asks the run to stop in one of its methods."""
+
+    def ask(self, *seen):
+        if view != "evaluated" or seen[0].round == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    setattr(Signalling, view, ask)
+    with pytest.raises(Stopped) as stopped:
+        simulation_of(rounds=2).run(tmp_path, tracking=dataclasses.replace(QUIET, observers=[Signalling()]))
+    assert stopped.value.result.history[-1]["round"] == 2
+    assert (tmp_path / "summary.json").exists()
+
+
+def test_a_run_that_fails_after_a_signal_is_stopped_and_says_why_it_failed(tmp_path):
+    def ask_and_fail():
+        signal.raise_signal(signal.SIGTERM)
+        crash()
+
+    with pytest.raises(Stopped, match="the run failed") as stopped:
+        simulation_of(availability=Coins(1, ask_and_fail)).run(tmp_path, tracking=QUIET)
+    assert "power cut" in str(stopped.value.__cause__)
 
 
 def test_asked_twice_the_run_stops_at_once(tmp_path):

@@ -178,7 +178,7 @@ REFUSED = {
     "model: other inputs": ("model", lambda: digits(lambda: nn.Linear(3, 10))),
     "model: nothing to train": ("model", lambda: digits(lambda: nn.Flatten())),
     "loss: unknown": ("model.loss", lambda: digits(loss="hinge")),
-    "loss: one number": ("model.loss", lambda: digits(loss=lambda output, batch: output.mean())),
+    "loss: no tensor": ("model.loss", lambda: digits(loss=lambda output, batch: 0.5)),
     "loss: without labels": ("model.loss", lambda: gaussian(loss="cross_entropy")),
     "server_lr: zero": ("strategy.server_lr", lambda: FedAvg(server_lr=0)),
     "weighting: unknown": ("strategy.weighting", lambda: FedAvg(weighting="size")),

@@ -13,6 +13,7 @@ import torch
 
 from fedsim import DivergenceError, Evaluation, Execution, Simulation, Tracking
 from fedsim.availability import Bernoulli, Markov, Uniform
+from fedsim.contamination import LabelFlip
 from fedsim.datasets import Digits, GaussianMean
 from fedsim.local import SAM, SGD, PerStep
 from fedsim.models import MLP, Linear, Mean
@@ -112,6 +113,36 @@ def test_streams_that_answer_the_model(calls):
     makes = [lambda: mean(0.5, 0.1), lambda: mean(0.5, 0.2, seeds=(3, 4)), lambda: mean(0.2, 0.1)]
     agree(makes)
     assert len(calls) == 3 * 3 + 2 * 3  # another ε is another answer
+
+
+def test_what_changes_a_step_is_each_runs_own(digits, calls):
+    """Each differs from the first in one setting of the local steps: no two of them may share a call."""
+    changes = [
+        {},
+        {"local": sgd(weight_decay=0.3)},
+        {"local": sgd(clip=0.1)},
+        {"local": sgd(sampling="replacement")},
+        {"contamination": LabelFlip(fraction=0.4)},
+        {"contamination": LabelFlip(fraction=0.5)},
+        {"ridge": 0.2},
+    ]
+    makes = [functools.partial(one, digits, rounds=2, **change) for change in changes]
+    agree(makes)
+    assert len(calls) == 2 * 2 * len(makes)
+    ends = [make().run().state.model for make in makes]
+    assert not any(torch.equal(a, b) for n, a in enumerate(ends) for b in ends[:n])
+
+
+def test_data_answer_the_model_of_their_own_run(calls):
+    """Where a round's data answer what the server deployed, each run deployed a model of its own."""
+
+    def mean(lr: float, seeds: tuple[int, ...]) -> Simulation:
+        shift = Location(epsilon=0.5, deploy="round", references="none")
+        data = GaussianMean(clients=5)
+        return Simulation(data, Mean, clients=5, rounds=3, shift=shift, local=sgd(lr=lr), execution=LOOP, seeds=seeds)
+
+    agree([lambda: mean(0.1, (0,)), lambda: mean(0.4, (0,)), lambda: mean(0.3, (2, 3))])
+    assert len(calls) == 3 * 3 + 3
 
 
 def test_one_that_fails_leaves_and_the_others_go_on(digits):

@@ -69,7 +69,7 @@ def test_fractions_follow_their_formula_and_samples_follow_the_fractions(form, c
     """Each sample is its group's component, and groups are as frequent as ν says, to 5 σ of 20,000."""
     build, model, make, formula, theta = FORMS[form]
     data, shift, theta, n = build(), make(), torch.tensor(theta, dtype=torch.float64), 20_000
-    simulation_of(data, model, shift)
+    shift = simulation_of(data, model, shift).shift
     batch = drawn(data, client, n)
     expected = formula(theta, client, data)
     np.testing.assert_allclose(shift.fractions(batch, theta), expected, atol=1e-9)
@@ -89,6 +89,7 @@ def test_weights_carry_the_exact_gradient_of_the_mixtures_risk(form):
     build, model, make, formula, theta = FORMS[form]
     data, shift, theta = build(), make(), torch.tensor(theta, dtype=torch.float64)
     simulation = simulation_of(data, model, shift)
+    shift = simulation.shift
     batch = drawn(data, 1, 50)
 
     def risk(point):
@@ -116,6 +117,7 @@ def test_stored_samples_weigh_by_their_groups_fractions():
     """ν_k ∝ c + Σ_{l≠k} ℓ_l over the classes a client holds; weights ν/π sum to the client's sample count."""
     shift = Contribution("loss", constant=0.5, samples=10_000)
     simulation = simulation_of(Digits(), Linear, shift, partition=Dirichlet(0.3), seeds=(0, 1))
+    shift = simulation.shift
     data = simulation.dataset
     theta = torch.sin(torch.arange(650.0)).double()
     module = nn.Linear(64, 10).double()
@@ -140,6 +142,7 @@ def test_stored_samples_weigh_by_their_groups_fractions():
 def test_budgets_of_stored_groups_use_the_clients_own_means():
     shift = Contribution("budget", budget=30.0)
     simulation = simulation_of(Digits(), Mean, shift, loss="half_squared_distance", partition=Dirichlet(0.3))
+    shift = simulation.shift
     data, numbers = simulation.dataset, simulation.data.share(2)
     theta = torch.linspace(0, 1, 64).double()
     x, y = data.train_x[numbers].double().flatten(1), data.train_y[numbers]
@@ -166,7 +169,7 @@ def test_padded_samples_stay_out(way):
 
 def test_out_of_range_parameters_leave_fractions_that_are_fractions():
     shift = Contribution()
-    simulation_of(PricingGroups(M), Mean, shift)
+    shift = simulation_of(PricingGroups(M), Mean, shift).shift
     thetas = torch.tensor([[-5.0], [-1.0], [1.0], [9.0]], dtype=torch.float64)
     batch = {"client": torch.tensor(0), "row": torch.tensor(0)}
     found = vmap(functools.partial(shift.fractions, batch))(thetas)

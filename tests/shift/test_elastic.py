@@ -49,7 +49,7 @@ def by_bisection(w: np.ndarray, epsilon: float, tau: float, reach: float | None)
 def test_the_response_is_the_best_one(tau, reach) -> None:
     """Against bisection on the multiplier, and against random other responses that cost what they cost."""
     shift = Elastic(0.8, 0.2, [0, 1, 3, 4], reluctance=tau, reach=reach, references="none")
-    simulation_of(shift)
+    shift = simulation_of(shift).shift
     draw = np.random.default_rng(1)
     for client in range(3):
         epsilon = shift.epsilons[client].item()

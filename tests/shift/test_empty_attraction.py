@@ -25,6 +25,6 @@ def test_fractions_at_the_edge(theta):
         execution=Execution(dtype="float64"),
     )  # fmt: skip
     deployed = torch.tensor([theta], dtype=torch.float64)
-    found = [shift.fractions({"row": torch.tensor(row)}, deployed).tolist() for row in range(3)]
+    found = [simulation.shift.fractions({"row": torch.tensor(row)}, deployed).tolist() for row in range(3)]
     assert found == [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0] if theta < 0 else [1.0, 0.0]]
     assert np.isfinite(simulation.run().final["train_loss"][0])

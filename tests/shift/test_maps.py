@@ -108,6 +108,7 @@ def test_a_rule_meets_samples_moved_by_the_formula(case, deploy):
     cohort = simulation.federation.cohort(np.ones((1, M)), np.ones((1, M)))
     start = start_of(simulation, M)
     deployed = torch.cos(start[:1])
+    rule, shift = simulation.trainer.rule, simulation.shift
     rule.seen.clear()
     end = simulation.trainer.run(start, cohort, 1, deployed).end
     base = simulation.trainer.batches.plan(cohort, 1)
@@ -132,6 +133,7 @@ def test_evaluation_looks_at_samples_that_answer_the_evaluated_and_the_deployed_
     build, model, make, formula = CASES[case]
     shift = make()
     simulation = simulation_of(build(), model, shift, evaluation=Evaluation(client_samples=9))
+    shift = simulation.shift
     evaluator, theta = simulation.evaluator, start_of(simulation, 2)
     found = evaluator(theta[:1], theta[1:]).metrics
     batch = evaluator._client_batch(evaluator.samples, slice(None))
@@ -174,20 +176,21 @@ def test_the_decoupled_loss_of_a_run_is_on_data_that_answered_the_model_before_t
 
 
 def test_sensitivities_lie_in_their_range_and_are_those_given():
-    simulation_of(Pricing(M, 2), Mean, spread := Demand(2.0, 1.0))
+    spread = simulation_of(Pricing(M, 2), Mean, Demand(2.0, 1.0)).shift
     assert ((spread.gammas - 2.0).abs() <= 1.0).all()
     assert len(spread.gammas.unique()) == M
-    simulation_of(Pricing(M, 2), Mean, again := Demand(2.0, 1.0), seeds=(7, 8))
+    again = simulation_of(Pricing(M, 2), Mean, Demand(2.0, 1.0), seeds=(7, 8)).shift
     assert torch.equal(again.gammas, spread.gammas)
-    simulation_of(Pricing(M, 2), Mean, other := Demand(2.0, 1.0, seed=1))
+    other = simulation_of(Pricing(M, 2), Mean, Demand(2.0, 1.0, seed=1)).shift
     assert not torch.equal(other.gammas, spread.gammas)
-    simulation_of(Pricing(M, 2), Mean, given := Demand([1.0, 2.0, 3.0, 4.0, 5.0], 0.0))
+    given = simulation_of(Pricing(M, 2), Mean, Demand([1.0, 2.0, 3.0, 4.0, 5.0], 0.0)).shift
     assert given.gammas.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_images_move_on_the_chosen_pixels_only():
     shift = Strategic(0.7, 0.0, features=[10, 63], target=3)
     simulation = simulation_of(Digits(), Linear, shift)
+    shift = simulation.shift
     theta = start_of(simulation, 1)[0]
     x = torch.rand(6, 1, 8, 8, dtype=torch.float64)
     moved = shift({"x": x, "client": torch.tensor(2)}, theta)["x"]
@@ -202,6 +205,7 @@ def test_credit_applicants_move_what_they_can_and_the_base_sample_each_time():
     """Three features, by −ε_i θ_S; a second deployment starts from the base sample again."""
     shift = Strategic(1.0, 0.1)
     simulation = simulation_of(GiveMeSomeCredit(), Linear, shift)
+    shift = simulation.shift
     theta = start_of(simulation, 1)[0]
     base = {"x": simulation.dataset.train_x[:50].double(), "client": torch.tensor(1)}
     change = shift(base, theta)["x"] - base["x"]

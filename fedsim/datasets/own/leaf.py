@@ -17,10 +17,15 @@ from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.files import regular
 from fedsim.datasets.own.data import OwnData
 from fedsim.datasets.own.samples import Part, array
+from fedsim.datasets.text import tokens_of
 
 
 class LEAF(OwnData):
-    """Every user is a client (partition=natural); inputs are lists of numbers, as FEMNIST's and Synthetic's are.
+    """Every user is a client (partition=natural). Inputs are lists of numbers, as FEMNIST's and Synthetic's are, or
+    sequences of one length whose target is the next character, as Shakespeare's are: these become numbers of
+    characters in `alphabet`, as in `fedsim.datasets.Text`, whose classes are 0 for characters that occur in no training
+    sequence and one for each other. Sent140's and Reddit's texts of several lengths and CelebA's names of files are
+    refused.
 
     Read from all files FOLDER/train/*.json and FOLDER/test/*.json, as LEAF's preprocessing writes them; or from
     FOLDER/*.json, or one file, of whose samples `test_fraction` is held out. Test users who train nothing (LEAF's split
@@ -30,6 +35,9 @@ class LEAF(OwnData):
         path: the folder or file.
         shape: of an input, such as [1,28,28]; None takes inputs as they are.
         **options: of `OwnData`.
+
+    Attributes:
+        alphabet: characters of the training sequences, sorted; empty where inputs are numbers.
     """
 
     def __init__(self, path: str, shape: Sequence[int] | None = None, **options: Any) -> None:
@@ -41,6 +49,15 @@ class LEAF(OwnData):
             raise MissingDataError(f"dataset.path={place} has a folder test and none of the name train")
         train = halves[0] if halves[0].is_dir() else place
         parts = [read(train), *([read(halves[1])] if train != place and halves[1].is_dir() else [])]
+        self.alphabet = ""
+        if parts[0].x.dtype.kind == "U":
+            if shape is not None or options.get("classes") is not None or options.get("task") == "regression":
+                raise ConfigError(
+                    f"dataset.path={place} holds text, whose shape, classes and task follow from it; set dataset.shape "
+                    "and dataset.classes to null and dataset.task to classification"
+                )
+            self.alphabet, parts = spelled(parts)
+            options |= {"inputs": "tokens", "classes": len(self.alphabet) + 1}
         if shape is not None:
             parts = [shaped(part, shape) for part in parts]
         super().__init__(place.stem, parts[0], parts[1] if parts[1:] else None, **options)
@@ -60,6 +77,10 @@ def read(place: Path) -> Part:
     held = {user: samples for user, samples in found.items() if len(samples[1])}
     if not held:
         raise ConfigError(f"{place}: no user has samples")
+    if len({x.dtype.kind for x, _ in held.values()}) > 1:
+        raise ConfigError(f"{place}: some users have numbers in x and others text; make them alike")
+    if len(widths := {x.dtype.itemsize for x, _ in held.values() if x.dtype.kind == "U"}) > 1:
+        raise ConfigError(f"{place}: users' sequences have {len(widths)} different lengths; make them alike")
     shapes = {x.shape[1:] for x, _ in held.values()}
     if len(shapes) > 1:
         shown = " and ".join(sorted(str(list(shape)) for shape in shapes)[:2])
@@ -105,9 +126,46 @@ def users(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
 def samples(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     """One user's."""
     inputs = array(source, "x", x)
+    targets = array(source, "y", y)
+    if len(x) and inputs.dtype.kind == "U" and inputs.ndim == 1:
+        lengths = {len(text) for text in x}
+        if len(lengths) == 1 and all(isinstance(each, str) and len(each) == 1 for each in y):
+            return inputs, targets
+        raise ConfigError(
+            f"{source}: x holds words such as {x[0][:20]!r}, and of text dataset=leaf reads sequences of one length "
+            "with a character as target, as Shakespeare's; read files of images by dataset=image_folder, and give "
+            "other texts as lists of numbers"
+        )
     if len(x) and inputs.dtype.kind not in "iufb":
-        raise ConfigError(f"{source}: x holds {type(inputs.item(0)).__name__}, and dataset=leaf reads numbers")
-    return inputs.astype(np.float32), array(source, "y", y)
+        kind = "lists of words" if inputs.dtype.kind == "U" else type(inputs.item(0)).__name__
+        raise ConfigError(
+            f"{source}: x holds {kind}, as Sent140's and Reddit's do, and dataset=leaf reads numbers and Shakespeare's "
+            "sequences; give each text as a list of numbers, all of one length"
+        )
+    return inputs.astype(np.float32), targets
+
+
+def spelled(parts: list[Part]) -> tuple[str, list[Part]]:
+    """The alphabet of the training sequences, and all parts with numbers of characters in the place of characters."""
+    codes = [[_codes(values) for values in (part.x, part.y)] for part in parts]
+    known = np.unique(np.concatenate([values.reshape(-1) for values in codes[0]]))
+    alphabet = known.astype("<u4").tobytes().decode("utf-32-le")
+    lengths = {x.shape[1] for x, _ in codes}
+    if len(lengths) > 1:
+        raise ConfigError(
+            f"{parts[-1].source}: test sequences have another length than training sequences; make them alike"
+        )
+    found = [[tokens_of(values, known) for values in each] for each in codes]
+    made = [
+        Part(part.source, x, y[:, 0].astype(np.int64), part.clients, part.where)
+        for part, (x, y) in zip(parts, found, strict=True)
+    ]
+    return alphabet, made
+
+
+def _codes(texts: np.ndarray) -> np.ndarray:
+    """[N] texts of L characters → their code points [N, L]."""
+    return np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
 
 
 def shaped(part: Part, shape: Sequence[int]) -> Part:

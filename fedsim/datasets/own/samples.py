@@ -3,7 +3,11 @@ no model could be trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime
+import enum
+import numbers
+import pathlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +20,10 @@ from fedsim.core.errors import ConfigError
 INPUTS = ("numbers", "tokens", "pixels")
 CHANNELS = ("first", "last")
 COLOURS = (1, 3, 4)  # channels that an image may have
+SINGLE = (
+    str, bytes, numbers.Number, np.generic, type(None), datetime.date, datetime.time, datetime.timedelta,
+    pathlib.PurePath, enum.Enum,
+)  # fmt: skip
 AT_ONCE = 2**24  # numbers that are looked at together, where there may be more than memory holds
 
 
@@ -197,11 +205,34 @@ def names(part: Part, count: int) -> list[str] | None:
         raise ConfigError(
             f"{part.source}: clients has the shape {list(found.shape)} for {count} samples; give one client per sample"
         )
+    check_names(part.source, "clients", found, "name each sample's client by a word or a number")
     called = [called_of(value) for value in found.tolist()]
     missing = next((number for number, name in enumerate(called) if name is None), None)
     if missing is not None:
         raise ConfigError(f"{part.source}: {part.where(missing)} has no client; name one, or leave it out")
     return [str(name) for name in called]
+
+
+def check_names(source: str, name: str, values: np.ndarray, remedy: str) -> None:
+    """Refuse entries that are no single value, such as the dictionaries of detection: their text is no name.
+
+    Args:
+        source, name: where they are from, and what they are, for messages.
+        values: [N, …] entries of any kind.
+        remedy: what would work.
+    """
+    if values.dtype != object:
+        return
+    odd = next((value for value in values.flat if not isinstance(value, SINGLE) and not _missing(value)), None)
+    if odd is None:
+        return
+    keys = f" with the keys {', '.join(map(str, list(odd)[:4]))}" if isinstance(odd, Mapping) else ""
+    raise ConfigError(f"{source}: {name} holds {type(odd).__name__} objects{keys}, and not one value each; {remedy}")
+
+
+def _missing(value: Any) -> bool:
+    """Does it stand for no value? pandas' NA and NaT do, whose kinds are not known here."""
+    return type(value).__name__ in ("NAType", "NaTType")
 
 
 def called_of(value: Any) -> str | None:

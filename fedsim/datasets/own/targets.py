@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.datasets.own.samples import Part, array, called_of, ordered
+from fedsim.datasets.own.samples import Part, array, called_of, check_names, ordered
 
 TASKS = ("classification", "regression")
 
@@ -83,6 +83,11 @@ def _targets(part: Part, count: int) -> np.ndarray:
     y = array(part.source, "y", part.y)
     if not y.ndim or len(y) != count:
         raise ConfigError(f"{part.source}: y holds {y.shape[0] if y.ndim else 1} targets for {count} samples")
+    check_names(
+        part.source, "y", y,
+        "give one label, number, or array of one shape for each sample, for instance by a Dataset that returns "
+        "(image, target['labels'])",
+    )  # fmt: skip
     return y
 
 

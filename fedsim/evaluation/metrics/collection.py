@@ -14,7 +14,6 @@ from fedsim.evaluation.metrics.metric import Metric, built, told
 from fedsim.evaluation.metrics.named import RANKED, Task
 from fedsim.evaluation.metrics.tallies import PerSample
 from fedsim.models import RowModel
-from fedsim.models.losses import UNLABELLED
 from fedsim.samples import ClientData
 
 KEPT = 2**30  # bytes of outputs that metrics of a whole test set may keep, each
@@ -41,7 +40,11 @@ class Metrics:
         row = row + 0.1 * torch.sin(torch.arange(len(row), device=row.device) + 1).to(row)  # some begin at zero
         with torch.no_grad():
             output = model.evaluate(row, model.call.inputs(pair))
-        target, labelled = target_of(pair), dataset.classes is not None and model.loss not in UNLABELLED
+        if not isinstance(output, Tensor):
+            raise ConfigError(
+                f"metrics need a tensor, and the model returns {type(output).__name__}; name its output by model.output"
+            )
+        target, labelled = target_of(pair), model.labelled
         task = Task.of(output, target, labelled)
         for entry in found:
             shapes = f"outputs {list(output.shape[1:])} and targets {list(target.shape[1:])}"

@@ -21,6 +21,23 @@ from fedsim.evaluation.metrics.tallies import OfOutputs, PerSample, Streamed, Ta
 from fedsim.trainer.memory_limit import out_of_memory
 
 
+def _is_metric(made: Any) -> bool:
+    """Is it a function of outputs and targets?"""
+    return list(inspect.signature(made).parameters)[:2] == ["preds", "target"]
+
+
+# Those of torchmetrics that take outputs and targets alone; others fetch models, and write them to disk.
+OF_OUTPUTS = ("classification", "regression", "segmentation", "nominal", "clustering", "text.perplexity")
+METRIC = targets.Kind(
+    "a metric",
+    modules=tuple(f"torchmetrics.{inside}{of}" for inside in ("", "functional.") for of in OF_OUTPUTS),
+    shown_in=("torchmetrics", "torchmetrics.functional", "torchmetrics.text", "torchmetrics.functional.text"),
+    functions=_is_metric,
+    built_in=(torch.nn.Module,),
+    instances=True,
+)
+
+
 @dataclass
 class Metric:
     """One metric, ready.
@@ -84,7 +101,7 @@ def _own(entry: Entry) -> Any:
         try:
             if target.startswith("torchmetrics."):
                 prepare()
-            target = targets.found("metrics: _target_", target)
+            target = targets.resolve("metrics: _target_", target, METRIC)
         except ConfigError:
             raise
         except Exception as error:  # a module may raise anything

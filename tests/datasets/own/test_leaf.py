@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ import torch
 from refused import refused
 
 from fedsim import Simulation
+from fedsim.core import ConfigError
 from fedsim.datasets import LEAF
-from fedsim.models import Linear
+from fedsim.models import CharLSTM, Linear
 
 DRAW = np.random.default_rng(2)
 SIZES = {"f0001_41": (6, 2), "f0000_14": (9, 3), "976906": (4, 1)}
@@ -119,7 +121,11 @@ BAD: dict[str, tuple[Callable[[], str], dict[str, Any], str]] = {
     "unequal": (user(y=Y[:5]), {}, "user 'f0001_41' has 6 inputs and 5 targets"),
     "ragged": (user(x=[*X[:5], X[5][:3]]), {}, "user f0001_41: x is ragged"),
     "another shape": (user(x=[x[:3] for x in X]), {}, "x is ragged, its entries differ in shape ([12] and [3])"),
-    "words": (user(x=["to be"] * 6), {}, "x holds str, and dataset=leaf reads numbers"),
+    "words": (
+        user(x=["to be"] * 6),
+        {},
+        "x holds words such as 'to be', and of text dataset=leaf reads sequences of one length",
+    ),
     "NaN": (user(x=[*X[:5], [float("nan"), *X[5][1:]]]), {}, "sample 5 of user f0001_41 holds nan in x"),
     "3.7 is no label": (user(y=[*Y[:5], 3.7]), {}, "sample 5 of user f0001_41 has the target 3.7"),
     "no label": (user(y=[*Y[:5], None]), {}, "sample 5 of user f0001_41 has no label"),
@@ -143,3 +149,56 @@ def test_test_samples_of_another_shape() -> None:
     other = {user: {"x": [[1.0]], "y": [0]} for user in SIZES}
     written(content("test") | {"user_data": other, "num_samples": [1, 1, 1]}, "leaf/test/a.json")
     refused(lambda: LEAF("leaf"), "leaf/test: test inputs are [1] float32, training inputs [12] float32")
+
+
+LINES = {"train": {"HAMLET": "to be or not to be", "OPHELIA": "good my lord"}, "test": {"HAMLET": "to bz or"}}
+
+
+def sequences(text: str, length: int = 4) -> dict[str, list[str]]:
+    """As LEAF's preprocessing of Shakespeare cuts them."""
+    return {"x": [text[k : k + length] for k in range(len(text) - length)], "y": list(text[length:])}
+
+
+def shakespeare() -> str:
+    for half, said in LINES.items():
+        data = {user: sequences(text) for user, text in said.items()}
+        counts = [len(own["y"]) for own in data.values()]
+        written({"users": list(data), "num_samples": counts, "user_data": data}, f"leaf/{half}/all.json")
+    return "leaf"
+
+
+def test_sequences_of_characters_are_tokens_of_the_training_alphabet(here):
+    data = LEAF(shakespeare())
+    text = LINES["train"]["HAMLET"]
+    assert data.alphabet == "".join(sorted(set("".join(LINES["train"].values()))))
+    assert data.classes == len(data.alphabet) + 1
+    assert data.tokens
+    assert data.train_x.shape == (len(text) - 4 + 12 - 4, 4)
+    spelled = ["".join(data.alphabet[n - 1] for n in row) for row in data.train_x.tolist()]
+    hamlet = list(data.client_names).index("HAMLET")
+    mine = [n for n, owner in enumerate(data.owners.tolist()) if owner == hamlet]
+    assert [spelled[n] for n in mine] == sequences(text)["x"]
+    assert [data.alphabet[data.train_y[n] - 1] for n in mine] == sequences(text)["y"]  # blanks among them
+    assert (data.test_x == 0).any()
+    assert data.test_y[0] == 0
+
+
+def test_a_network_of_characters_trains_on_them(here):
+    data = LEAF(shakespeare())
+    model = functools.partial(CharLSTM, embedding=2, hidden=3, layers=1)
+    final = Simulation(data, model, clients=2, rounds=1).run().final
+    assert np.isfinite(final["train_loss"][0])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "says"),
+    [
+        (["000001.jpg", "000002.jpg"], [0, 1], "read files of images by dataset=image_folder"),
+        (["to be", "or"], ["o", "n"], "sequences of one length with a character as target"),
+        ([["1", "a", "b", "c", "d", "love it"]] * 2, [0, 4], "Sent140's and Reddit's"),
+    ],
+)
+def test_other_texts_are_refused_in_a_sentence(x, y, says, here):
+    one = {"users": ["u"], "num_samples": [2], "user_data": {"u": {"x": x, "y": y}}}
+    with pytest.raises(ConfigError, match=says):
+        LEAF(written(one))

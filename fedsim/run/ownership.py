@@ -1,0 +1,95 @@
+"""Every simulation has parts of its own: it copies what it is given before anything binds it to clients and seeds.
+
+Setting up a strategy, an availability process or a local rule writes into it: how many clients there are, their
+probabilities, their seeds. So that one object may be given to several simulations, which are built in any order before
+the first of them runs, each works on copies. What a part learnt in a run is found in the simulation's own copy, such as
+`simulation.strategy`, not in the object that was passed in.
+
+Shared, not copied, are the tensors and arrays of a data set, and those above `LARGE` bytes of any part. A part that
+cannot be copied as a whole (it holds a file, a lock, a generator) is copied attribute by attribute; attributes that
+cannot be copied are shared, which is logged.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from fedsim.datasets import Dataset
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+LARGE = 64 * 2**20  # bytes
+DEPTH = 4  # of attributes and containers in which tensors are looked for
+
+
+class PartCopies:
+    """Copies the parts of one simulation; what two parts have in common, their copies have in common.
+
+    Args:
+        *shared: objects that are not copied, wherever they are met.
+
+    >>> from fedsim.availability import Full
+    >>> process = Full()
+    >>> copies = PartCopies()
+    >>> copies(process) is process
+    False
+    >>> copies(process) is copies(process)
+    True
+    """
+
+    def __init__(self, *shared: Any) -> None:
+        self._memo: dict[int, Any] = {id(thing): thing for thing in shared}
+        self._alive: list[Any] = [*shared]
+
+    def __call__(self, part: T) -> T:
+        """The simulation's own copy of a part."""
+        least = 0 if isinstance(part, Dataset) else LARGE
+        shared = [value for value in _tensors(part, DEPTH) if value.nbytes >= least]
+        self._memo |= {id(value): value for value in shared}
+        self._alive += shared
+        return self._copied(part, type(part).__name__)
+
+    def _copied(self, value: Any, name: str) -> Any:
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        memo = dict(self._memo)  # a copy that fails half-way leaves halves behind
+        try:
+            own = copy.deepcopy(value, memo)
+        except Exception:
+            return self._by_attributes(value, name)
+        self._alive += [value, memo.pop(id(memo), None)]  # an id stays an object's own as long as the object lives
+        self._memo = memo
+        return own
+
+    def _by_attributes(self, value: Any, name: str) -> Any:
+        """A copy of an object, some attribute of which cannot be copied."""
+        try:
+            own = copy.copy(value)
+        except Exception:
+            own = value
+        if own is value or not hasattr(own, "__dict__"):
+            log.warning("%s (%s) cannot be copied; simulations that are given it share it", name, type(value).__name__)
+            return value
+        self._memo[id(value)] = own
+        self._alive.append(value)
+        for attribute, inside in vars(value).items():
+            vars(own)[attribute] = self._copied(inside, f"{name}.{attribute}")
+        return own
+
+
+def _tensors(value: Any, depth: int) -> Iterator[Any]:
+    """Tensors and arrays in attributes and containers."""
+    if isinstance(value, (Tensor, np.ndarray)):
+        yield value
+    elif depth and not isinstance(value, (str, bytes, int, float, type)):
+        inside = list(value.values()) if isinstance(value, Mapping) else []
+        inside += list(value) if isinstance(value, (list, tuple)) else []
+        for one in [*inside, *getattr(value, "__dict__", {}).values()]:
+            yield from _tensors(one, depth - 1)

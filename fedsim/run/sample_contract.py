@@ -1,0 +1,358 @@
+"""What a user's shift, contamination or local rule must be like, tried on made-up batches of three clients.
+
+Clients hold 2 to 7 samples there and take two or three steps, so that batches must be padded where clients go together.
+One client at a time, on batches as they are, is what is right; all else is compared with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedsim.contamination import Contamination
+from fedsim.core import rng
+from fedsim.core.columns import OWN
+from fedsim.core.memory import Memory
+from fedsim.local.base import Carry
+from fedsim.run.contracts import (
+    Invariance,
+    Named,
+    brings_foreign,
+    foreign,
+    identical,
+    look,
+    moved,
+    refuse,
+    same,
+    trial_copy,
+    within,
+)
+from fedsim.run.setup import Setup
+from fedsim.samples import Batch
+from fedsim.samples.client_data import Keys
+from fedsim.shift.base import OF_CLIENTS
+from fedsim.strategies import State
+from fedsim.trainer.executors import executor
+from fedsim.trainer.loop_executor import LoopExecutor
+
+log = logging.getLogger(__name__)
+
+SIZES = ((7, 2, 5), (2, 7, 3), (3, 2, 0))  # samples of every client's batch at each of its steps
+STEPS = (3, 3, 2)
+ORDERS = [(1, (1,)), (2, (2, 0)), (0, (2, 0, 1)), (5, (0,)), (0, (1, 2, 0))]  # rounds, and clients in each
+SECONDS = 1.0  # of what may be left out where models are slow
+
+
+class MadeUpChunk:
+    """Batches of some of the clients: as `fedsim.samples.Chunk`, which it stands for."""
+
+    def __init__(self, trial: Trial, rows: list[int], t: int) -> None:
+        self._trial, self._rows = trial, rows
+        self.steps = np.array([STEPS[row] for row in rows])
+        self.sizes = np.array([SIZES[row] for row in rows])
+        pick = torch.tensor(rows, device=trial.device)
+        self.rows, self.clients = trial.rows[pick], trial.clients[pick]
+        host = self.rows.cpu().numpy()
+        seeds = np.array(trial.run.federation.seeds, dtype=np.int64)[host // trial.run.federation.clients]
+        self.keys = Keys(seeds, host % trial.run.federation.clients, trial.device, t)
+
+    def going(self) -> list[int]:
+        return [int((self.steps > step).sum()) for step in range(int(self.steps.max()))]
+
+    def batch(self, step: int, first: int, stop: int, dtype: torch.dtype) -> Batch:
+        pick = slice(first, stop)
+        sizes = self.sizes[pick, step]
+        width = int(sizes.max())
+        own = [self._trial.samples(row, step, width) for row in self._rows[pick]]
+        batch = {name: torch.stack([one[name] for one in own]) for name in own[0]}
+        batch["client"], batch["row"] = self.clients[pick], self.rows[pick]
+        if self._trial.run.trainer.batches.keyed:
+            batch["key"] = self.keys.of_step(rng.Purpose.DROPOUT, step, pick)
+        if int(sizes.min()) < width:
+            slot = torch.arange(width, device=self.rows.device)
+            batch["weight"] = (slot < torch.as_tensor(sizes, device=slot.device)[:, None]).to(dtype)
+        return batch
+
+    def contaminate(self, batch: Batch, step: int, first: int, stop: int) -> Batch:
+        contamination = self._trial.contamination.at(self.keys.t)
+        if not contamination.active:
+            return batch
+        return contamination(batch, self.keys.of_step(rng.Purpose.CONTAMINATION, step, slice(first, stop)))
+
+
+class Trial:
+    """Copies of a run's shift, contamination and local rule, and three clients of its own to try them on.
+
+    Args:
+        run, state, memory: before the first round.
+    """
+
+    def __init__(self, run: Setup, state: State, memory: Memory) -> None:
+        self.run, self.device, self.dtype = run, run.device, run.model.dtype
+        self.began = time.perf_counter()
+        trainer = run.trainer
+        whole = (trainer.rule, trainer.shift, trainer.batches.contamination)
+        self.parts = trial_copy(whole, run.federation, run.data, run.model, run.dataset)
+        self.rule, self.shift, self.contamination = self.parts
+        self.carry, self.rows, self.deployed = self._carry(state, memory)
+        self.clients = self.rows % run.federation.clients
+        width = run.data.width(7)
+        fixed = run.data.fixed(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
+        self._fixed = {name: value for name, value in fixed.items() if name not in ("client", "row")}
+        self.exact: list[tuple[Named, Tensor]] = []  # of every client alone, in round 0
+        self.before = [look(part) for part in self.parts]
+
+    def _carry(self, state: State, memory: Memory) -> tuple[Carry, Tensor, Tensor | None]:
+        """What three clients begin with, who they are, and what they answer to where the server deploys it."""
+        run = self.run
+        federation, columns, shift, rule = run.federation, run.model.columns, self.shift, self.rule
+        memory = Memory({name: value.clone() for name, value in memory.clients.items()}, {
+            name: value.clone() for name, value in memory.server.items()
+        })  # fmt: skip
+        counts = np.zeros((federation.replicates, federation.clients))
+        here = counts[:, federation.ranks.share].reshape(-1)
+        here[: min(3, len(here))] = 1
+        counts[:, federation.ranks.share] = here.reshape(federation.replicates, -1)
+        cohort = federation.cohort(counts, np.ones_like(counts))
+        handed = run.strategy.start(state, cohort) if not foreign(run.strategy) else cohort.broadcast(state.model)
+        carry = dict(handed) if isinstance(handed, dict) else {"params": handed}
+        carry = (columns.widened(carry, cohort, memory) if columns.divided else carry) | memory.gather(cohort)
+        carry.pop(OWN, None)  # it is part of the row
+        carry |= rule.round_state(carry["params"])
+        if rule.knows_round or shift.knows_round:
+            carry["round"] = torch.zeros(len(cohort), dtype=torch.int64, device=self.device)
+        deployed = None
+        if shift.active:
+            whole = columns.of_server(state.model, memory, federation)
+            answered = shift.deployed(memory.server, whole, 0)
+            deployed = None if answered is None else answered[cohort.replicate]
+        again = torch.arange(3, device=self.device) % len(cohort)
+        carry = {name: value[again].clone() for name, value in carry.items()}
+        # clients at three different models, since a first model may be zero
+        trained = carry["params"][:, : run.model.trained]
+        trained += 0.05 * torch.sin(torch.arange(1.0, trained.numel() + 1)).reshape(trained.shape).to(trained)
+        return carry, cohort.virtual[again], None if deployed is None else deployed[again].clone()
+
+    def samples(self, row: int, step: int, width: int) -> Batch:
+        """[width, …] samples of a client, its own in turn; others' past the size of its batch at this step."""
+        fixed, size = self._fixed, SIZES[row][step]
+        weight = fixed.get("weight")
+        there = (
+            torch.arange(len(fixed["x"][row]), device=self.device) if weight is None else weight[row].nonzero()[:, 0]
+        )
+        slot = torch.arange(width, device=self.device)
+        own = there[(slot + 2 * step) % len(there)]
+        other, any_sample = (row + 1) % 3, (slot + 1) % len(fixed["x"][0])
+        real = slot < size
+        found = {}
+        for name, value in fixed.items():
+            if name == "weight":
+                continue
+            mine, others = value[row][own], value[other][any_sample]
+            found[name] = torch.where(real.reshape(-1, *[1] * (mine.dim() - 1)), mine, others)
+        return found
+
+    def label(self) -> str:
+        """The user's parts among those that are tried."""
+        named = zip(("local", "shift", "contamination"), self.parts, strict=True)
+        return " and ".join(f"{kind}={type(part).__name__}" for kind, part in named if brings_foreign(part))
+
+    def foreign(self) -> Any:
+        """One of the user's parts, for `within`."""
+        return next((part for part in self.parts if foreign(part)), self)
+
+    def rates(self, rows: list[int]) -> Tensor:
+        replicate = self.rows[rows] // self.run.federation.clients
+        return self.run.trainer.rates[replicate].expand(max(STEPS), len(rows)).clone()
+
+    def local_steps(self, how: Any, rows: list[int], t: int) -> tuple[Named, Tensor]:
+        """Carries and losses of some of the clients after their steps."""
+        carry = {name: value[rows].clone() for name, value in self.carry.items()}
+        if "round" in carry:
+            carry["round"] = torch.full_like(carry["round"], t)
+        deployed = None if self.deployed is None else self.deployed[rows].clone()
+        return how.run(MadeUpChunk(self, rows, t), carry, self.rates(rows), deployed)
+
+    def loop(self) -> LoopExecutor:
+        return LoopExecutor(self.rule, self.run.model, self.shift, 1, self.contamination.active)
+
+    def slow(self) -> bool:
+        return time.perf_counter() - self.began > SECONDS
+
+
+def _order(trial: Trial) -> str | None:
+    """The same clients in another order, other rounds in between: what is kept in attributes shows."""
+    with torch.no_grad(), within(trial.label(), trial.foreign()):
+        how = trial.loop()
+        trial.exact = [trial.local_steps(how, [row], 0) for row in range(3)]
+        for t, order in [(0, (2, 0, 1))] if trial.slow() else ORDERS:
+            for row in order:
+                carry, loss = trial.local_steps(how, [row], t)
+                if t == 0:
+                    right, right_loss = trial.exact[row]
+                    name = identical(right | {"loss": right_loss}, carry | {"loss": loss})
+                    if name is not None:
+                        return _remembers(trial, name)
+    return _waits(trial, how)
+
+
+def _remembers(trial: Trial, name: str) -> str:
+    named = zip(("local", "shift", "contamination"), trial.parts, trial.before, strict=True)
+    for kind, part, before in named:
+        paths = moved(part, before)
+        if paths and (foreign(part) or brings_foreign(part)):
+            where = {"local": "return it from `memory`", "shift": "return it from `memory`"}
+            return (
+                f"{kind}={type(part).__name__} remembers in {paths[0]} what it computed before, which clients share "
+                f"and no checkpoint holds; {where.get(kind, 'draw it from the keys that it is given')}"
+            )
+    return (
+        f"{trial.label()} gives another {name!r} when asked again for the same client, round and batch; it must be a "
+        "function of what it is given"
+    )
+
+
+def _waits(trial: Trial, how: LoopExecutor) -> str | None:
+    """State that changed and made no difference so far: does it, once it has changed a thousand times as much?"""
+    for kind, part, before in zip(("local", "shift", "contamination"), trial.parts, trial.before, strict=True):
+        names = [path for path in moved(part, before) if path.isidentifier() and path in getattr(part, "__dict__", {})]
+        for name in names:
+            now, far = vars(part)[name], _far(vars(part)[name])
+            if far is None or trial.slow():
+                continue
+            vars(part)[name] = far
+            with contextlib.suppress(Exception), torch.no_grad():
+                carry, loss = trial.local_steps(how, [0], 0)
+                right, right_loss = trial.exact[0]
+                if identical(right | {"loss": right_loss}, carry | {"loss": loss}) is not None:
+                    return (
+                        f"{kind}={type(part).__name__} counts in {name} what later steps depend on, which clients "
+                        "share and no checkpoint holds; return it from `memory`"
+                    )
+            vars(part)[name] = now
+    return None
+
+
+def _far(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float, Tensor, np.ndarray)):
+        return None
+    return value * 1000 + 1000 if not isinstance(value, (Tensor, np.ndarray)) or value.dtype not in (
+        torch.bool, np.bool_
+    ) else None  # fmt: skip
+
+
+def _shift_padding(trial: Trial) -> str | None:
+    """A shift on batches of 2 and of 7 samples, alone, padded, and of several clients at once."""
+    shift = trial.shift
+    if not shift.active or not brings_foreign(shift):
+        return None
+    what = f"shift={type(shift).__name__}"
+    theta = trial.carry["params"] if trial.deployed is None else shift.newest(trial.deployed)
+    chunk = MadeUpChunk(trial, [0, 1, 2], 0)
+    for step in range(2):
+        together = chunk.batch(step, 0, 3, trial.dtype)
+        for move in (shift, shift.smooth):
+            with within(what, shift), torch.no_grad():
+                alone = [
+                    move({k: v[0] for k, v in chunk.batch(step, row, row + 1, trial.dtype).items()}, theta[row])
+                    for row in range(3)
+                ]
+            try:
+                with torch.no_grad():
+                    found: Named = vmap(move)(together, theta)
+            except Exception as error:
+                return f"{what} cannot be vmapped ({_said(error)})"
+            if any(_differs(one, {k: v[row] for k, v in found.items()}) for row, one in enumerate(alone)):
+                return f"{what} gives other samples where a batch is padded or clients go together"
+    return None
+
+
+def _differs(alone: Named, padded: Named) -> bool:
+    """Is a batch another one but for padding? Padding must keep the weight 0."""
+    size = len(alone["x"])
+    for name, value in alone.items():
+        if name in OF_CLIENTS or name == "weight" or name not in padded:
+            continue
+        other = padded[name][:size] if value.dim() and len(value) == size else padded[name]
+        if not same(other, value):
+            return True
+    weight = padded.get("weight", torch.ones(1))
+    wanted = alone.get("weight", torch.ones_like(weight[:size]))
+    return not same(weight[:size] if len(weight) > 1 else wanted, wanted) or bool((weight[size:] != 0).any())
+
+
+def _contamination_padding(trial: Trial) -> str | None:
+    """A contamination on several clients at once, padded, and on each alone."""
+    part: Contamination = trial.contamination
+    if not part.active or not brings_foreign(part):
+        return None
+    what = f"contamination={type(part).__name__}"
+    chunk = MadeUpChunk(trial, [0, 1, 2], 0)
+    for step in range(2):
+        with within(what, part), torch.no_grad():
+            alone = [
+                chunk.contaminate(chunk.batch(step, row, row + 1, trial.dtype), step, row, row + 1) for row in range(3)
+            ]
+        try:
+            with torch.no_grad():
+                found = chunk.contaminate(chunk.batch(step, 0, 3, trial.dtype), step, 0, 3)
+        except Exception as error:
+            return f"{what} takes batches of one client alone ({_said(error)})"
+        for row, one in enumerate(alone):
+            if _differs({k: v[0] for k, v in one.items()}, {k: v[row] for k, v in found.items()}):
+                return f"{what} gives other samples where a batch is padded or clients go together"
+    return None
+
+
+def _executors(trial: Trial) -> str | None:
+    """Local steps of all three clients together, by the executors that the run may take."""
+    trainer = trial.run.trainer
+    for choice in trainer.candidates:
+        if choice.executor == "loop":
+            continue
+        how = executor(choice, trial.rule, trial.run.model, trial.shift, trial.contamination.active)
+        try:
+            with torch.no_grad():
+                carry, loss = trial.local_steps(how, [0, 1, 2], 0)
+        except Exception as error:
+            return f"{trial.label()} cannot be run for several clients at once ({_said(error)})"
+        for row, (right, right_loss) in enumerate(trial.exact):
+            start = {name: value[row] for name, value in trial.carry.items()}
+            for name, value in right.items():
+                step = float((value[0] - start[name]).abs().nan_to_num(0.0, 0.0, 0.0).max()) if value.numel() else 0.0
+                if not same(carry[name][row], value[0], step if value.is_floating_point() else None):
+                    return f"{trial.label()} gives another {name!r} where a batch is padded or clients go together"
+            if not same(loss[row], right_loss[0]):
+                return f"{trial.label()} gives another loss where a batch is padded or clients go together"
+    return None
+
+
+def _said(error: Exception) -> str:
+    """The first sentence of what PyTorch says."""
+    return " ".join((str(error) or type(error).__name__).split()).partition(". ")[0].rstrip(".")[:120]
+
+
+def _one_at_a_time(trial: Trial, reason: str) -> None:
+    """What holds where padding does not: one client after another, on batches as they are."""
+    for trainers in trial.run.all_trainers:
+        trainers.restrict_to_loop(reason)
+
+
+def _shift_one_at_a_time(trial: Trial, reason: str) -> None:
+    _one_at_a_time(trial, reason)
+    for shift in trial.run.all_shifts:
+        shift.unpadded = True
+
+
+ORDER = Invariance("the order of clients and rounds", _order, refuse)
+SHIFT_PADDING = Invariance("padding and other clients of a shift", _shift_padding, _shift_one_at_a_time)
+ROTTEN_PADDING = Invariance("padding and other clients of a contamination", _contamination_padding, _one_at_a_time)
+EXECUTORS = Invariance("padding and other clients of local steps", _executors, _one_at_a_time)
+INVARIANCES = (ORDER, SHIFT_PADDING, ROTTEN_PADDING, EXECUTORS)

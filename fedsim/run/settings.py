@@ -1,0 +1,147 @@
+"""What a run says of its settings before the first round: those that change nothing, and those that stop training."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.effects import stops_training, without_effect
+from fedsim.local.schedules import Constant
+from fedsim.performative.references import too_dear
+
+log = logging.getLogger(__name__)
+
+LOOKED_AT = 1000  # rounds in which somebody must be available, at most
+
+
+class RunFacts:
+    """What declarations of `fedsim.core.effects` may ask of a run.
+
+    Attributes:
+        parts: what the run was given, an attribute for each group; None where nothing was.
+        rounds: T.
+        federation, dataset, availability, strategy, rule: of the run, set up.
+        setup: the `Simulation` itself.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self.parts, self.rounds = run.parts, run.rounds
+        self.federation, self.dataset, self.availability = run.federation, run.dataset, run.availability
+        self.strategy, self.rule, self.setup = run.strategy, run.trainer.rule, run
+
+    @functools.cached_property
+    def clients_miss_rounds(self) -> bool:
+        """May a client be absent in some round? So it is, too, where the probabilities are unknown."""
+        return bool(self.setup.pace.clock.cuts) or self.some_probability(lambda p: p < 1)
+
+    def some_probability(self, holds: Callable[[np.ndarray], np.ndarray]) -> bool:
+        """Does this hold for the probability of some client in some round?"""
+        if self.availability.unknown_because:
+            return True
+        return any(holds(self.availability.probabilities(t)).any() for t in range(min(self.rounds, LOOKED_AT)))
+
+    @property
+    def most_local_steps(self) -> float:
+        """How many local steps a client takes in the whole run, at most."""
+        steps = self.rule.work.steps
+        return math.inf if steps is None else self.rounds * steps
+
+    @property
+    def passes_end_short(self) -> bool:
+        """Does a client take, within a round, the last batch of a pass, and has it fewer samples than `batch_size`?"""
+        work, held = self.rule.work, np.asarray(self.federation.sizes)
+        if self.dataset.stream or work.batch_size is None or work.sampling != "pass":
+            return False
+        short = (held > work.batch_size) & (held % work.batch_size > 0)
+        return bool((short & ((work.steps or math.inf) > held // work.batch_size)).any())
+
+    @property
+    def clients_are_judged(self) -> bool:
+        """Are clients' own models scored?"""
+        personal = self.parts.personal
+        return personal is not None and personal.active
+
+    @property
+    def references_are_solved(self) -> bool:
+        """Are θ^PS and θ^PO sought?"""
+        shift = self.setup.shift
+        if not shift.active or shift.references == "none":
+            return False
+        return shift.references == "always" or not too_dear(self.setup.model, self.setup.data)
+
+    @property
+    def rate_moves(self) -> bool:
+        """Does the local learning rate change from round to round?"""
+        return self.rounds > 1 and not isinstance(self.rule.schedule, Constant)
+
+    @property
+    def rows_arrive_late(self) -> bool:
+        """May a row arrive in a later round than that in which it began?"""
+        return bool(self.setup.delivery.active)
+
+    @property
+    def clients_send(self) -> bool:
+        """Do clients send rows to the server?"""
+        return bool(self.strategy.vectors_up)
+
+    @functools.cached_property
+    def clients_weigh_alike(self) -> bool:
+        """Do clients hold equal shares of their replicate's data?"""
+        shares = self.federation.data_fractions.reshape(self.federation.replicates, -1)
+        return bool(np.allclose(shares, shares[:, :1], rtol=1e-12, atol=0))
+
+
+def report_settings(run: Any) -> None:
+    """Log a warning for every setting of this run that has no effect, and for what keeps its models from moving.
+
+    Args:
+        run: the `Simulation`, wired up.
+    """
+    if not run.federation.ranks.first:
+        return
+    facts = RunFacts(run)
+    for sentence in (*_without_effect(facts), *_stops_training(facts)):
+        log.warning("%s", sentence)
+
+
+def report_standstill(run: Any, before: Tensor, after: Tensor, rounds: int) -> None:
+    """Log a warning where no round of a run moved the server's model, whatever the reason.
+
+    Args:
+        run: the `Simulation`.
+        before, after: [R, d] the server's models.
+        rounds: how many lie between them.
+    """
+    if not rounds or not before.numel() or not run.strategy.vectors_up or not torch.equal(before, after):
+        return
+    if run.federation.ranks.first:
+        log.warning(
+            "the server's model did not move in %d rounds: no client took part or arrived in time, or all steps were "
+            "0; look at availability, clock, delay, rates, and the strategy's settings",
+            rounds,
+        )
+
+
+def _without_effect(run: RunFacts) -> Iterator[str]:
+    for group, part in (("", run.setup), *vars(run.parts).items()):
+        yield from without_effect(group, part, run)
+
+
+def _stops_training(run: RunFacts) -> Iterator[str]:
+    for group, part in vars(run.parts).items():
+        yield from stops_training(group, part, run)
+    process = run.availability
+    rounds = range(min(run.rounds, LOOKED_AT))
+    if not process.unknown_because and not any((process.probabilities(t) > 0).any() for t in rounds):
+        said = "in any round" if len(rounds) == run.rounds else f"in the first {len(rounds)} rounds"
+        yield (
+            f"availability={type(process).__name__} trains nothing: no client can take part {said}, since all "
+            "probabilities are 0; raise them, such as availability.base.p"
+        )

@@ -1,0 +1,122 @@
+"""What a user's stage of the uplink must be like, an attack included, tried on made-up rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.federation import Cohort
+from fedsim.core.memory import Memory
+from fedsim.run.contracts import (
+    Invariance,
+    brings_foreign,
+    check_all,
+    identical,
+    kind,
+    look,
+    moved,
+    refuse,
+    same,
+    trial_copy,
+    within,
+)
+from fedsim.run.setup import Setup
+from fedsim.uplink import Link, Stage
+
+
+class StageTrial:
+    """A copy of a stage, on rows of up to three clients of every replicate.
+
+    Args:
+        run, memory: before the first round.
+        number: of the stage in its chain.
+    """
+
+    def __init__(self, run: Setup, memory: Memory, number: int) -> None:
+        self.run, self.number = run, number
+        self.what = f"uplink={type(run.uplink.stages[number]).__name__}"
+        self.stage: Stage = trial_copy(run.uplink.stages[number], run.federation, run.data, run.model)
+        self.before = look(self.stage)
+        known = [{name: value.clone() for name, value in part.items()} for part in (memory.uplink, memory.server)]
+        self.memory = Memory(uplink=known[0], server=known[1])
+        self.dimension = len(run.model.columns.shared) if run.model.columns.divided else run.model.dimension
+        self.rounds = range(min(3, max(run.rounds, 1)))
+
+    def arrives(self, present: list[int], t: int, loud: bool = False) -> Tensor:
+        """What arrives of so many clients of every replicate; `loud`: the first replicate's rows are far larger."""
+        federation = self.run.federation
+        counts = np.zeros((federation.replicates, federation.clients))
+        for r in range(federation.replicates):
+            counts[r, : min(present[min(r, 1)], federation.clients)] = 1
+        cohort = federation.cohort(counts, np.ones_like(counts), t)
+        rows = self.rows(cohort, t)
+        if loud:
+            rows = torch.where((cohort.replicate == 0)[:, None], 1000 * rows, rows)
+        given = rows.clone()
+        memory = Memory(
+            uplink={name: value.clone() for name, value in self.memory.uplink.items()},
+            server={name: value.clone() for name, value in self.memory.server.items()},
+        )
+        with within(f"{self.what}, in round {t}" if t else self.what, self.stage), torch.no_grad():
+            found = self.stage(rows, Link(cohort, memory, self.number))
+        if not torch.equal(rows, given):
+            refuse(self, f"{self.what} writes into the rows that it is given; return new ones")
+        if not isinstance(found, Tensor) or (found.shape, found.dtype) != (rows.shape, rows.dtype):
+            refuse(self, f"{self.what} must return rows {kind(rows)}, and returns {kind(found)}")
+        return found
+
+    def rows(self, cohort: Cohort, t: int) -> Tensor:
+        """[n, d], each in its own way."""
+        who = (cohort.virtual * 7 + 3 * t + 1).to(self.run.model.dtype)
+        wave = torch.arange(1.0, self.dimension + 1, dtype=who.dtype, device=who.device)
+        return 0.1 * torch.sin(who[:, None] + wave)
+
+
+def _again(trial: StageTrial) -> str | None:
+    """A second time, other rounds in between; nobody at all."""
+    first = [trial.arrives([3, 1], t) for t in trial.rounds]
+    for _ in range(2):
+        trial.arrives([0, 0], trial.rounds[-1])
+        for t in reversed(trial.rounds):
+            if identical({"rows": first[t]}, {"rows": trial.arrives([3, 1], t)}) is not None:
+                paths = moved(trial.stage, trial.before)
+                where = f"; it remembers in {paths[0]} what it met before, so return that" if paths else "; return it"
+                return (
+                    f"{trial.what} gives other rows when asked again for the same round{where} from `memory` or "
+                    "`server_memory`, and draw by link.keys"
+                )
+    return None
+
+
+def _replicates(trial: StageTrial) -> str | None:
+    """Other rows of another replicate, and more of them."""
+    federation = trial.run.federation
+    if federation.replicates < 2 or federation.ranks.count > 1:
+        return None
+    one = trial.arrives([3, 1], 0)
+    first, few = (min(count, federation.clients) for count in (3, 2))
+    for other, own in ((trial.arrives([3, 1], 0, loud=True), first), (trial.arrives([2, 1], 0), few)):
+        if not same(one[first:], other[own:]):
+            return (
+                f"{trial.what} mixes the clients of different seeds: a change in those of seed {federation.seeds[0]} "
+                f"changes the rows of seed {federation.seeds[1]}; work row by row, or by link.cohort"
+            )
+    return None
+
+
+INVARIANCES = (
+    Invariance("a second time", _again, refuse),
+    Invariance("other replicates", _replicates, refuse),
+)
+
+
+def check_stages(run: Setup, memory: Memory) -> None:
+    """Try the stages that are somebody's own.
+
+    Raises:
+        ConfigError: naming what one did and what it must do.
+    """
+    for number, stage in enumerate(run.uplink.stages):
+        if brings_foreign(stage):
+            check_all(INVARIANCES, StageTrial(run, memory, number))
