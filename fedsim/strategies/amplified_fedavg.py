@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import WEIGHTINGS, Federation
 from fedsim.core.per_seed import Numbers, Setting, per_seed
 from fedsim.core.report import Report
@@ -32,6 +33,11 @@ class AmplifiedFedAvg(Strategy[WindowState]):
         amplification: γ, or a list of one per seed.
         weighting: of the mean: 'uniform', or 'data' fractions.
     """
+
+    effective_if = (
+        EffectiveIf("window", lambda own, run: own.window <= run.rounds, "as many rounds as {at}.window"),
+        EffectiveIf("amplification", lambda own, run: own.window <= run.rounds, "as many rounds as {at}.window"),
+    )
 
     def __init__(self, window: int = 10, amplification: Numbers = 1.5, weighting: str = "uniform") -> None:
         self.window = checks.whole("strategy.window", window)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.per_seed import Numbers, per_seed
 from fedsim.core.report import Report
@@ -47,6 +48,10 @@ class AmplifiedScaffold(RemembersClients[AmplifiedScaffoldState]):
         weighting: w_i: 'uniform' 1/m, or 'data' fractions.
         memory_dtype: of the stored c_i: same, float32, float16 or bfloat16.
     """
+
+    effective_if = (
+        EffectiveIf("amplification", lambda own, run: own.window <= run.rounds, "as many rounds as {at}.window"),
+    )
 
     vectors_down = vectors_up = 2
 

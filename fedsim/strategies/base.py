@@ -12,6 +12,7 @@ from typing_extensions import Self
 from fedsim.availability import Availability
 from fedsim.core import checks
 from fedsim.core.answers import Answers
+from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.per_seed import Numbers, per_seed
 from fedsim.core.report import Report
@@ -52,6 +53,14 @@ class Strategy(ABC, Generic[S]):
         late: whether it is defined for rows that began rounds ago, with an older model (`Report.staleness`). A class
             that derives from another says it anew.
     """
+
+    effective_if: Declarations = (
+        EffectiveIf(
+            "weighting",
+            lambda own, run: own.weighting != "data" or not run.clients_weigh_alike,
+            "clients that hold different numbers of samples",
+        ),
+    )
 
     weighting: str = "uniform"
     vectors_down: int = 1

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core import checks, ties
 from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
 from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
@@ -40,6 +40,9 @@ class CAFed(ServerStep[CAFedState]):
     1, and TV = ½ ‖w − a‖₁. π_i is the share of rounds in which a client is there, λ_i = P(stays) + P(stays away) − 1;
     both are estimated from what was seen, this round included. Nobody is ever the last to be left out. An empty round
     moves nothing.
+
+    A client that has not been there yet counts with the mean F̂ of those that have; the authors' program gives it the
+    mean loss of round 0, and keeps that until it comes (see docs/authors_programs.md).
 
     The authors' program has a prior for π_i and λ_i that is worth 100 rounds and true, and F*_i from training each
     client alone; here the prior is a fair coin in every round, and F* one number. Whoever is there is asked for the
@@ -107,17 +110,18 @@ class CAFed(ServerStep[CAFedState]):
         about = torch.stack([state.loss, state.taken, share, correlation, federation.weights(self.weighting)])
         host, virtual, _ = everyone.united(about.double().cpu().numpy())
         keep = np.zeros(federation.replicates * federation.clients)
-        for own in virtual.reshape(federation.replicates, -1):
+        rounding = ties.tolerance(share.dtype)
+        for seed, own in zip(federation.seeds, virtual.reshape(federation.replicates, -1), strict=True):
             loss, taken, pi, rho, w = host[:, own]
             if taken.any():
                 excess = np.where(taken > 0, loss, loss[taken > 0].mean()) - self.optimum
-                keep[own] = self.left(
-                    w, excess, [*np.argsort(-abs(rho), kind="stable"), *np.argsort(pi, kind="stable")]
-                )
+                breakers = ties.tie_breakers(seed, own % federation.clients, cohort.round)
+                order = [*np.lexsort((breakers, -abs(rho))), *np.lexsort((breakers, pi))]
+                keep[own] = self.left(w, excess, order, rounding)
         return torch.as_tensor(keep[cohort.host.virtual]).to(share)
 
-    def left(self, w: np.ndarray, excess: np.ndarray, order: list[int]) -> np.ndarray:
-        """[m] bool: who is kept of one replicate."""
+    def left(self, w: np.ndarray, excess: np.ndarray, order: list[int], rounding: float = 0.0) -> np.ndarray:
+        """[m] bool: who is kept of one replicate; a fall of J that rounding made too small counts."""
 
         def error(keep: np.ndarray) -> float:
             a = w * keep / (w * keep).sum()
@@ -128,6 +132,7 @@ class CAFed(ServerStep[CAFedState]):
         for client in order:
             without = keep.copy()
             without[client] = False
-            if keep[client] and (w * without).sum() > 0 and least - error(without) >= self.tolerance:
+            slack = rounding * abs(least)
+            if keep[client] and (w * without).sum() > 0 and least - error(without) >= self.tolerance - slack:
                 keep, least = without, error(without)
         return keep

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
 from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
@@ -35,6 +36,12 @@ class Debiasing(ServerStep[DebiasingState]):
         cap: largest w_i / π_i, since a client that has hardly come takes a huge step; null caps nothing.
         weighting: w_i: 'uniform' 1/m, or 'data' fractions.
     """
+
+    effective_if = (
+        EffectiveIf(
+            "cap", lambda own, run: run.clients_miss_rounds or own.weighting == "data", "clients that miss rounds"
+        ),
+    )
 
     def __init__(self, server_lr: Numbers = 1.0, cap: float | None = None, weighting: str = "uniform") -> None:
         super().__init__(server_lr)

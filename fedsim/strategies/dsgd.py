@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
@@ -39,6 +40,12 @@ class DSGD(KeepsClientModels[ClientModels]):
             does not depend on who else is away; 'there': among those who are there. topology=complete mix=end
             degrees=there is FedPBC with compute=active.
     """
+
+    effective_if = (
+        EffectiveIf("probability", lambda own, run: own.topology == "erdos_renyi", "{at}.topology=erdos_renyi"),
+        EffectiveIf("seed", lambda own, run: own.topology == "erdos_renyi", "{at}.topology=erdos_renyi"),
+        EffectiveIf("degrees", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),
+    )
 
     sends_rows = False
     beside = "models go to neighbours as they are"

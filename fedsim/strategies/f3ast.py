@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
 from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
@@ -35,6 +36,11 @@ class F3AST(ServerStep[F3ASTState]):
         weighting: w_i: 'uniform' 1/m, or 'data' fractions.
     """
 
+    effective_if = (
+        EffectiveIf("beta", lambda own, run: run.clients_miss_rounds or own.k is not None, "clients that miss rounds"),
+        EffectiveIf("k", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
+    )
+
     def __init__(
         self, server_lr: Numbers = 1.0, beta: float = 0.001, k: int | None = None, weighting: str = "uniform"
     ) -> None:
@@ -50,7 +56,7 @@ class F3AST(ServerStep[F3ASTState]):
         if self.k is None:
             return active
         urgency = active.weights(self.weighting) / state.frequency[active.rows]  # ∞ for newcomers
-        return active.largest(urgency, self.k)
+        return active.largest(urgency, self.k, exactly=True)
 
     def aggregate(self, state: F3ASTState, report: Report, t: int) -> F3ASTState:
         cohort = report.cohort

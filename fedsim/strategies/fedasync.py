@@ -14,7 +14,7 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.report import Report
 from fedsim.strategies.base import State, Strategy
-from fedsim.strategies.staleness import Discount
+from fedsim.strategies.staleness import DISCOUNT_EFFECTS, Discount
 
 FORMS = ("model", "difference")
 
@@ -32,6 +32,8 @@ class FedAsync(Strategy[State]):
         a, b: of σ.
         form: model or difference.
     """
+
+    effective_if = DISCOUNT_EFFECTS
 
     late = True
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
 from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
@@ -66,6 +67,14 @@ class FedAU(ServerStep[FedAUState]):
         cutoff: K (50 in the papers).
         weighting: w_i: 'uniform' 1/m, as in the papers, or 'data' fractions.
     """
+
+    effective_if = (
+        EffectiveIf(
+            "cutoff",
+            lambda own, run: run.clients_miss_rounds and own.cutoff < run.rounds,
+            "clients that miss more rounds in a row, in a run that is longer",
+        ),
+    )
 
     def __init__(self, server_lr: Numbers = 1.0, cutoff: int = 50, weighting: str = "uniform") -> None:
         super().__init__(server_lr)

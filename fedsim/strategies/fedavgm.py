@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import Federation, Report, checks
+from fedsim.core.federation import WEIGHTINGS
 from fedsim.core.per_seed import Numbers, per_seed
 from fedsim.strategies.base import State, Strategy
 
@@ -20,26 +21,28 @@ class FedAvgMState(State):
 
 
 class FedAvgM(Strategy[FedAvgMState]):
-    """v ← β v + mean_{i∈A} G_i; x ← x − η_g v. Memory: one row on the server.
+    """v ← β v + mean_{i∈A} G_i, weighed by w_i; x ← x − η_g v. Memory: one row on the server.
 
     A round in which nobody takes part changes neither v nor x.
 
     Args:
         server_lr: η_g, or a list of one per seed.
         momentum: β, or a list likewise.
+        weighting: w_i: 'uniform' 1/m, or 'data' fractions, renormalised over A.
     """
 
     hears, late = "mean", True
 
-    def __init__(self, server_lr: Numbers = 1.0, momentum: Numbers = 0.9) -> None:
+    def __init__(self, server_lr: Numbers = 1.0, momentum: Numbers = 0.9, weighting: str = "uniform") -> None:
         self.server_lr = per_seed("strategy.server_lr", server_lr, checks.positive)
         self.momentum = per_seed("strategy.momentum", momentum, checks.fraction)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
 
     def initial(self, model: Tensor, federation: Federation) -> FedAvgMState:
         return FedAvgMState(model, torch.zeros_like(model))
 
     def aggregate(self, state: FedAvgMState, report: Report, t: int) -> FedAvgMState:
         cohort = report.cohort
-        velocity = self.momentum * state.velocity + cohort.mean(report.innovation)  # v^{t+1}
+        velocity = self.momentum * state.velocity + self.mean(cohort, report.innovation)  # v^{t+1}
         model = state.model - self.server_lr * velocity  # x^{t+1}
         return FedAvgMState(cohort.unless_empty(model, state.model), cohort.unless_empty(velocity, state.velocity))

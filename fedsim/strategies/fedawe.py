@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import WEIGHTINGS, Federation
 from fedsim.core.per_seed import Numbers, per_seed
 from fedsim.core.report import Report
@@ -36,6 +37,16 @@ class FedAWE(KeepsClientModels[FedAWEState], ServerStep[FedAWEState]):
             With η_g = 1 they are one.
         weighting: of the mean over A: 'uniform', as in the paper, or 'data' fractions.
     """
+
+    effective_if = (
+        EffectiveIf(
+            "clipped",
+            lambda own, run: (
+                own.clip is not None and own.server_lr != 1 and set(getattr(own.server_lr, "values", [0])) != {1.0}
+            ),
+            "{at}.clip, and {at}.server_lr other than 1",
+        ),
+    )
 
     def __init__(
         self,

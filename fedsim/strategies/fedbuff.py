@@ -16,7 +16,7 @@ from fedsim.core.federation import Federation
 from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State
-from fedsim.strategies.staleness import Discount
+from fedsim.strategies.staleness import DISCOUNT_EFFECTS, Discount
 
 
 @dataclass
@@ -44,6 +44,8 @@ class FedBuff(ServerStep[FedBuffState]):
         discount: σ: polynomial, hinge or constant, see `fedsim.strategies.staleness`.
         a, b: of σ.
     """
+
+    effective_if = DISCOUNT_EFFECTS
 
     late = True
 

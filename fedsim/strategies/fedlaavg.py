@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf, StopsTraining
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
@@ -33,12 +34,22 @@ class FedLaAvg(RemembersClients[FedLaAvgState]):
 
     Args:
         fraction: β; K is at least 1.
-        select: 'longest' (of equal ones the first clients), 'random' takes K at random, 'all' everybody who is there.
+        select: 'longest' (of equal ones some at random), 'random' takes K at random, 'all' everybody who is there.
         collect: rounds before the first step; the authors' program calls them non_update_rounds.
         server_lr: η_g, or a list of one per seed.
         weighting: 'uniform', or 'data', which multiplies client i's local steps by m w_i, as that program does.
         memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
     """
+
+    stops_training = (
+        StopsTraining(
+            "collect",
+            lambda own, run: own.collect >= run.rounds,
+            "the first step is after the run's last round; give fewer, or more rounds",
+        ),
+    )
+
+    effective_if = (EffectiveIf("fraction", lambda own, run: own.select != "all", "{at}.select=longest or random"),)
 
     def __init__(
         self,

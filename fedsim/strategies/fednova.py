@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
 from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Cohort
+from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
-from fedsim.local import LocalRule
+from fedsim.local import SGD, LocalRule
+from fedsim.local.schedules import Constant
 from fedsim.strategies.base import State
 from fedsim.strategies.fedavg import FedAvg
 
@@ -15,16 +22,24 @@ class FedNova(FedAvg):
     """x ← x − η_g mean_{i∈A}(a_i) mean_{i∈A}(G_i / a_i), a_i what client i's steps weigh gradients in sum, means
     weighed by w_i.
 
-    With plain steps a_i is the number of local steps (times their rates, which may move), with local=momentum
-    [s − μ (1 − μ^s) / (1 − μ)] / (1 − μ), as in the authors' program. FedAvg converges to the minimum of an objective
-    in which clients count as their steps; here they count w_i. No memory; clients send a_i beside the model. FedAvg
-    where everybody does the same work.
+    With plain steps a_i is the number of local steps (times their rates, which may move), with local=momentum, ρ its
+    momentum, [s − ρ (1 − ρ^s) / (1 − ρ)] / (1 − ρ), as in the authors' program. With Nesterov's momentum a_i counts the
+    steps as they are taken, s + ρ times that; the program takes that of plain momentum there too. With a proximal term
+    μ (x − x^t) in the local gradient, a_i = [1 − (1 − η_l μ)^s] / (η_l μ), times η_l as above.
+
+    FedAvg converges to the minimum of an objective in which clients count as their steps; here they count w_i. No
+    memory; clients send a_i beside the model. FedAvg where everybody does the same work.
 
     Args:
         server_lr, weighting: as `FedAvg`.
+        mu: μ of the proximal term, 0 for none. Above 0 it runs under local=sgd at a constant rate.
     """
 
     late = True
+
+    def __init__(self, server_lr: Numbers = 1.0, weighting: str = "uniform", mu: float = 0.0) -> None:
+        super().__init__(server_lr, weighting)
+        self.mu = checks.not_negative("strategy.mu", mu)
 
     def check_local(self, rule: LocalRule) -> None:
         if rule.gradient_weight(0) is None:
@@ -33,10 +48,30 @@ class FedNova(FedAvg):
                 f"local={type(rule).__name__} as configured cannot say; use local=sgd, or local=momentum with "
                 "local.state=round"
             )
+        if self.mu and not (type(rule) is SGD and isinstance(rule.schedule, Constant)):
+            raise ConfigError(
+                f"strategy.mu={self.mu:g} is for plain steps at a constant rate; use local=sgd and "
+                "local/schedule=constant, or strategy.mu=0"
+            )
+
+    def start(self, state: State, cohort: Cohort) -> Tensor | dict[str, Tensor]:
+        model = cohort.broadcast(state.model)
+        if not self.mu:
+            return model
+        return {"params": model, "anchor": model, "proximal": torch.full_like(cohort.count, self.mu)}
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         cohort, work = report.cohort, report.weight
         assert work is not None  # see `check_local`
+        if self.mu:
+            work = self.proximal_weight(work, cohort.broadcast(report.lr))
         weights = cohort.weights(self.weighting)
         step = cohort.mean(work, weights)[:, None] * cohort.mean(report.innovation / work[:, None], weights)
         return replace(state, model=state.model - self.server_lr * step)
+
+    def proximal_weight(self, work: Tensor, lr: Tensor) -> Tensor:
+        """[n] η_l a_i of rows whose steps at the rates `lr` [n] sum up to `work` [n]: the k-th last gradient arrives
+        (1 − η_l μ)^k times."""
+        steps, shrink = (work / lr).round(), self.mu * lr
+        small = -torch.expm1(steps * torch.log1p(-shrink.clamp(max=0.5)))  # exact where η_l μ is small
+        return torch.where(shrink < 0.5, small, 1 - (1 - shrink) ** steps) / self.mu

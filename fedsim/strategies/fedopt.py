@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
-from fedsim.core.federation import Federation
+from fedsim.core.federation import WEIGHTINGS, Federation
 from fedsim.core.per_seed import Numbers, largest, per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State
@@ -27,7 +28,7 @@ class FedOptState(State):
 
 
 class FedOpt(ServerStep[FedOptState]):
-    """Δ = −mean_A G_i; u ← β₁ u + (1 − β₁) Δ; v by the optimiser; x ← x + η_g u / (√v + τ).
+    """Δ = −mean_A G_i, weighed by w_i; u ← β₁ u + (1 − β₁) Δ; v by the optimiser; x ← x + η_g u / (√v + τ).
 
     v ← β₂ v + (1 − β₂) Δ² (adam), v − (1 − β₂) Δ² sign(v − Δ²) (yogi), v + Δ² (adagrad); v starts at τ². As in the
     paper there is no bias correction.
@@ -37,7 +38,10 @@ class FedOpt(ServerStep[FedOptState]):
         server_lr: η_g, or a list of one per seed.
         beta1, beta2: decay of the moments; each may be a list likewise.
         tau: τ, the degree of adaptivity, or a list likewise.
+        weighting: w_i: 'uniform' 1/m, or 'data' fractions, renormalised over A.
     """
+
+    effective_if = (EffectiveIf("beta2", lambda own, run: own.optimizer != "adagrad", "{at}.optimizer=adam or yogi"),)
 
     hears, late = "mean", True
 
@@ -48,12 +52,16 @@ class FedOpt(ServerStep[FedOptState]):
         beta1: Numbers = 0.9,
         beta2: Numbers = 0.99,
         tau: Numbers = 1e-3,
+        weighting: str = "uniform",
     ) -> None:
         super().__init__(server_lr)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
         self.optimizer = checks.choice("strategy.optimizer", optimizer, OPTIMIZERS)
         self.beta1 = per_seed("strategy.beta1", beta1, checks.fraction)
         self.beta2 = per_seed("strategy.beta2", beta2, checks.fraction)
         self.tau = per_seed("strategy.tau", tau, checks.positive)
+        if largest(self.beta1) == 1:
+            raise ConfigError(f"strategy.beta1={beta1} trains nothing: the first moment stays 0; it must be below 1")
         if not largest(self.tau) < LARGEST_TAU:
             raise ConfigError(f"strategy.tau={tau} must be below {LARGEST_TAU:g}: its square starts the second moment")
 
@@ -62,7 +70,7 @@ class FedOpt(ServerStep[FedOptState]):
 
     def aggregate(self, state: FedOptState, report: Report, t: int) -> FedOptState:
         cohort = report.cohort
-        delta = -cohort.mean(report.innovation)
+        delta = -self.mean(cohort, report.innovation)
         first = self.beta1 * state.first + (1 - self.beta1) * delta
         second = self._second(state.second, delta.square())
         model = state.model + self.server_lr * first / (second.sqrt() + self.tau)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.strategies.base import ClientModels, KeepsClientModels
@@ -25,6 +26,8 @@ class FedPBC(KeepsClientModels[ClientModels]):
             'active': only the linked ones do (its Fig. 2b, where the bias persists).
         weighting: of all means: 'uniform', as in the paper, or 'data', where gossip keeps Σ_i w_i x_i.
     """
+
+    effective_if = (EffectiveIf("compute", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),)
 
     def __init__(self, compute: str = "all", weighting: str = "uniform") -> None:
         self.compute = checks.choice("strategy.compute", compute, COMPUTE)

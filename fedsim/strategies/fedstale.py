@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedsim.availability import Availability
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.core.per_seed import Numbers, per_seed
 from fedsim.core.report import Report
@@ -43,6 +44,16 @@ class FedStale(RemembersClients[FedStaleState]):
         memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
     """
 
+    effective_if = (
+        EffectiveIf("beta", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),
+        EffectiveIf("probabilities", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),
+        EffectiveIf(
+            "cutoff",
+            lambda own, run: run.clients_miss_rounds and own.cutoff < run.rounds,
+            "clients that miss more rounds in a row, in a run that is longer",
+        ),
+    )
+
     def __init__(
         self,
         beta: Numbers = 0.5,
@@ -54,7 +65,8 @@ class FedStale(RemembersClients[FedStaleState]):
     ) -> None:
         super().__init__(server_lr, memory_dtype, weighting)
         self.beta = per_seed("strategy.beta", beta, checks.fraction)
-        self.known = checks.choice("strategy.probabilities", probabilities, PROBABILITIES) == "known"
+        self.probabilities = checks.choice("strategy.probabilities", probabilities, PROBABILITIES)
+        self.known = self.probabilities == "known"
         self.cutoff = None if cutoff is None else checks.whole("strategy.cutoff", cutoff)
 
     def check(self, availability: Availability) -> None:

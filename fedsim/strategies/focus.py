@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort
 from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
@@ -34,6 +35,12 @@ class Focus(RemembersClients[ClientMemory]):
         memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
     """
 
+    effective_if = (
+        EffectiveIf(
+            "empty", lambda own, run: run.clients_miss_rounds, "rounds without clients", attribute="empty_rounds"
+        ),
+    )
+
     beside = "gradients go up as they are"
     sends_rows = False
 
@@ -45,7 +52,8 @@ class Focus(RemembersClients[ClientMemory]):
         memory_dtype: str = "same",
     ) -> None:
         super().__init__(server_lr, memory_dtype, weighting)
-        self.steps_if_empty = checks.choice("strategy.empty", empty, EMPTY) == "step"
+        self.empty_rounds = checks.choice("strategy.empty", empty, EMPTY)
+        self.steps_if_empty = self.empty_rounds == "step"
 
     def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
         own, model = self.recall(state, cohort), cohort.broadcast(state.model)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedsim.core import checks, rng
+from fedsim.core import checks, rng, ties
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
 from fedsim.core.per_seed import Numbers
@@ -51,6 +52,11 @@ class IFCA(ServerStep[IFCAState]):
         weighting: w_i of the means: 'uniform' 1/m, or 'data' fractions.
     """
 
+    effective_if = (
+        EffectiveIf("spread", lambda own, run: own.k > 1, "{at}.k above 1"),
+        EffectiveIf("average", lambda own, run: own.k > 1, "{at}.k above 1"),
+    )
+
     asks, clustered = True, True
     beside = "the number of the model that a client has chosen goes up as it is"
 
@@ -85,7 +91,9 @@ class IFCA(ServerStep[IFCAState]):
         if self.k == 1:
             return cohort.broadcast(state.model)
         losses = torch.stack([answers(cohort, state.clusters[:, j]).loss for j in range(self.k)], dim=1)
-        return state.clusters[cohort.replicate, losses.argmin(1)]
+        least = losses.min(1, keepdim=True).values
+        equal = losses <= least + ties.tolerance(losses.dtype) * least.abs()  # up to rounding
+        return state.clusters[cohort.replicate, equal.to(torch.uint8).argmax(1)]
 
     def aggregate(self, state: IFCAState, report: Report, t: int) -> IFCAState:
         cohort, before = report.cohort, state.choice[report.cohort.rows]

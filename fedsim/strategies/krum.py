@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedsim.core.per_seed import Numbers
 from fedsim.strategies.per_replicate import Named
-from fedsim.strategies.robust import Robust, middle
+from fedsim.strategies.robust import Robust, middle, weighted_mean
 
 
 def scores(squares: Tensor, bad: int) -> Tensor:
@@ -43,12 +43,20 @@ class MultiKrum(Krum):
     """The mean of the n − f rows of least score, which is that of Krum (Blanchard et al. 2017). n ≥ 2f + 3.
 
     Args:
+        weighting: of that mean: 'uniform', or 'data' fractions; scores have none.
         server_lr, bad, bucket: as `Robust`.
     """
+
+    def __init__(self, server_lr: Numbers = 1.0, bad: float = 0.1, bucket: int = 1, weighting: str = "uniform") -> None:
+        Robust.__init__(self, server_lr, bad, bucket, weighting)
 
     def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
         order = scores(squared_distances(rows), bad).sort(stable=True).indices
         return rows[order[: len(rows) - bad]].mean(0)
+
+    def combine_weighted(self, rows: Tensor, weights: Tensor, bad: int, memory: Named) -> Tensor:
+        kept = scores(squared_distances(rows), bad).sort(stable=True).indices[: len(rows) - bad]
+        return weighted_mean(rows[kept], weights[kept])
 
 
 class Bulyan(Krum):

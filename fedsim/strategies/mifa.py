@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
@@ -49,6 +50,18 @@ class MIFA(RemembersClients[MIFAState]):
         age_power: of ψ; 0 does not discount.
         max_age: of ψ; null forgets nothing.
     """
+
+    effective_if = (
+        EffectiveIf("memory", lambda own, run: run.rate_moves, "a local/schedule that moves the rate"),
+        EffectiveIf(
+            "wait_for_all", lambda own, run: run.availability.law != "full", "an availability process other than full"
+        ),
+        EffectiveIf(
+            "divide_by", lambda own, run: run.availability.law != "full", "an availability process other than full"
+        ),
+        EffectiveIf("age_power", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),
+        EffectiveIf("max_age", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),
+    )
 
     late = True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort
 from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
@@ -29,6 +30,13 @@ class MimiC(RemembersClients[ClientMemory]):
         weighting: of the mean: 'uniform', or 'data' fractions.
         memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
     """
+
+    effective_if = (
+        EffectiveIf(
+            "first_round", lambda own, run: run.availability.law != "full", "an availability process other than full"
+        ),
+        EffectiveIf("memory", lambda own, run: run.rate_moves, "a local/schedule that moves the rate"),
+    )
 
     def __init__(
         self,

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core import checks, ties
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
@@ -50,6 +51,15 @@ class Oort(FedAvg):
         server_lr, weighting: as `FedAvg`.
     """
 
+    effective_if = (
+        EffectiveIf("k", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
+        EffectiveIf("clip", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
+        EffectiveIf("explore", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
+        EffectiveIf("decay", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
+        EffectiveIf("explore_least", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
+        EffectiveIf("cutoff", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
+    )
+
     beside = "losses go up as they are"
 
     def __init__(
@@ -80,23 +90,35 @@ class Oort(FedAvg):
         assert isinstance(state, OortState)
         share = max(self.explore * self.decay**active.round, self.explore_least)
 
+        rounding = ties.tolerance(state.utility.dtype)
+
         def choose(draw: np.random.Generator, utility: np.ndarray, last: np.ndarray) -> np.ndarray:
             known, new = np.flatnonzero(last >= 0), np.flatnonzero(last < 0)
             exploited = min(len(known), max(self.k - round(share * self.k), self.k - len(new)))
             explored = draw.permutation(new)[: self.k - exploited]
-            return np.concatenate([explored, self.exploited(draw, known, utility, last, active.round, exploited)])
+            best = self.exploited(draw, known, utility, last, active.round, exploited, rounding)
+            return np.concatenate([explored, best])
 
         return chosen(active, choose, state.utility[active.rows], state.last_seen[active.rows])
 
     def exploited(
-        self, draw: np.random.Generator, known: np.ndarray, utility: np.ndarray, last: np.ndarray, t: int, count: int
+        self,
+        draw: np.random.Generator,
+        known: np.ndarray,
+        utility: np.ndarray,
+        last: np.ndarray,
+        t: int,
+        count: int,
+        rounding: float = 0.0,
     ) -> np.ndarray:
-        """So many of the known ones, by utility."""
+        """So many of the known ones, by utility, which is exact up to `rounding`, relative to its size."""
         if not count:
             return known[:0]
         capped = np.minimum(utility[known], np.quantile(utility[known], self.clip))
-        scores = (capped - capped.min()) / (np.ptp(capped) or 1.0) + np.sqrt(0.1 * np.log(t + 1) / (last[known] + 1))
-        admitted = scores >= self.cutoff * np.sort(scores)[-count]
+        apart = np.ptp(capped)
+        equal = apart <= rounding * np.abs(capped).max()  # then the range is rounding alone, and scales nothing
+        scores = (0.0 if equal else (capped - capped.min()) / apart) + np.sqrt(0.1 * np.log(t + 1) / (last[known] + 1))
+        admitted = scores >= (self.cutoff - rounding) * np.sort(scores)[-count]  # also where rounding lowers one
         keys = np.log(draw.random(len(known))) / np.maximum(scores, 1e-12)  # the largest are such a draw
         return known[np.argsort(-np.where(admitted, keys, -np.inf), kind="stable")[:count]]
 

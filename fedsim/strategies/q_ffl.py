@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from fedsim.core import checks
+from fedsim.core.federation import WEIGHTINGS
 from fedsim.core.report import Report
 from fedsim.strategies.base import State, Strategy, answers
 
@@ -14,21 +15,23 @@ LEAST = 1e-10  # added to every loss, as in the authors' program
 
 
 class QFFL(Strategy[State]):
-    """q-FedAvg: x ← x − Σ_{i∈A} F_i^q ĝ_i / Σ_{i∈A} (q F_i^{q−1} ‖ĝ_i‖² + F_i^q / η_l), ĝ_i = G_i / η_l, F_i the
-    loss of all the client's data at x^t.
+    """q-FedAvg: x ← x − Σ_{i∈A} w_i F_i^q ĝ_i / Σ_{i∈A} w_i (q F_i^{q−1} ‖ĝ_i‖² + F_i^q / η_l), ĝ_i = G_i / η_l, F_i
+    the loss of all the client's data at x^t.
 
-    It descends Σ_i F_i^{q+1} / (q + 1): q = 0 is FedAvg, q → ∞ goes towards the best worst client. Losses must not be
-    negative. No memory; a client looks at all its data once more, and sends its loss. η_l is the rate of the round's
+    It descends Σ_i w_i F_i^{q+1} / (q + 1): q = 0 is FedAvg, q → ∞ goes towards the best worst client. Losses must not
+    be negative. No memory; a client looks at all its data once more, and sends its loss. η_l is the rate of the round's
     first step.
 
     Args:
         q: the papers' values go from 0.001 to 15.
+        weighting: w_i: 'uniform' 1/m, or 'data' fractions (p_k in the paper; its program samples clients by them).
     """
 
     asks = True
 
-    def __init__(self, q: float = 1.0) -> None:
+    def __init__(self, q: float = 1.0, weighting: str = "uniform") -> None:
         self.q = checks.not_negative("strategy.q", q)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         cohort = report.cohort
@@ -37,6 +40,8 @@ class QFFL(Strategy[State]):
         gradient = report.innovation / rate[:, None]
         weight = loss**self.q
         curvature = self.q * loss ** (self.q - 1) * gradient.square().sum(1) + weight / rate
+        if self.weighting == "data":
+            curvature, weight = (cohort.weights("data") * each for each in (curvature, weight))
         total = cohort.sum(curvature)
         step = cohort.sum(gradient, weight) / torch.where(total > 0, total, 1.0)[:, None]
         return replace(state, model=state.model - step)

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedsim.availability import Availability
 from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
+from fedsim.core.federation import WEIGHTINGS
 from fedsim.core.per_seed import Numbers, per_seed
 from fedsim.strategies.per_replicate import Named, PerReplicate, Rows
 
@@ -19,7 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class Robust(PerReplicate):
-    """x ← x − η_g · combine(G_i, i∈A), unweighted: what a client says of its own data is not believed.
+    """x ← x − η_g · combine(G_i, i∈A). Unweighted unless asked: what a client says of its own data need not be true,
+    and clients that lie about it gain weight.
 
     With `bucket` s above 1 the rows are put in random order and every s of them averaged first, and the rule sees these
     means (Karimireddy, He and Jaggi 2022). Where fewer clients come than the rule needs, the model stays as it is.
@@ -28,14 +30,17 @@ class Robust(PerReplicate):
         server_lr: η_g, or a list of one per seed.
         bad: f, rows of a round that may be anything: a whole number, or below 1 that share of them, rounded up.
         bucket: s.
+        weighting: of rules that know one (`combine_weighted`): 'uniform', or 'data' fractions. A bucket's mean is then
+            weighted too, and weighs as much as its rows together.
     """
 
-    def __init__(self, server_lr: Numbers = 1.0, bad: float = 0.0, bucket: int = 1) -> None:
+    def __init__(self, server_lr: Numbers = 1.0, bad: float = 0.0, bucket: int = 1, weighting: str = "uniform") -> None:
         self.server_lr = per_seed("strategy.server_lr", server_lr, checks.positive)
         self.bad = checks.not_negative("strategy.bad", bad)
         if self.bad >= 1 and self.bad != int(self.bad):
             raise ConfigError(f"strategy.bad={bad} must be a whole number of clients, or a share below 1")
         self.bucket = checks.whole("strategy.bucket", bucket)
+        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
         self._told = False
 
     def check(self, availability: Availability) -> None:
@@ -58,6 +63,10 @@ class Robust(PerReplicate):
     def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
         """[k, d] → [d], f of them bad; memory as in `PerReplicate`."""
 
+    def combine_weighted(self, rows: Tensor, weights: Tensor, bad: int, memory: Named) -> Tensor:
+        """The same of rows with weights [k], which sum to 1."""
+        raise ConfigError(f"strategy.weighting=data has no meaning for {type(self).__name__}; use uniform")
+
     def next_model(self, model: Tensor, rows: Rows, memory: Named, t: int) -> Tensor:
         found = self.combined(rows, memory, t)
         return model if found is None else model - rows.number(self.server_lr) * found
@@ -66,10 +75,19 @@ class Robust(PerReplicate):
         """[d] what it makes of a replicate's rows in round t; None where they are too few."""
         sent = rows.innovation
         bad = self.count(len(sent))
+        weights = None if self.weighting == "uniform" else rows.weight / rows.weight.sum()
         if self.bucket > 1:
             order = rng.generator(rows.seed, rng.Purpose.STRATEGY, t).permutation(len(sent))
-            mixed = sent[torch.as_tensor(order, device=sent.device)]
-            sent = torch.stack([part.mean(0) for part in mixed.split(self.bucket)])
+            turned = torch.as_tensor(order, device=sent.device)
+            mixed = sent[turned]
+            if weights is None:
+                sent = torch.stack([part.mean(0) for part in mixed.split(self.bucket)])
+            else:
+                shares = weights[turned].split(self.bucket)
+                sent = torch.stack(
+                    [weighted_mean(part, w) for part, w in zip(mixed.split(self.bucket), shares, strict=True)]
+                )
+                weights = torch.stack([each.sum() for each in shares])
         if len(sent) < self.least(bad):
             if not self._told:
                 log.warning(
@@ -78,13 +96,19 @@ class Robust(PerReplicate):
                 )
             self._told = True
             return None
-        return self.combine(sent, bad, memory)
+        return self.combine(sent, bad, memory) if weights is None else self.combine_weighted(sent, weights, bad, memory)
 
 
 def middle(rows: Tensor) -> Tensor:
     """[k, d] → [d] the median of every column; of an even number the mean of the middle two."""
     ordered, k = rows.sort(0).values, len(rows)
     return (ordered[(k - 1) // 2] + ordered[k // 2]) / 2
+
+
+def weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
+    """[k, d], [k] → [d], the weighted mean; the plain one where all weights are 0."""
+    total = weights.sum()
+    return torch.where(total > 0, weights @ rows / torch.where(total > 0, total, 1.0), rows.mean(0))
 
 
 def shortened(rows: Tensor, length: float) -> Tensor:
@@ -123,16 +147,24 @@ class TrimmedMean(Robust):
 class RFA(Robust):
     """The geometric median, by the smoothed Weiszfeld algorithm from the mean (Pillutla, Kakade and Harchaoui 2022).
 
-    z ← Σ β_i G_i / Σ β_i, β_i = 1 / max(ν, ‖z − G_i‖).
+    z ← Σ β_i G_i / Σ β_i, β_i = w_i / max(ν, ‖z − G_i‖).
 
     Args:
         iterations: 3 or 4 in the paper.
         nu: ν.
+        weighting: w_i: 'uniform', or 'data' fractions as in the paper.
         server_lr, bucket: as `Robust`.
     """
 
-    def __init__(self, server_lr: Numbers = 1.0, iterations: int = 4, nu: float = 1e-6, bucket: int = 1) -> None:
-        super().__init__(server_lr, 0, bucket)
+    def __init__(
+        self,
+        server_lr: Numbers = 1.0,
+        iterations: int = 4,
+        nu: float = 1e-6,
+        bucket: int = 1,
+        weighting: str = "uniform",
+    ) -> None:
+        super().__init__(server_lr, 0, bucket, weighting)
         self.iterations, self.nu = checks.whole("strategy.iterations", iterations), checks.positive("strategy.nu", nu)
 
     def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
@@ -140,6 +172,13 @@ class RFA(Robust):
         for _ in range(self.iterations):
             weights = 1 / (rows - centre).norm(dim=1, keepdim=True).clamp(min=self.nu)
             centre = (weights * rows).sum(0) / weights.sum()
+        return centre
+
+    def combine_weighted(self, rows: Tensor, weights: Tensor, bad: int, memory: Named) -> Tensor:
+        centre = weighted_mean(rows, weights)
+        for _ in range(self.iterations):
+            beta = weights / (rows - centre).norm(dim=1).clamp(min=self.nu)
+            centre = beta @ rows / beta.sum()
         return centre
 
 
@@ -151,11 +190,19 @@ class CentredClipping(Robust):
     Args:
         radius: ρ.
         iterations: of that step in a round.
+        weighting: of the mean: 'uniform', or 'data' fractions.
         server_lr, bucket: as `Robust`.
     """
 
-    def __init__(self, server_lr: Numbers = 1.0, radius: float = 1.0, iterations: int = 1, bucket: int = 1) -> None:
-        super().__init__(server_lr, 0, bucket)
+    def __init__(
+        self,
+        server_lr: Numbers = 1.0,
+        radius: float = 1.0,
+        iterations: int = 1,
+        bucket: int = 1,
+        weighting: str = "uniform",
+    ) -> None:
+        super().__init__(server_lr, 0, bucket, weighting)
         self.radius = checks.positive("strategy.radius", radius)
         self.iterations = checks.whole("strategy.iterations", iterations)
 
@@ -167,18 +214,31 @@ class CentredClipping(Robust):
             memory["centre"] = memory["centre"] + shortened(rows - memory["centre"], self.radius).mean(0)
         return memory["centre"]
 
+    def combine_weighted(self, rows: Tensor, weights: Tensor, bad: int, memory: Named) -> Tensor:
+        for _ in range(self.iterations):
+            memory["centre"] = memory["centre"] + weighted_mean(
+                shortened(rows - memory["centre"], self.radius), weights
+            )
+        return memory["centre"]
+
 
 class NormBound(Robust):
     """The mean of G_i · min(1, C / ‖G_i‖) (Sun et al. 2019).
 
     Args:
         norm: C.
+        weighting: of the mean: 'uniform', or 'data' fractions.
         server_lr, bucket: as `Robust`.
     """
 
-    def __init__(self, server_lr: Numbers = 1.0, norm: float = 1.0, bucket: int = 1) -> None:
-        super().__init__(server_lr, 0, bucket)
+    def __init__(
+        self, server_lr: Numbers = 1.0, norm: float = 1.0, bucket: int = 1, weighting: str = "uniform"
+    ) -> None:
+        super().__init__(server_lr, 0, bucket, weighting)
         self.norm = checks.positive("strategy.norm", norm)
 
     def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
         return shortened(rows, self.norm).mean(0)
+
+    def combine_weighted(self, rows: Tensor, weights: Tensor, bad: int, memory: Named) -> Tensor:
+        return weighted_mean(shortened(rows, self.norm), weights)

@@ -42,9 +42,10 @@ class RobustServer(Strategy[State]):
             raise ConfigError(f"strategy.rule.server_lr={self.rule.server_lr} must be 1: the rate is the server's")
         if self.server.weighting != "uniform":
             raise ConfigError(
-                f"strategy.server.weighting={self.server.weighting} has no meaning for a robust rule, which does not "
-                "believe what clients say of their data; use uniform"
+                f"strategy.server.weighting={self.server.weighting} has no meaning for a server that hears of every "
+                "client the same row; give it to strategy.rule, or use uniform"
             )
+        self.weighting = self.rule.weighting
 
     def check(self, availability: Availability) -> None:
         for part, own in (("rule", self.rule), ("server", self.server)):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedsim.availability import Availability
 from fedsim.core import checks
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
 from fedsim.core.report import Report
@@ -37,6 +38,12 @@ class Scaffnew(Strategy[ScaffnewState]):
         require_full: whether other availability processes than full are refused.
         weighting: w_i of the means: 'uniform' 1/m, or 'data' fractions.
     """
+
+    effective_if = (
+        EffectiveIf(
+            "require_full", lambda own, run: run.availability.law != "full", "an availability process other than full"
+        ),
+    )
 
     def __init__(self, probability: float | None = None, require_full: bool = True, weighting: str = "uniform") -> None:
         self.probability = None if probability is None else checks.positive("strategy.probability", probability)

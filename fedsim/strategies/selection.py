@@ -22,7 +22,7 @@ def drawn(cohort: Cohort, k: int, weights: Tensor) -> Cohort:
     function of seed and round (Efraimidis and Spirakis 2006). The host waits."""
     keys = rng.row_keys(cohort.seed, rng.Purpose.STRATEGY, cohort.client, cohort.round)
     draw = rng.uniform(keys, torch.zeros_like(keys), torch.float64) + 0.5 / (1 << 24)
-    return cohort.largest(draw.log() / weights, k)
+    return cohort.largest(draw.log() / weights, k, exactly=True)
 
 
 def chosen(cohort: Cohort, choose: Callable[..., np.ndarray], *values: Tensor) -> Cohort:

@@ -5,8 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from fedsim.core import checks
+from fedsim.core.effects import Declarations, EffectiveIf
 
 DISCOUNTS = ("constant", "polynomial", "hinge")
+
+
+LATE = (lambda own, run: run.rows_arrive_late, "rows that arrive late: a delay, or clock.late=deliver")
+# When the parameters of a strategy with a `discount` have an effect.
+DISCOUNT_EFFECTS: Declarations = (
+    EffectiveIf("discount", *LATE, attribute="discount.kind"),
+    EffectiveIf(
+        "a",
+        lambda own, run: own.discount.kind != "constant",
+        "{at}.discount=polynomial or hinge",
+        attribute="discount.a",
+    ),
+    EffectiveIf("a", *LATE, attribute="discount.a"),
+    EffectiveIf("b", lambda own, run: own.discount.kind == "hinge", "{at}.discount=hinge", attribute="discount.b"),
+    EffectiveIf("b", *LATE, attribute="discount.b"),
+)
 
 
 class Discount:

@@ -48,7 +48,7 @@ def federated_fixture(regression_of, Scripted):
 
     A federation is built once and lent to one strategy after another: building is most of such a run.
     """
-    built = {}
+    built, alive = {}, []  # a key names objects by their addresses, which are theirs as long as they live
 
     def build(strategy, counts=None, rule=SGD, schedule="constant", seeds=SEEDS, work=None, **options) -> Simulation:
         rates = {"lr": [LRS[SEEDS.index(seed)] for seed in seeds], "steps": STEPS, "batch_size": None}
@@ -56,6 +56,7 @@ def federated_fixture(regression_of, Scripted):
         options = {"execution": Execution(dtype="float64", chunk=3)} | options
         options |= {"work": options.pop("clients_work")} if "clients_work" in options else {}
         key = repr((strategy.asks, counts.tolist(), rule, schedule, seeds, work, sorted(options.items(), key=str)))
+        alive.append(options)
         if key not in built or "dataset" in options:
             built[key] = Simulation(
                 options.pop("dataset", None) or regression_of(SIZES),

@@ -14,6 +14,7 @@ from naive_strategies import CLIENTS, LRS, SEEDS, UNIFORM, Learner
 from torch import nn
 
 from fedsim import Execution, Simulation
+from fedsim.core.ties import tie_breakers
 from fedsim.datasets import Quadratics
 from fedsim.models import Mean
 
@@ -58,6 +59,10 @@ class Naive:
 
     def innovation(self, i: int, t: int, **options) -> np.ndarray:
         return self.learner.innovation(i, self.model, t, **options)
+
+    def tie(self, i: int, t: int) -> int:
+        """By which client i goes before another of equal rank."""
+        return int(tie_breakers(self.seed, np.array([i]), t)[0])
 
     def over(self, rows: dict[int, np.ndarray], weights=UNIFORM) -> np.ndarray:
         """The weighted mean over those who are there."""

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from fedsim.core.ties import tie_breakers
 from fedsim.datasets import Dataset
 from fedsim.local import Constant, InverseSqrt, PerStep
 
@@ -85,6 +86,8 @@ class NaiveFedAU:
 
 
 class NaiveF3AST:
+    seed = 0
+
     def __init__(self, x, learner, eta, beta, weights, k=None):
         self.model, self.learner, self.eta, self.beta, self.w, self.k = x, learner, eta, beta, weights, k
         self.frequency = [0.0] * CLIENTS
@@ -93,7 +96,8 @@ class NaiveF3AST:
         active = [i for i in range(CLIENTS) if counts[i]]
         if self.k is not None:
             urgency = [self.w[i] ** 2 / r**2 if r else math.inf for i, r in enumerate(self.frequency)]
-            active = sorted(active, key=lambda i: -urgency[i])[: self.k]
+            ties = tie_breakers(self.seed, np.arange(CLIENTS), t)  # who goes first among equals
+            active = sorted(active, key=lambda i: (-urgency[i], ties[i]))[: self.k]
         for i in range(CLIENTS):
             self.frequency[i] = (1 - self.beta) * self.frequency[i] + self.beta * (i in active)
         x = self.model

@@ -42,7 +42,7 @@ class NaiveCAFed(Naive):
             stays, misses = ((sum(x) + self.prior / 2) / (len(x) + self.prior) for x in (on, off))
             correlation.append(abs(stays + misses - 1))
         kept = set(range(CLIENTS))
-        for key in (lambda i: -correlation[i], lambda i: pi[i]):
+        for key in (lambda i: (-correlation[i], self.tie(i, t)), lambda i: (pi[i], self.tie(i, t))):
             for i in sorted(range(CLIENTS), key=key):
                 if i in kept and len(kept) > 1 and self.error(kept) - self.error(kept - {i}) >= self.tolerance:
                     kept = kept - {i}

@@ -135,6 +135,8 @@ def test_every_round_follows_the_formula(name, executor, play, regression):
     assert not np.allclose(*starts)
     rate = SCHEDULES[one.schedule][1]
     naive = [one.naive(x, Learner(simulation.dataset, lr, rate)) for x, lr in zip(starts, LRS, strict=True)]
+    for each, seed in zip(naive, simulation.federation.seeds, strict=True):
+        each.seed = seed
     compare(simulation, naive, play)
 
 

@@ -51,11 +51,11 @@ def test_its_mean_is_fedavg(run, play):
 
 
 def test_it_sees_one_replicate_at_a_time_and_keeps_what_it_remembers(run, play):
-    strategy = Momentum()
-    played = list(play(run(strategy)))
+    simulation = run(Momentum())
+    played = list(play(simulation))
     sizes = [5 / 16, 2 / 16, 9 / 16]
     met = [(0, [0, 2]), (0, [0, 1, 2]), (1, [2]), (2, [1, 2])]
-    assert strategy.seen == [
+    assert simulation.strategy.seen == [
         (t, who, [pytest.approx(sizes[client]) for client in who], [0.5] * len(who)) for t, who in met
     ]
     assert played[-1].after.rounds.tolist() == [2, 2]

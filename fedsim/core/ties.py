@@ -1,0 +1,61 @@
+"""Ranks of clients in which neither rounding nor a client's number decides between equals.
+
+The same value comes out with other last bits from another executor, device or chunk. Values that are equal up to these
+are ordered by random numbers, which are keyed by seed, round and client.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fedsim.core import rng
+
+LAST_BITS = 128  # of a mantissa's steps: how far values are apart that rounding may have made different
+WIDEST = 64  # times that: how far values can be apart that are connected by others between them
+
+
+def tie_breakers(seed: int, clients: np.ndarray, t: int) -> np.ndarray:
+    """[k] int64 random numbers, a function of seed, client and round: the smaller goes first."""
+    return rng.row_keys_host(np.full(len(clients), seed, dtype=np.int64), rng.Purpose.TIE, clients, t)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """How far apart, relative to the values, equal values may be; 0 for whole numbers."""
+    return LAST_BITS * torch.finfo(dtype).eps if dtype.is_floating_point else 0.0
+
+
+def slack(value: float, values: np.ndarray, relative: float) -> float:
+    """How far from this one of the values an equal one may be: rounding also comes from what cancels in a small one."""
+    most = np.abs(values[np.isfinite(values)]).max(initial=0.0)
+    return float(max(relative * abs(value), relative / 32 * most))
+
+
+def largest(values: np.ndarray, k: int, breakers: np.ndarray, relative: float) -> np.ndarray:
+    """Positions of the k largest values; NaN counts as the smallest.
+
+    Those that are tied with the k-th largest are admitted by their breakers. Values are tied with it if steps of
+    at most the `slack` lead to it from one to the next, the first of them at most `WIDEST` steps away.
+    """
+    values = np.where(np.isnan(values), -np.inf, values)
+    order = np.lexsort((breakers, -values))
+    if not 0 < k < len(values):
+        return order[: max(k, 0)]
+    ordered = values[order]
+    first, last = _tied(ordered, k - 1, relative)
+    tied = order[first:last]
+    return np.concatenate([order[:first], tied[np.argsort(breakers[tied], kind="stable")][: k - first]])
+
+
+def _tied(ordered: np.ndarray, place: int, relative: float) -> tuple[int, int]:
+    """The range of places that are tied with this one, in descending values."""
+    value = ordered[place]
+    if not np.isfinite(value):
+        return int((ordered > value).sum()), int((ordered >= value).sum())
+    step = slack(value, ordered, relative)
+    first, last = place, place + 1
+    while first and ordered[first - 1] - ordered[first] <= step and ordered[first - 1] - value <= WIDEST * step:
+        first -= 1
+    while last < len(ordered) and ordered[last - 1] - ordered[last] <= step and value - ordered[last] <= WIDEST * step:
+        last += 1
+    return first, last
