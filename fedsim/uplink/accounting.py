@@ -1,12 +1,14 @@
-"""What differential privacy a run may claim: ε where its sampling is what an accountant assumes, else why none.
+"""Which differential privacy a run may claim: ε where its sampling is one that an accountant knows, else the reason.
 
-The unit is a client, and the claim is against whoever sees the models of all rounds. The accountant is the RDP one of
-`dp_accounting` (extra `privacy`). What is chosen by looking at results, what evaluations show, and availability that
-follows from the data are outside of it.
+The unit of privacy is a client, and the adversary sees the models of all rounds. A run is described as a `Mechanism`:
+what is released in a round, how clients are sampled, and which two federations are compared. ε of it comes from the RDP
+accountant of `dp_accounting` (extra `privacy`). Outside of the claim are hyperparameters chosen by results, what
+evaluations show, and availability that depends on the data.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,30 +16,88 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.availability import Availability, Bernoulli, ClassCorrelated, LabelOrdered, Stationary, UniformK
+from fedsim.availability import Availability, Bernoulli, Groups, Lognormal, Stationary, Uniform, UniformK
+from fedsim.availability.trajectories import InterleavedSine, Jitter, Sine, Staircase
 from fedsim.uplink.base import Stage
-from fedsim.uplink.private import GaussianNoise, TreeNoise
+from fedsim.uplink.private import Clip, GaussianNoise, TreeNoise
+
+# Which two federations are neighbours, as the name that dp_accounting has for it → in words.
+ADD_OR_REMOVE, REPLACE, ZERO_OUT = "ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"
+RELATIONS = {
+    ADD_OR_REMOVE: "one client added or removed",
+    REPLACE: "one client replaced by another",
+    ZERO_OUT: "one client's rows replaced by zeros",
+}
+# What the adversary knows of who takes part.
+KNOWN, POISSON, WITHOUT_REPLACEMENT = "known", "poisson", "without_replacement"
+
+# Whose probabilities do not depend on the data; those of other classes may.
+INDEPENDENT_BASES = (Uniform, Groups, Lognormal)
+INDEPENDENT_TRAJECTORIES = (Stationary, Staircase, Sine, InterleavedSine, Jitter)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What one round releases of a client, as an accountant needs it.
+
+    The count of rows within the clipping norm adds a bit, 0 or 1, for every client, so one client moves it by 1 under
+    all three relations. One client moves the sum of rows by C, or by 2 C where it is replaced by another.
+
+    Attributes:
+        relation: a key of `RELATIONS`.
+        sampling: KNOWN, POISSON or WITHOUT_REPLACEMENT.
+        sum_multiplier: noise of the released sum (or row) over what one client can move it.
+        count_multipliers: the same of each released count of rows within a clipping norm.
+        q: the largest probability of a client, under Poisson sampling.
+        clients, drawn: m and k, without replacement.
+        tree: the noise is a binary tree's; each client takes part once.
+        by_row: each row has noise of its own and is released; otherwise the sum of a round's rows.
+    """
+
+    relation: str
+    sampling: str
+    sum_multiplier: float
+    count_multipliers: tuple[float, ...] = ()
+    q: float = 1.0
+    clients: int = 0
+    drawn: int = 0
+    tree: bool = False
+    by_row: bool = False
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """What may be said of a run.
+    """What may be claimed of a run.
 
     Attributes:
-        said: in a sentence.
-        epsilon, delta: of it; None where none may be said, or the accountant is not installed.
+        said: the claim as a sentence.
+        epsilon, delta: of the claim; None where there is none, or the accountant is not installed.
+        mechanism: what was accounted; None where nothing can be claimed.
     """
 
     said: str
     epsilon: float | None = None
     delta: float | None = None
+    mechanism: Mechanism | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return {"said": self.said, "epsilon": self.epsilon, "delta": self.delta}
+        about = self.mechanism
+        return {
+            "said": self.said,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "relation": None if about is None else RELATIONS[about.relation],
+            "sampling": None if about is None else about.sampling,
+        }
 
 
 def privacy(
-    stages: Sequence[Stage], availability: Availability, hears: str, leaks: Iterable[str], rounds: int
+    stages: Sequence[Stage],
+    availability: Availability,
+    hears: str,
+    leaks: Iterable[str],
+    rounds: int,
+    remembers: bool = False,
 ) -> Privacy | None:
     """What may be claimed after so many rounds; None of an uplink without noise.
 
@@ -47,59 +107,127 @@ def privacy(
         hears: what the server makes of rows, see `fedsim.strategies.Strategy`.
         leaks: what else clients send, each in a few words.
         rounds: T.
+        remembers: whether a client's row depends on the earlier rounds in which it took part (local rule, shift).
     """
     noisy = [stage for stage in stages if isinstance(stage, (GaussianNoise, TreeNoise))]
     if not noisy or not rounds:
         return None
-    why = _forbidden(noisy, availability, hears, list(leaks))
+    why = _forbidden(stages, noisy, availability, hears, list(leaks), rounds)
     if why:
         return Privacy(f"no ε is said: {why}")
-    stage = noisy[0]
+    stage, before = noisy[0], stages[: stages.index(noisy[0])]
+    counts = tuple(s.count_noise for s in (*before, stage) if isinstance(s, Clip) and s.quantile is not None)
+    if isinstance(stage, TreeNoise):
+        about = Mechanism(ZERO_OUT, KNOWN, stage.multiplier, counts, tree=True)
+        how = "one client's rows replaced by zeros; each client takes part once, which is known; noise of a tree"
+        return _of(about, stage.delta, rounds, how)
     assert isinstance(stage, GaussianNoise)
-    return _claimed(stage, availability, hears, rounds)
+    remembers = remembers or any(_client_memory(s, availability) for s in before)
+    return _claimed(stage, counts, availability, hears, rounds, remembers)
 
 
-def _forbidden(noisy: Sequence[Stage], availability: Availability, hears: str, leaks: list[str]) -> str:
+def _forbidden(
+    stages: Sequence[Stage],
+    noisy: Sequence[Stage],
+    availability: Availability,
+    hears: str,
+    leaks: list[str],
+    rounds: int,
+) -> str:
     """Why nothing can be claimed; empty where something can."""
-    stage = noisy[0]
+    stage, place = noisy[0], stages.index(noisy[0])
     if leaks:
         return f"{', '.join(leaks)} without noise"
     if len(noisy) > 1:
         return "noise is added more than once, and which of it counts is not looked at"
-    if isinstance(stage, TreeNoise):
+    shared = isinstance(stage, TreeNoise) or (isinstance(stage, GaussianNoise) and stage.per == "round")
+    if shared and place + 1 < len(stages):
+        after = type(stages[place + 1]).__name__
+        return (
+            f"{after} comes after the noise and changes rows one by one, so their sum no longer has it; put it before"
+        )
+    for earlier in (*stages[:place], stage):
+        name = "clip" if type(earlier) is Clip else "gaussian"
+        if isinstance(earlier, Clip):
+            if earlier.quantile is not None and not earlier.count_noise:
+                return f"the norm follows counts that have no noise; give uplink.{name}.count_noise"
+        elif type(earlier).server_memory is not Stage.server_memory:
+            return f"what {type(earlier).__name__} remembers on the server depends on rows without noise"
+    if shared and hears == "rows":
+        remedy = "; take per=client" if isinstance(stage, GaussianNoise) else ""
+        return f"the strategy makes more of the rows than their sum, which alone has the noise{remedy}"
+    if availability.law == "multiset" or (_foreign(availability) and _most(availability, rounds) > 1):
+        return "a client that is drawn twice counts twice, and is clipped once"
+    if isinstance(stage, TreeNoise) and _comes_again(availability, rounds):
         return (
             "the tree's noise needs a bound on how often a client comes, which availability does not give; where each "
             "comes once it is that of ⌈log₂(T + 1)⌉ Gaussians of this multiplier"
         )
-    assert isinstance(stage, GaussianNoise)
-    if stage.quantile is not None and not stage.count_noise:
-        return "the norm follows counts that have no noise; give uplink.gaussian.count_noise"
-    if stage.per == "round" and hears == "rows":
-        return "the strategy makes more of the rows than their sum, which alone has the noise; take per=client"
-    if availability.law == "multiset":
-        return "a client that is drawn twice counts twice, and is clipped once"
     return ""
 
 
-def _claimed(stage: GaussianNoise, availability: Availability, hears: str, rounds: int) -> Privacy:
+def _claimed(
+    stage: GaussianNoise,
+    counts: tuple[float, ...],
+    availability: Availability,
+    hears: str,
+    rounds: int,
+    remembers: bool,
+) -> Privacy:
     """ε of the events that bound this sampling."""
-    z, m = stage.multiplier, availability.population.clients
+    z, m = sum_multiplier(stage), availability.population.clients
     if stage.per == "client":
         how = "each row by itself, replaced by another; no amplification, as if everybody came in every round"
-        return _of(_Event("gaussian", z / 2, replace=True), stage.delta, rounds, how)
-    if isinstance(availability, UniformK):
+        if counts:
+            how += "; the server is trusted with the counts of rows within the norm"
+        return _of(Mechanism(REPLACE, KNOWN, z / 2, counts, by_row=True), stage.delta, rounds, how)
+    if type(availability) is UniformK and not remembers:
+        about = Mechanism(REPLACE, WITHOUT_REPLACEMENT, z / 2, counts, clients=m, drawn=availability.k)
         how = f"one client replaced by another; {availability.k} of {m} drawn without replacement, in secret"
-        return _of(_Event("without", z / 2, m, availability.k, replace=True), stage.delta, rounds, how)
-    if hears == "sum" and type(availability) is Bernoulli and not _from_data(availability):
+        return _of(about, stage.delta, rounds, how)
+    if hears == "sum" and type(availability) is Bernoulli and _independent(availability):
         q, empty = _coins(availability, rounds)
         how = f"one client added or removed; everybody by a secret coin of at most {q:g}"
-        return _of(_Event("poisson", z, q=q), stage.delta, rounds, how, empty)
+        return _of(Mechanism(ADD_OR_REMOVE, POISSON, z, counts, q=q), stage.delta, rounds, how, empty)
     how = "one client's rows replaced by zeros; no amplification, who comes being known, and as if in every round"
-    return _of(_Event("gaussian", z), stage.delta, rounds, how)
+    return _of(Mechanism(ZERO_OUT, KNOWN, z, counts), stage.delta, rounds, how)
 
 
-def _from_data(availability: Bernoulli) -> bool:
-    return isinstance(availability.base, (ClassCorrelated, LabelOrdered))
+def sum_multiplier(stage: GaussianNoise | TreeNoise) -> float:
+    """Noise of the sum over C, as the settings promise it (and not as the stage came to derive it from them)."""
+    if isinstance(stage, TreeNoise) or stage.quantile is None or not stage.count_noise:
+        return stage.multiplier
+    return (stage.multiplier**-2 - (2 * stage.count_noise) ** -2) ** -0.5
+
+
+def _independent(availability: Bernoulli) -> bool:
+    """Are the probabilities known not to depend on the data?"""
+    return type(availability.base) in INDEPENDENT_BASES and type(availability.trajectory) in INDEPENDENT_TRAJECTORIES
+
+
+def _client_memory(stage: Stage, availability: Availability) -> bool:
+    """Does a client's row depend on what the stage did to its earlier rows?"""
+    return availability.federation is not None and bool(stage.memory(availability.federation, 1))
+
+
+def _foreign(availability: Availability) -> bool:
+    """Is it a process of the user's own, whose counts may be above 1?"""
+    return not type(availability).__module__.startswith("fedsim.")
+
+
+def _most(availability: Availability, rounds: int) -> float:
+    """The largest count of a client in a round."""
+    return max(float(availability.counts(t).max(initial=0)) for t in range(rounds))
+
+
+def _comes_again(availability: Availability, rounds: int) -> bool:
+    """Does any client take part more than once in these rounds?"""
+    times = np.zeros(availability.population.shape)
+    for t in range(rounds):
+        times += availability.counts(t)
+        if times.max(initial=0) > 1:
+            return True
+    return False
 
 
 def _coins(availability: Bernoulli, rounds: int) -> tuple[float, float]:
@@ -113,32 +241,20 @@ def _coins(availability: Bernoulli, rounds: int) -> tuple[float, float]:
     return largest, min(1.0, empty * (rounds if still else 1))
 
 
-@dataclass(frozen=True)
-class _Event:
-    """One round: the kind of its sampling, the multiplier, and what the sampling needs."""
-
-    kind: str
-    multiplier: float
-    clients: int = 0
-    drawn: int = 0
-    q: float = 1.0
-    replace: bool = False
-
-
-def _of(event: _Event, delta: float, rounds: int, how: str, empty: float = 0.0) -> Privacy:
+def _of(about: Mechanism, delta: float, rounds: int, how: str, empty: float = 0.0) -> Privacy:
     try:
-        epsilon = _epsilon(event, delta, rounds)
+        epsilon = epsilon_of(about, delta, rounds)
     except ImportError:
         return Privacy(f"ε is not computed without dp-accounting: install fedsim-torch[privacy] ({how})")
     whole = delta + (1 + math.exp(min(epsilon, 700.0))) * empty
     if not whole < 1:
         return Privacy(f"no ε is said: a round without anybody has no noise, and comes with probability {empty:.2g}")
     said = f"ε = {epsilon:.4g} at δ = {whole:.3g} after {rounds} rounds (RDP): {how}"
-    return Privacy(said, epsilon, whole)
+    return Privacy(said, epsilon, whole, about)
 
 
-def _epsilon(event: _Event, delta: float, rounds: int) -> float:
-    """By the library.
+def epsilon_of(about: Mechanism, delta: float, rounds: int) -> float:
+    """ε at δ after so many rounds, by dp_accounting.
 
     Raises:
         ImportError: it is not installed.
@@ -146,12 +262,23 @@ def _epsilon(event: _Event, delta: float, rounds: int) -> float:
     import dp_accounting as dp
     from dp_accounting import rdp
 
-    relation = dp.NeighboringRelation.REPLACE_ONE if event.replace else dp.NeighboringRelation.ADD_OR_REMOVE_ONE
-    one = dp.GaussianDpEvent(event.multiplier)
-    if event.kind == "poisson":
-        one = dp.PoissonSampledDpEvent(event.q, one)
-    elif event.kind == "without":
-        one = dp.SampledWithoutReplacementDpEvent(event.clients, event.drawn, one)
-    accountant = rdp.RdpAccountant(neighboring_relation=relation)
-    accountant.compose(one, rounds)
-    return float(accountant.get_epsilon(delta))
+    counts = [dp.GaussianDpEvent(multiplier) for multiplier in about.count_multipliers]
+    if about.tree:  # a client that takes part once moves the counts of one round
+        tree = dp.SingleEpochTreeAggregationDpEvent(about.sum_multiplier, rounds)
+        one, rounds = dp.ComposedDpEvent([tree, *counts]), 1
+    else:
+        one = dp.GaussianDpEvent(about.sum_multiplier)
+        one = dp.ComposedDpEvent([one, *counts]) if counts else one
+    if about.sampling == POISSON:
+        one = dp.PoissonSampledDpEvent(about.q, one)
+    elif about.sampling == WITHOUT_REPLACEMENT:
+        one = dp.SampledWithoutReplacementDpEvent(about.clients, about.drawn, one)
+    accountant = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation[about.relation])
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns of orders that it leaves out, which makes ε no smaller
+    try:
+        accountant.compose(one, rounds)
+        return float(accountant.get_epsilon(delta))
+    finally:
+        logger.setLevel(level)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ class Uplink:
     they are.
 
     Args:
-        *stages: in order.
+        *stages: in order; a list of them will do.
         **named: more of them; a configuration names them, and keeps its order.
 
     Example:
@@ -34,9 +35,16 @@ class Uplink:
         47
     """
 
-    def __init__(self, *stages: Stage, **named: Stage) -> None:
-        self.stages = (*stages, *named.values())
-        for name, stage in named.items():
+    def __init__(self, *stages: Stage | Sequence[Stage], **named: Stage) -> None:
+        given = stages[0] if len(stages) == 1 and isinstance(stages[0], (list, tuple)) else stages
+        self.stages: tuple[Stage, ...] = (*given, *named.values())
+        self.named_parts = {type(stage).__name__.lower(): stage for stage in given} | named
+        names = [*(f"stage {number}" for number in range(len(given))), *named]
+        for name, stage in zip(names, self.stages, strict=True):
+            if isinstance(stage, type):
+                raise ConfigError(
+                    f"uplink.{name} is the class {stage.__name__}; give an object of it: {stage.__name__}(…)"
+                )
             if not isinstance(stage, Stage):
                 raise ConfigError(f"uplink.{name} is a {type(stage).__name__}; give a class of fedsim.uplink.Stage")
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedsim.availability import Availability
 from fedsim.core import checks, rng
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.uplink.base import Code, Link, Stage
@@ -71,6 +72,10 @@ class Sparse(Compressor):
         k: how many; None: the fraction.
         feedback: see `fedsim.uplink.Compressor`.
     """
+
+    effective_if = (
+        EffectiveIf("fraction", lambda own, run: own.k is None, "{at}.k=null, which says how many columns itself"),
+    )
 
     def __init__(self, fraction: float = 0.01, k: int | None = None, feedback: str = "none") -> None:
         super().__init__(feedback)

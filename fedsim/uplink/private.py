@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedsim.availability import Availability
 from fedsim.core import checks, rng
+from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.uplink.base import Code, Link, Stage
@@ -29,6 +30,11 @@ class Clip(Stage):
         rate: η_C, how fast.
         count_noise: σ_b, standard deviation of the noise in the count of those rows.
     """
+
+    effective_if: Declarations = (
+        EffectiveIf("rate", lambda own, run: own.quantile is not None, "{at}.quantile"),
+        EffectiveIf("count_noise", lambda own, run: own.quantile is not None, "{at}.quantile"),
+    )
 
     def __init__(
         self, norm: float = 1.0, quantile: float | None = None, rate: float = 0.2, count_noise: float = 0.0
@@ -78,8 +84,10 @@ class GaussianNoise(Clip):
     trusted. Noise on the model is η_g z C / n in every column, n what the strategy divides by, and √n times that per
     client. ε is said where the sampling is what an accountant assumes, see `fedsim.uplink.accounting`.
 
-    With a `quantile` and `count_noise` σ_b above 0, z is that of both releases together: rows get
-    (z⁻² − (2 σ_b)⁻²)^(−1/2) (Andrew et al. 2021).
+    With a `quantile` and `count_noise` σ_b above 0, rows get the multiplier z_Δ = (z⁻² − (2 σ_b)⁻²)^(−1/2) (Andrew et
+    al. 2021). There bits are centred, −1/2 or 1/2, and z is that of both releases together. The bits that are counted
+    here are 0 or 1, and one client that is added or removed moves the count by 1: together the releases have the
+    multiplier (z_Δ⁻² + σ_b⁻²)^(−1/2), below z, and that is what ε is computed from.
 
     Args:
         norm, quantile, rate, count_noise: see `fedsim.uplink.Clip`.
@@ -133,16 +141,18 @@ class TreeNoise(Clip):
     node(l, (k >> l) − 1), nodes being independent N(0, (z C)² I), so that its variance is that of at most ⌈log₂(k + 1)⌉
     nodes, where noise by rounds would have k. A round's rows share N_k − N_{k−1}. Nodes are functions of seed, level
     and place: nothing is kept of them. With strategy=fedavg_all the model is x⁰ − (η_g/m) (Σ G_i + N_k), the paper's
-    without momentum. No ε is said: it needs that a client comes once a tree, or a bound on how often.
+    without momentum. ε is said where each client takes part once, as under `cyclic` for one cycle of rounds.
 
     Args:
         norm: C.
         multiplier: z.
+        delta: δ at which ε is said; below 1/m.
     """
 
-    def __init__(self, norm: float = 1.0, multiplier: float = 1.0) -> None:
+    def __init__(self, norm: float = 1.0, multiplier: float = 1.0, delta: float = 1e-5) -> None:
         super().__init__(norm)
         self.multiplier = checks.positive("uplink.multiplier", multiplier)
+        self.delta = checks.positive("uplink.delta", checks.fraction("uplink.delta", delta))
 
     def server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         return {"rounds": torch.zeros(federation.replicates, dtype=torch.int64, device=federation.device)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 
@@ -128,37 +129,37 @@ def test_noise_on_the_model_is_what_it_says_it_is():
     torch.testing.assert_close(alone[0], noisy[1], rtol=0, atol=1e-12)
 
 
-COINS, SUM = Bernoulli(Uniform(0.3)), FedAvgAll()
-CLAIMS = {  # availability, strategy, options of the stage: the event, its multiplier
+SUM = FedAvgAll()
+CLAIMS = {  # availability, strategy, options of the stage: the sampling, the multiplier
     "secret coins": (Bernoulli(Uniform(0.3)), SUM, {}, "poisson", 2.0),
     "coins of several kinds": (Bernoulli(Groups(0.2, 0.7)), SUM, {}, "poisson", 2.0),
-    "coins, but divided by those who came": (Bernoulli(Uniform(0.3)), FedAvg(), {}, "gaussian", 2.0),
+    "coins, but divided by those who came": (Bernoulli(Uniform(0.3)), FedAvg(), {}, "known", 2.0),
     "coins that follow the data": (Bernoulli(Uniform(0.3)), SUM, {}, "poisson", 2.0),
-    "k of m": (UniformK(4), FedAvg(), {}, "without", 1.0),
-    "everybody": (Full(), FedAvg(), {}, "gaussian", 2.0),
-    "in turn": (Cyclic(2), FedAvg(), {}, "gaussian", 2.0),
-    "rows by themselves": (Bernoulli(Uniform(0.3)), MIFA(), {"per": "client"}, "gaussian", 1.0),
+    "k of m": (UniformK(4), FedAvg(), {}, "without_replacement", 1.0),
+    "everybody": (Full(), FedAvg(), {}, "known", 2.0),
+    "in turn": (Cyclic(2), FedAvg(), {}, "known", 2.0),
+    "rows by themselves": (Bernoulli(Uniform(0.3)), MIFA(), {"per": "client"}, "known", 1.0),
 }
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_the_event_is_that_of_the_sampling(name, monkeypatch):
-    availability, strategy, options, kind, z = CLAIMS[name]
+def test_the_mechanism_is_that_of_the_sampling(name, monkeypatch):
+    availability, strategy, options, sampling, z = CLAIMS[name]
     met = []
-    monkeypatch.setattr(accounting, "_epsilon", lambda event, delta, rounds: met.append((event, delta, rounds)) or 1.5)
+    monkeypatch.setattr(accounting, "epsilon_of", lambda *arguments: met.append(arguments) or 1.5)
     made = simulation(GaussianNoise(multiplier=2.0, **options), availability, strategy)
     if name == "coins that follow the data":
-        monkeypatch.setattr(availability, "base", ClassCorrelated())
-        kind = "gaussian"
+        monkeypatch.setattr(made.availability, "base", ClassCorrelated())
+        sampling = "known"
     said = made.privacy(100)
-    ((event, delta, rounds),) = met
-    assert (event.kind, event.multiplier, delta, rounds) == (kind, z, 1e-5, 100)
-    assert event.replace == (kind == "without" or "per" in options)
-    if kind == "without":
-        assert (event.clients, event.drawn) == (10, 4)
-    if kind == "poisson":  # of an empty round, with one client less, a hundred times
+    ((about, delta, rounds),) = met
+    assert (about.sampling, about.sum_multiplier, delta, rounds) == (sampling, z, 1e-5, 100)
+    assert (about.relation == accounting.REPLACE) == (sampling == "without_replacement" or "per" in options)
+    if sampling == "without_replacement":
+        assert (about.clients, about.drawn) == (10, 4)
+    if sampling == "poisson":  # of an empty round, with one client less, a hundred times
         q, least = (0.3, 0.7**9) if name == "secret coins" else (0.7, 0.8**5 * 0.3**4)
-        assert event.q == q
+        assert about.q == q
         whole = 1e-5 + (1 + math.exp(1.5)) * 100 * least
         assert said.delta == pytest.approx(whole) if whole < 1 else said.epsilon is None
     else:
@@ -195,15 +196,8 @@ def test_without_noise_nothing_is_said_and_without_the_library_how_to_get_it(mon
     assert simulation(GaussianNoise()).privacy(10).said.startswith("ε is not computed without dp-accounting: install")
 
 
-@pytest.mark.slow
-def test_epsilon_is_the_accountants(tmp_path):
-    """The numbers that the library gives at δ = 1e-5, taken down once; and what a run's summary says."""
-    pytest.importorskip("dp_accounting")
-    for event, rounds, epsilon in (
-        (accounting._Event("poisson", 1.0, q=0.01), 1000, 2.1014),
-        (accounting._Event("gaussian", 20.0), 100, 2.1657),
-        (accounting._Event("without", 0.5, 1000, 10, replace=True), 1000, 20.99),
-    ):
-        assert accounting._epsilon(event, 1e-5, rounds) == pytest.approx(epsilon, abs=5e-3)
+def test_the_summary_of_a_run_says_epsilon_and_its_relation(tmp_path):
     simulation(GaussianNoise(multiplier=20.0), rounds=4).run(tmp_path)
-    assert '"epsilon": 0.' in (tmp_path / "summary.json").read_text()
+    said = json.loads((tmp_path / "summary.json").read_text())["privacy"]
+    assert 0 < said["epsilon"] < 1
+    assert (said["relation"], said["sampling"]) == ("one client's rows replaced by zeros", "known")

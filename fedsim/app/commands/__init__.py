@@ -12,6 +12,7 @@ WORDS = {
     "data": "what each data set needs and whether it is there; `fedsim data NAME` gets it",
     "table": "runs as a table: pivots, best values, targets, differences by seed; as text, Markdown, LaTeX or CSV",
     "algorithms": "strategies, local rules, columns, uplinks, attacks: papers, what they remember, send and assume",
+    "audit": "the ε that a private run claims, beside a lower bound from simulated attacks with canary clients",
     "export": "a model of a run as .safetensors or .pt, by the names its module has",
 }
 

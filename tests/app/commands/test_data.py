@@ -107,5 +107,7 @@ def test_every_data_set_with_files_says_where_they_come_from() -> None:
     for name, kind in data.datasets().items():
         if kind.files is not None:
             assert kind.files.remedy(name)
-            assert kind.files.source or kind.files.url
+            assert kind.files.source
+            assert "://" not in kind.files.source.split()[0]
+            assert kind.files.url is None or kind.files.url.startswith(("https://", "http://"))
             assert not kind.files.found(Path("nowhere"))

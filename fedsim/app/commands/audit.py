@@ -1,0 +1,122 @@
+"""`fedsim audit`: the ε that a run claims, beside a lower bound that an adversary reaches with canary clients."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hydra
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedsim.app.commands import WORDS
+from fedsim.app.config import config_folder, register_resolvers
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.results.files import CONFIG
+
+if TYPE_CHECKING:
+    from fedsim.run.simulation import Simulation
+    from fedsim.uplink.accounting import Privacy
+    from fedsim.uplink.auditing import Audit
+
+MOST_ROUNDS = 20  # that are audited unless asked for more
+MOST_EPSILON = {True: 12.0, False: 6.0}  # after these rounds; where it is known who takes part, and where it is not
+
+
+def main(arguments: list[str]) -> None:
+    """Audit a run, or the run that overrides describe; ends with 1 where the claim is wrong."""
+    parser = argparse.ArgumentParser("fedsim audit", description=f"Compute {WORDS['audit']}.")
+    parser.add_argument(
+        "what", nargs="+", metavar="RUN_OR_OVERRIDES", help="a run folder, or overrides as for a run (KEY=VALUE …)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, help=f"how many are audited (as many as the run has, up to {MOST_ROUNDS})"
+    )
+    parser.add_argument("--worlds", type=int, default=20_000, help="how many are simulated (20000)")
+    parser.add_argument("--confidence", type=float, default=0.95, help="of the lower bound (0.95)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first world (0)")
+    options = parser.parse_intermixed_args(arguments)
+    if not 0.5 <= options.confidence < 1:
+        raise ConfigError(f"--confidence {options.confidence} must be at least 0.5 and below 1")
+    from fedsim.app.build import build
+    from fedsim.uplink.auditing import audit
+
+    begun = time.perf_counter()
+    simulation = build(configuration(options.what))[0]
+    claim, rounds = audited(simulation, options.rounds)
+    found = audit(
+        simulation.uplink, simulation.availability, claim, rounds, options.worlds, options.confidence, options.seed
+    )
+    print("\n".join(report(simulation, claim, found, time.perf_counter() - begun)))
+    if found.violated:
+        sys.exit("fedsim audit: the lower bound exceeds the ε that is claimed: the run is less private than it says")
+
+
+def configuration(what: list[str]) -> DictConfig:
+    """Of a run folder, or of overrides; on the CPU. Values may follow a folder, KEY=VALUE."""
+    first, written = what[0], Path(what[0]) / CONFIG
+    if Path(first).is_dir():
+        try:
+            cfg = OmegaConf.load(written)
+            cfg = OmegaConf.merge(cfg, {"trusted": []}, OmegaConf.from_dotlist(what[1:]))
+        except (OSError, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
+            raise ConfigError(f"{written} cannot be read ({str(error).splitlines()[0]}); give a run folder") from error
+    elif "=" not in first:
+        raise ConfigError(f"{first} is neither a run folder nor an override KEY=VALUE")
+    else:
+        register_resolvers()
+        with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+            cfg = hydra.compose("config", what)
+    if not isinstance(cfg, DictConfig):
+        raise ConfigError(f"{written} holds no configuration; give a run folder")
+    cfg.device = "cpu"
+    return cfg
+
+
+def audited(simulation: Simulation, rounds: int | None) -> tuple[Privacy, int]:
+    """The claim after the rounds that are audited, and their number: as asked for, else as many as show most.
+
+    A bound from a few thousand worlds cannot be large, so one of few rounds shows more where each costs much.
+    """
+    from fedsim.uplink.accounting import KNOWN
+
+    if rounds is not None and not 0 < rounds <= simulation.rounds:
+        raise ConfigError(f"--rounds {rounds} must be at least 1 and at most the run's rounds={simulation.rounds}")
+    number = checks.whole("--rounds", rounds) if rounds is not None else min(simulation.rounds, MOST_ROUNDS)
+    while True:
+        claim = simulation.privacy(number)
+        if claim is None:
+            raise ConfigError("there is nothing to audit: no stage of uplink adds noise; give uplink=gaussian or tree")
+        if claim.epsilon is None or claim.mechanism is None:
+            raise ConfigError(f"there is nothing to audit: {claim.said}")
+        if rounds is not None or number == 1 or claim.epsilon <= MOST_EPSILON[claim.mechanism.sampling == KNOWN]:
+            return claim, number
+        number //= 2
+
+
+def report(simulation: Simulation, claim: Privacy, found: Audit, seconds: float) -> list[str]:
+    """What is printed."""
+    whole = simulation.privacy(simulation.rounds)
+    assert whole is not None
+    lines = [f"claimed: {whole.said}"]
+    if found.rounds < simulation.rounds:
+        lines.append(f"audited: {claim.said}")
+    lines += ["", f"{'':58}  claimed ε  lower bound  at most"]
+    for finding in found.findings:
+        mark = "  VIOLATED" if finding.violated else ""
+        lines.append(
+            f"{finding.method:58}  {finding.claimed:9.3f}  {finding.bound:11.3f}  {finding.ceiling:7.1f}{mark}"
+        )
+    lines += [
+        "",
+        f"ε claimed {found.claimed:.4g}, lower bound {found.bound:.4g} at δ = {found.delta:.3g}, with "
+        f"{100 * found.confidence:g} % confidence",
+        "a lower bound exceeds what is claimed" if found.violated else "no lower bound exceeds what is claimed",
+        f"{found.worlds:,} worlds of {found.rounds} rounds in {seconds:.1f} s ({found.worlds / seconds:,.0f} worlds/s)",
+    ]
+    return lines

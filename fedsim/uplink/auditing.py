@@ -1,0 +1,411 @@
+"""An empirical audit of ε: how well an adversary tells apart two federations that differ in one client, the canary.
+
+Many *worlds* are simulated together, one replicate each. Half of them are one federation, half its neighbour under the
+relation of the claim. In every world the run's own availability process draws who takes part, and the run's own uplink
+stages (clipping, adaptive norms, counts, noise) carry the rows; only local training is left out, since the canary sends
+the row that is hardest to hide. From what is released, round by round, the adversary computes a score, and from how
+often the score decides wrongly follows a lower bound on ε (Jagielski et al. 2020; Nasr et al. 2023).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.availability import Availability
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.memory import Memory
+from fedsim.core.report import Report
+from fedsim.uplink.accounting import ADD_OR_REMOVE, KNOWN, REPLACE, Mechanism, Privacy, epsilon_of, sum_multiplier
+from fedsim.uplink.chain import Uplink
+from fedsim.uplink.private import Clip, GaussianNoise, TreeNoise
+
+LONG, SHORT = 10.0, 0.999  # lengths of rows, in units of C: one that is clipped and one that is not
+COLUMNS = 4  # of a row: the canary's direction, the others' direction, and two that are empty
+AT_ONCE = 2000  # worlds simulated together
+
+ASSUMING_NOTHING = "Clopper-Pearson, assuming nothing of the noise"
+GAUSSIAN = "assuming a Gaussian trade-off of errors (μ-GDP)"
+ONE_ROUND = "one round that the canary is known to take part in (μ-GDP)"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A lower bound on ε beside what is claimed.
+
+    Attributes:
+        method: how the bound was computed, and what it assumes.
+        claimed: ε.
+        bound: the lower bound.
+        ceiling: the largest bound that so many worlds can give, where the adversary is never wrong.
+    """
+
+    method: str
+    claimed: float
+    bound: float
+    ceiling: float
+
+    @property
+    def violated(self) -> bool:
+        """Is the claim wrong?"""
+        return self.bound > self.claimed
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What the adversary achieved.
+
+    Attributes:
+        claimed, delta: ε and δ after `rounds`.
+        rounds: T.
+        worlds: how many were simulated.
+        confidence: with which all findings hold together.
+        findings: bounds. The first ones are about the claim; unless the canary is known to take part in every round,
+            the last one is about a single round in which it does.
+    """
+
+    claimed: float
+    delta: float
+    rounds: int
+    worlds: int
+    confidence: float
+    findings: tuple[Finding, ...]
+
+    @property
+    def bound(self) -> float:
+        """The largest lower bound on ε after all rounds."""
+        return max(finding.bound for finding in self.findings if finding.method != ONE_ROUND)
+
+    @property
+    def violated(self) -> bool:
+        """Does any lower bound exceed its claim?"""
+        return any(finding.violated for finding in self.findings)
+
+
+def audit(
+    uplink: Uplink,
+    availability: Availability,
+    claim: Privacy,
+    rounds: int,
+    worlds: int = 20_000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Audit:
+    """Lower bounds on ε of these stages after so many rounds.
+
+    Args:
+        uplink: the run's stages.
+        availability: the run's process, bound to its federation.
+        claim: what is claimed after these rounds, with an ε.
+        rounds: T.
+        worlds: how many are simulated, at least 200.
+        confidence: with which all bounds hold together, over the worlds' random numbers.
+        seed: the first world's; the others follow.
+
+    Raises:
+        ConfigError: nothing is claimed, or the worlds are too few.
+    """
+    about = claim.mechanism
+    if about is None or claim.epsilon is None or claim.delta is None:
+        raise ConfigError(f"nothing is claimed that could be audited: {claim.said}")
+    if checks.whole("--worlds", worlds) < 200:
+        raise ConfigError(f"--worlds {worlds} is too few for a bound; give at least 200")
+    present = np.arange(worlds) % 2 == 0
+    starts = range(0, worlds, AT_ONCE)
+    parts = [
+        _scores(
+            uplink, availability, about, rounds, seed + np.arange(worlds)[a : a + AT_ONCE], present[a : a + AT_ONCE]
+        )
+        for a in starts
+    ]
+    whole, single, times = (np.concatenate(part) for part in zip(*parts, strict=True))
+    if about.tree:  # whose claim is for a client that takes part once; a random process may let it come again
+        present, whole, single, times = (each[times <= 1] for each in (present, whole, single, times))
+    if min(present.sum(), (~present).sum()) < 50:
+        raise ConfigError(
+            f"--worlds {worlds} is too few: in most of them a client takes part more than once; give more"
+        )
+    always = about.sampling == KNOWN and bool((times == rounds).all())
+    one_round = not always and not about.tree  # where the canary is rare, most worlds show little of the whole
+    wrong = (1 - confidence) / (1 + (about.sampling == KNOWN) + one_round)  # of each finding
+    plain = clopper_pearson(whole[present], whole[~present], claim.delta, wrong)
+    found = [Finding(ASSUMING_NOTHING, claim.epsilon, *plain)]
+    if about.sampling == KNOWN:
+        bound = gaussian_bound(whole[present], whole[~present], claim.delta, wrong)
+        found.append(Finding(GAUSSIAN, claim.epsilon, *bound))
+    if one_round:
+        seen = ~np.isnan(single)
+        alone = epsilon_of(replace(about, sampling=KNOWN), claim.delta, 1)
+        bound = gaussian_bound(single[present & seen], single[~present & seen], claim.delta, wrong)
+        found.append(Finding(ONE_ROUND, alone, *bound))
+    return Audit(claim.epsilon, claim.delta, rounds, worlds, confidence, tuple(found))
+
+
+def _scores(
+    uplink: Uplink,
+    availability: Availability,
+    about: Mechanism,
+    rounds: int,
+    seeds: np.ndarray,
+    present: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """[W] the log-likelihood ratio of the two neighbours in each world, as the adversary computes it.
+
+    The second array is that of the first round in which the canary is known to take part, NaN where there is none; the
+    third one is the number of these rounds.
+    """
+    canary = _canary(availability, rounds)
+    federation, process = _worlds(availability, seeds)
+    chain, memory = copy.deepcopy(uplink), Memory()
+    chain.setup(federation, process)
+    chain.remember(memory, federation, torch.zeros(len(seeds), COLUMNS, dtype=federation.dtype))
+    adversary = _Adversary(about, chain, len(seeds), rounds)
+    for t in range(rounds):
+        counts, probabilities = np.array(process.counts(t)), process.probabilities(t)
+        takes_part, q = counts[:, canary] > 0, probabilities[:, canary]
+        if about.relation == ADD_OR_REMOVE:
+            counts[~present, canary] = 0
+        cohort = federation.cohort(counts, probabilities, t)
+        before = _norms(chain, memory, federation)
+        sign = 1.0 if t % 2 == 0 or about.tree else -1.0  # so that noise that repeats itself cancels
+        rows = _rows(cohort, before[-1][1], canary, present, about, sign)
+        one = rows[:, 0]
+        report = Report(cohort, torch.zeros_like(rows), {"params": -rows}, one, one, one, np.ones(len(cohort)))
+        received = chain(report, memory).innovation
+        if about.by_row:
+            released = torch.zeros(len(seeds), dtype=rows.dtype)
+            mine = (cohort.client == canary) & (cohort.count > 0)
+            released[cohort.replicate[mine]] = received[mine, 0]
+        else:
+            released = cohort.sum(received)[:, 0]
+        total = sign * (released / before[-1][1]).double().numpy()
+        adversary.hear(total, _counts(chain, memory, before), takes_part, q, cohort.nonempty.numpy())
+    return adversary.score(), adversary.single, adversary.times
+
+
+def _canary(availability: Availability, rounds: int) -> int:
+    """The client that takes part most often, in expectation."""
+    return int(sum(availability.probabilities(t)[0] for t in range(rounds)).argmax())
+
+
+def _worlds(availability: Availability, seeds: np.ndarray) -> tuple[Federation, Availability]:
+    """A federation with a replicate for every world, and the process bound to it. All are like the first replicate."""
+    run, m = availability.federation, availability.population.clients
+    assert run is not None
+    fractions = run.class_fractions
+    federation = Federation(
+        tuple(int(seed) for seed in seeds),
+        m,
+        np.tile(run.sizes[:m], len(seeds)),
+        None if fractions is None else np.repeat(fractions[:1], len(seeds), axis=0),
+        dtype=run.dtype,
+        shares=run.data_fractions[:m],
+        weighting=run.weighting,
+        names=run.names,
+        late=run.late,
+    )
+    names = availability.population.names_by_replicate
+    process = copy.copy(availability)
+    process.federation = None  # it leads to all data of the run, which need no copy
+    process = copy.deepcopy(process)
+    process.bind(federation, None if names is None else (names[0],) * len(seeds))
+    return federation, process
+
+
+def _adaptive(chain: Uplink) -> Iterator[tuple[int, Clip]]:
+    """The stages up to the noise whose norm follows a count."""
+    for number, stage in enumerate(chain.stages):
+        if isinstance(stage, Clip) and stage.quantile is not None:
+            yield number, stage
+        if isinstance(stage, (GaussianNoise, TreeNoise)):
+            return
+
+
+def _norms(chain: Uplink, memory: Memory, federation: Federation) -> list[tuple[int, Tensor]]:
+    """Number and current norm [W] of the adaptive stages, and in the end of the stage with the noise."""
+    adaptive = [(number, memory.server[f"uplink {number} norm"].clone()) for number, _ in _adaptive(chain)]
+    number, stage = next((k, s) for k, s in enumerate(chain.stages) if isinstance(s, (GaussianNoise, TreeNoise)))
+    if adaptive and adaptive[-1][0] == number:
+        return [*adaptive, adaptive[-1]]
+    return [*adaptive, (number, torch.full((federation.replicates,), stage.norm, dtype=federation.dtype))]
+
+
+def _counts(chain: Uplink, memory: Memory, before: list[tuple[int, Tensor]]) -> list[np.ndarray]:
+    """[W] each noisy count of the round, read off how the norm moved."""
+    found = []
+    for (number, stage), (_, old) in zip(_adaptive(chain), before, strict=False):
+        new = memory.server[f"uplink {number} norm"]
+        assert stage.quantile is not None
+        share = stage.quantile - torch.log(new.double() / old.double()) / stage.rate
+        found.append((share * stage.expected.double()).numpy())
+    return found
+
+
+def _rows(cohort: Cohort, norm: Tensor, canary: int, present: np.ndarray, about: Mechanism, sign: float) -> Tensor:
+    """[n, COLUMNS] what everybody sends.
+
+    The others send long rows in a direction of their own: they are clipped, so that the count of rows within the norm
+    is the canary's alone. The canary's two rows are as far apart as clipping allows, in the sum and in the count.
+    """
+    own = cohort.broadcast(norm)
+    rows = torch.zeros(len(cohort), COLUMNS, dtype=norm.dtype)
+    mine, here = cohort.client == canary, torch.as_tensor(present)[cohort.replicate]
+    rows[:, 1] = torch.where(mine, 0.0, LONG * own)
+    if about.relation == ADD_OR_REMOVE:
+        lengths = torch.where(here, SHORT, 0.0)
+    elif about.relation == REPLACE:
+        lengths = torch.where(here, SHORT, -LONG)
+    else:
+        lengths = torch.where(here, LONG, 0.0)
+    rows[:, 0] = torch.where(mine, sign * lengths * own, 0.0)
+    return rows
+
+
+class _Adversary:
+    """Sums up, round by round, the log-likelihood ratio of the two neighbours.
+
+    It knows everything but the canary's row, the noise and, where sampling is secret, who takes part.
+
+    Args:
+        about: relation and sampling.
+        chain: the stages, whose settings say how much noise there should be.
+        worlds: W.
+        rounds: T.
+
+    Attributes:
+        single: [W] the ratio of the first round in which the canary takes part; NaN before.
+        times: [W] in how many rounds it has taken part.
+    """
+
+    def __init__(self, about: Mechanism, chain: Uplink, worlds: int, rounds: int) -> None:
+        stage = next(s for s in chain.stages if isinstance(s, (GaussianNoise, TreeNoise)))
+        self.about, self.z = about, sum_multiplier(stage)
+        self.deviations = [s.count_noise for _, s in _adaptive(chain)]
+        self.sum, self.single = np.zeros(worlds), np.full(worlds, np.nan)
+        self.released, self.moved = np.zeros((worlds, rounds)), np.zeros((worlds, rounds))  # of a tree
+        self.nonempty, self.times = np.zeros(worlds, dtype=int), np.zeros(worlds, dtype=int)
+
+    def hear(
+        self, total: np.ndarray, counts: list[np.ndarray], takes_part: np.ndarray, q: np.ndarray, nonempty: np.ndarray
+    ) -> None:
+        """One round.
+
+        Args:
+            total: [W] the released sum (or the canary's row) in the canary's direction, over C.
+            counts: [W] each released count.
+            takes_part: [W] whether the canary does.
+            q: [W] its probability.
+            nonempty: [W] whether anybody does.
+        """
+
+        def likelihood(moved: float, counted: float) -> np.ndarray:
+            """Of a canary that moves sum and counts by so much, over that of none."""
+            found = np.zeros_like(total) if self.about.tree else (total * moved - moved**2 / 2) / self.z**2
+            for count, deviation in zip(counts, self.deviations, strict=True):
+                found = found + (count * counted - counted**2 / 2) / deviation**2
+            return found
+
+        if self.about.relation == ADD_OR_REMOVE:
+            one, other = likelihood(1, 1), np.zeros_like(total)
+        elif self.about.relation == REPLACE:
+            one, other = likelihood(1, 1), likelihood(-1, 0)
+        else:
+            one, other = likelihood(1, 0), likelihood(0, 1)
+        self.times += takes_part
+        first = takes_part & np.isnan(self.single)
+        self.single[first] = (one - other)[first]
+        if self.about.sampling == KNOWN:
+            self.sum += np.where(takes_part, one - other, 0.0)
+        else:
+            with np.errstate(divide="ignore"):
+                away, here = np.log1p(-q), np.log(q)
+            self.sum += np.logaddexp(away, here + one) - np.logaddexp(away, here + other)
+        some = np.flatnonzero(nonempty)  # empty rounds have no noise, and a tree does not count them
+        self.released[some, self.nonempty[some]] = total[some]
+        self.moved[some, self.nonempty[some]] = takes_part[some]
+        self.nonempty[some] += 1
+
+    def score(self) -> np.ndarray:
+        """[W] the ratio of all rounds; 0 where it is not a number."""
+        found = self.sum.copy()
+        if self.about.tree:
+            for length in np.unique(self.nonempty):
+                some = self.nonempty == length
+                moved, y = self.moved[some, :length], self.released[some, :length]
+                precision = np.linalg.inv(self.z**2 * _covariance(int(length)))
+                found[some] += ((moved @ precision) * (y - moved / 2)).sum(1)  # Δᵀ Σ⁻¹ (y − Δ/2)
+        return np.nan_to_num(found)
+
+
+def _covariance(rounds: int) -> np.ndarray:
+    """[T, T] of the increments of a tree's noise: after k rounds it has a node for every one-bit of k."""
+    nodes = [{(level, k >> level) for level in range(k.bit_length()) if k >> level & 1} for k in range(rounds + 1)]
+    names = {name: place for place, name in enumerate(sorted(set().union(*nodes)))}
+    sums = np.zeros((rounds + 1, max(1, len(names))))
+    for k, chosen in enumerate(nodes):
+        sums[k, [names[name] for name in chosen]] = 1.0
+    steps = np.diff(sums, axis=0)
+    return np.asarray(steps @ steps.T)
+
+
+def most_likely(hits: int, trials: int, wrong: float) -> float:
+    """Upper end of Clopper and Pearson's one-sided interval for a probability, exceeded with probability `wrong`."""
+    from scipy.stats import beta
+
+    return 1.0 if hits >= trials else float(beta.ppf(1 - wrong, hits + 1, trials - hits))
+
+
+def clopper_pearson(first: np.ndarray, second: np.ndarray, delta: float, wrong: float) -> tuple[float, float]:
+    """ε ≥ log((P₁(S) − δ) / P₂(S)) for S = {score > t}, or {score < t} with the neighbours exchanged; and its ceiling.
+
+    One half of the worlds chooses direction and t, the other half gives the bound.
+
+    Args:
+        first, second: [n] scores of worlds with either neighbour, larger with the first one.
+        delta: δ.
+        wrong: probability that the bound is too large, at most.
+    """
+
+    def epsilon(one: np.ndarray, other: np.ndarray, t: float) -> float:
+        hit = 1 - most_likely(int((one <= t).sum()), len(one), wrong / 2) - delta
+        return math.log(hit / most_likely(int((other > t).sum()), len(other), wrong / 2)) if hit > 0 else -math.inf
+
+    chosen, best = (first, second, 0.0), -math.inf
+    for one, other in ((first, second), (-second, -first)):
+        pooled = np.concatenate([one[::2], other[::2]])
+        for t in np.quantile(pooled, np.concatenate([np.linspace(0.02, 0.98, 49), [0.985, 0.99, 0.995, 0.998]])):
+            if (value := epsilon(one[::2], other[::2], float(t))) > best:
+                chosen, best = (one, other, float(t)), value
+    one, other, t = chosen
+    none = most_likely(0, len(other[1::2]), wrong / 2)
+    return max(0.0, epsilon(one[1::2], other[1::2], t)), max(0.0, math.log((1 - none) / none))
+
+
+def gaussian_bound(first: np.ndarray, second: np.ndarray, delta: float, wrong: float) -> tuple[float, float]:
+    """ε at δ of μ-GDP with μ ≥ Φ⁻¹(1 − α) − Φ⁻¹(β), the errors of deciding by the sign of the score; and its ceiling.
+
+    Args:
+        first, second: [n] log-likelihood ratios of worlds with either neighbour.
+        delta: δ.
+        wrong: probability that the bound is too large, at most, where the trade-off of errors is a Gaussian's.
+    """
+    from dp_accounting import get_epsilon_gaussian
+    from scipy.stats import norm
+
+    def epsilon(false_positives: int, false_negatives: int) -> float:
+        alpha = most_likely(false_positives, len(second), wrong / 2)
+        beta = most_likely(false_negatives, len(first), wrong / 2)
+        mu = float(norm.isf(alpha) - norm.ppf(beta))
+        return float(get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
+
+    if not len(first) or not len(second):
+        return 0.0, 0.0
+    return epsilon(int((second > 0).sum()), int((first <= 0).sum())), epsilon(0, 0)
