@@ -6,18 +6,15 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue
 
 from fedsim.app.config import groups, identity, plain, top_level
 from fedsim.app.signature import check_types
 from fedsim.core import checks, targets
-from fedsim.core.errors import ConfigError, of_part
+from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten
 
 if TYPE_CHECKING:  # help and shell completion do without PyTorch
@@ -51,7 +48,7 @@ OF_EXECUTION = {"device": "device", "deterministic": "deterministic"}
 
 
 def build(
-    cfg: DictConfig, ranks: Ranks | None = None, shared: dict[str, Any] | None = None
+    cfg: DictConfig, ranks: Ranks | None = None, shared: dict[str, Any] | None = None, trusted: Sequence[str] = ()
 ) -> tuple[Simulation, Tracking, dict[str, Any]]:
     """Everything a run needs: the simulation, what is tracked, and the settings a resumed run must share.
 
@@ -60,6 +57,7 @@ def build(
         ranks: the processes that share the run; None: this one is alone.
         shared: data sets of other runs in this process, by their settings and device; this run's is taken from there,
             or goes there.
+        trusted: packages that the user named, on the command line; a configuration that trusts others is refused.
 
     Raises:
         ConfigError: for anything that cannot run, naming key, value and remedy.
@@ -88,11 +86,12 @@ def build(
     check_types(Setup, own, names)
     check_types(Execution, execution, {key: f"trainer.{key}" for key in settings["trainer"]})
     check_types(Evaluation, evaluation, {name: key for key, name in OF_EVALUATION.items()})
-    trusted = settings["trusted"]
-    if not isinstance(trusted, list) or not all(isinstance(name, str) and name.isidentifier() for name in trusted):
-        raise ConfigError(f"trusted={trusted!r} must be a list of packages' names, such as [mypackage]")
-    with targets.trusting(trusted), _room():
-        targets.check_all("model", model)
+    wanted = settings["trusted"]
+    if not isinstance(wanted, list) or not all(isinstance(name, str) and name.isidentifier() for name in wanted):
+        raise ConfigError(f"trusted={wanted!r} must be a list of packages' names, such as [mypackage]")
+    if not set(wanted) <= set(trusted):
+        raise ConfigError(f"trusted={wanted} stands in a file; say on the command line whom you trust")
+    with targets.trusting(wanted), _room():
         parts = {name: _instantiate(name, settings[name], names) for name in PARTS if name != "dataset"}
         shared = {} if shared is None else shared
         told = json.dumps([settings["dataset"], settings["device"]], sort_keys=True, default=str)
@@ -116,11 +115,15 @@ def build(
 
 def _loss(name: Any) -> Any:
     """A loss by its name, or somebody's own by its dotted path."""
+    from fedsim.models.kinds import LOSS
+
     if not isinstance(name, str) or "." not in name:
         return name
     try:
-        return targets.found("model.loss", name)
-    except (ImportError, ValueError) as error:
+        return targets.resolve("model.loss", name, LOSS)
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's own module may raise anything
         raise ConfigError(f"model.loss={name!r} cannot be imported ({error})") from error
 
 
@@ -150,73 +153,47 @@ def _names(cfg: DictConfig) -> dict[str, str]:
     return found
 
 
-def _check_node(path: str, node: dict[str, Any], names: dict[str, str]) -> None:
-    """The types of one object's settings, and of those of the objects inside it."""
+def _check_node(path: str, node: dict[str, Any]) -> None:
+    """Values that stand where a choice of a group is wanted."""
     for key, value in node.items():
-        inside = [v for v in (value if isinstance(value, list) else [value]) if isinstance(v, dict) and "_target_" in v]
-        for each in inside:
-            _check_node(f"{path}.{key}", each, names)
-        if inside:
-            continue
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, dict):
+                _check_node(f"{path}.{key}", each)
         if isinstance(value, str) and (group := f"{path}.{key}".replace(".", "/")) in groups():
             raise ConfigError(f"{path}.{key}={value} is a value where a choice is wanted; give {group}={value}")
-    target = node.get("_target_")
-    if not isinstance(target, str) or target == "???":
-        if target in (None, "???"):
-            raise ConfigError(f"{path}._target_ is missing; give {path}._target_=package.module.Class")
-        raise ConfigError(f"{path}._target_={target!r} names no class; choose one of the group's choices")
-    settings = {key: value for key, value in node.items() if key != "_target_"}
-    own = {key: names.get(f"{path}.{key}", f"{path}.{key}") for key in settings}
-    try:
-        made = targets.found(f"{path}._target_", target)
-        if not callable(made):
-            raise ConfigError(f"{path}._target_={target!r} is a {type(made).__name__}; give a class of it")
-        check_types(made, settings, own)
-    except (ImportError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path}._target_={target!r} cannot be imported ({error})") from error
+
+
+def _check_part(part: targets.Part, names: dict[str, str]) -> None:
+    """The types of one object's settings."""
+    own = {name: names.get(f"{part.key}.{name}", f"{part.key}.{name}") for name in part.arguments}
+    check_types(part.call, part.arguments, own)
 
 
 def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
     """Build one object; errors name the group."""
+    from fedsim.app.kinds import KINDS
+
     if not isinstance(node, dict):
         choices = ", ".join(groups().get(group, []))
         raise ConfigError(f"{group}={node!r} is no choice of this group; choose one of {choices}")
-    targets.check_all(group, node)
-    _check_node(group, node, names)
-    if node.get("_partial_"):
-        raise ConfigError(
-            f"{group}._partial_=true leaves an object half made, and a run needs a whole one; leave it out"
-        )
+    _check_node(group, node)
+    whole = targets.parse(group, node, KINDS[group])
+    for part in whole.parts():
+        _check_part(part, names)
     try:
-        return instantiate(node, _convert_="all")
-    except MissingMandatoryValue as error:
-        raise ConfigError(f"{group}.{error.full_key} is missing; give {group}.{error.full_key}=…") from None
-    except InstantiationException as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None and not isinstance(cause, ConfigError):
-            cause = cause.__cause__
-        inside = re.search(r"full_key: ([\w.]+)", str(error))  # of an object in the group's
-        if isinstance(cause, ConfigError):
-            raise (of_part(cause, group, inside[1]) if inside else cause) from None
-        reason = (str(cause).splitlines() or [type(cause).__name__])[0]
-        if re.search("unexpected keyword argument|takes no arguments", reason) and "custom" in groups().get(group, []):
-            reason += f"; {group}=custom leaves out the keys of {group}'s other choices"
-        raise ConfigError(f"{group}{'.' + inside[1] if inside else ''}: {reason}") from error
+        return whole.build()
+    except ConfigError as error:
+        if re.search("unexpected keyword argument|takes no arguments", str(error)) and "custom" in groups()[group]:
+            raise ConfigError(f"{error}; {group}=custom leaves out the keys of {group}'s other choices") from error
+        raise
 
 
 def _model_builder(node: dict[str, Any], names: dict[str, str]) -> Any:
     """A callable that builds a fresh module; called once per replicate."""
-    target = node.pop("_target_", None)
-    if not isinstance(target, str) or target == "???":
+    from fedsim.app.kinds import KINDS
+
+    if node.get("_target_", targets.MISSING) == targets.MISSING:
         raise ConfigError("model._target_ is missing; give the class of an nn.Module, such as package.module.Class")
-    try:
-        made = targets.found("model._target_", target)
-        own = {key: names.get(f"model.{key}", f"model.{key}") for key in node}
-        check_types(made, node, own)
-        return functools.partial(made, **node)
-    except ConfigError:
-        raise
-    except (ImportError, ValueError, TypeError) as error:
-        raise ConfigError(f"model._target_={target!r} cannot be imported ({error})") from error
+    part = targets.parse("model", node, KINDS["model"])
+    _check_part(part, names)
+    return functools.partial(part.call, **{name: value for name, value in node.items() if name in part.arguments})

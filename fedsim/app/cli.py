@@ -6,10 +6,13 @@ import contextlib
 import functools
 import logging
 import os
+import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import hydra
@@ -19,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim.app import commands, idle, sweep
+from fedsim.app import commands, hydra_section, sweep
 from fedsim.app.build import build
 from fedsim.app.config import config_folder, groups, plain
 from fedsim.app.explain import before_the_job, explain, in_one_line, unresolved
@@ -27,7 +30,7 @@ from fedsim.app.folders import RESUME, key_of, run_folder
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.core.lock import check_free
 from fedsim.core.settings import flatten
-from fedsim.core.speaking import be_patient, patiently
+from fedsim.core.speaking import be_patient, log_to_stderr, once_each, patiently
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
     from fedsim.core.ranks import Ranks
@@ -48,13 +51,18 @@ def _main() -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors reach us instead of being printed by Hydra
     _prepare()
     if sys.argv[1:2] and sys.argv[1] in commands.WORDS:
-        return commands.answer(sys.argv[1], sys.argv[2:])
+        try:
+            return commands.answer(sys.argv[1], sys.argv[2:])
+        except (HydraException, OmegaConfBaseException) as error:  # of a command that composes a configuration
+            sys.exit(f"fedsim {sys.argv[1]}: {explain(error)}")
     sys.argv[1:] = flags_first(sys.argv[1:])
     problem = None
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several:
         _one_of_several()
     try:
-        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
+        with hydra_section.looked_at(), contextlib.nullcontext() if several else _sigterm_interrupts():
+            hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         problem = explain(error)
         if sweep.Begin.records is None:
@@ -63,10 +71,33 @@ def _main() -> None:
         if sweep.Begin.records is None:
             if isinstance(error, (ValueError, OSError)) and not _of_job(error):
                 sys.exit(f"fedsim: {before_the_job(error)}")
+            if isinstance(error, KeyboardInterrupt):
+                sys.exit("fedsim: stopped at once, not after a round")
             raise
         problem = "it was asked to stop" if isinstance(error, KeyboardInterrupt) else sweep.one_line(error)
     if sweep.Begin.records is not None and not sweep.conclude(problem):
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Within the block SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does: between two runs of a sweep its end
+    is told all the same. While a run is under way `fedsim.run.stopping` takes all three. Not for ranks, which may wait
+    for one another where no Python runs: SIGTERM must end them there."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        asking = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))
+        for number in (number for number in asking if number and signal.getsignal(number) == signal.SIG_DFL):
+            before[number] = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def flags_first(arguments: list[str]) -> list[str]:
@@ -92,7 +123,7 @@ def _prepare() -> None:
         sys.path.insert(0, os.getcwd())
     threading.excepthook = _of_a_thread
     be_patient()  # a launcher's worker has begun elsewhere than in `main`
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    log_to_stderr()
     logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what it raises
     logging.getLogger("fedsim").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
 
@@ -119,13 +150,19 @@ def _job(cfg: DictConfig) -> float | None:
     _prepare()
     if problem := unresolved(cfg):
         sys.exit(f"fedsim: {problem}")
-    idle.tell(plain(cfg), _given(told.overrides), alone=True)
+    if any(text.startswith("objective=") for text in _given(told.overrides)):
+        log.warning("objective has no effect in a single run; it is what a tuning sweep judges runs by")
     ranks, folder, choices, unnamed = Ranks(), Path(), _choices(), cfg.out is None
     try:
         ranks = Ranks.join()
         folder = _folder(cfg, ranks, told.run.dir)
         log.info("run: %s", folder)
-        result = run(cfg, folder, choices, ranks)
+        try:
+            result = run(cfg, folder, choices, ranks)
+        except Stopped as stop:
+            if stop.__cause__ is not None:  # it failed after it was asked to stop
+                raise stop.__cause__ from None
+            raise
     except ConfigError as error:
         if unnamed:  # it was made for this run, which leaves nothing in it
             with contextlib.suppress(OSError):
@@ -138,6 +175,10 @@ def _job(cfg: DictConfig) -> float | None:
     except OutputError as error:
         sys.exit(f"fedsim: {error}; make room there, and {_go_on(folder)}")
     except Stopped as stop:
+        if stop.result is not None:
+            if ranks.first:
+                print(report(stop.result), flush=True)
+            _end(ranks, f"{stop}; all of it is in {folder}")
         _end(ranks, f"{stop}; go on with the same command and resume={folder}")
     except PeerError as error:  # said at once: torchrun is about to end this process
         sweep.tell(
@@ -191,8 +232,7 @@ def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> Steps[flo
     _prepare()
     told = HydraConfig.get()
     launcher, folder = told.runtime.choices["hydra/launcher"], Path(told.runtime.output_dir)
-    if int(told.job.num) == 0:  # what is given is given for all
-        idle.tell(plain(cfg), _given(told.overrides), alone=False)
+    once_each("fedsim.run.settings")  # what is given is mostly given for all jobs
     if cfg.resume is None:
         cfg.resume = "auto"
     if launcher == "lockstep" or (launcher != "basic" and sys.stderr.isatty()):
@@ -231,8 +271,10 @@ def steps(
     choices: dict[str, str],
     ranks: Ranks | None = None,
     shared: dict[str, Any] | None = None,
+    trusted: Sequence[str] | None = None,
 ) -> Steps[Result]:
-    """As `run`, its local work handed out; `shared` are data sets of other runs, as `build` takes them."""
+    """As `run`, its local work handed out; `shared` are data sets of other runs, as `build` takes them, `trusted` the
+    packages that the user named; None: as the overrides of this process say."""
     from fedsim.core.ranks import Ranks
     from fedsim.run.checkpoint import NAME as CHECKPOINT
 
@@ -253,12 +295,18 @@ def steps(
     for group in given.keys() & groups().keys() - {"uplink"}:  # whose choices are stages, one after another
         if (value := given[group]).startswith("["):  # Hydra would mix their keys
             raise ConfigError(f"{group}={value} are several choices, not one; add -m and {group}={value[1:-1]}")
-    if cfg.trusted and HydraConfig.initialized() and "trusted" not in given:  # a file would trust whom it likes
-        raise ConfigError(f"trusted={cfg.trusted} stands in a file; say on the command line whom you trust")
     sweep.check_objective(cfg.objective, metrics=plain(cfg)["metrics"])
-    simulation, tracking, identity = build(cfg, ranks, shared)
+    if trusted is None:
+        trusted = cfg.trusted if "trusted" in given and "trusted" not in _params_of_sweeper() else ()
+    simulation, tracking, identity = build(cfg, ranks, shared, list(trusted or ()))
     yaml, settings = OmegaConf.to_yaml(cfg, resolve=True), choices | table_row(identity)
     return (yield from simulation.steps(folder, resume != "overwrite", tracking, identity, settings, yaml))
+
+
+def _params_of_sweeper() -> set[str]:
+    """Keys that a sweep varies because a file says so, not the command."""
+    params = HydraConfig.get().sweeper.get("params") if HydraConfig.initialized() else None
+    return {key_of(f"{key}=") for key in params or {}}
 
 
 def table_row(identity: dict[str, Any]) -> dict[str, Any]:

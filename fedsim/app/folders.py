@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import os
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from fedsim.core.settings import short
 
 STAMP = "outputs/%Y-%m-%d/%H-%M-%S"  # of a run or sweep whose folder the user does not name
 RESUME = ("never", "auto", "overwrite")
+LONGEST_PART, LONGEST_PATH = 255, 4096 - 300  # bytes of a name and of a path, which file systems allow
 LONGEST_NAME = 200  # of a run's folder in a sweep; file systems end at 255 bytes
 ALONE = "run"  # the run of a sweep in which nothing varies
 PLAIN = re.compile(r"[\w.,:()\[\]{}@+-]*(?: [\w.,:()\[\]{}@+-]+)*")  # values that name a folder as they are
@@ -43,6 +45,9 @@ def named(key: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not text.strip() or "\0" in text:
         way = "resume=auto goes on with a run in out" if key == "resume" else "give one, such as out=outputs/first"
         raise ConfigError(f"{key}={value!r} names no folder; {way}")
+    longest = max((len(os.fsencode(part)) for part in Path(text).parts), default=0)
+    if longest > LONGEST_PART or len(os.fsencode(Path(text).absolute())) > LONGEST_PATH:
+        raise ConfigError(f"{key}={text[:20]}…{text[-20:]} is longer than file systems allow; give a shorter folder")
     return text
 
 

@@ -75,10 +75,14 @@ def launch(
         returned += jobs
         with deterministic(any(job.cfg is not None and job.cfg.deterministic is True for job in jobs)):
             lockstep = Lockstep[Any](watch=_Told())
+            failed: list[BaseException] = []
             for place, ended in lockstep([functools.partial(lambda job: job.return_value, job) for job in jobs]):
                 if isinstance(ended, BaseException):
-                    raise ended
-                jobs[place].return_value = ended
+                    failed.append(ended)
+                else:
+                    jobs[place].return_value = ended
+        if failed:  # when all have come to their end: a signal stops each of them after the same round
+            raise failed[0]
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     return returned
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -30,7 +29,9 @@ from fedsim.app.explain import explain, in_one_line, unresolved
 from fedsim.app.folders import key_of, named, new_folder
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError
+from fedsim.core.files import real_folder, replacing
 from fedsim.core.lock import Lock
+from fedsim.core.speaking import printable
 
 if TYPE_CHECKING:
     from fedsim.tracking import Result
@@ -55,7 +56,7 @@ Final = dict[str, tuple[float, float]]
 
 def tell(*words: str, **how: Any) -> None:
     """Print to what is standard error by now."""
-    print(*words, file=sys.stderr, **how)
+    print(*map(printable, words), file=sys.stderr, **how)
 
 
 @dataclass
@@ -78,10 +79,8 @@ class Record:
 
     def write(self, folder: Path) -> None:
         """Leave the record, whole at every moment."""
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{self.number}.partial"
-        partial.write_text(json.dumps(asdict(self)) + "\n")
-        os.replace(partial, folder / f"{self.number}.json")
+        with replacing(real_folder(folder) / f"{self.number}.json") as file:
+            file.write(json.dumps(asdict(self)) + "\n")
 
 
 def begun(
@@ -98,7 +97,6 @@ def begun(
     """
     hydra = HydraConfig.get()  # of this run; when its steps are taken it may be another one's
     record = Record(int(hydra.job.num), list(hydra.overrides.task), str(folder))
-    record.write(Path(hydra.sweep.dir) / RECORDS)
     return _carried_out(cfg, folder, run, show, hydra, record)
 
 
@@ -112,23 +110,32 @@ def _carried_out(
 ) -> Steps[float | None]:
     from fedsim.run.stopping import Stopped
 
+    records = Path(hydra.sweep.dir) / RECORDS
+    stop: Stopped | None = None
+    value: float | None = None
     try:
+        record.write(records)
         check_objective(cfg.objective, hydra.sweeper._target_, plain(cfg)["metrics"])
         final = finished(cfg, folder) if cfg.resume == "auto" else None
-        status = "done" if final is None else "kept"
         if final is None:
-            result = yield from run()
+            try:
+                result = yield from run()
+            except Stopped as stopped:
+                stop = stopped
+                if stopped.__cause__ is not None:
+                    raise stopped.__cause__ from None
+                if stopped.result is None:
+                    raise
+                result = stopped.result
             final = result.final
+            record.status = "done"
             print(show(result), flush=True)
         else:
+            record.status = "kept"
             log.info("finished before: %s", folder)
         value = _objective(cfg.objective, final)
-        record.status = status
-        return value
-    except Stopped as stop:
-        record.status, record.message = "stopped", str(stop)
-        if hydra.runtime.choices["hydra/launcher"] in ("basic", "lockstep"):
-            raise  # whoever asked this process to stop means the sweep
+    except Stopped as stopped:
+        record.status, record.message = "stopped", str(stopped)
     except (ConfigError, DivergenceError, OutputError) as error:
         record.status, record.message = "failed", str(error)
     except OmegaConfBaseException as error:
@@ -136,9 +143,15 @@ def _carried_out(
     except Exception as error:
         log.exception("run failed: %s", folder)
         record.status, record.message = "failed", one_line(error)
+    except (KeyboardInterrupt, GeneratorExit):  # at once: by a second signal, or outside of the rounds
+        if record.status == "running":
+            record.status, record.message = "stopped", "stopped at once, not after a round"
+        raise
     finally:
-        record.write(Path(hydra.sweep.dir) / RECORDS)
-    return None
+        record.write(records)
+    if stop is not None and hydra.runtime.choices["hydra/launcher"] in ("basic", "lockstep"):
+        raise stop  # whoever asked this process to stop means the sweep
+    return value
 
 
 def finished(cfg: DictConfig, folder: Path) -> Final | None:

@@ -1,6 +1,7 @@
 """Checksums of a safetensors file, in its header: a disk or a copy that changed a bit is noticed.
 
-CRC-32, of every tensor and of the header's other entries. A file of an earlier version has none, and is taken as it is.
+CRC-32, of every tensor and of the header's other entries. A file of an earlier version has none, and is taken as it
+is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import zlib
 
 from torch import Tensor, uint8
 
+SIGNED = ("fedsim-constants",)  # formats that never were without
 SUMS = "sums"  # the header's entry; there the header's own sum has no name
 
 
@@ -39,7 +41,7 @@ def damaged(header: dict[str, str], tensors: dict[str, Tensor]) -> str | None:
         ValueError: the entry is damaged itself.
     """
     if SUMS not in header:
-        return None
+        return "the header" if header.get("format") in SIGNED else None
     if not isinstance(sums := json.loads(header[SUMS]), dict):
         raise ValueError("an entry is no mapping")
     found = {name: _of(value) for name, value in tensors.items()} | {"": _of_header(header)}

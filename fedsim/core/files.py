@@ -1,4 +1,8 @@
-"""Files that are whole at every moment: written beside their place, and renamed when they are complete."""
+"""Files that are whole at every moment: written beside their place, and renamed when they are complete.
+
+A run folder may come from somebody else, so that links in it are not followed: a file is made anew, whatever had its
+name, and a link in the place of a folder is refused.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ def replacing(path: Path, mode: str = "w", durable: bool = False) -> Iterator[IO
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
         with written(path):
-            with open(partial, mode, **text) as file:  # type: ignore[call-overload]
+            with open(partial, mode, opener=_anew, **text) as file:  # type: ignore[call-overload]
                 yield file
                 if durable:
                     on_disk(file)
@@ -43,6 +47,31 @@ def replacing(path: Path, mode: str = "w", durable: bool = False) -> Iterator[IO
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
+
+
+def _anew(path: str, flags: int) -> int:
+    """An opener of a file that is made now: what had the name goes, were it a link to somebody's file."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def without_following(path: str, flags: int) -> int:
+    """An opener of a file that refuses a link."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def real_folder(path: Path) -> Path:
+    """The folder inside a run's, which is made where it is absent.
+
+    Raises:
+        OutputError: it is a link, by which files would be written elsewhere.
+    """
+    if path.is_symlink():
+        raise OutputError(f"{path} is a link, and runs write inside their own folder alone; remove it")
+    with written(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def regular(path: Path) -> Path:

@@ -1,28 +1,71 @@
-"""Nobody may read what a command says (`| head` has seen enough, a terminal was closed): its work goes on."""
+"""What commands print: their readers may leave (`| head`, a closed terminal), and names of runs may hold anything.
+
+A name of a folder, a setting or a label may come from somebody else. Control characters in it are printed as escapes,
+so that it cannot move the cursor, rename the window or hide a line; in Markdown it is text, whatever signs it has.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+_MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#|\w+;)")
+_LINK = re.compile(r"(?i)\b(?:(https?|ftp|mailto|xmpp)(:)|(www)(\.))")
+_FIRST = re.compile(r"(?m)^(\s*)(#|[-+=](?=\s|$))")
+_SPACES = "\n\r\t\u00a0\u2007\u2009\u202f"  # which are not printable to Python, and do no harm
+
+
+def printable(text: str) -> str:
+    """The same with escapes in the place of control characters, and of those that turn the direction of writing."""
+    if text.isprintable():
+        return text
+    return "".join(
+        sign if sign in _SPACES or sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
+    )
+
+
+def in_markdown(text: str) -> str:
+    """Text that Markdown shows as it is: no further column of a table, no link, picture, address or tag."""
+    text = _MARKUP.sub(lambda found: "&amp;" if found[0] == "&" else f"\\{found[0]}", printable(text))
+    text = text.replace("<", "&lt;").replace(">", "&gt;")
+    text = _LINK.sub(lambda found: f"{found[1] or found[3]}\\{found[2] or found[4]}", text)
+    return _FIRST.sub(r"\1\\\2", text)
+
+
+def code_span(text: str) -> str:
+    """Text as code of Markdown, between more backticks than it has in a row."""
+    text = " ".join(printable(text).split())
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    edge = " " if text[:1] == "`" or text[-1:] == "`" else ""
+    return f"{fence}{edge}{text}{edge}{fence}"
+
 
 class Patient:
-    """A stream of text whose reader may leave: what is written then goes nowhere, and is no error.
+    """A stream of text whose reader may leave: what is written then goes nowhere, and is no error. Letters that the
+    stream's encoding does not have are written as escapes.
 
     Args:
         stream: that is written to; all but writing is its own.
+        plain: control characters are written as escapes.
     """
 
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, plain: bool = False) -> None:
+        self._stream, self._plain = stream, plain
 
     def write(self, text: str) -> int:
         """The number of characters, read or not."""
         try:
-            self._stream.write(text)
+            text = printable(text) if self._plain else text
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:  # of a stream that knows ASCII alone, say
+                encoding = getattr(self._stream, "encoding", None) or "ascii"
+                self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         except OSError as error:
             self._give_up(error)
         return len(text)
@@ -54,12 +97,13 @@ class Patient:
 
 
 def be_patient() -> None:
-    """From now on standard output and standard error may lose their readers."""
-    sys.stdout, sys.stderr = (_patient(sys.stdout), _patient(sys.stderr))
+    """From now on standard output and standard error may lose their readers; progress is drawn on the latter, so that
+    control characters are escaped on the former alone."""
+    sys.stdout, sys.stderr = (_patient(sys.stdout, plain=True), _patient(sys.stderr))
 
 
-def _patient(stream: Any) -> Any:
-    return stream if stream is None or isinstance(stream, Patient) else Patient(stream)
+def _patient(stream: Any, plain: bool = False) -> Any:
+    return stream if stream is None or isinstance(stream, Patient) else Patient(stream, plain)
 
 
 @contextlib.contextmanager
@@ -69,8 +113,51 @@ def patiently() -> Iterator[None]:
     be_patient()
     try:
         yield
+    except SystemExit as left:
+        if isinstance(left.code, str):
+            left.code = printable(left.code)
+        raise
     finally:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
         sys.stdout, sys.stderr = before
+
+
+class PlainFormatter(logging.Formatter):
+    """Log lines whose messages are printable."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s  %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+
+def log_to_stderr() -> None:
+    """Show warnings on standard error, unless logs are shown already."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+class _Once(logging.Filter):
+    """Lets every message of a logger pass once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        new = message not in self._seen
+        self._seen.add(message)
+        return new
+
+
+def once_each(logger: str) -> None:
+    """From now on this logger gives every message once in this process: the jobs of a sweep share most settings."""
+    found = logging.getLogger(logger)
+    if not any(isinstance(each, _Once) for each in found.filters):
+        found.addFilter(_Once())

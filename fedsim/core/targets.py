@@ -1,8 +1,10 @@
-"""What a `_target_` in a configuration may name: something of a trusted package, or of the user's own code.
+"""What a `_target_` in a configuration may name: a class of the kind that its place wants, or one of a few functions.
 
-Trusted packages are those that models, data and metrics come from. The user's own code is what is neither Python's own
-nor installed among its packages: modules of the working directory, of PYTHONPATH, of a checkout. What a name leads to
-counts, not what it is called: `torch.os.system` is none of PyTorch's.
+A `Kind` says which classes fit a place, and in which modules of the built-in packages they are looked for: nothing else
+of these packages is imported or called. The user's own code is what is neither Python's own nor installed among its
+packages: modules of the working directory, of PYTHONPATH, of a checkout. Its classes must be of the kind, too; its
+functions may build what they like. What a name leads to counts, not what it is called: `torch.os.system` is none of
+PyTorch's.
 """
 
 from __future__ import annotations
@@ -10,125 +12,410 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import pkgutil
+import inspect
+import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, of_part
 
-PACKAGES = (
-    "fedsim", "torch", "torchvision", "torchmetrics", "transformers", "peft", "timm", "sklearn", "flwr_datasets",
-)  # fmt: skip
-CLOSED = (  # of these, what reads pickles, compiles, starts, fetches or writes
-    "fedsim.app", "fedsim.core", "fedsim.plots", "fedsim.results", "fedsim.run.checkpoint", "fedsim.run.folder",
-    "fedsim.tracking.metrics_csv", "fedsim.tracking.clients",
-    "torch.load", "torch.save", "torch.hub", "torch.serialization", "torch.package", "torch.jit", "torch.ops",
-    "torch.classes", "torch.distributed", "torch.multiprocessing", "torch.utils.cpp_extension",
-    "torch.utils.model_zoo", "torch.utils.collect_env",
-    "torch.testing", "torch.export", "torch.onnx", "torch.fx", "torch.compile", "torch.library", "torch.compiler",
-    "torchvision.io", "torchvision.datasets.utils", "transformers.dynamic_module_utils", "transformers.utils",
-    "transformers.commands", "transformers.pipeline", "sklearn.utils", "sklearn.datasets.fetch_openml",
-)  # fmt: skip
+BUILT_IN = ("fedsim", "torch", "torchvision", "torchmetrics", "timm", "flwr_datasets")  # where kinds have classes
 REMOTE = "trust_remote_code"  # by which Hugging Face's libraries run code of a repository
+# Hydra's keys that change what a `_target_` does, and the value of each that changes nothing.
+RESERVED: dict[str, Any] = {"_partial_": False, "_args_": [], "_recursive_": True, "_convert_": "all"}
+MISSING = "???"
+ON_THE_COMMAND_LINE = "add trusted=[{root}]"
 
-_named: ContextVar[tuple[str, ...]] = ContextVar("packages that the user trusts", default=())
+
+@dataclass(frozen=True)
+class Kind:
+    """The classes that fit a place of a configuration.
+
+    Attributes:
+        what: they are called in messages, with their article.
+        bases: classes that one is derived from; empty: any class.
+        has: methods that it has besides.
+        modules: of the built-in packages where such classes are defined.
+        shown_in: further modules through which they may be named, without those below them.
+        names: of the classes there that count; None: all.
+        functions: says of a function of these modules whether it builds such an object.
+        built_in: bases of classes of built-in packages, where these differ from `bases`.
+        arguments: kinds of the objects among its arguments whose annotation does not say them.
+        inside: kinds that arguments of the user's own classes may have.
+        instances: whether callable objects of the user's own code fit, too.
+    """
+
+    what: str
+    bases: tuple[type, ...] = ()
+    has: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    shown_in: tuple[str, ...] = ()
+    names: frozenset[str] | None = None
+    functions: Callable[[Any], bool] = field(default=lambda made: False)
+    built_in: tuple[type, ...] = ()
+    arguments: Mapping[str, Kind] = field(default_factory=dict)
+    inside: tuple[Kind, ...] = ()
+    instances: bool = False
+
+    def fits(self, made: type) -> bool:
+        """Is it a class of this kind?"""
+        defined = {name for base in made.__mro__ if base is not object for name in vars(base)}
+        return (not self.bases or issubclass(made, self.bases)) and defined >= set(self.has)
+
+    def has_built_in(self, made: Any) -> bool:
+        """Is it one of the classes or functions of built-in packages that count?"""
+        if not _below(made.__module__, self.modules):
+            return False
+        if not isinstance(made, type):
+            return bool(self.functions(made))
+        named = self.names is None or made.__name__ in self.names
+        return named and self.fits(made) and (not self.built_in or issubclass(made, self.built_in))
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Attributes:
+
+    packages: that the user trusts besides.
+    own: is the user's own code trusted?
+    remedy: how a package is trusted.
+    """
+
+    packages: tuple[str, ...] = ()
+    own: bool = True
+    remedy: str = ON_THE_COMMAND_LINE
+
+
+_trust: ContextVar[Trust] = ContextVar("whose code configurations may name", default=Trust())  # noqa: B039 (frozen)
 
 
 @contextlib.contextmanager
-def trusting(packages: Sequence[str]) -> Iterator[None]:
-    """Within the block, these packages are trusted too."""
-    before = _named.set(tuple(packages))
+def trusting(packages: Sequence[str], own: bool = True, remedy: str = ON_THE_COMMAND_LINE) -> Iterator[None]:
+    """Within the block these packages are trusted, and the user's own code where `own` says so."""
+    before = _trust.set(Trust(tuple(packages), own, remedy))
     try:
         yield
     finally:
-        _named.reset(before)
+        _trust.reset(before)
 
 
-def found(key: str, target: str) -> Any:
-    """What stands at a dotted path.
+def resolve(key: str, target: str, kind: Kind) -> Any:
+    """The class or function at a dotted path.
 
     Args:
         key: under which a configuration names it.
         target: package.module.Name.
+        kind: that the place wants.
 
     Raises:
-        ConfigError: a configuration may not name it.
+        ConfigError: a configuration may not name it there.
         ImportError, ValueError: there is no such thing.
     """
-    root = target.partition(".")[0]
-    _check(key, target, target)
-    if root == "torchvision":
+    parts = target.split(".")
+    if not all(part.isidentifier() for part in parts):
+        raise ConfigError(f"{key}={target!r} is no path of a class; give package.module.Class")
+    if hidden := next((part for part in parts if part.startswith("_")), None):
+        raise ConfigError(f"{key}={target!r}: {hidden} begins with an underscore, and is closed to configurations")
+    root = parts[0]
+    how = _trusted_as(root)
+    if how is None:
+        raise ConfigError(f"{key}={target!r} {_untrusted(root)}")
+    if how == "built in" and not (_below(target, kind.modules) or target.rpartition(".")[0] in kind.shown_in):
+        raise ConfigError(f"{key}={target!r} {_unfit(root, kind)}")
+    if root in ("torchvision", "torchmetrics"):
         from fedsim.core.torchvision_import import torchvision
 
         torchvision()  # where its compiled operators do not load, a plain import fails
-    try:
-        made = pkgutil.resolve_name(target)
-    except AttributeError as error:
-        raise ImportError(str(error)) from error
-    if isinstance(made, ModuleType):
-        raise ImportError(f"{target} is a module")
-    made_in, name = getattr(made, "__module__", None), getattr(made, "__qualname__", getattr(made, "__name__", ""))
-    if isinstance(made_in, str) and callable(made):
-        _check(key, target, f"{made_in}.{name}")
+    made = _walked(key, target, parts, how)
+    home, is_class = _home(made), isinstance(made, type)
+    is_function = isinstance(made, (types.FunctionType, types.BuiltinFunctionType))
+    if not (is_class or is_function or (kind.instances and callable(made) and how != "built in")):
+        raise ConfigError(f"{key}={target!r} is a {type(made).__name__}; give a function or class")
+    found_in = home.partition(".")[0] or "builtins"
+    found_as = _trusted_as(found_in)
+    if found_as is None or (how == "built in" and found_as != how):
+        called = f"{home}.{getattr(made, '__qualname__', type(made).__name__)}"
+        raise ConfigError(f"{key}={target!r} is {called}, and that {_untrusted(found_in)}")
+    if found_as == "built in" and not kind.has_built_in(made):
+        raise ConfigError(f"{key}={target!r} {_unfit(found_in, kind)}")
+    if isinstance(made, types.BuiltinFunctionType) and found_as != "named":
+        raise ConfigError(f"{key}={target!r} is a builtin function; give a class, or a function written in Python")
+    if is_class and not kind.fits(made):
+        raise ConfigError(f"{key}={target!r} is a class, but not {kind.what}; {_wanted(kind)}")
     return made
 
 
-def check_all(key: str, node: Any) -> None:
-    """Refuse a part of a configuration, however deep, that names what none may.
+@dataclass
+class Part:
+    """An object that a configuration describes, ready to be built.
+
+    Attributes:
+        key: where it stands.
+        kind: it is of.
+        call: its class, or the function that builds it.
+        arguments: of the call; those that are objects are parts themselves.
+    """
+
+    key: str
+    kind: Kind
+    call: Callable[..., Any]
+    arguments: dict[str, Any]
+
+    def parts(self) -> Iterator[Part]:
+        """This one, and those among its arguments, the innermost first."""
+        yield from _parts(list(self.arguments.values()))
+        yield self
+
+    def build(self) -> Any:
+        """The object.
+
+        Raises:
+            ConfigError: the class refuses its arguments; the message names the key.
+        """
+        for name, value in self.arguments.items():
+            if isinstance(value, str) and value == MISSING:
+                raise ConfigError(f"{self.key}.{name} is missing; give {self.key}.{name}=…")
+        arguments = {name: _built(value) for name, value in self.arguments.items()}
+        try:
+            made = self.call(**arguments)
+        except Exception as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None and not isinstance(cause, ConfigError):
+                cause = cause.__cause__
+            if isinstance(cause, ConfigError):
+                group, _, inside = self.key.partition(".")
+                raise (of_part(cause, group, inside) if inside else cause) from None
+            reason = (str(cause).splitlines() or [type(cause).__name__])[0]
+            raise ConfigError(f"{self.key}: {reason}") from error
+        if self.kind.bases and not isinstance(made, self.kind.bases):
+            raise ConfigError(
+                f"{self.key}: {self.call.__qualname__} returned a {type(made).__name__}, not {self.kind.what}; "
+                f"{_wanted(self.kind)}"
+            )
+        return made
+
+
+def parse(key: str, node: Mapping[str, Any], kind: Kind) -> Part:
+    """What a mapping with a `_target_` describes. Nothing is called.
 
     Raises:
-        ConfigError: the message says where.
+        ConfigError: it names what none may, or what is not there; the message says where.
     """
-    if isinstance(node, dict):
-        if node.get(REMOTE) and not {"transformers", "datasets"} & set(_named.get()):
-            raise ConfigError(
-                f"{key}.{REMOTE}={node[REMOTE]} runs code of a repository; if you know it, add trusted=[transformers]"
-            )
-        target = node.get("_target_")
-        if isinstance(target, str) and target != "???":
-            _check(f"{key}._target_", target, target)
-            with contextlib.suppress(ImportError, ValueError):  # said where it is made
-                found(f"{key}._target_", target)
-        for name, value in node.items():
-            check_all(f"{key}.{name}", value)
-    elif isinstance(node, (list, tuple)):
-        for value in node:
-            check_all(key, value)
+    target = node.get("_target_")
+    if target is None or target == MISSING:
+        raise ConfigError(f"{key}._target_ is missing; give {key}._target_=package.module.Class")
+    if not isinstance(target, str):
+        raise ConfigError(f"{key}._target_={target!r} names no class; choose one of the group's choices")
+    for name, harmless in RESERVED.items():
+        if node.get(name, harmless) not in (harmless, None):
+            if name == "_partial_":
+                raise ConfigError(
+                    f"{key}._partial_=true leaves an object half made, and a run needs a whole one; leave it out"
+                )
+            raise ConfigError(f"{key}.{name}={node[name]!r}: objects are built of named arguments; leave it out")
+    check_remote(key, node)
+    try:
+        call = resolve(f"{key}._target_", target, kind)
+    except ConfigError:
+        raise
+    except Exception as error:  # the user's own module may raise anything
+        raise ConfigError(f"{key}._target_={target!r} cannot be imported ({error})") from error
+    given = {name: value for name, value in node.items() if name not in ("_target_", *RESERVED)}
+    return Part(key, kind, call, {n: _parsed(f"{key}.{n}", v, kinds_of(call, n, kind)) for n, v in given.items()})
 
 
-def _check(key: str, target: str, path: str) -> None:
-    """Is it of a trusted package, or the user's own?"""
-    root = path.partition(".")[0]
-    if root in _named.get():
-        return
-    if root in PACKAGES:
-        if not any(path == closed or path.startswith(f"{closed}.") for closed in CLOSED):
-            return
+def check(key: str, node: Any, kinds: Sequence[Kind]) -> None:
+    """Refuse what none may name in a mapping or list, however deep, that is handed on as it stands."""
+    _parsed(key, node, kinds)
+
+
+def check_remote(key: str, node: Mapping[str, Any]) -> None:
+    """Refuse arguments by which a library runs code of a repository."""
+    if node.get(REMOTE) and not {"transformers", "datasets"} & set(_trust.get().packages):
         raise ConfigError(
-            f"{key}={target!r} is no part of {root} that configurations may call; if you know what it does with what "
-            f"this one gives it, add trusted=[{root}]"
+            f"{key}.{REMOTE}={node[REMOTE]} runs code of a repository; if you know it, {_remedy('transformers')}"
         )
-    if not _installed(root):
-        return
-    what = "" if root == target.partition(".")[0] else f" is {path}, and that"
-    raise ConfigError(
-        f"{key}={target!r}{what} is of the package {root}, which configurations may not call; if you trust it with "
-        f"what this one gives it, add trusted=[{root}]"
+
+
+def kinds_of(call: Any, name: str, kind: Kind) -> tuple[Kind, ...]:
+    """The kinds of objects that an argument takes: of the user's own code those of `inside`, else what is annotated."""
+    if name in kind.arguments:
+        return (kind.arguments[name],)
+    if _trusted_as(_home(call).partition(".")[0]) != "built in":
+        return kind.inside
+    if bases := tuple(dict.fromkeys(_annotated(call, name))):
+        what = " or ".join(base.__name__ for base in bases)
+        return (Kind(f"a {what}", bases, modules=("fedsim",), inside=kind.inside),)
+    return ()
+
+
+def _parsed(key: str, value: Any, kinds: Sequence[Kind]) -> Any:
+    """The same with parts in the place of mappings that have a `_target_`."""
+    if isinstance(value, (list, tuple)):
+        return [_parsed(key, each, kinds) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    check_remote(key, value)
+    if "_target_" not in value:
+        return {name: _parsed(f"{key}.{name}", each, kinds) for name, each in value.items()}
+    problem = None
+    for kind in kinds:
+        try:
+            return parse(key, value, kind)
+        except ConfigError as error:
+            problem = problem or error
+    if problem is None:
+        target = value["_target_"]
+        root = str(target).partition(".")[0]
+        why = "stands where no object is wanted; leave it out" if _trusted_as(root) else _untrusted(root)
+        problem = ConfigError(f"{key}._target_={target!r} {why}")
+    raise problem
+
+
+def _parts(value: Any) -> Iterator[Part]:
+    if isinstance(value, Part):
+        yield from value.parts()
+    elif isinstance(value, (list, dict)):
+        for each in value if isinstance(value, list) else value.values():
+            yield from _parts(each)
+
+
+def _built(value: Any) -> Any:
+    if isinstance(value, Part):
+        return value.build()
+    if isinstance(value, dict):
+        return {name: _built(each) for name, each in value.items()}
+    return [_built(each) for each in value] if isinstance(value, list) else value
+
+
+def _walked(key: str, target: str, parts: list[str], how: str) -> Any:
+    """What stands at the end of the path, where all that lies on the way is trusted as its root is.
+
+    On the way lie modules; of the user's own code also classes that hold the last one.
+    """
+    here: Any = importlib.import_module(parts[0])
+    for number, name in enumerate(parts[1:], 1):
+        if isinstance(here, types.ModuleType):
+            here = _member(here, name, last=number == len(parts) - 1)
+        elif isinstance(here, type) and how == "own":
+            here = vars(here).get(name)
+            if not isinstance(here, type):
+                raise ConfigError(f"{key}={target!r} is no class; what belongs to a class is closed to configurations")
+        else:
+            raise ConfigError(f"{key}={target!r} is an attribute of a {type(here).__name__}; give a function or class")
+        if isinstance(here, types.ModuleType):
+            root = here.__name__.partition(".")[0]
+            if root != parts[0] and (how == "built in" or _trusted_as(root) != how):
+                raise ConfigError(f"{key}={target!r} leads to the package {root}, and that {_untrusted(root)}")
+    if isinstance(here, types.ModuleType):
+        raise ImportError(f"{target} is a module")
+    return here
+
+
+def _member(module: types.ModuleType, name: str, last: bool) -> Any:
+    """An attribute of a module, or a module inside it; on the way modules come first, at the end attributes."""
+    inside = f"{module.__name__}.{name}"
+    if not last or not hasattr(module, name):
+        try:
+            return importlib.import_module(inside)
+        except ModuleNotFoundError as error:
+            if not inside.startswith(error.name or ""):
+                raise  # the module is there, and imports what is not
+    try:
+        return getattr(module, name)
+    except AttributeError as error:
+        raise ImportError(str(error)) from error
+
+
+def _home(made: Any) -> str:
+    """The module where a class or function was defined; of another object, its class."""
+    if isinstance(made, types.ModuleType):
+        return made.__name__
+    known = made if isinstance(made, (type, types.FunctionType, types.BuiltinFunctionType)) else type(made)
+    home = getattr(known, "__module__", None)
+    return home if isinstance(home, str) else ""
+
+
+def _trusted_as(root: str) -> str | None:
+    """'named' by the user, 'built in', the user's 'own', or None."""
+    trust = _trust.get()
+    if root in trust.packages:
+        return "named"
+    if root in BUILT_IN and (root == "fedsim" or root in sys.modules or _installed(root) is not False):
+        return "built in"
+    return "own" if trust.own and not _installed(root) else None
+
+
+def _remedy(root: str) -> str:
+    return _trust.get().remedy.format(root=root)
+
+
+def _untrusted(root: str) -> str:
+    return (
+        f"is of the package {root}, which configurations may not call; if you trust it with its arguments, "
+        f"{_remedy(root)}"
     )
 
 
-def _installed(root: str) -> bool:
-    """Is it Python's own, or among the installed packages? What is not found at all is said elsewhere."""
+def _unfit(root: str, kind: Kind) -> str:
+    places = f"{' or '.join(kind.modules)}, or one of your own" if kind.modules else "your own"
+    trust = "" if root == "fedsim" else f"; if you trust {root} with its arguments, {_remedy(root)}"
+    return f"is not {kind.what} that configurations may build; name one of {places}{trust}"
+
+
+def _wanted(kind: Kind) -> str:
+    if kind.bases:
+        return f"derive it from {' or '.join(f'{base.__module__}.{base.__qualname__}' for base in kind.bases)}"
+    return f"it needs {' and '.join(kind.has)}"
+
+
+def _below(path: str, places: Sequence[str]) -> bool:
+    return any(path == place or path.startswith(f"{place}.") for place in places)
+
+
+def _annotated(call: Any, name: str) -> Iterator[type]:
+    """The classes of fedsim's in the annotation of an argument, which a base class may have."""
+    for each in inspect.getmro(call) if isinstance(call, type) else (call,):
+        function = vars(each).get("__init__") if isinstance(each, type) else each
+        if not isinstance(function, types.FunctionType):
+            continue
+        try:
+            known = typing.get_type_hints(function)
+        except (NameError, TypeError, AttributeError):  # a name that only a type checker sees
+            continue
+        parameters = inspect.signature(function).parameters
+        others = [n for n, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
+        wanted = [name] if name in parameters else others
+        if found := [made for n in wanted for made in _classes(known.get(n))]:
+            yield from found
+            return
+
+
+def _classes(hint: Any) -> Iterator[type]:
+    origin = typing.get_origin(hint)
+    if origin is not None and not isinstance(origin, type):
+        origin = None
+    for made in (hint, origin):
+        if isinstance(made, type) and made.__module__.partition(".")[0] == "fedsim":
+            yield made
+    for inner in typing.get_args(hint):
+        yield from _classes(inner)
+
+
+def _installed(root: str) -> bool | None:
+    """Is it Python's own, or among the installed packages? None where nothing of the name is found."""
     try:
         spec = importlib.util.find_spec(root)
     except (ImportError, ValueError):
         return root != "__main__"
     if spec is None:
-        return False
+        return None
     places = [spec.origin] if spec.has_location and spec.origin else list(spec.submodule_search_locations or [])
     if not places:
         return True  # built in, or frozen

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
+from fedsim.core.files import replacing
 from fedsim.core.speaking import patiently
 from fedsim.plots.compare import pictures
 from fedsim.plots.report import html
@@ -71,19 +72,25 @@ def _save(runs: list[Run], metrics: list[str] | None, out: Path, x: str | None =
         for picture in pictures(runs, metrics, x=x):
             names.append(picture.name)
             for ending in ("png", "pdf"):
-                picture.figure.savefig(out / f"{picture.name}.{ending}")
+                with replacing(out / f"{picture.name}.{ending}", "wb") as file:
+                    picture.figure.savefig(file, format=ending)
     except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written ({error.strerror}); choose another folder") from error
+        raise ConfigError(f"--out {out} cannot be written ({_why(error)}); choose another folder") from error
     return f"{out / names[0]}.png" + (f", {', '.join(names[1:])}" if names[1:] else "")
 
 
 def _write(path: Path, text: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        with replacing(path) as file:
+            file.write(text)
     except OSError as error:
-        raise ConfigError(f"--html {path} cannot be written ({error.strerror}); choose another file") from error
+        raise ConfigError(f"--html {path} cannot be written ({_why(error)}); choose another file") from error
     return path
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def table(runs: list[Run], metrics: list[str], form: str) -> str:

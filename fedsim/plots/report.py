@@ -140,7 +140,7 @@ def _origin(run: Run) -> dict[str, str]:
         "command": environment.get("command", ABSENT),
         "started": str(environment.get("started", ABSENT)).replace("T", " ")[:16],
         "device": environment.get("gpu") or machine,
-        "took": _duration(run.rows[-1]["seconds"]),
+        "took": _duration(run.rows[-1].get("seconds", math.nan)),
         "speed": ABSENT if speed is None else f"{speed:,.0f} samples/s",
         "version": f"fedsim {versions.get('fedsim-torch') or '?'}, torch {versions.get('torch', '?')}",
         "commit": (environment.get("commit") or ABSENT)[:10],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections import Counter
 from collections.abc import Sequence
 from glob import glob
@@ -10,8 +12,11 @@ from typing import Any
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import said, short
+from fedsim.results.files import ENVIRONMENT
 from fedsim.results.runs import Run, load
 from fedsim.tracking.metrics_csv import NAME
+
+log = logging.getLogger(__name__)
 
 _NOT_A_DIFFERENCE = ("out", "resume", "device", "tracking.progress")
 _CLASS = "_target_"
@@ -89,17 +94,35 @@ def value(settings: dict[str, Any], key: str) -> str:
 
 def find(folders: list[Path]) -> list[Run]:
     """The runs in the given folders, or one or more levels below them (a sweep), labelled by their differences. Those
-    of one folder are in the order of what differs.
+    of one folder are in the order of what differs. Damaged ones, and those without rows, are logged and left out.
 
     What does not exist may be a glob that the shell left alone.
+
+    Raises:
+        ConfigError: no run is left.
     """
     found: dict[Path, None] = {}
-    for folder in (place for given in folders for place in ([given] if given.exists() else _matching(given))):
-        below = sorted(path.parent for path in folder.rglob(NAME))
+    damaged: list[ConfigError] = []
+    for folder in (place for given in folders for place in ([given] if os.path.exists(given) else _matching(given))):
+        try:
+            below = {path.parent for name in (NAME, ENVIRONMENT) for path in folder.rglob(name)}
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be read ({error.strerror}); give another folder") from error
         if not below:
             raise ConfigError(f"{folder} holds no run: there is no {NAME} in it or below it")
-        found.update(dict.fromkeys(below))
-    runs = [load(folder) for folder in found]
+        found.update(dict.fromkeys(sorted(below)))
+    runs = []
+    for folder in found:
+        try:
+            runs.append(load(folder))
+        except ConfigError as error:
+            damaged.append(error)
+    if not runs and len(damaged) == 1:
+        raise damaged[0]
+    for problem in damaged:
+        log.warning("left out: %s", problem)
+    if not runs:
+        raise ConfigError(f"none of the {len(damaged)} runs can be read")
     if len(folders) == 1:
         keys = swept_settings(runs)
         runs.sort(key=lambda run: [order(value(run.settings, key)) for key in keys])

@@ -7,7 +7,9 @@ import dataclasses
 import io
 import math
 import re
+from collections.abc import Callable
 
+from fedsim.core.speaking import in_markdown, printable
 from fedsim.results.table import Table
 
 SPECIAL = {
@@ -26,7 +28,7 @@ def tidy(found: Table) -> Table:
     """The same with every text on one line, whatever a run is called."""
 
     def one(texts: list[str]) -> list[str]:
-        return [" ".join(text.split()) for text in texts]
+        return [printable(" ".join(text.split())) for text in texts]
 
     lines = [(one(keys), cells) for keys, cells in found.lines]
     return dataclasses.replace(found, keys=one(found.keys), lines=lines, notes=one(found.notes))
@@ -41,13 +43,14 @@ def terminal(found: Table) -> str:
 def markdown(found: Table) -> str:
     """A table of Markdown, the best of each column in bold; notes as a list."""
     found = tidy(found)
-    notes = "".join(f"\n- {_escaped(note)}" for note in found.notes)
+    notes = "".join(f"\n- {in_markdown(note)}" for note in found.notes)
     return _lined(found, "| ", " | ", " |", bold="**{}**") + (f"\n{notes}" if notes else "")
 
 
 def _lined(found: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str:
-    cells = [[*found.keys, *(measure.heading for measure in found.measures)]]
-    cells += [[_escaped(text) if edge else text for text in line] for line in _entries(found, 0, bold)]
+    shown = in_markdown if edge else printable
+    cells = [[shown(text) for text in (*found.keys, *(measure.heading for measure in found.measures))]]
+    cells += _entries(found, 0, bold, shown)
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     count = len(found.keys)
     lines = [
@@ -57,11 +60,6 @@ def _lined(found: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str
     dashes = ["-" * (width + 1) + (":" if c >= count else "-") for c, width in enumerate(widths)]
     rule = "|" + "|".join(dashes) + "|" if edge else "-" * max(map(len, lines))
     return "\n".join([lines[0], rule, *lines[1:]])
-
-
-def _escaped(text: str) -> str:
-    """Neither a further column nor a page's own code."""
-    return text.replace("|", r"\|").replace("<", "&lt;")
 
 
 def latex(found: Table) -> str:
@@ -76,7 +74,7 @@ def latex(found: Table) -> str:
         r"\toprule",
         " & ".join(map(plain, headings)) + r" \\",
         r"\midrule",
-        *(" & ".join(cells) + r" \\" for cells in _entries(found, 1, r"\textbf{{\boldmath {}}}")),
+        *(" & ".join(cells) + r" \\" for cells in _entries(found, 1, r"\textbf{{\boldmath {}}}", plain)),
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -92,12 +90,12 @@ def _plain(found: re.Match[str]) -> str:
     return rf"$\theta^{{\mathrm{{{found[1]}}}}}$" if found[1] else SPECIAL[found[0]]
 
 
-def _entries(found: Table, form: int, bold: str) -> list[list[str]]:
-    """Every line's texts, of the form 0 (plain) or 1 (LaTeX)."""
+def _entries(found: Table, form: int, bold: str, shown: Callable[[str], str]) -> list[list[str]]:
+    """Every line's texts, of the form 0 (plain) or 1 (LaTeX); `shown` makes text of keys."""
     best = [found.best(column) for column in range(len(found.measures))]
     lines = []
     for number, (keys, cells) in enumerate(found.lines):
-        line = [plain(text) if form else text for text in keys]
+        line = [shown(text) for text in keys]
         for column, (cell, measure) in enumerate(zip(cells, found.measures, strict=True)):
             text = "" if cell is None else cell.entry(measure)[form]
             line.append(bold.format(text) if best[column] == number and text else text)

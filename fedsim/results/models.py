@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fedsim.core import checksums
@@ -18,6 +17,7 @@ from fedsim.core.errors import CheckpointError, ConfigError
 from fedsim.core.files import regular
 from fedsim.models.naming import Naming
 from fedsim.results.files import BEST, CHECKPOINT, CONSTANTS
+from fedsim.results.reading import intact
 
 HEADER = "model"  # where a header tells of names
 
@@ -62,6 +62,16 @@ class _File:
             self._seen.add((*self._version, name))
         return self._file.get_slice(name)
 
+    def whole(self, name: str) -> Tensor:
+        """The tensor.
+
+        Raises:
+            CheckpointError: it, or the header, is damaged.
+        """
+        self.rows(name)
+        found: Tensor = self._file.get_tensor(name)
+        return found
+
 
 class StoredModels:
     """Keeps what is asked for and no more: rows of one replicate or client. The tensors that they are of are compared
@@ -77,7 +87,7 @@ class StoredModels:
 
     def last(self, replicate: int) -> dict[str, Tensor]:
         """The server's model as the run's checkpoint has it; what stays with clients is its mean over them."""
-        with self._open(CHECKPOINT) as file:
+        with intact(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
             naming, told, rows = self._told(file)
             row = file.rows("model")[replicate]
             if naming.columns.divided:
@@ -92,7 +102,7 @@ class StoredModels:
                 f"{self.folder} keeps no best model: the run had no metric to choose it by; give it validation "
                 "samples by partition.validation=0.2, or a metric by stop.metric"
             )
-        with self._open(BEST) as file:
+        with intact(self.folder / BEST), self._open(BEST) as file:
             naming, _, _ = self._told(file)
             return naming.state_dict(file.rows("model")[replicate])
 
@@ -103,7 +113,7 @@ class StoredModels:
         Raises:
             ConfigError: there is no such client, or clients keep nothing.
         """
-        with self._open(CHECKPOINT) as file:
+        with intact(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
             naming, told, rows = self._told(file)
             if not 0 <= client < rows:
                 raise ConfigError(f"client={client}, but {self.folder} has the clients 0 to {rows - 1}")
@@ -148,8 +158,10 @@ class StoredModels:
 
     @functools.cached_property
     def _constants(self) -> dict[str, Tensor]:
-        path = self.folder / CONSTANTS
-        return load_file(path) if path.exists() else {}
+        if not (self.folder / CONSTANTS).exists():
+            return {}
+        with intact(self.folder / CONSTANTS), self._open(CONSTANTS) as file:
+            return {name: file.whole(name) for name in sorted(file.names)}
 
     def _open(self, name: str) -> _File:
         return _File(self.folder / name, self._seen)

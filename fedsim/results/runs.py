@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from fedsim.core import checks, targets
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten
 from fedsim.datasets import Dataset
+from fedsim.datasets.kinds import DATASET
 from fedsim.evaluation.columns import rises
 from fedsim.results.files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.results.models import StoredModels
+from fedsim.results.reading import read_clients, read_config, read_environment, read_rows, read_summary
 from fedsim.tracking import clients
 from fedsim.tracking.clients import Clients
-from fedsim.tracking.metrics_csv import NAME, read_meanings, read_metrics
+from fedsim.tracking.metrics_csv import NAME, read_meanings
 from fedsim.tracking.result import Row, mean_std, measured, replicate_of
 
 FRAMES = ("pandas", "polars")
@@ -48,6 +48,7 @@ class Run:
         newcomers: of its summary.json: what they measured after each of their epochs.
         meanings: of its metrics.csv: what each column is.
         config: its configuration as it is nested in config.yaml; empty for a run that was begun without one.
+        trusted: packages whose classes `dataset` may build, beside those of fedsim.
     """
 
     folder: Path
@@ -58,6 +59,7 @@ class Run:
     newcomers: list[Row] = field(default_factory=list)
     meanings: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    trusted: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> list[str]:
@@ -77,12 +79,12 @@ class Run:
     @functools.cached_property
     def summary(self) -> dict[str, Any]:
         """summary.json; empty for a run that is not finished."""
-        return _json(self.folder / SUMMARY)
+        return read_summary(self.folder / SUMMARY)
 
     @functools.cached_property
     def environment(self) -> dict[str, Any]:
         """environment.json: command, versions, device."""
-        return _json(self.folder / ENVIRONMENT)
+        return read_environment(self.folder / ENVIRONMENT)
 
     @functools.cached_property
     def _stored(self) -> StoredModels:
@@ -134,25 +136,24 @@ class Run:
         """The run's data set, read again as config.yaml says: its shape and classes make a module for `model`, and
         `Table.encode` what it is given for other rows.
 
+        Classes that are no part of fedsim, or of what it knows of torchvision, are built where `load` was told to trust
+        their package.
+
         Raises:
-            ConfigError: the data are no longer there, or the run was begun in Python, without a configuration.
+            ConfigError: the data are no longer there, the run was begun in Python, without a configuration, or the data
+                set is of a package that is not trusted.
         """
-        if "dataset" not in self.config:
+        if not isinstance(self.config.get("dataset"), dict):
             raise ConfigError(
                 f"{self.folder} has no {CONFIG}: it was begun in Python; make its data set as it was made"
             )
-        from hydra.errors import InstantiationException  # here: most who read a run need not wait for it
-        from hydra.utils import instantiate
-
-        targets.check_all("dataset", self.config["dataset"])
-        try:
-            made: Dataset = instantiate(self.config["dataset"], _convert_="all")
-            return made
-        except InstantiationException as error:
-            cause: BaseException = error
-            while cause.__cause__ is not None and not isinstance(cause, ConfigError):
-                cause = cause.__cause__
-            raise ConfigError(f"the data set of {self.folder} cannot be made: {cause}") from error
+        with targets.trusting(self.trusted, own=False, remedy="fedsim.load(folder, trusted=['{root}']) says so"):
+            part = targets.parse("dataset", self.config["dataset"], DATASET)
+            try:
+                made: Dataset = part.build()
+                return made
+            except ConfigError as error:
+                raise ConfigError(f"the data set of {self.folder} cannot be made: {error}") from error
 
     def _replicate(self, seed: int | None, replicate: int | None) -> int:
         return replicate_of(self.seeds, seed, replicate, str(self.folder))
@@ -216,31 +217,34 @@ def _first(metric: str, row: Row) -> str:
     return next((name for name in names if name in row), names[-1])
 
 
-def load(folder: str | Path) -> Run:
-    """Read a run folder, finished or not.
+def load(folder: str | Path, trusted: Sequence[str] = ()) -> Run:
+    """Read a run folder, finished or not. Nothing in it is called.
+
+    Args:
+        folder: of the run.
+        trusted: packages of your own, or installed ones, whose classes `Run.dataset` may build.
 
     Raises:
         ConfigError: the folder holds no run, or one without rows.
-        CheckpointError: its metrics.csv is damaged.
+        CheckpointError: one of its files is damaged.
     """
     folder = Path(folder)
     path = folder / NAME
     try:
-        rows = read_metrics(path)
+        rows = read_rows(path)
     except OSError as error:
         raise ConfigError(f"{folder} holds no run: {path.name} cannot be read ({error.strerror})") from error
     if not rows:
         raise ConfigError(f"{path} has no rows yet")
-    written = folder / CONFIG
-    plain = OmegaConf.to_container(OmegaConf.load(written)) if written.exists() else {}
-    assert isinstance(plain, dict)
-    config = {str(key): value for key, value in plain.items()}
-    known = folder / clients.NAME
-    run = Run(folder, rows, dict(flatten(config)), clients.read(known) if known.exists() else None, config=config)
-    run.newcomers, run.meanings = run.summary.get("newcomers", []), read_meanings(path)
+    config = read_config(folder / CONFIG)
+    run = Run(
+        folder,
+        rows,
+        dict(flatten(config)),
+        read_clients(folder / clients.NAME),
+        config=config,
+        trusted=tuple(trusted),
+    )
+    run.newcomers, run.meanings = run.summary.get("newcomers") or [], read_meanings(path)
+    _ = run.environment  # whatever is damaged is told now
     return run
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """What the file holds; nothing where there is none."""
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

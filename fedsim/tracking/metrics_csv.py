@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TextIO
 
 from fedsim.core.errors import CheckpointError
-from fedsim.core.files import on_disk, regular, replacing, written
+from fedsim.core.files import on_disk, regular, replacing, without_following, written
 from fedsim.tracking.result import Row
 
 NAME = "metrics.csv"
@@ -49,8 +50,19 @@ def read_meanings(path: Path) -> dict[str, str]:
         return {name: meaning for name, _, meaning in (line[2:].rstrip("\n").partition(": ") for line in first)}
 
 
-def kept_rows(path: Path, columns: Mapping[str, str], keep: int, count: int | None = None) -> list[Row]:
-    """The rows up to a round; none for −1. `count` is how many the run had written by then, where that is known.
+def checksum(rows: Iterable[Row], before: int = 0) -> int:
+    """CRC-32 of rows as the file has them, which goes on from that of the rows before."""
+    for row in rows:
+        numbers = [int(value) if name in _WHOLE else float(value) for name, value in row.items()]
+        before = zlib.crc32(repr(numbers).encode(), before)
+    return before
+
+
+def kept_rows(
+    path: Path, columns: Mapping[str, str], keep: int, count: int | None = None, crc: int | None = None
+) -> list[Row]:
+    """The rows up to a round; none for −1. `count` is how many the run had written by then, `crc` their checksum, where
+    these are known.
 
     Raises:
         CheckpointError: they are not of a run with these columns, or not all are there.
@@ -62,6 +74,11 @@ def kept_rows(path: Path, columns: Mapping[str, str], keep: int, count: int | No
         had = f"has {len(kept)} of the {count} rows" if path.exists() else f"is gone, with the {count} rows"
         raise CheckpointError(
             f"{path} {had} that the run had written by round {keep}; restore it, or begin afresh with resume=overwrite"
+        )
+    if keep >= 0 and crc is not None and checksum(kept) != crc:
+        raise CheckpointError(
+            f"{path} is not what the run had written by round {keep} (its checksum differs); restore it, or begin "
+            "afresh with resume=overwrite"
         )
     return kept
 
@@ -83,7 +100,9 @@ class MetricsCSV:
             writer.writeheader()
             writer.writerows(kept)
         self._path = path
-        self._file: TextIO = open(path, "a", newline="", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        self._file: TextIO = open(  # noqa: SIM115 (closed by close)
+            path, "a", newline="", encoding="utf-8", opener=without_following
+        )
         self._writer = csv.DictWriter(self._file, list(columns))
 
     def append(self, rows: list[Row]) -> None:

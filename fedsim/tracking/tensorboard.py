@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedsim.core.files import written
+from fedsim.core.files import real_folder, written
 from fedsim.evaluation.columns import COLUMNS, MEASURED, MODELS, also
 from fedsim.evaluation.diagnostics import DIAGNOSED
 from fedsim.personal import PERSONAL_COLUMNS
@@ -118,7 +118,7 @@ class TensorBoard(Observer):
             _make_the_next_name_the_last(run.folder)
             names, purge = run.names, run.completed + 1 if run.completed else 0
             for name in ["mean", *names] if len(names) > 1 else names:
-                self._writers.append(SummaryWriter(str(run.folder / name), purge_step=purge))
+                self._writers.append(SummaryWriter(str(real_folder(run.folder / name)), purge_step=purge))
 
     def evaluated(self, seen: Seen) -> None:
         """The scalars of every replicate, their mean, and what was measured of every client as histograms."""

@@ -239,11 +239,26 @@ ELSEWHERE: dict[str, str] = {
     "dataset.shape": "gives the same numbers another shape (tests/datasets/own)",
     "strategy.scheme": "goes with a law of availability, and any other is refused (test_p_fedavg_laws.py)",
     "uplink.gaussian.delta": "is of the bound that is said (tests/uplink/test_private.py)",
+    "uplink.tree.delta": "is of the bound that is said (tests/uplink/test_private.py)",
     **{f"partition.partitioner.{key}": "is of an extra's class" for key in ("num_partitions", "partition_by", "alpha")},
     "partition.attempts": "is how often a draw is repeated before the partition is refused",
     "shift.references_seconds": "is a limit of patience",
     **{f"trainer.{key}": NUMBERS for key in ("executor", "trial", "chunk", "workers", "compile", "memory")},
     **{f"tracking.{key}": NUMBERS for key in ("progress", "tensorboard", "checkpoint_every", "observers")},
+}  # fmt: skip
+
+EVENT = "says what becomes of something that does not happen in these small runs"
+CHANCE = "changes a choice that is the same here by chance; another composition shows its effect"
+# Keys whose values may change nothing in a small run without a word, and why.
+UNHEARD: dict[str, str] = {
+    **{f"availability.{key}": EVENT for key in ("unknown", "missing", "match", "header")},
+    **{f"dataset.{key}": EVENT for key in ("missing", "max_categories", "min_samples", "classes")},
+    "partition.min_size": EVENT, "clock.deadline": EVENT, "clock.first": EVENT, "strategy.empty": EVENT,
+    "on_nonfinite": EVENT,
+    "attack.since": CHANCE,
+    "dataset.augment.flip": "mirrors images that are the same either way",
+    **{f"strategy.{key}": CHANCE for key in ("tolerance", "bad", "explore_least", "rule.bad")},
+    **{f"local.{key}": "is of later steps than this run has" for key in ("weight_decay", "clip")},
 }  # fmt: skip
 
 

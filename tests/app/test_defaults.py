@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
 from fedsim.app.config import _load, config_folder, groups
-from fedsim.core import targets
 
 VARIANTS = {
     "availability/trajectory=night": {"period", "low", "share", "zones"},
@@ -42,7 +42,7 @@ def test_configurations_say_the_defaults_of_classes() -> None:
             target = settings.pop("_target_", None)
             if not isinstance(target, str) or not target.startswith("fedsim."):
                 continue
-            known = defaults(targets.found("here", target))
+            known = defaults(pkgutil.resolve_name(target))
             own = {k: v for k, v in settings.items() if k in known and not (isinstance(v, str) and "${" in v)}
             compared += len(own)
             others = {name for name, value in own.items() if value != known[name]}

@@ -5,7 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from small_runs import QUICK
+
+from fedsim.app import hydra_section
+from fedsim.app.board import submission
+from fedsim.app.board.board import Entry
+from fedsim.app.build import build
+from fedsim.app.config import config_folder
+from fedsim.app.reproduce.recipe import Setting
+from fedsim.app.reproduce.runner import carry_out, composing, plan, trusted_by
+from fedsim.app.reproduce.runner import compose as composed
+from fedsim.core.errors import ConfigError
+from fedsim.trainer import alone
 
 SMALL = [*QUICK, "rounds=1", "dataset=quadratics", "partition=natural", "model=mean", "trainer.executor=loop"]
 
@@ -24,10 +36,67 @@ def test_a_file_cannot_trust(fedsim, tmp_path: Path) -> None:
     assert not stolen.exists()
 
 
+def test_build_refuses_trust_that_nobody_typed() -> None:
+    with composing():
+        cfg, _ = composed((*SMALL, "trusted=[os]", "model=custom", "model._target_=os.getcwd"))
+    with pytest.raises(ConfigError, match=r"^trusted=\['os'\] stands in a file"):
+        build(cfg)
+    with pytest.raises(ConfigError, match=r"^model\._target_='os\.getcwd' is .*posix\.getcwd, and that"):
+        build(cfg, trusted=["os"])
+
+
+def test_neither_recipes_nor_entries_can_trust(tmp_path: Path) -> None:
+    setting = Setting((), (*SMALL, "trusted=[os]", "model=custom", "model._target_=os.mkdir", "+model.path=stolen"))
+    (job,) = plan([setting], tmp_path, ())
+    with pytest.raises(ConfigError, match=r"^trusted=\['os'\] stands in a file"):
+        alone(carry_out(job, quiet=True))
+    with pytest.raises(ConfigError, match="has trusted=…, which counts on the command line alone"):
+        submission.keep(tmp_path, None, {"x": Entry(["strategy=fedavg", "+trusted=[os]"])}, "d")  # type: ignore[arg-type]
+    assert not (tmp_path / "stolen").exists()
+    assert trusted_by(["lr=1", "trusted=[mypackage, other]"]) == ("mypackage", "other")
+    assert trusted_by(["lr=1"]) == ()
+
+
+def test_text_in_a_setting_is_not_resolved_again() -> None:
+    """Hydra resolves `\\${…}` to text; a second resolution made an object of it that nobody had looked at."""
+    text = r"\${oc.decode:'{_target_: os.mkdir, path: stolen}'}"
+    with composing():
+        cfg, _ = composed(tuple(SMALL))
+    cfg.strategy.server_lr = text
+    with pytest.raises(ConfigError, match=r"strategy\.server_lr="):
+        build(cfg)
+    assert not Path("stolen").exists()
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("callbacks: {x: {_target_: os.mkdir, path: stolen}}", r"hydra\.callbacks: _target_='os\.mkdir'"),
+        ("job_logging: {handlers: {x: {'()': os.mkdir, path: stolen}}}", r"hydra\.job_logging: \(\)='os\.mkdir'"),
+        ("job_logging: {handlers: {x: {class: subprocess.Popen, args: [ls]}}}", "class='subprocess.Popen'"),
+        ("hydra_logging: {handlers: {x: {class: logging.StreamHandler, stream: 'ext://os.system'}}}", "ext://os.system"),
+        ("job: {env_set: {LD_PRELOAD: x}}", r"hydra\.job\.env_set=\{'LD_PRELOAD': 'x'\} stands in a file"),
+    ],
+)  # fmt: skip
+def test_hydras_own_section_of_a_file_calls_nothing(
+    section: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    theirs = tmp_path / "theirs" / "experiment"
+    theirs.mkdir(parents=True)
+    (theirs / "nice.yaml").write_text(f"# @package _global_\nhydra:\n  {section}\n")
+    search = [f"hydra.searchpath=[{tmp_path / 'theirs'}]", "experiment=nice"]
+    with hydra_section.looked_at(), initialize_config_dir(str(config_folder()), version_base="1.3"):
+        compose("config", return_hydra_config=True)
+        with pytest.raises(ConfigError, match=said):
+            compose("config", search, return_hydra_config=True)
+    assert not (tmp_path / "stolen").exists()
+
+
 @pytest.mark.slow
 def test_whoever_types_the_command_can(fedsim, tmp_path: Path) -> None:
     said = fedsim(tmp_path, *SMALL, "model._target_=collections.Counter", "out=o")
     assert "add trusted=[collections]" in said.err
     said = fedsim(tmp_path, *SMALL, "model._target_=collections.Counter", "out=o", "trusted=[collections]")
     assert "trusted" not in said.err
-    assert "Counter" in said.err  # it was made, and is no module
+    assert "'collections.Counter' is a class, but not an nn.Module" in said.err

@@ -67,3 +67,10 @@ def test_groups_are_the_longest_that_fit(values: list[int], difference: int) -> 
     fit = [(a, b) for a, b in pairs if ranks[b] - ranks[a] <= difference]
     longest = [(a, b) for a, b in fit if not any((c, d) != (a, b) and c <= a and b <= d for c, d in fit)]
     assert not_told_apart(ranks, difference) == longest
+
+
+def test_problems_that_call_all_equal_say_nothing() -> None:
+    """No statistic, and a disagreement as large is certain."""
+    found = friedman(ranked(np.ones((5, 3))))
+    assert found.ranks.tolist() == [2.0, 2.0, 2.0]
+    assert (found.chi_square, found.f, found.p, found.problems) == (0.0, 0.0, 1.0, 5)

@@ -151,6 +151,30 @@ def test_differences_are_paired_by_seed(runs: Path, tell: Any) -> None:
     assert "fedawe 0.1 against strategy=fedavg, test_accuracy: better in 3 of 3 pairs, 90 % interval" in text
 
 
+def test_differences_stand_in_the_cells_of_every_form(runs: Path, tell: Any) -> None:
+    """+9.0 percentage points in the mean, between Student's bounds, in three of three pairs."""
+    low, high = (100 * bound for bound in paired(ends("FedAWE", 0.1), ends("FedAvg", 0.1), SEEDS, SEEDS).interval)
+    asked = (runs / "FedAvg_0.1", runs / "FedAWE_0.1", "--against", "strategy=fedavg", "--metric", "test_accuracy")
+    said = f"+9.0 [{low:.1f}, {high:.1f}], 3/3"
+    for text in (tell(*asked), tell(*asked, "--markdown")):
+        (line,) = [
+            line for line in text.splitlines() if line.lstrip("| ").startswith("fedawe") and "against" not in line
+        ]
+        assert said in line
+    assert rf"$+9.0$ $[{low:.1f}, {high:.1f}]$, 3/3" in tell(*asked, "--latex")
+
+
+def test_differences_need_the_same_seeds_in_the_same_order(tmp_path: Path, tell: Any) -> None:
+    one = np.array([1.0, 2.0, 3.0])
+    for other in ((2, 1, 0), (1, 0, 2), (0, 1), (0, 1, 2, 3)):
+        with pytest.raises(ConfigError, match="need the same seeds on both sides"):
+            paired(one, one, SEEDS, other)
+    write(tmp_path / "a", "FedAvg", 0.1)
+    write(tmp_path / "b", "FedAWE", 0.1, seeds=(2, 1, 0))
+    with pytest.raises(ConfigError, match=r"\[0, 1, 2\] and \[2, 1, 0\]|\[2, 1, 0\] and \[0, 1, 2\]"):
+        tell(tmp_path, "--against", "strategy=fedavg", "--rows", "strategy")
+
+
 @pytest.mark.parametrize("told", ["FedAvg", "fedavg", "Fed_Avg"])
 def test_a_class_goes_by_its_name_where_no_choice_is_known(told: str, tmp_path: Path, tell: Any) -> None:
     for strategy in ("FedAvg", "FedAWE"):

@@ -25,7 +25,7 @@ from fedsim.app.board.times import Times
 from fedsim.app.reproduce.runner import jobs_at_once
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.speaking import patiently
+from fedsim.core.speaking import log_to_stderr, patiently
 from fedsim.tracking.environment import environment
 
 VERSIONS = ("fedsim-torch", "torch", "numpy")
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    log_to_stderr()
     logging.getLogger("fedsim").setLevel(logging.WARNING)
     try:
         if options.list:

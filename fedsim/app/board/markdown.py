@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from fedsim.app.board.findings import EVERYWHERE, Comparison
 from fedsim.app.board.measured import Measured
 from fedsim.app.board.rows import DONE, REFUSED
 from fedsim.app.board.standings import Standings
+from fedsim.core.speaking import code_span, in_markdown
 from fedsim.results.paired import Paired
 
 CAPTIONS = {
@@ -27,12 +28,13 @@ CAPTIONS = {
 def markdown(found: Standings, drawn: Sequence[str]) -> str:
     """The page; `drawn` are names of its pictures."""
     board = found.board
+    command = code_span(f"fedsim-leaderboard {board.name} --page")
     planned = len(board.cells())
     done = Counter(row.status for cells in found.cells for row in cells.rows.values())
     lines = [
-        f"# {board.title}: {board.about}",
+        f"# {in_markdown(board.title)}: {in_markdown(board.about)}",
         "",
-        f"Written by `fedsim-leaderboard {board.name} --page` from the results in this folder; do not edit.",
+        f"Written by {command} from the results in this folder; do not edit.",
         f"{len(found.cells)} of {planned} cells, {done[DONE]} rows with numbers, {len(board.seeds)} seeds each; "
         "`index.html` beside this page has the same with filters; it opens from disk. "
         "[What a cell is, how to cite, and how to submit an algorithm](../../../../docs/leaderboard.md).",
@@ -43,7 +45,7 @@ def markdown(found: Standings, drawn: Sequence[str]) -> str:
     if len(found.cells) < planned:
         missing = [t for t in board.tracks if t not in found.tracks]
         lines += [f"**Not complete**: {planned - len(found.cells)} cells are not computed yet"]
-        lines[-1] += f", none of {', '.join(missing)}." if missing else "."
+        lines[-1] += f", none of {', '.join(map(in_markdown, missing))}." if missing else "."
         lines.append("")
     lines += findings(found)
     lines += _table(found)
@@ -64,20 +66,31 @@ def markdown(found: Standings, drawn: Sequence[str]) -> str:
         lines += [f"![{name}]({name})", "", CAPTIONS[name.removesuffix(".png")], ""]
     if others := found.others:
         reasons = dict.fromkeys(others.values())
-        told = [f"- {', '.join(n for n, why in others.items() if why == reason)}: {reason}" for reason in reasons]
+        told = [
+            f"- {in_markdown(', '.join(n for n, why in others.items() if why == reason))}: "
+            f"{in_markdown(' '.join(reason.split()))}"
+            for reason in reasons
+        ]
         lines += ["Not ranked:", "", *told, ""]
     for track in found.tracks if len(found.tracks) > 1 else ():
-        lines += [f"## {track}", "", f"{board.tracks[track].about}.", "", *_table(found.at(track))]
+        lines += [
+            f"## {in_markdown(track)}",
+            "",
+            f"{in_markdown(board.tracks[track].about)}.",
+            "",
+            *_table(found.at(track)),
+        ]
     return "\n".join([*lines, *_made(found)]).rstrip() + "\n"
 
 
 def _tuning(board: Board) -> list[str]:
     """How rates were found, in a sentence."""
-    t = board.tuning
+    t, against = board.tuning, in_markdown(board.against)
+    metric = in_markdown(t.metric.replace("_", " "))
     return [
         f"Rates: {t.trials} trials of each algorithm in a track, {t.rounds} rounds on seeds {t.seeds}, which no row "
-        f"has; the best {t.metric.replace('_', ' ')} is kept ([rates.json](rates.json) has all trials). Differences "
-        f"are those by seed to {board.against}, of the means over the cells, with Student's 95 % interval. "
+        f"has; the best {metric} is kept ([rates.json](rates.json) has all trials). Differences "
+        f"are those by seed to {against}, of the means over the cells, with Student's 95 % interval. "
         f"Milliseconds: processor time of a round of {len(board.seeds)} seeds, each algorithm alone on one thread."
     ]
 
@@ -89,7 +102,7 @@ def _table(found: Standings) -> list[str]:
     against = board.against if board.against in names else None
     others = [m for m in board.measures if m != board.main]
     heads = ["", "rank", board.main, f"to {board.against}", "won/lost", *others, "memory", "ms a round"]
-    lines = ["| " + " | ".join(heads) + " |", "|---" + "|--:" * (len(heads) - 1) + "|"]
+    lines = ["| " + " | ".join(map(in_markdown, heads)) + " |", "|---" + "|--:" * (len(heads) - 1) + "|"]
     ranks = found.test.ranks if found.test is not None else np.arange(1.0, len(names) + 1)
     for place, name in enumerate(names):
         beside = ["", ""]
@@ -99,7 +112,7 @@ def _table(found: Standings) -> list[str]:
                 _difference(found.paired(name, against), board.measures[board.main]),
                 f"{found.wins[here, there]}/{found.wins[there, here]}",
             ]
-        cells = [name, f"{ranks[place]:.1f}", _mean(found, name, board.main), *beside]
+        cells = [in_markdown(name), f"{ranks[place]:.1f}", _mean(found, name, board.main), *beside]
         cells += [_mean(found, name, measure) for measure in others]
         ms = found.milliseconds(name)
         cells += [_memory(found, name), "–" if ms is None else f"{ms:.3g}"]
@@ -111,27 +124,28 @@ def findings(found: Standings) -> list[str]:
     """The board's sentences, and under each what shows it, or that its numbers do not."""
     lines = []
     for number, finding in enumerate(found.board.findings, 1):
-        lines += [f"{number}. **{finding.says}**", ""]
-        lines += [f"   - {compared(found, what)}" for what in finding.shown_by]
+        lines += [f"{number}. **{in_markdown(finding.says)}**", ""]
+        lines += [f"   - {compared(found, what, in_markdown)}" for what in finding.shown_by]
         lines.append("")
     return ["## What the numbers say", "", *lines] if lines else []
 
 
-def compared(found: Standings, what: Comparison) -> str:
-    """A comparison with its numbers, and whether they show it."""
-    by, cells, shown = found.compared(what)
+def compared(found: Standings, what: Comparison, shown: Callable[[str], str] = str) -> str:
+    """A comparison with its numbers, and whether they show it; `shown` makes text of names."""
+    by, cells, holds = found.compared(what)
     name = what.measure or found.board.main
     measure = found.board.measures[name]
     among = [_patterns(what.cells)] if what.cells != [EVERYWHERE] else []
     among += [f"but {_patterns(what.but)}"] if what.but else []
     where = f" ({' '.join(among)})" if among else ""
-    said = f"{what.one} less {what.other}, {name}, {cells} cell{'s' * (cells != 1)}{where}: {_difference(by, measure)}"
+    names = f"{shown(what.one)} less {shown(what.other)}, {shown(name)}"
+    said = f"{names}, {cells} cell{'s' * (cells != 1)}{where}: {_difference(by, measure)}"
     within = f", within ±{100 * what.within if measure.percent else what.within:g}" if what.within else ""
-    return said + within + ("" if shown else "; **not shown**")
+    return said + within + ("" if holds else "; **not shown**")
 
 
 def _patterns(of: list[str]) -> str:
-    return ", ".join(f"`{pattern}`" for pattern in of)
+    return ", ".join(map(code_span, of))
 
 
 def _mean(found: Standings, name: str, measure: str) -> str:
@@ -180,7 +194,10 @@ def _made(found: Standings) -> list[str]:
     """Which commands and versions made the rows."""
     rows = [row for cells in found.cells for row in cells.rows.values() if row.status != REFUSED]
     seen = Counter((str(row.made.get("command")), _commit(row.made), _versions(row.made)) for row in rows if row.made)
-    lines = [f"- {n} rows: `{command}`, commit {commit}, {versions}" for (command, commit, versions), n in seen.items()]
+    lines = [
+        f"- {n} rows: {code_span(command)}, commit {in_markdown(commit)}, {in_markdown(versions)}"
+        for (command, commit, versions), n in seen.items()
+    ]
     return ["## Made by", "", *lines] if lines else []
 
 

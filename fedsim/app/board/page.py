@@ -66,7 +66,8 @@ def pictures(found: Standings, folder: Path) -> list[Path]:
         drawn["cells"] = plots.heat(names, columns, 100 * ahead, said, blocks)
     paths = []
     for name, figure in drawn.items():
-        figure.savefig(folder / f"{name}.png", dpi=120, metadata={"Software": None})
+        with replacing(folder / f"{name}.png", "wb") as file:
+            figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
         paths.append(folder / f"{name}.png")
     return paths
 

@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedsim.app.board.board import Board, Entry, entry
+from fedsim.app.folders import key_of
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import write_json
 from fedsim.local import LocalRule
@@ -88,6 +89,8 @@ def keep(folder: Path, board: Board, entries: dict[str, Entry], digest: str) -> 
     """
     known = _stored(folder)
     for name, given in entries.items():
+        if any(key_of(override) == "trusted" for override in given.overrides):
+            raise ConfigError(f"--entry: {name} has trusted=…, which counts on the command line alone; leave it out")
         if name in board.entries and name not in known:
             raise ConfigError(f"{name} is an entry of board {board.name}; give the submission another name")
         if name in known and known[name]["file"] != digest:

@@ -14,10 +14,11 @@ import torch
 from fedsim.app.build import build
 from fedsim.app.reproduce import report
 from fedsim.app.reproduce.recipe import SCALES, Recipe, load, names
-from fedsim.app.reproduce.runner import Job, Outcome, carry_out_all, jobs_at_once, plan
+from fedsim.app.reproduce.runner import Job, Outcome, carry_out_all, jobs_at_once, plan, trusted_by
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.speaking import patiently
+from fedsim.core.files import replacing
+from fedsim.core.speaking import log_to_stderr, patiently
 from fedsim.plots.cells import Cell
 from fedsim.plots.curves import metrics_of
 from fedsim.plots.kinds import draw
@@ -35,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    log_to_stderr()
     logging.getLogger("fedsim").setLevel(logging.INFO)
     try:
         if options.list:
@@ -122,13 +123,13 @@ def reproduce(
     tuned: dict[str, str] = {}
     settings = recipe.settings(scale)
     if recipe.tune is not None:
-        trials = plan(settings, runs, (*own, *recipe.tune.short.get(scale, [])))
+        trials = plan(settings, runs, (*own, *recipe.tune.short.get(scale, [])), trusted_by(overrides))
         print(f"  tuning {recipe.tune.axis}")
         cells = _trained(trials, jobs, device, skipped)
         report.measure(recipe, cells)
         tuned = recipe.tune.choose(cells)
         settings = [s for s in settings if tuned.get(recipe.tune.place(s.at)) == s.at[recipe.tune.axis]]
-    planned = plan(settings, runs, own)
+    planned = plan(settings, runs, own, trusted_by(overrides))
     cells = _trained(planned, jobs, device, skipped) if recipe.train else _configured(planned, skipped)
     if recipe.tune is not None:
         for cell in cells:
@@ -142,7 +143,8 @@ def reproduce(
     if recipe.figure is not None and cells:
         drawing = draw(cells, recipe.figure)
         for ending in ("png", "pdf"):
-            drawing.savefig(folder / f"figure.{ending}")
+            with replacing(folder / f"figure.{ending}", "wb") as file:
+                drawing.savefig(file, format=ending)
         if recipe.figure["kind"] == "curves":
             report.save_curves(folder / "curves.csv", cells, metrics_of(recipe.figure), about)
     print(report.table(lines))

@@ -14,7 +14,7 @@ from fedsim.app.reproduce.claims import HELD, OPEN, VERDICTS, Verdict
 from fedsim.app.reproduce.measures import Ahead, Measure
 from fedsim.app.reproduce.number import Number
 from fedsim.app.reproduce.recipe import Recipe
-from fedsim.core.files import write_json
+from fedsim.core.files import replacing, write_json
 from fedsim.plots.cells import Cell
 
 
@@ -159,7 +159,7 @@ def summary(recipes: dict[str, list[Row]]) -> str:
 
 def save_rows(path: Path, lines: list[Row], about: dict[str, Any]) -> None:
     """results.csv: what made it in '#' lines, then a line per number and per claim."""
-    with open(path, "w", newline="") as file:
+    with replacing(path) as file:
         _header(file, about)
         writer = csv.DictWriter(file, list(asdict(Row(""))))
         writer.writeheader()
@@ -168,7 +168,7 @@ def save_rows(path: Path, lines: list[Row], about: dict[str, Any]) -> None:
 
 def save_curves(path: Path, cells: list[Cell], metrics: list[str], about: dict[str, Any], most: int = 200) -> None:
     """curves.csv: what the picture shows, mean and standard deviation, thinned to at most so many rounds a run."""
-    with open(path, "w", newline="") as file:
+    with replacing(path) as file:
         _header(file, about)
         writer = csv.writer(file)
         writer.writerow([*(cells[0].at if cells else []), "metric", "round", "mean", "std"])

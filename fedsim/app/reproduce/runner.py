@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,14 @@ from typing import Any
 
 import hydra
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 import fedsim
 from fedsim.app.cli import steps
 from fedsim.app.config import WITHOUT_EFFECT, config_folder, identity, register_resolvers
 from fedsim.app.explain import explain
+from fedsim.app.folders import key_of
 from fedsim.app.reproduce.recipe import Setting
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError
 from fedsim.run.determinism import deterministic
@@ -59,6 +61,7 @@ class Job:
     folder: Path
     config: DictConfig
     choices: dict[str, str]
+    trusted: tuple[str, ...] = ()
 
     @property
     def seeds(self) -> list[int]:
@@ -99,8 +102,15 @@ def compose(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
     return whole, choices
 
 
-def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...]) -> list[Job]:
-    """A job for every setting; `extra` overrides are the user's own."""
+def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
+    """The packages that these overrides, which the user typed, trust."""
+    given = OverridesParser.create().parse_overrides([text for text in overrides if key_of(text) == "trusted"])
+    values = [override.value() for override in given]
+    return tuple(map(str, values[-1])) if values and isinstance(values[-1], list) else ()
+
+
+def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...], trusted: tuple[str, ...] = ()) -> list[Job]:
+    """A job for every setting; `extra` overrides come behind its own, `trusted` are packages that the user named."""
     jobs = []
     with composing():
         for setting in settings:
@@ -110,7 +120,7 @@ def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...]) -> list[
                 json.dumps([fedsim.__version__, identity(config, WITHOUT_EFFECT)], sort_keys=True).encode()
             )
             name = "-".join([choices["strategy"], choices["dataset"], digest.hexdigest()[:10]])
-            jobs.append(Job(setting, overrides, folder / name, config, choices))
+            jobs.append(Job(setting, overrides, folder / name, config, choices, trusted))
     return jobs
 
 
@@ -128,7 +138,7 @@ def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = Non
     try:
         config = OmegaConf.merge(job.config, own)
         assert isinstance(config, DictConfig)
-        result = yield from steps(config, job.folder, job.choices, shared=shared)
+        result = yield from steps(config, job.folder, job.choices, shared=shared, trusted=job.trusted)
     except MissingDataError as error:
         return Outcome("skipped", str(error))
     except DivergenceError as error:

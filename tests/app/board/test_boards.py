@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedsim.app.board import cli, submission
@@ -12,7 +13,7 @@ from fedsim.app.board.board import Board, load, names, results_folder
 from fedsim.app.board.markdown import CAPTIONS, markdown
 from fedsim.app.board.rows import Rates
 from fedsim.app.board.standings import Standings
-from fedsim.app.board.trials import Knob, Trial, best, spaced
+from fedsim.app.board.trials import Knob, Trial, Tuning, best, spaced
 from fedsim.app.reproduce.runner import compose, composing
 from fedsim.core import ConfigError
 
@@ -128,6 +129,21 @@ def test_trials_share_the_budget(small: Board) -> None:
     failed = float("-inf")
     assert best({Trial(1.0): [0.9, failed], Trial(0.1): [0.5, 0.6], Trial(0.2): [0.6, 0.5]}) == Trial(0.1)
     assert best({Trial(1.0): [failed]}) is None
+
+
+@pytest.mark.parametrize("metric", ["validation_accuracy", "validation_loss"])
+def test_a_trial_in_which_a_seed_failed_never_wins(metric: str) -> None:
+    """Whatever the others of its seeds reached, and whichever way the metric is better."""
+
+    class Ended:
+        def ended(self, name: str, last: int) -> np.ndarray:
+            return np.array([0.5, 0.5, 0.9, np.nan, 0.1, np.nan, 0.9, np.inf, 0.4, 0.4, -np.inf, 0.1])
+
+    tuning = Tuning(6, [10, 11], 3, metric)
+    scores = tuning.scores(Ended(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])  # type: ignore[arg-type]
+    assert [score == float("-inf") for score in scores] == [False, True, True, True, False, True]
+    won = best({Trial(rate): [score] for rate, score in zip([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], scores, strict=True)})
+    assert won == Trial(1.0 if metric == "validation_accuracy" else 5.0)
 
 
 CLASS = '''

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.app.board import times
+from fedsim.app.board import tasks, times
 from fedsim.app.board.board import Board, Entry, load
 from fedsim.app.board.digests import NAMES, check, digests
 from fedsim.app.board.recheck import recheck
@@ -40,6 +40,7 @@ def test_a_row_has_the_numbers_of_the_run_alone(small: Board, results: Path, tmp
     run(config, tmp_path / "alone", choices)
     alone = load_run(tmp_path / "alone")
     accuracy = alone.curve("test_accuracy")[1]
+    assert (row.status, row.message) == (DONE, "")
     np.testing.assert_allclose(row.of("accuracy"), accuracy[-2:].mean(0), rtol=1e-6)
     np.testing.assert_allclose(row.of("received"), alone.curve("client_mean_test_accuracy")[1][-1], rtol=1e-6)
     there = [next((t for t, a in enumerate(of) if a >= 0.3), math.nan) for of in accuracy.T]
@@ -73,6 +74,16 @@ def test_times_are_medians_of_the_later_half_of_a_runs_rounds(
     job = plan([Setting((), (*small.base, "dataset=digits", "model=linear", "seeds=[0]"))], tmp_path, ())[0]
     assert times.milliseconds(job, {}) == 3000
     assert [path.name for path in tmp_path.iterdir()] == ["results"]  # and no run
+
+
+def test_folders_that_are_gone_are_forgotten_too(small: Board, tmp_path: Path) -> None:
+    """As where a job never made its folder, or another process has deleted it."""
+    setting = Setting((), (*small.base, "dataset=digits", "model=linear", "seeds=[0]"))
+    job = plan([setting], tmp_path, ())[0]
+    job.folder.mkdir(parents=True)
+    for _ in range(2):
+        tasks._forget([job])
+        assert not job.folder.exists()
 
 
 def test_what_cannot_run_is_not_timed_again(small: Board, tmp_path: Path) -> None:

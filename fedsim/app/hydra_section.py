@@ -1,0 +1,72 @@
+"""Hydra's own section of a configuration, as far as it names code: callbacks, and handlers of logs.
+
+Hydra imports and calls these before a run begins. What the command says counts; a file that came from elsewhere may
+name fedsim's own callback, and handlers of Python's logging.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import DictConfig, OmegaConf
+
+from fedsim.app.folders import key_of
+from fedsim.core.errors import ConfigError
+
+CALLBACKS = ("fedsim.app.sweep.Begin",)
+HANDLERS = ("logging.", "colorlog.")
+
+
+@contextlib.contextmanager
+def looked_at() -> Iterator[None]:
+    """Within the block, no configuration is composed whose section of Hydra's calls something that a file named."""
+    load = ConfigLoaderImpl.load_configuration
+
+    def checked(self: ConfigLoaderImpl, config_name: Any, overrides: list[str], *rest: Any, **named: Any) -> DictConfig:
+        cfg = load(self, config_name, overrides, *rest, **named)
+        check(cfg, overrides)
+        return cfg
+
+    ConfigLoaderImpl.load_configuration = checked  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ConfigLoaderImpl.load_configuration = load  # type: ignore[method-assign]
+
+
+def check(cfg: DictConfig, overrides: list[str]) -> None:
+    """Refuse callbacks and handlers that these overrides do not name.
+
+    Raises:
+        ConfigError: a file names one; the message says which.
+    """
+    given = {key_of(text).replace("/", ".") for text in overrides}
+    for part in ("callbacks", "job_logging", "hydra_logging", "job.env_set"):
+        key = f"hydra.{part}"
+        if any(name == key or name.startswith(f"{key}.") for name in given):
+            continue
+        node = OmegaConf.select(cfg, key)
+        content = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else None
+        if part == "job.env_set" and content:
+            raise ConfigError(f"{key}={content} stands in a file; give it on the command line if you know what it does")
+        for name, called in _calls(content):
+            if called not in CALLBACKS and not (name == "class" and str(called).startswith(HANDLERS)):
+                raise ConfigError(
+                    f"{key}: {name}={called!r} stands in a file, and Hydra would call it; give it on the command line "
+                    "if you know what it does"
+                )
+
+
+def _calls(node: Any) -> Iterator[tuple[str, Any]]:
+    """The keys below which a callable is named, with what is named."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name in ("_target_", "class", "()", "stream") and not str(value).startswith("ext://sys.std"):
+                yield str(name), value
+            yield from _calls(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _calls(value)
