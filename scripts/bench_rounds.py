@@ -62,13 +62,12 @@ class Rounds:
     ) -> None:  # fmt: skip
         self.written = written
         process = Full() if work.active is None else UniformK(work.active)
-        self.clock = Clocked(process, CLOCKS[clock])
         self.simulation = Simulation(
             work.data,
             work.model,
             clients=work.clients,
             partition=work.partition,
-            availability=self.clock,
+            availability=Clocked(process, CLOCKS[clock]),
             local=work.local(),
             shift=work.shift,
             seeds=seeds,
@@ -76,6 +75,8 @@ class Rounds:
             evaluation=Evaluation(every=10**9, client_samples=1),
             execution=Execution(device=device, **settings),
         )
+        assert isinstance(self.simulation.availability, Clocked)
+        self.clock = self.simulation.availability  # a simulation works on a copy of its own
         self.seconds()
         taken = self.seconds()
         self.simulation.rounds = max(4, 2 + round(least / taken)) if written else 1 + math.ceil(least / taken)

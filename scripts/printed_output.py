@@ -36,7 +36,7 @@ def rewritten(text: str, run: Callable[[list[str]], str]) -> str:
 
 def lasting(printed: str, folder: str) -> str:
     """Without times, speeds and the folder of the run's folder."""
-    return re.sub(r"in [\d.]+ s \([\d,]+ samples/s\)", "in … s (… samples/s)", printed.replace(folder, "…"))
+    return re.sub(r"in [\d.]+ s \([\d,]+ (samples|worlds)/s\)", r"in … s (… \1/s)", printed.replace(folder, "…"))
 
 
 def run(words: list[str]) -> str:

@@ -11,23 +11,28 @@ import workload as w
 
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import UniformK
-from fedsim.core.report import Report
 from fedsim.datasets import Dataset
 from fedsim.local import SGD
-from fedsim.strategies import FedAvg, State
-from fedsim.tracking import Tracking
+from fedsim.strategies import FedAvg
+from fedsim.tracking import Result, Tracking
 
 asked = w.options()
 clock = w.Clock(asked)
 
 
-class Timed(FedAvg):
-    """FedAvg that looks at the clock: from one aggregation to the next is a whole round."""
-
-    def aggregate(self, state: State, report: Report, t: int) -> State:
-        after = super().aggregate(state, report, t)
-        clock.tick()
-        return after
+def timed(simulation: Simulation, folder: str) -> Result:
+    """The run, whose clock ticks whenever the local work of a round is done: from one tick to the next is a whole
+    round. What the run does before its first round, such as trying its parts, hands out no work."""
+    steps = simulation.steps(folder, tracking=Tracking(progress="none"))
+    try:
+        work = next(steps)
+        while True:
+            done = work.trainer.perform(work)
+            clock.tick()
+            work = steps.send(done)
+    except StopIteration as end:
+        result: Result = end.value
+        return result
 
 
 x, y = w.data(asked.workload)
@@ -37,7 +42,7 @@ simulation = Simulation(
     functools.partial(w.torch_model, asked.workload),
     clients=w.CLIENTS,
     availability=UniformK(w.ACTIVE),
-    strategy=Timed(),
+    strategy=FedAvg(),
     local=SGD(lr=w.LR, epochs=1, batch_size=w.BATCH),
     rounds=clock.total,
     evaluation=Evaluation(every=clock.total, client_samples=1),
@@ -45,7 +50,7 @@ simulation = Simulation(
 )
 start = simulation.initial_state().model[0].numpy()
 with tempfile.TemporaryDirectory() as folder:
-    result = simulation.run(folder, tracking=Tracking(progress="none"))
+    result = timed(simulation, folder)
 end = result.state.model[0].numpy()
 steps = result.samples / w.BATCH
 setting = simulation.trainer.choice.describe()

@@ -72,7 +72,7 @@ def test_what_is_said_is_what_classes_say_and_do(name) -> None:
 
 def test_tests_are_found_through_the_tables_they_go_through() -> None:
     found = list(SCRIPT["shown"](KNOWN["strategy", "fednova"]))
-    assert any("with equal work fednova is fedavg" in text for text in found)
+    assert any("with equal work proximal fednova is fedprox" in text for text in found)
     assert any("every round follows the formula" in text for text in SCRIPT["shown"](KNOWN["strategy", "feddc"]))
 
 
@@ -82,8 +82,46 @@ def test_the_command_lists_all_and_says_all_of_one(capsys) -> None:
     assert all(f"\n  {name} " in listed for _, name in KNOWN)
     answer("algorithms", ["strategy=fedavgm", "topk"])
     said = capsys.readouterr().out
-    assert said.startswith("strategy=fedavgm: FedAvg with momentum on the server\n\nv ← β v + mean_{i∈A} G_i;")
+    assert said.startswith(
+        "strategy=fedavgm: FedAvg with momentum on the server\n\nv ← β v + mean_{i∈A} G_i, weighed by w_i;"
+    )
     assert "\nuplink=topk: the largest numbers of every row alone\n\nSends the k numbers" in said
     assert "remembers  ef14: a row of each client\n" in said
     with pytest.raises(SystemExit, match=r"fedsim algorithms: NAME='fedavgn' is unknown.*did you mean 'fedavg'"):
         answer("algorithms", ["fedavgn"])
+
+
+FORMULAS = (
+    "follows_the_formula", "as_the_formula_says", "what_the_formula_says", "follows_the_rule", "follows_the_algorithm",
+    "autograd", "by_hand",
+)  # fmt: skip
+BY_ANOTHER_NAME = {  # classes whose formula a test plays again under a name of its own
+    "Adam": "test_an_optimiser_is_torchs_own",
+    "Clip": "test_rows_are_no_longer_than_the_norm",
+    "DFO": "test_every_client_walks_by_the_losses_it_hears",
+    "FedRep": "test_fedrep_trains_the_head_first_and_fedbabu_never",
+    "GaussianNoise": "test_noise_is_that_of_each_client_and_round",
+    "LabelFlip": "test_who_flips_labels_trains_on_the_others",
+    "LocalOnly": "test_local_only_is_every_client_for_itself",
+    "Mimic": "test_mimic_copies_who_stands_out_as_a_plain_loop_has_it",
+    "Momentum": "test_an_optimiser_is_torchs_own",
+    "PFL": "test_without_a_projection_pfl_is_sgd_and_with_one_it_stays_inside",
+    "PG": "test_pg_weighs_the_mixtures_answer_by_one_derivative",
+    "RRM": "test_clients_descend_on_the_draw_of_the_last_deployment",
+    "RobustServer": "test_every_round_is_the_servers_step_along_the_rules_aggregate",
+    "TreeNoise": "test_a_rounds_rows_share_what_the_tree_adds_in_it",
+}
+
+
+def formula_tests(name: str) -> list[str]:
+    """Tests that play the formula of a class again."""
+    found = [test for test, _, words in SCRIPT["tests"]() if name in words]
+    return [test for test in found if test == BY_ANOTHER_NAME.get(name) or any(words in test for words in FORMULAS)]
+
+
+def test_every_algorithm_has_a_test_of_its_formula() -> None:
+    """A new choice has one too, under a name that says so, or is listed with the name of its test."""
+    kinds = {one.kind.__name__ for one in KNOWN.values() if one.group in ("strategy", "local", "uplink", "attack")}
+    assert not [name for name in sorted(kinds) if not formula_tests(name)]
+    assert not formula_tests("SomethingNew")
+    assert set(BY_ANOTHER_NAME.values()) <= {test for test, _, _ in SCRIPT["tests"]()}
