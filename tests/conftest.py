@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from absl import logging as absl_logging
 from torch import nn
 
 from fedsim import Simulation
@@ -36,17 +38,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Scripted(Availability):
-    """Who takes part is written down: counts [T, R, m], probabilities [T, R, m] (or a number for all)."""
+    """Who takes part is written down: counts [T, R, m], probabilities [T, R, m] (or a number for all).
+
+    The last round goes on, for runs that end early.
+    """
 
     def __init__(self, counts: Any, probabilities: Any = 1.0) -> None:
         self.script = np.asarray(counts)
         self.truth = np.broadcast_to(np.asarray(probabilities, dtype=float), self.script.shape)
 
     def probabilities(self, t: int) -> np.ndarray:
-        return self.truth[t]
+        return self.truth[min(t, len(self.truth) - 1)]
 
     def counts(self, t: int) -> np.ndarray:
-        return self.script[t]
+        return self.script[min(t, len(self.script) - 1)]
 
 
 class Regression(nn.Module):
@@ -93,6 +98,13 @@ def regression_of(sizes: tuple[int, ...], features: int = 3, seed: int = 0) -> D
     x = draw.standard_normal((len(owners), features))
     y = np.einsum("nf,nf->n", x, draw.standard_normal((len(sizes), features))[owners]) + owners
     return Dataset("regression", torch.as_tensor(x), torch.as_tensor(y), loss="squared", owners=torch.as_tensor(owners))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def keep_captured_output_open() -> None:
+    """absl, which tensorboard imports, logs to the standard error that it finds at its import. Hydra shuts all log
+    handlers down, and absl's then closes that stream: within pytest it would be the file that pytest captures into."""
+    absl_logging.get_absl_handler().python_handler.stream = sys.__stderr__
 
 
 @pytest.fixture(scope="session", autouse=True)

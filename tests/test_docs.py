@@ -1,8 +1,8 @@
 """Every code block of README and docs runs, at reduced size; one that cannot says why in a comment before it.
 
-`<!-- not executed: REASON -->` leaves the next block out, `<!-- file: NAME -->` writes it to that file. Blocks run
-in order, in a folder of the page's own. `bash` blocks are commands of fedsim, a line each; a block without a
-language is output, and must not look like a command.
+`<!-- not executed: REASON -->` leaves the next block out, `<!-- file: NAME -->` writes it to that file, and
+`<!-- printed by: COMMAND -->` says whose output it is. Blocks run in order, in a folder of the page's own. `bash`
+blocks are commands of fedsim, a line each. A block of another language, or of none, needs one of these comments.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sybil import Document, Example, Region, Sybil
-from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, FencedCodeBlockLexer
 
 from fedsim import Simulation
@@ -31,6 +32,8 @@ from fedsim.plots import cli as plots
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUOTED = ROOT / "examples" / "own_package"  # a page that shows a file of this package shows it as it is
+MARKS = ("not executed", "file", "printed by")
+SHOWN = ("run           test_loss", "fedsim/\n", "mypackage/\n")  # blocks without a language that need no mark: output
 REDUCED = ["rounds=2", "eval_every=1", "tracking.progress=none", "tracking.tensorboard=false"]
 LONG = ("README.md", "composing.md", "extending.md", "first_run.md", "own_data.md", "results.md")  # many runs: slow
 FAST = {"hydra.sweeper.n_trials": "2"}  # where the command has it
@@ -43,29 +46,56 @@ COMMANDS = {
 }
 
 
-class Marks:
-    """The comments that say what becomes of the next block."""
+class Blocks:
+    """The fenced blocks of a page, and the comments that say what becomes of the next one.
+
+    Attributes:
+        counts: of blocks that were executed, written to a file, left out by a mark, or show what a command prints.
+    """
 
     def __init__(self) -> None:
-        self.lexers = [DirectiveInHTMLCommentLexer(word, arguments=".+?") for word in ("not executed", "file")]
+        self.counts: Counter[str] = Counter()
+        self.mark: tuple[str, str] | None = None
+        self.python = PythonEvaluator()
+        self.lexers = [DirectiveInHTMLCommentLexer(word, arguments=".+?") for word in MARKS]
 
     def __call__(self, document: Document) -> Iterator[Region]:
         for lexer in self.lexers:
             for found in lexer(document):
                 said = found.lexemes["directive"], found.lexemes["arguments"].strip()
-                yield Region(found.start, found.end, said, self.evaluate)
+                yield Region(found.start, found.end, said, self.note)
+        for found in FencedCodeBlockLexer(r"[^\n`]*")(document):
+            region = Region(found.start, found.end, found.lexemes["source"], self.evaluate)
+            region.lexemes["language"] = found.lexemes["language"].strip()
+            yield region
+
+    def note(self, example: Example) -> None:
+        """A comment, which is about the very next block."""
+        assert self.mark is None, f"two comments about one block: {self.mark} and {example.parsed}"
+        self.mark = example.parsed
 
     def evaluate(self, example: Example) -> None:
-        if example.region.evaluator == self.evaluate:
-            self.directive, self.argument = example.parsed
-            example.document.push_evaluator(self.evaluate)
-            return
-        example.document.pop_evaluator(self.evaluate)
-        if self.directive == "file":
-            shipped = QUOTED / self.argument
-            assert not shipped.exists() or shipped.read_text() == example.parsed, f"{shipped} says something else"
-            Path(self.argument).parent.mkdir(parents=True, exist_ok=True)
-            Path(self.argument).write_text(example.parsed)
+        """A block: what its mark says, or else what its language does."""
+        (word, argument), self.mark = self.mark or ("", ""), None
+        language = example.region.lexemes["language"]
+        if word == "file":
+            write(argument, example.parsed)
+        elif language == "bash" and not word:
+            carry_out(example)
+        elif language == "python" and not word:
+            self.python(example)
+        else:
+            shown = language == "" and example.parsed.startswith(SHOWN)
+            assert word or shown, f"neither bash nor python: mark the block, and why: {example.parsed[:60]!r}"
+        self.counts[word or ("printed by" if language == "" else "executed")] += 1
+
+
+def write(name: str, text: str) -> None:
+    """A file that a page shows; one of the example package must be that package's."""
+    shipped = QUOTED / name
+    assert not shipped.exists() or shipped.read_text() == text, f"{shipped} says something else"
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text(text)
 
 
 def carry_out(example: Example) -> None:
@@ -116,18 +146,6 @@ def shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Simulation, "__init__", short)
 
 
-def others(document: Document) -> Iterator[Region]:
-    """Blocks of other languages: a mark must say what becomes of them."""
-    for found in FencedCodeBlockLexer(r"(?!(?:bash|python)$).+")(document):
-        yield Region(found.start, found.end, found.lexemes["source"], refuse)
-
-
-def refuse(example: Example) -> None:
-    raise AssertionError(
-        f"neither bash nor python: mark the block, and why it is not executed: {example.parsed[:60]!r}"
-    )
-
-
 @pytest.mark.usefixtures("composed_once", "shorter")
 @pytest.mark.parametrize(
     "page",
@@ -142,16 +160,69 @@ def test_every_block_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pyt
     for name in [name for name in sys.modules if name.split(".")[0] == "mypackage"]:
         monkeypatch.delitem(sys.modules, name)  # the example's own tests import it; a page writes its own
     known = set(sys.modules)
-    bash, python = CodeBlockParser("bash", carry_out), PythonCodeBlockParser()
-    examples = list(Sybil([Marks(), bash, python, others], encoding="utf-8").parse(page).examples())
-    assert sum(not isinstance(example.parsed, tuple) for example in examples) == len(
-        re.findall(r"^```\w", page.read_text(), re.M)
-    )
-    for example in examples:
+    blocks = Blocks()
+    for example in Sybil([blocks], encoding="utf-8").parse(page).examples():
         example.evaluate()
     for name in set(sys.modules) - known:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
+    assert blocks.mark is None, f"no block follows {blocks.mark}"
+    text = page.read_text()
+    assert blocks.counts["not executed"] == text.count("<!-- not executed:")
+    assert blocks.counts["file"] == text.count("<!-- file:")
+    assert 2 * blocks.counts.total() == len(re.findall(r"^ *```", text, re.M))
+
+
+PAGE = """
+<!-- file: play.txt -->
+```
+MACBETH.
+```
+
+```bash
+python -c "assert open('play.txt').read() == 'MACBETH.\\n'; open('ran', 'w')"
+```
+
+<!-- not executed: needs a network -->
+```bash
+curl example.org
+```
+
+```python
+assert open("ran").read() == ""
+```
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (PAGE, None),
+        (PAGE.replace("<!-- file: play.txt -->", ""), "mark the block"),
+        (PAGE.replace("<!-- not executed: needs a network -->", ""), "curl is no command"),
+        (PAGE.replace("python\nassert", "yaml\nassert"), "mark the block"),
+        ("<!-- file: a -->\n" + PAGE, "two comments about one block"),
+        (PAGE.replace("'MACBETH.", "'BANQUO."), "returned non-zero exit status 1"),
+    ],
+)
+def test_every_kind_of_block_is_executed_written_or_marked(
+    text: str, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "page.md").write_text(text)
+    blocks = Blocks()
+    examples = Sybil([blocks], encoding="utf-8").parse(tmp_path / "page.md").examples()
+
+    def evaluate() -> None:
+        for example in examples:
+            example.evaluate()
+
+    if said is None:
+        evaluate()
+        assert blocks.counts == {"file": 1, "executed": 2, "not executed": 1}
+        return
+    with pytest.raises((AssertionError, subprocess.CalledProcessError), match=said):
+        evaluate()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -161,6 +232,32 @@ def test_no_block_of_output_looks_like_a_command(page: Path) -> None:
         if line.startswith("```"):
             inside = not inside and line == "```"
         assert not (inside and re.match(r"(fedsim|make|python|pip|torchrun)\b(?!:)", line)), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_are_whole(page: Path) -> None:
+    """A table begins with its heading and a rule, and each of its lines has as many cells."""
+    tables = re.findall(r"(?:^\|.*\n)+", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
+    for table in tables:
+        lines = table.splitlines()
+        assert len(lines) > 1, lines
+        assert re.fullmatch(r"\|(:?-+:?\|)+", lines[1].replace(" ", "")), lines[:2]
+        cells = {len(re.findall(r"(?<!\\)\|", line)) for line in lines}
+        assert len(cells) == 1, lines
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_test_files_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(r"\btests/[\w./-]*\w", page.read_text()):
+        assert any((root / end).exists() for root in (ROOT, QUOTED) for end in (name, f"{name}.py")), name
+
+
+def test_make_docs_runs_all_scripts_that_write_pages() -> None:
+    recipe = re.search(r"^docs: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.M)
+    assert recipe is not None
+    writers = {path.name for path in (ROOT / "scripts").glob("*.py") if path.read_text().startswith('"""Write ')}
+    assert {"algorithms_page.py", "config_reference.py", "notebook.py", "printed_output.py"} <= writers
+    assert writers == set(re.findall(r"scripts/(\w+\.py)", recipe[1]))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -18,7 +18,7 @@ LINES = [line for page in PAGES for line in page.replace("\\\n", " ").splitlines
 COMMANDS = [
     line
     for line in LINES
-    if re.match(r"fedsim( -m)? (?!info|data|export|table)\w", line) and not re.search("ray|pkg:", line)
+    if re.match(r"fedsim( -m)? (?!info|data|export|table|audit|algorithms)\w", line) and not re.search("ray|pkg:", line)
 ]
 
 
