@@ -112,7 +112,7 @@ def command(words: list[str]) -> None:
         return
     assert words[0] in COMMANDS, f"{words[0]} is no command of fedsim; mark the block as not executed, and why"
     sys.argv[:] = reduced(words)
-    sweep.Begin.records = None  # a sweep's, which a process has one of
+    sweep.SweepCallback.records = None  # a sweep's, which a process has one of
     try:
         COMMANDS[words[0]]()
     except SystemExit as left:

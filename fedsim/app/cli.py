@@ -30,7 +30,7 @@ from fedsim.app.folders import RESUME, key_of, run_folder
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.core.lock import check_free
 from fedsim.core.settings import flatten
-from fedsim.core.speaking import be_patient, log_to_stderr, once_each, patiently
+from fedsim.core.speaking import ignore_broken_pipes, log_to_stderr, once_each, patiently
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
     from fedsim.core.ranks import Ranks
@@ -65,17 +65,17 @@ def _main() -> None:
             hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         problem = explain(error)
-        if sweep.Begin.records is None:
+        if sweep.SweepCallback.records is None:
             sys.exit(f"fedsim: {problem}")
     except (Exception, KeyboardInterrupt) as error:  # a launcher's, a sweeper's; those of runs end in their records
-        if sweep.Begin.records is None:
+        if sweep.SweepCallback.records is None:
             if isinstance(error, (ValueError, OSError)) and not _of_job(error):
                 sys.exit(f"fedsim: {before_the_job(error)}")
             if isinstance(error, KeyboardInterrupt):
                 sys.exit("fedsim: stopped at once, not after a round")
             raise
         problem = "it was asked to stop" if isinstance(error, KeyboardInterrupt) else sweep.one_line(error)
-    if sweep.Begin.records is not None and not sweep.conclude(problem):
+    if sweep.SweepCallback.records is not None and not sweep.conclude(problem):
         sys.exit(1)
 
 
@@ -122,7 +122,7 @@ def _prepare() -> None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     threading.excepthook = _of_a_thread
-    be_patient()  # a launcher's worker has begun elsewhere than in `main`
+    ignore_broken_pipes()  # a launcher's worker has begun elsewhere than in `main`
     log_to_stderr()
     logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # it logs what it raises
     logging.getLogger("fedsim").setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.ERROR)
@@ -143,10 +143,10 @@ def _job(cfg: DictConfig) -> float | None:
     told = HydraConfig.get()
     if told.mode == RunMode.MULTIRUN:
         from fedsim.run.determinism import deterministic
-        from fedsim.trainer import alone
+        from fedsim.trainer import run_to_completion
 
         with deterministic(cfg.deterministic is True):
-            return alone(of_sweep(cfg))
+            return run_to_completion(of_sweep(cfg))
     _prepare()
     if problem := unresolved(cfg):
         sys.exit(f"fedsim: {problem}")
@@ -220,7 +220,7 @@ def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
             folder = run_folder(cfg.out, cfg.resume)
         except ConfigError as error:
             problem = str(error)
-    folder, problem = ranks.tell((folder, problem))
+    folder, problem = ranks.broadcast_object((folder, problem))
     if problem:
         raise ConfigError(problem)
     cfg.out = str(folder)
@@ -238,7 +238,7 @@ def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> Steps[flo
     if launcher == "lockstep" or (launcher != "basic" and sys.stderr.isatty()):
         cfg.tracking.progress = "none"  # several would draw their lines over one another
     run = functools.partial(steps, cfg, folder, _choices(), shared=shared)
-    return sweep.begun(cfg, folder, run, functools.partial(report, alone=False))
+    return sweep.sweep_job(cfg, folder, run, functools.partial(report, alone=False))
 
 
 def _given(overrides: Any) -> list[str]:
@@ -259,10 +259,10 @@ def _end(ranks: Ranks, message: str) -> NoReturn:
 def run(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks | None = None) -> Result:
     """Build and run one configuration in its run folder; `choices` are its groups', for the table of runs."""
     from fedsim.run.determinism import deterministic
-    from fedsim.trainer import alone
+    from fedsim.trainer import run_to_completion
 
     with deterministic(cfg.deterministic is True):
-        return alone(steps(cfg, folder, choices, ranks))
+        return run_to_completion(steps(cfg, folder, choices, ranks))
 
 
 def steps(
@@ -282,7 +282,7 @@ def steps(
     if ranks.first:
         check_free(folder)  # before what it holds is looked at
     resume = "never" if cfg.resume is None else str(cfg.resume)
-    there = ranks.tell((folder / CHECKPOINT).exists())
+    there = ranks.broadcast_object((folder / CHECKPOINT).exists())
     if there and resume == "never":
         raise ConfigError(
             f"out={folder} already holds a run; add resume=auto to go on with it, resume=overwrite to start "

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedsim.app.folders import key_of
 from fedsim.core.errors import ConfigError
 
-CALLBACKS = ("fedsim.app.sweep.Begin",)
+CALLBACKS = ("fedsim.app.sweep.SweepCallback",)
 HANDLERS = ("logging.", "colorlog.")
 
 

@@ -83,7 +83,7 @@ class Record:
             file.write(json.dumps(asdict(self)) + "\n")
 
 
-def begun(
+def sweep_job(
     cfg: DictConfig, folder: Path, run: Callable[[], Steps[Result]], show: Callable[[Result], str]
 ) -> Steps[float | None]:
     """One run of a sweep, its local work handed out; what comes of it is its objective, None without one or where it
@@ -202,7 +202,7 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-class Begin(Callback):
+class SweepCallback(Callback):
     """Hydra's callback as a sweep begins, in the process that was started; config.yaml names it.
 
     Attributes:
@@ -232,14 +232,14 @@ class Begin(Callback):
             if config.out is None:
                 config.out = str(new_folder())
                 config.hydra.overrides.hydra.append(f"out={config.out!r}")
-            Begin.lock = Lock(Path(named("out", config.out)))
+            SweepCallback.lock = Lock(Path(named("out", config.out)))
         except ConfigError as error:
             sys.exit(f"fedsim: {in_one_line(str(error))}")
         except OSError as error:
             sys.exit(f"fedsim: out={config.out} cannot be made ({error.strerror}); choose another folder")
-        Begin.records = Path(config.hydra.sweep.dir) / RECORDS
-        Begin.tuned = config.objective if "optuna" in config.hydra.sweeper._target_ else None
-        for path in Begin.records.glob("*.json"):
+        SweepCallback.records = Path(config.hydra.sweep.dir) / RECORDS
+        SweepCallback.tuned = config.objective if "optuna" in config.hydra.sweeper._target_ else None
+        for path in SweepCallback.records.glob("*.json"):
             path.unlink()
 
 
@@ -249,15 +249,15 @@ def conclude(problem: str | None = None) -> bool:
     Args:
         problem: what broke it off, in one sentence; None where the sweeper came to its end.
     """
-    assert Begin.records is not None
-    folder = Begin.records.parent
-    if Begin.lock is not None:
-        Begin.lock.release()
-        Begin.lock = None
-    found = [Record(**json.loads(path.read_text())) for path in Begin.records.glob("*.json")]
+    assert SweepCallback.records is not None
+    folder = SweepCallback.records.parent
+    if SweepCallback.lock is not None:
+        SweepCallback.lock.release()
+        SweepCallback.lock = None
+    found = [Record(**json.loads(path.read_text())) for path in SweepCallback.records.glob("*.json")]
     found.sort(key=lambda record: record.number)
     if not found:
-        tell(f"fedsim: {problem or f'no run left a word in {Begin.records}; do all machines see this folder?'}")
+        tell(f"fedsim: {problem or f'no run left a word in {SweepCallback.records}; do all machines see this folder?'}")
         return False
     counts = Counter(record.status for record in found)
     tally = ", ".join(f"{counts[status]} {word}" for status, word in WORDS.items() if counts[status])
@@ -266,10 +266,10 @@ def conclude(problem: str | None = None) -> bool:
         tell(f"table:    fedsim table {folder}")
         tell(f"curves:   tensorboard --logdir {folder}")
         tell(f"pictures: fedsim-plot {folder} --html {folder}/report.html")
-    if Begin.tuned and problem is None:
+    if SweepCallback.tuned and problem is None:
         best = OmegaConf.load(folder / BEST)
         chosen = " ".join(f"{name}={value}" for name, value in best.best_params.items())
-        tell(f"best {Begin.tuned}: {best.best_value:.6g} with {chosen}")
+        tell(f"best {SweepCallback.tuned}: {best.best_value:.6g} with {chosen}")
     missing = [record for record in found if record.status not in ("done", "kept")]
     for record in missing:
         why = in_one_line(record.message) or "its process ended without a word, or goes on elsewhere"

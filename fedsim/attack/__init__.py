@@ -1,6 +1,6 @@
 """Clients that lie: what they send in the place of their rows, or train on in the place of their labels."""
 
-from fedsim.attack.base import Attack, Nobody, Omniscient
+from fedsim.attack.base import Attack, NoAttack, Omniscient
 from fedsim.attack.hidden import Mimic, MinMax, MinSum
 from fedsim.attack.labels import LabelFlip
 from fedsim.attack.rows import ALIE, IPM, Noise, SignFlip
@@ -13,7 +13,7 @@ __all__ = [
     "Mimic",
     "MinMax",
     "MinSum",
-    "Nobody",
+    "NoAttack",
     "Noise",
     "Omniscient",
     "SignFlip",

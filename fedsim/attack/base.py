@@ -15,7 +15,7 @@ from fedsim.core import checks, rng
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.uplink import Link, Stage
+from fedsim.uplink import Stage, StageContext
 
 
 class Attack(Stage):
@@ -43,10 +43,10 @@ class Attack(Stage):
     def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
         bad = np.zeros((federation.replicates, federation.clients), dtype=bool)
         for replicate, seed in enumerate(federation.seeds):
-            bad[replicate, self.liars(seed, federation.clients)] = True
+            bad[replicate, self.byzantine_clients(seed, federation.clients)] = True
         self.bad = torch.as_tensor(bad.reshape(-1)).to(federation.device)
 
-    def liars(self, seed: int, clients: int) -> np.ndarray:
+    def byzantine_clients(self, seed: int, clients: int) -> np.ndarray:
         """Numbers of the clients of a replicate that lie."""
         if self.clients is None:
             draw = rng.generator(seed, rng.Purpose.ATTACK)
@@ -56,7 +56,7 @@ class Attack(Stage):
                 raise ConfigError(f"attack.clients names client {client}, but clients={clients} end at {clients - 1}")
         return np.array(self.clients, dtype=np.int64)
 
-    def __call__(self, rows: Tensor, link: Link) -> Tensor:
+    def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         if link.cohort.round < self.since:
             return rows
         bad = self.bad[link.cohort.virtual]
@@ -67,19 +67,19 @@ class Attack(Stage):
         return contamination
 
     @abstractmethod
-    def lies(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:
+    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
         """[n, d] what each row would be if its client lied; `bad` [n] says whose do."""
 
 
-class Nobody(Attack):
-    """Nobody lies."""
+class NoAttack(Attack):
+    """No client deviates from the protocol."""
 
     active = False
 
     def __init__(self) -> None:
         super().__init__(0.0)
 
-    def lies(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:
+    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
         return rows
 
 
@@ -91,17 +91,17 @@ class Omniscient(Attack):
         fraction, clients, since: see `fedsim.attack.Attack`.
     """
 
-    def lies(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:
+    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
         cohort = link.cohort
         crafted, known = [], []
         for own, lying in zip(cohort.by_replicate(rows), cohort.by_replicate(bad.to(rows.dtype)), strict=True):
             honest = own[lying == 0]
             known.append(0 < len(honest) < len(own))
-            crafted.append(self.craft(honest, len(own)) if known[-1] else rows.new_zeros(rows.shape[1]))
+            crafted.append(self.attack_vector(honest, len(own)) if known[-1] else rows.new_zeros(rows.shape[1]))
         found = cohort.broadcast(torch.stack(crafted))
         able = torch.tensor(known, device=rows.device)[cohort.replicate]
         return torch.where(able[:, None], found, rows)
 
     @abstractmethod
-    def craft(self, honest: Tensor, n: int) -> Tensor:
+    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
         """[d] what is sent, given the honest rows [k, d], 0 < k < n, of a round of n."""

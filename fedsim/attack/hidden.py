@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsim.attack.base import Omniscient
 from fedsim.core import checks, rng
 from fedsim.core.federation import Federation
-from fedsim.uplink import Link
+from fedsim.uplink import StageContext
 
 DIRECTIONS = ("unit", "sign", "std")
 
@@ -42,7 +42,7 @@ class Farthest(Omniscient):
     def bound(self, centre: Tensor, along: Tensor, honest: Tensor, most: Tensor) -> Tensor:
         """[] the largest γ at which `centre + γ along` is off by `most`, to rounding: the scale of the search."""
 
-    def craft(self, honest: Tensor, n: int) -> Tensor:
+    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
         centre = honest.mean(0)
         if self.direction == "unit":
             along = -centre / centre.norm().clamp(min=torch.finfo(centre.dtype).tiny)
@@ -128,17 +128,17 @@ class Mimic(Omniscient):
         shape = federation.replicates, dimension
         return {"direction": torch.zeros(shape, dtype=federation.dtype, device=federation.device)}
 
-    def lies(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:
+    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
         score = link.gather("score")
         if link.cohort.round < self.since + self.warmup:
             score = score + (rows * link.cohort.broadcast(self.turned(rows, bad, link))).sum(1)
             link.scatter("score", score)
         return super().lies(torch.cat([rows, score[:, None]], 1), bad, link)[:, :-1]
 
-    def craft(self, honest: Tensor, n: int) -> Tensor:
+    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
         return honest[honest[:, -1].argmax(0, keepdim=True)][0]
 
-    def turned(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:
+    def turned(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
         """[R, d] z after a step of the power method on what honest rows differ by; it begins anywhere."""
         kept, cohort = link.server("direction"), link.cohort
         columns = torch.arange(rows.shape[1], device=rows.device)

@@ -10,7 +10,7 @@ from fedsim.contamination import Contamination
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.datasets import Dataset
-from fedsim.uplink import Link
+from fedsim.uplink import StageContext
 
 
 class LabelFlip(Attack):
@@ -20,7 +20,7 @@ class LabelFlip(Attack):
         fraction, clients, since: see `fedsim.attack.Attack`.
     """
 
-    def lies(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:
+    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
         return rows
 
     def of_samples(self, contamination: Contamination) -> Contamination:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.attack.base import Attack, Omniscient
 from fedsim.core import checks, rng
-from fedsim.uplink import Link
+from fedsim.uplink import StageContext
 
 
 class SignFlip(Attack):
@@ -27,7 +27,7 @@ class SignFlip(Attack):
         super().__init__(fraction, clients, since)
         self.scale = checks.positive("attack.scale", scale)
 
-    def lies(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:
+    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
         return -self.scale * rows
 
 
@@ -45,7 +45,7 @@ class Noise(Attack):
         super().__init__(fraction, clients, since)
         self.std = checks.positive("attack.std", std)
 
-    def lies(self, rows: Tensor, bad: Tensor, link: Link) -> Tensor:
+    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
         return self.std * rng.normal(link.keys[:, None], torch.arange(rows.shape[1], device=rows.device), rows.dtype)
 
 
@@ -63,7 +63,7 @@ class ALIE(Omniscient):
         super().__init__(fraction, clients, since)
         self.z = None if z is None else checks.real("attack.z", z)
 
-    def craft(self, honest: Tensor, n: int) -> Tensor:
+    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
         z = self.published(n, n - len(honest)) if self.z is None else self.z
         spread = honest.std(0) if len(honest) > 1 else torch.zeros_like(honest[0])
         return honest.mean(0) - z * spread
@@ -89,5 +89,5 @@ class IPM(Omniscient):
         super().__init__(fraction, clients, since)
         self.epsilon = checks.positive("attack.epsilon", epsilon)
 
-    def craft(self, honest: Tensor, n: int) -> Tensor:
+    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
         return -self.epsilon * honest.mean(0)

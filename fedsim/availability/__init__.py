@@ -13,7 +13,7 @@ from fedsim.availability.probabilities import (
     Probability,
     Uniform,
 )
-from fedsim.availability.processes import Bernoulli, Full, Multiset, UniformK, toss
+from fedsim.availability.processes import Bernoulli, Full, Multiset, UniformK, bernoulli
 from fedsim.availability.separation import MinimumSeparation
 from fedsim.availability.sessions import DeviceSessions
 from fedsim.availability.table import TraceTable
@@ -48,5 +48,5 @@ __all__ = [
     "Trajectory",
     "Uniform",
     "UniformK",
-    "toss",
+    "bernoulli",
 ]

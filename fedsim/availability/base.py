@@ -69,11 +69,11 @@ class Availability(ABC):
         law: for algorithms that are defined under one law alone: 'full' everybody, always; 'uniform_k' K clients
             uniformly without replacement; 'multiset' K draws with replacement by the data fractions; the name of any
             other; '' where a process of one's own does not say, which is then taken at its word.
-        unknown_because: why nobody knows the true p_i^t, the rest of a sentence; '' where `probabilities` are true.
+        unknown_reason: why nobody knows the true p_i^t, the rest of a sentence; '' where `probabilities` are true.
     """
 
     law: str = ""
-    unknown_because: str = ""
+    unknown_reason: str = ""
     population: Population
     federation: Federation | None = None
 
@@ -88,12 +88,12 @@ class Availability(ABC):
         """What was read from a file, by names of its own: a resumed run must meet the same."""
         return {}
 
-    def known_to(self, strategy: str) -> None:
+    def require_known_probabilities(self, strategy: str) -> None:
         """Refuse a strategy that divides by p_i^t where the process does not know it."""
-        if self.unknown_because:
+        if self.unknown_reason:
             raise ConfigError(
                 f"{strategy} divides by the true probabilities, and availability={type(self).__name__} "
-                f"{self.unknown_because}; choose a strategy that is told none, such as fedau, fedawe or mifa"
+                f"{self.unknown_reason}; choose a strategy that is told none, such as fedau, fedawe or mifa"
             )
 
     @abstractmethod

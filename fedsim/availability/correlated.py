@@ -8,7 +8,7 @@ import numpy as np
 
 from fedsim.availability.base import Population, groups_of, uniforms
 from fedsim.availability.probabilities import Probability
-from fedsim.availability.processes import Bernoulli, toss
+from fedsim.availability.processes import Bernoulli, bernoulli
 from fedsim.availability.trajectories import Trajectory
 from fedsim.availability.walk import Walk
 from fedsim.core import checks, rng
@@ -88,7 +88,7 @@ class CommonShock(_Grouped):
 
     def counts(self, t: int) -> np.ndarray:
         here = ~self._walk.at(t)[:, self._group]
-        return toss(self.probabilities(t) / (1 - self.shock) * here, self.population, t)
+        return bernoulli(self.probabilities(t) / (1 - self.shock) * here, self.population, t)
 
     def _next(self, outage: np.ndarray | None, t: int) -> np.ndarray:
         """[R, groups] which groups have an outage."""
@@ -147,7 +147,7 @@ class CommonFactor(_Grouped):
         room = ndtri(self.probabilities(t)) - math.sqrt(self.correlation) * self._walk.at(t)[:, self._group]
         if self.correlation == 1:
             return (room > 0).astype(np.int8)
-        return toss(ndtr(room / math.sqrt(1 - self.correlation)), self.population, t)
+        return bernoulli(ndtr(room / math.sqrt(1 - self.correlation)), self.population, t)
 
     def _next(self, factor: np.ndarray | None, t: int) -> np.ndarray:
         """[R, groups] f_t."""

@@ -34,7 +34,7 @@ class TraceLog(Recorded):
         until: when the log ends; null: with the last session.
     """
 
-    unknown_because = RECORD
+    unknown_reason = RECORD
 
     def __init__(
         self,

@@ -85,10 +85,10 @@ class Bernoulli(Availability):
         return np.clip(self.trajectory.at(t, self.base_probabilities, self.population), self.floor, 1.0)
 
     def counts(self, t: int) -> np.ndarray:
-        return toss(self.probabilities(t), self.population, t)
+        return bernoulli(self.probabilities(t), self.population, t)
 
 
-def toss(probabilities: np.ndarray, population: Population, t: int) -> np.ndarray:
+def bernoulli(probabilities: np.ndarray, population: Population, t: int) -> np.ndarray:
     """[R, m] independent coins of round t."""
     return (uniforms(population, rng.Purpose.AVAILABILITY, t) < probabilities).astype(np.int8)
 

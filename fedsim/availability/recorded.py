@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.availability.base import Availability, Population
-from fedsim.availability.processes import toss
+from fedsim.availability.processes import bernoulli
 from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
 
@@ -137,7 +137,7 @@ class Recorded(Availability):
         return np.append(self.record(t % self.length), 0.0)[self._place]
 
     def counts(self, t: int) -> np.ndarray:
-        return toss(self.probabilities(t), self.population, t)
+        return bernoulli(self.probabilities(t), self.population, t)
 
 
 def _some(names: list[str]) -> str:

@@ -60,7 +60,7 @@ class MinimumSeparation(Bernoulli):
         self.separation = checks.whole("availability.separation", separation, least=0)
         self.k = None if k is None else checks.whole("availability.k", k)
         if self.k is not None:
-            self.unknown_because = "with k draws clients by who came before, so that nobody knows these"
+            self.unknown_reason = "with k draws clients by who came before, so that nobody knows these"
 
     def setup(self, population: Population) -> None:
         if self.k is not None and self.k * (self.separation + 1) > population.clients:
@@ -71,19 +71,19 @@ class MinimumSeparation(Bernoulli):
         super().setup(population)
         self._walk = Walk(self._next)
 
-    def awake(self, t: int) -> np.ndarray:
+    def conditional_probability(self, t: int) -> np.ndarray:
         """[R, m] p_i^t of clients that do not rest."""
         return super().probabilities(t)
 
     def probabilities(self, t: int) -> np.ndarray:
         """[R, m] the probability of taking part; with `k` its bound p_i^t, for want of it."""
-        return self.awake(t).copy() if self.k is not None else self._walk.at(t).marginal.copy()
+        return self.conditional_probability(t).copy() if self.k is not None else self._walk.at(t).marginal.copy()
 
     def counts(self, t: int) -> np.ndarray:
         return self._walk.at(t).active.astype(np.int8)
 
     def _next(self, rest: _Rest | None, t: int) -> _Rest:
-        p = self.awake(t)
+        p = self.conditional_probability(t)
         rest = rest or self._first(p)
         ready = t - rest.last > self.separation
         coins = uniforms(self.population, rng.Purpose.AVAILABILITY, t)

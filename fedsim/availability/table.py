@@ -53,7 +53,7 @@ class TraceTable(Recorded):
         who = np.array([at[name] for name in called])
         when = rounds(table, round)
         said = np.ones(len(table)) if available is None else probabilities(table, available)
-        self.unknown_because = RECORD if np.isin(said, (0.0, 1.0)).all() else ""
+        self.unknown_reason = RECORD if np.isin(said, (0.0, 1.0)).all() else ""
         when = when - when.min()
         self.length = int(when.max()) + 1
         order = np.lexsort((who, when))

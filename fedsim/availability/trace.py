@@ -64,7 +64,7 @@ class Trace(Recorded):
         if round is not None and self.names is None:
             raise ConfigError(f"availability.round={round} names a column, but {self.source} has no line of names")
         self.length = len(self._table)
-        self.unknown_because = RECORD if np.isin(self._table, (0.0, 1.0)).all() else ""
+        self.unknown_reason = RECORD if np.isin(self._table, (0.0, 1.0)).all() else ""
 
     def record(self, t: int) -> np.ndarray:
         return self._table[t]

@@ -1,6 +1,6 @@
 """Time that is not measured but simulated: how long clients take, how much of their work they do, how late rows are."""
 
-from fedsim.clock.clock import Clock, CutOffByTheClock, Devices, NoClock
+from fedsim.clock.clock import Clock, DeadlineFilter, Devices, NoClock
 from fedsim.clock.delay import ConstantDelay, Delay, GeometricDelay, LognormalDelay, NoDelay, UniformDelay
 from fedsim.clock.work import AllWork, GeometricWork, UniformWork, Work
 
@@ -8,7 +8,7 @@ __all__ = [
     "AllWork",
     "Clock",
     "ConstantDelay",
-    "CutOffByTheClock",
+    "DeadlineFilter",
     "Delay",
     "Devices",
     "GeometricDelay",

@@ -171,7 +171,7 @@ class Devices(Clock):
         return np.where(left > 0, within, 0.0)
 
 
-class CutOffByTheClock(Availability):
+class DeadlineFilter(Availability):
     """What an availability process becomes under a clock that leaves clients out; to be looked at, not drawn from.
 
     Args:
@@ -183,7 +183,7 @@ class CutOffByTheClock(Availability):
 
     def __init__(self, process: Availability, clock: Clock) -> None:
         said = f"counts the first clock.first={clock.first} that are done, and nobody knows how likely that is"
-        self.process, self.unknown_because = process, process.unknown_because or (said if clock.first else "")
+        self.process, self.unknown_reason = process, process.unknown_reason or (said if clock.first else "")
         self.population, self.federation = process.population, process.federation
 
     @classmethod

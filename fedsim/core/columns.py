@@ -22,7 +22,7 @@ def one_piece(numbers: Tensor) -> Tensor | slice:
 
 
 @dataclass(frozen=True)
-class Columns:
+class ParameterPartition:
     """A row [d] in three parts. Strategies meet the shared columns alone, and aggregate them as their papers say.
 
     Attributes:
@@ -37,7 +37,7 @@ class Columns:
     averaged: Tensor
 
     @classmethod
-    def of(cls, sizes: dict[str, int], statistics: set[str], home: set[str]) -> Columns:
+    def of(cls, sizes: dict[str, int], statistics: set[str], home: set[str]) -> ParameterPartition:
         """Of rows whose parts have these names and sizes: everything travels but what is at home with the client, and
         statistics that travel are averaged."""
         count = torch.tensor(list(sizes.values()))
@@ -97,7 +97,7 @@ class Columns:
         averaged = memory.server[AVERAGED] if len(self.averaged) else none
         return self.joined(shared, own, averaged)
 
-    def widened(self, carry: dict[str, Tensor], cohort: Cohort, memory: Memory) -> dict[str, Tensor]:
+    def expand(self, carry: dict[str, Tensor], cohort: Cohort, memory: Memory) -> dict[str, Tensor]:
         """A strategy's carry, whose 'params' and directions [n, d_s] become rows [n, d]; it adds nothing to the
         gradients of columns that it does not see."""
         rows = self.whole(carry["params"], cohort, memory)
@@ -110,7 +110,7 @@ class Columns:
             wide["proximal"] = carry["proximal"][:, None] * mask
         return wide
 
-    def narrowed(self, end: dict[str, Tensor], handed: dict[str, Tensor]) -> dict[str, Tensor]:
+    def restrict(self, end: dict[str, Tensor], handed: dict[str, Tensor]) -> dict[str, Tensor]:
         """What a strategy sees of a carry after the local steps: entries it had `handed` in their own shapes."""
         seen = dict(end)
         for name in handed:

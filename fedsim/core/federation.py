@@ -22,7 +22,7 @@ from fedsim.core.answers import Ask
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import PLACES, placed
 from fedsim.core.ranks import Ranks
-from fedsim.core.statistics import HostRows, RowStatistics
+from fedsim.core.statistics import CohortIndex, RowStatistics
 
 WEIGHTINGS = ("uniform", "data")
 
@@ -136,13 +136,13 @@ class Federation:
             return virtual
         return virtual // self.clients * len(self.own) + virtual % self.clients // self.ranks.count
 
-    def everywhere(self, values: np.ndarray) -> np.ndarray:
+    def all_gather_clients(self, values: np.ndarray) -> np.ndarray:
         """[R·m'] host numbers, one per row here → [R·m] of all virtual clients."""
         if self.ranks.count == 1:
             return values
         whole = np.zeros((self.replicates, self.clients))
         whole[:, self.ranks.share] = values.reshape(self.replicates, -1)
-        return self.ranks.totals(whole)[0].reshape(-1)
+        return self.ranks.all_reduce_host(whole)[0].reshape(-1)
 
     def reduce(self, weights: Tensor, rows: Tensor, bounds: Sequence[int]) -> Tensor:
         """[R, …] the weighted sum of rows per replicate: the only place where clients are added.
@@ -186,7 +186,7 @@ class Cohort(RowStatistics):
         if m < federation.clients:
             virtual = rows // m * federation.clients + federation.own[rows % m]
         count, probability = np.asarray(count, dtype=np.float64), np.asarray(probability, dtype=np.float64)
-        self.host = HostRows(rows, virtual, count, probability, steps)
+        self.host = CohortIndex(rows, virtual, count, probability, steps)
         edges = np.searchsorted(rows, np.arange(0, federation.rows + 1, m))
         self.bounds: tuple[int, ...] = tuple(int(b) for b in edges)
 
@@ -254,7 +254,7 @@ class Cohort(RowStatistics):
         a function of seed, round and client (`fedsim.core.ties`).
         """
         relative = 0.0 if exactly else ties.tolerance(values.dtype)
-        host, virtual, bounds = self.united(values.cpu().numpy())
+        host, virtual, bounds = self.all_gather_host(values.cpu().numpy())
         chosen = []
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):
             clients = virtual[a:b] % self.federation.clients

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.core.federation import Cohort
 
-UNDER_WAY = "under_way"
+IN_FLIGHT = "in_flight"
 
 
 @dataclass
@@ -20,7 +20,8 @@ class Memory:
         server: name → [R, …].
         evaluated: name → [R·m, …]. No round sees it: what an evaluation must know of clients.
         uplink: name → [R·m, …]. No local step sees it: what is remembered of what clients sent (`fedsim.uplink`).
-        under_way: name → [k, …] of rows that arrive in later rounds, as many as there are (`fedsim.run.delivery`).
+        in_flight: name → [k, …] of rows that arrive in later rounds, as many as there are
+            (`fedsim.run.delayed_updates`).
         kept: whether a round may change `clients`.
         ended: where it may not: what the cohort of the last round would have remembered, name → [n, …].
     """
@@ -29,11 +30,11 @@ class Memory:
     server: dict[str, Tensor] = field(default_factory=dict)
     evaluated: dict[str, Tensor] = field(default_factory=dict)
     uplink: dict[str, Tensor] = field(default_factory=dict)
-    under_way: dict[str, Tensor] = field(default_factory=dict)
+    in_flight: dict[str, Tensor] = field(default_factory=dict)
     kept: bool = True
     ended: dict[str, Tensor] = field(default_factory=dict)
 
-    def borrowed(self) -> Memory:
+    def read_only(self) -> Memory:
         """The same memory for work that is thrown away: read, never changed."""
         return Memory(self.clients, {name: value.clone() for name, value in self.server.items()}, kept=False)
 
@@ -56,5 +57,5 @@ class Memory:
     def tensors(self) -> dict[str, Tensor]:
         """Everything, by the names a checkpoint uses; a state's fields have no dots."""
         parts = {"clients": self.clients, "server": self.server, "evaluated": self.evaluated, "uplink": self.uplink}
-        parts[UNDER_WAY] = self.under_way
+        parts[IN_FLIGHT] = self.in_flight
         return {f"{part}.{name}": value for part, kept in parts.items() for name, value in kept.items()}

@@ -84,7 +84,7 @@ class Ranks:
             self._talk(lambda: dist.all_reduce(values))
         return values
 
-    def totals(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
+    def all_reduce_host(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
         """Σ over ranks of host arrays, all in one exchange."""
         if self.count == 1:
             return values
@@ -118,7 +118,7 @@ class Ranks:
         self._talk(lambda: dist.all_gather(gathered, padded))
         return torch.cat([rows[:length] for rows, length in zip(gathered, lengths, strict=True)])
 
-    def tell(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         """What rank 0 says, whatever the others say."""
         if self.count == 1:
             return value
@@ -126,7 +126,7 @@ class Ranks:
         self._talk(lambda: dist.broadcast_object_list(told, 0))
         return told[0]
 
-    def share_out(self, values: Tensor | None, like: Tensor) -> Tensor:
+    def broadcast_tensor(self, values: Tensor | None, like: Tensor) -> Tensor:
         """The host tensor of rank 0 (None elsewhere) for every rank; `like` has its shape and dtype."""
         shared = torch.empty(like.shape, dtype=like.dtype) if values is None else values
         if self.count > 1:
@@ -135,7 +135,7 @@ class Ranks:
 
     def wait(self) -> None:
         """Until every rank is here."""
-        self.totals(np.zeros(1))
+        self.all_reduce_host(np.zeros(1))
 
     def leave(self) -> None:
         """Talk no more."""

@@ -45,7 +45,7 @@ def code_span(text: str) -> str:
     return f"{fence}{edge}{text}{edge}{fence}"
 
 
-class Patient:
+class BrokenPipeTolerantStream:
     """A stream of text whose reader may leave: what is written then goes nowhere, and is no error. Letters that the
     stream's encoding does not have are written as escapes.
 
@@ -96,21 +96,25 @@ class Patient:
         return getattr(self._stream, name)
 
 
-def be_patient() -> None:
+def ignore_broken_pipes() -> None:
     """From now on standard output and standard error may lose their readers; progress is drawn on the latter, so that
     control characters are escaped on the former alone."""
     sys.stdout, sys.stderr = (_patient(sys.stdout, plain=True), _patient(sys.stderr))
 
 
 def _patient(stream: Any, plain: bool = False) -> Any:
-    return stream if stream is None or isinstance(stream, Patient) else Patient(stream, plain)
+    return (
+        stream
+        if stream is None or isinstance(stream, BrokenPipeTolerantStream)
+        else BrokenPipeTolerantStream(stream, plain)
+    )
 
 
 @contextlib.contextmanager
 def patiently() -> Iterator[None]:
     """The same within the block; what was said is said when it ends, not in Python's own end, which would complain."""
     before = sys.stdout, sys.stderr
-    be_patient()
+    ignore_broken_pipes()
     try:
         yield
     except SystemExit as left:

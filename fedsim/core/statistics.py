@@ -20,7 +20,7 @@ from fedsim.core.ranks import Ranks
 
 
 @dataclass(frozen=True)
-class HostRows:
+class CohortIndex:
     """Who computes in a round, in host numbers: n rows, sorted by replicate, then by client.
 
     Attributes:
@@ -49,7 +49,7 @@ class RowStatistics:
         ranks: the processes that share the run.
     """
 
-    host: HostRows
+    host: CohortIndex
     bounds: tuple[int, ...]
     shape: tuple[int, int]
     ranks: Ranks
@@ -134,13 +134,13 @@ class RowStatistics:
     def _everybody(self) -> tuple[np.ndarray, np.ndarray, list[int], Sequence[int]]:
         """Of the rows of all ranks: counts [n']; where each is when the ranks' rows follow one another [n']; how many
         each rank has; bounds."""
-        count, virtual, bounds = self.united(self.host.count)
+        count, virtual, bounds = self.all_gather_host(self.host.count)
         ranks = self.ranks.count
         owner = virtual % self.shape[1] % ranks
         lengths = np.bincount(owner, minlength=ranks).tolist()
         return count, np.argsort(np.argsort(owner, kind="stable")), lengths, bounds
 
-    def united(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+    def all_gather_host(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
         """Host numbers [..., n] of the cohort's rows → those of all ranks' rows [..., n'], in the same order; their
         virtual clients [n']; and their bounds."""
         if self.ranks.count == 1:
@@ -149,7 +149,7 @@ class RowStatistics:
         everyone = replicates * clients
         whole, there = np.zeros((*values.shape[:-1], everyone)), np.zeros(everyone)
         whole[..., self.host.virtual], there[self.host.virtual] = values, 1
-        whole, there = self.ranks.totals(whole, there)
+        whole, there = self.ranks.all_reduce_host(whole, there)
         virtual = np.flatnonzero(there)
         bounds = np.searchsorted(virtual, np.arange(0, everyone + 1, clients))
         return whole[..., virtual].astype(values.dtype), virtual, [int(b) for b in bounds]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-def now() -> tuple[Tensor, Any, Any]:
+def rng_state() -> tuple[Tensor, Any, Any]:
     """The states of the host's random streams."""
     return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 (a user's module may draw from it)
 
@@ -34,7 +34,7 @@ def reseed(seed: int) -> None:
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
     """Whatever is drawn inside, afterwards all streams are as before."""
-    kept = now()
+    kept = rng_state()
     try:
         with torch.random.fork_rng():
             yield

@@ -28,7 +28,7 @@ from fedsim.shift import Shift
 TEST_BATCH = 1000  # samples of one forward pass, all replicates sharing them
 
 
-class Further(Protocol):
+class ExtraMetrics(Protocol):
     """Columns that those above this layer measure; `columns`: name → what it is."""
 
     columns: dict[str, str]
@@ -68,7 +68,7 @@ class Evaluator:
         self.dataset = data.dataset
         self.metrics = metrics or Metrics((), model, data)
         self.references: dict[str, Tensor] = {}
-        self.further: Further | None = None  # what else is measured of models
+        self.further: ExtraMetrics | None = None  # what else is measured of models
         alone = model.convolutional and model.device.type == "cpu"
         self.loop = loop or alone or model.traits.evaluation_unvmapped is not None
         self.labelled = model.labelled
@@ -109,21 +109,21 @@ class Evaluator:
 
     def added(self, of: str = "") -> dict[str, str]:
         """Columns of the metrics that a user adds → what they are; `of`: of which model."""
-        told = {f"{self.judged}_{name}": f"{said_of(name, self.judged)}{of}" for name in self.spreads}
+        told = {f"{self.primary_column}_{name}": f"{said_of(name, self.primary_column)}{of}" for name in self.spreads}
         if self.further is not None:
             told |= {name: f"{what}{of}" for name, what in self.further.columns.items()}
         return self.metrics.columns(self.dataset.test_x is not None, of) | told
 
     @property
-    def judged(self) -> str:
+    def primary_column(self) -> str:
         """The column whose clients' numbers are nearest to a model's use: of the test set, else of validation samples,
         else of what they train on."""
         if self.dataset.test_owners is not None and self.dataset.test_x is not None:
             return TEST.format(self.of)
-        return self.held_here
+        return self.local_column
 
     @property
-    def held_here(self) -> str:
+    def local_column(self) -> str:
         """The same, but for the test set: its owners need not be the run's clients."""
         return (TRAINING if self.validation is None else VALIDATION).format(self.of)
 
@@ -161,7 +161,9 @@ class Evaluator:
         of_run, client_loss, *known = np.split(torch.cat(parts).cpu().numpy(), np.cumsum([len(p) for p in parts])[:-1])
         metrics = dict(zip(found, of_run, strict=True))
         told = {name: numbers.T for name, numbers in zip(by_client, known, strict=True)}
-        wanted = [(name, WORST) for name in told if name in MEASURED] + [(self.judged, name) for name in self.spreads]
+        wanted = [(name, WORST) for name in told if name in MEASURED] + [
+            (self.primary_column, name) for name in self.spreads
+        ]
         metrics |= spreads(told, wanted)
         each = {}
         if own is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.core.columns import Columns
+from fedsim.core.columns import ParameterPartition
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.strategies import State, Strategy
@@ -27,7 +27,9 @@ class EvaluatedModels:
         columns: which of a row's the strategy sees.
     """
 
-    def __init__(self, models: list[str], strategy: Strategy[Any], federation: Federation, columns: Columns) -> None:
+    def __init__(
+        self, models: list[str], strategy: Strategy[Any], federation: Federation, columns: ParameterPartition
+    ) -> None:
         self.models, self.strategy, self.federation, self.columns = models, strategy, federation, columns
         keeps = type(strategy).client_mean is not Strategy.client_mean
         self.receives = "client_mean" in models and not keeps

@@ -1,7 +1,7 @@
 """What one client does in one local step, and how its learning rate moves."""
 
 from fedsim.local.apfl import APFL
-from fedsim.local.base import Carry, Descent, HeavyBall, LocalRule, Moments, Objective
+from fedsim.local.base import Carry, GradientStep, HeavyBall, LocalRule, Moments, Objective
 from fedsim.local.dfo import DFO
 from fedsim.local.ditto import Ditto
 from fedsim.local.fedala import FedALA
@@ -33,12 +33,12 @@ __all__ = [
     "Carry",
     "Constant",
     "Cosine",
-    "Descent",
     "Ditto",
     "FedALA",
     "FedLC",
     "FedRep",
     "FedRoD",
+    "GradientStep",
     "HeavyBall",
     "Inverse",
     "InverseSqrt",

@@ -12,7 +12,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.per_seed import Numbers, per_seed
-from fedsim.local.base import Carry, Descent, Objective
+from fedsim.local.base import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
 from fedsim.samples import Batch
 
@@ -87,12 +87,12 @@ class APFL(SGD):
             return [(alpha, v), (1 - alpha, w)]
         return [(torch.ones_like(alpha), torch.lerp(w, v, alpha))]
 
-    def descents(self) -> tuple[Descent, ...]:
+    def descents(self) -> tuple[GradientStep, ...]:
         moving = self.adaptive and self.every == "step"
         if type(self) is not APFL or self.clip is not None or moving:
             return ()
-        own = Descent("personal", self.ratio, self.weight_decay, "params", "alpha", self.mix == "outputs")
-        return own, Descent(decay=self.weight_decay)
+        own = GradientStep("personal", self.ratio, self.weight_decay, "params", "alpha", self.mix == "outputs")
+        return own, GradientStep(decay=self.weight_decay)
 
     @property
     def begins(self) -> bool:

@@ -83,7 +83,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Descent:
+class GradientStep:
     """A plain step of one model of the carry: x ← x − η s (∇f(x) + λx); with an optimiser, its step by g = ∇f(x) + λx.
 
     Mixed with another model y of the carry, by a weight α of the client, f is taken at α x + (1 − α) y, or of the two
@@ -234,7 +234,7 @@ class LocalRule(ABC):
         """What happens once a round, before the first local step, on that step's batch and at its rate."""
         return carry
 
-    def descents(self) -> tuple[Descent, ...]:
+    def descents(self) -> tuple[GradientStep, ...]:
         """What `step` is, if it is a plain descent, or several of different models: executors may then take them inside
         the backward pass. The loss is the last one's. To the gradient of 'params' come a strategy's correction and
         proximal term, as under local=sgd. Nothing where only `step` knows."""

@@ -12,7 +12,7 @@ from fedsim.core import checks
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.heterogeneity import entry
-from fedsim.local.base import Carry, Descent, Objective
+from fedsim.local.base import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
 from fedsim.models import RowModel
 from fedsim.models.losses import MARGIN, cross_entropy
@@ -55,7 +55,7 @@ class FedLC(SGD):
         margins = counts**-0.25 if self.margin == "fedlc" else -np.log(counts)
         self.margins = torch.as_tensor(self.tau * margins, dtype=model.dtype).to(model.device)
 
-    def descents(self) -> tuple[Descent, ...]:
+    def descents(self) -> tuple[GradientStep, ...]:
         return ()
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:

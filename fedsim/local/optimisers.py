@@ -12,7 +12,7 @@ from fedsim.core import checks
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.local.base import Carry, Descent, HeavyBall, Moments, Objective
+from fedsim.local.base import Carry, GradientStep, HeavyBall, Moments, Objective
 from fedsim.local.sgd import SGD
 from fedsim.samples import Batch
 
@@ -56,8 +56,8 @@ class Optimiser(SGD):
     def gradient_weight(self, step: int) -> float | None:
         return None
 
-    def _descent(self, optimiser: HeavyBall | Moments) -> tuple[Descent, ...]:
-        return (Descent(decay=self.weight_decay, optimiser=optimiser),) if self.clip is None else ()
+    def _descent(self, optimiser: HeavyBall | Moments) -> tuple[GradientStep, ...]:
+        return (GradientStep(decay=self.weight_decay, optimiser=optimiser),) if self.clip is None else ()
 
     @abstractmethod
     def stepped(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
@@ -87,7 +87,7 @@ class Momentum(Optimiser):
             raise ConfigError(f"local.momentum={momentum} never forgets; it must be below 1")
         self.nesterov = nesterov
 
-    def descents(self) -> tuple[Descent, ...]:
+    def descents(self) -> tuple[GradientStep, ...]:
         return self._descent(HeavyBall(self.momentum, self.nesterov)) if type(self) is Momentum else ()
 
     def gradient_weight(self, step: int) -> float | None:
@@ -129,7 +129,7 @@ class Adam(Optimiser):
         if decoupled:
             self.weight_decay = 0.0
 
-    def descents(self) -> tuple[Descent, ...]:
+    def descents(self) -> tuple[GradientStep, ...]:
         beside = self.decay if self.decoupled else 0.0
         return self._descent(Moments(self.beta1, self.beta2, self.eps, beside)) if type(self) is Adam else ()
 

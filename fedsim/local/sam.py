@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.core import checks
-from fedsim.local.base import Carry, Descent, Objective
+from fedsim.local.base import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
 from fedsim.samples import Batch
 
@@ -27,7 +27,7 @@ class SAM(SGD):
         super().__init__(**options)
         self.rho, self.adaptive = checks.not_negative("local.rho", rho), adaptive
 
-    def descents(self) -> tuple[Descent, ...]:
+    def descents(self) -> tuple[GradientStep, ...]:
         return ()
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:

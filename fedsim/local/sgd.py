@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
-from fedsim.local.base import Carry, Descent, LocalRule, Objective
+from fedsim.local.base import Carry, GradientStep, LocalRule, Objective
 from fedsim.samples import Batch
 
 
@@ -33,9 +33,9 @@ class SGD(LocalRule):
     def gradient_weight(self, step: int) -> float | None:
         return 1.0
 
-    def descents(self) -> tuple[Descent, ...]:
+    def descents(self) -> tuple[GradientStep, ...]:
         # of this class alone: one derived from it has a step of its own
-        return (Descent(decay=self.weight_decay),) if type(self) is SGD and self.clip is None else ()
+        return (GradientStep(decay=self.weight_decay),) if type(self) is SGD and self.clip is None else ()
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.columns import Columns
+from fedsim.core.columns import ParameterPartition
 from fedsim.models.copying import tensor_of
 
 
@@ -24,7 +24,7 @@ class Naming:
         statistics: shapes of the statistics, which follow them.
         kinds: dtypes of the statistics, as torch calls them without 'torch.'.
         aliases: an entry that is another one's tensor (tied weights) → that one.
-        home: names of what stays with the client.
+        private_parameters: names of what stays with the client.
         constants: entries that no client changes (frozen parameters, fixed buffers): they are in no row.
     """
 
@@ -33,7 +33,7 @@ class Naming:
     statistics: dict[str, list[int]]
     kinds: dict[str, str]
     aliases: dict[str, str] = field(default_factory=dict)
-    home: list[str] = field(default_factory=list)
+    private_parameters: list[str] = field(default_factory=list)
     constants: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -43,7 +43,7 @@ class Naming:
         shapes: Mapping[str, torch.Size],
         statistics: Mapping[str, torch.Size],
         kinds: Mapping[str, torch.dtype],
-        home: set[str],
+        private_parameters: set[str],
     ) -> Naming:
         """Those of the module whose rows have these columns."""
         entries = {name: value for name, value in module.state_dict(keep_vars=True).items() if torch.is_tensor(value)}
@@ -59,15 +59,15 @@ class Naming:
             {name: list(shape) for name, shape in statistics.items()},
             {name: str(kind).removeprefix("torch.") for name, kind in kinds.items()},
             {name: of for name, of in first.items() if of != name},
-            sorted(home),
+            sorted(private_parameters),
             {name: value.detach().cpu().clone() for name, value in fixed.items()},
         )
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> ParameterPartition:
         """Which columns of a row travel."""
         sizes = {name: math.prod(shape) for name, shape in (self.shapes | self.statistics).items()}
-        return Columns.of(sizes, set(self.statistics), set(self.home))
+        return ParameterPartition.of(sizes, set(self.statistics), set(self.private_parameters))
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """[d] a row → what the module's `load_state_dict` takes: copies of its own shapes and types."""

@@ -36,7 +36,7 @@ MANY = 7  # samples of the larger of the two batches that are tried
 
 
 @dataclass
-class Findings:
+class ForwardTraits:
     """Attributes:
 
     statistics: buffers, then frozen parameters, that a training forward moves, in the module's order.
@@ -61,7 +61,7 @@ class Findings:
     evaluation_isolated: str | None = None
 
 
-def probe(module: nn.Module, x: Any, call: Calling | None = None) -> Findings:
+def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTraits:
     """Look at the module in training and in evaluation.
 
     Args:
@@ -72,7 +72,7 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> Findings:
     Raises:
         ConfigError: names the layer and what to do.
     """
-    found, call = Findings(), call or Calling()
+    found, call = ForwardTraits(), call or Calling()
     refuse_parameter_hooks(module)
     pair = _first(x, 2)
     with torch.no_grad(), streams.restored(), said_of_forward(module):
@@ -296,7 +296,7 @@ def _key(x: Any) -> Tensor:
 def _watched(call: Calling, module: nn.Module, x: Any, mode: str = "training") -> tuple[Any, int]:
     """The output of a pass that must leave inputs and random streams as they are; random calls it made."""
     given = tree_map(lambda value: value.clone(), x)
-    before_it = streams.now()
+    before_it = streams.rng_state()
     parameters = dict(module.named_parameters()).keys()
     with KeyedRandomness(_key(x)) as keyed:
         buffers = {name: value.clone() for name, value in module.named_buffers()}
@@ -315,7 +315,7 @@ def _watched(call: Calling, module: nn.Module, x: Any, mode: str = "training") -
         raise ConfigError(
             f"model: the forward pass of {who} writes into its input, which is the stored data set's; work on a copy"
         )
-    if not streams.equal(before_it, streams.now()):
+    if not streams.equal(before_it, streams.rng_state()):
         _refuse_unkeyed(call, module, x)
     return output, keyed.calls
 

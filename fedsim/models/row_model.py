@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from fedsim.core import rng
-from fedsim.core.columns import Columns
+from fedsim.core.columns import ParameterPartition
 from fedsim.core.errors import ConfigError, first_line
 from fedsim.models.calling import Calling, Inputs, cast_output, tied_names
 from fedsim.models.copying import copy_module, refuse_parameter_hooks, tensor_of
@@ -28,7 +28,7 @@ from fedsim.models.dropout import key_dropouts
 from fedsim.models.losses import LOSSES, UNLABELLED, Loss, weighted_mean
 from fedsim.models.naming import Naming, named
 from fedsim.models.precision import checked
-from fedsim.models.probe import OTHER, Findings, probe, said_of_forward, second_of_two, why_not
+from fedsim.models.probe import OTHER, ForwardTraits, probe, said_of_forward, second_of_two, why_not
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.selectors import Selector
 from fedsim.models.user_loss import UserLoss, in_dtype, resolve_loss
@@ -82,7 +82,7 @@ class RowModel:
         statistics: shapes of the statistics, by name; known after `check`.
         trained: how many trained parameters there are.
         dimension: d, columns of a row: those, and the statistics.
-        home: names of what stays with the client.
+        private_parameters: names of what stays with the client.
         dropout_keys: names of the buffers that carry a client's dropout key.
         traits: what a forward pass does, see `fedsim.models.probe`.
         tensor_output: whether the module returns a tensor in evaluation, known after `check`; else a loss of the user's
@@ -122,7 +122,7 @@ class RowModel:
         self._kinds: dict[str, torch.dtype] = {}
         self._checked: Mapping[str, Tensor] | None = None
         self.trained = self.dimension = sum(s.numel() for s in self.shapes.values())
-        self.home, self.traits = set[str](), Findings()
+        self.private_parameters, self.traits = set[str](), ForwardTraits()
         self.labelled = self._scores_second = False
         self.tensor_output = True
         if not self.trained:
@@ -199,7 +199,7 @@ class RowModel:
         double._know(self.traits)
         return double
 
-    def _know(self, traits: Findings) -> None:
+    def _know(self, traits: ForwardTraits) -> None:
         """Take the probe's findings: statistics become columns."""
         self.traits = traits
         buffers = {name: tensor_of(self.training_module, name) for name in traits.statistics}
@@ -208,14 +208,14 @@ class RowModel:
         self.dimension = self.trained + sum(s.numel() for s in self.statistics.values())
         self.columns = self._columns()
 
-    def _columns(self) -> Columns:
+    def _columns(self) -> ParameterPartition:
         sizes = {name: shape.numel() for name, shape in (self.shapes | self.statistics).items()}
-        found = Columns.of(sizes, set(self.statistics), self.home)
-        return Columns(*(part.to(self.device) for part in (found.shared, found.own, found.averaged)))
+        found = ParameterPartition.of(sizes, set(self.statistics), self.private_parameters)
+        return ParameterPartition(*(part.to(self.device) for part in (found.shared, found.own, found.averaged)))
 
     def divide(self, selector: Selector) -> None:
         """Let a selector say what stays with the client; after `check`."""
-        self.home = selector.home(self.training_module, [*self.shapes, *self.statistics])
+        self.private_parameters = selector.private_parameters(self.training_module, [*self.shapes, *self.statistics])
         self.columns = self._columns()
         if not len(self.columns.shared):
             raise ConfigError("columns: nothing of the model travels; use strategy=local_only")
@@ -223,7 +223,7 @@ class RowModel:
     @property
     def naming(self) -> Naming:
         """How a row is the module's `state_dict`."""
-        return Naming.of(self.evaluation_module, self.shapes, self.statistics, self._kinds, self.home)
+        return Naming.of(self.evaluation_module, self.shapes, self.statistics, self._kinds, self.private_parameters)
 
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
         """[d] → the named trained parameters, as views."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core import checks
-from fedsim.core.columns import Columns
+from fedsim.core.columns import ParameterPartition
 from fedsim.core.errors import ConfigError
 
 
@@ -18,14 +18,14 @@ class Selector(ABC):
     """Chooses among the names of a row's tensors: trained parameters, and statistics."""
 
     @abstractmethod
-    def home(self, module: nn.Module, names: list[str]) -> set[str]:
+    def private_parameters(self, module: nn.Module, names: list[str]) -> set[str]:
         """The names of those that stay with the client."""
 
 
 class Everything(Selector):
     """All of a model travels."""
 
-    def home(self, module: nn.Module, names: list[str]) -> set[str]:
+    def private_parameters(self, module: nn.Module, names: list[str]) -> set[str]:
         return set()
 
 
@@ -48,7 +48,7 @@ class ByName(Selector):
             except re.error as error:
                 raise ConfigError(f"columns.{self.key}: {pattern!r} is no regular expression ({error})") from error
 
-    def home(self, module: nn.Module, names: list[str]) -> set[str]:
+    def private_parameters(self, module: nn.Module, names: list[str]) -> set[str]:
         for pattern, compiled in self.patterns.items():
             if not any(map(compiled.search, names)):
                 raise ConfigError(f"columns.{self.key}: {pattern!r} matches none of the model's {', '.join(names)}")
@@ -59,7 +59,7 @@ class ByName(Selector):
 class Normalisation(Selector):
     """Layers of batch normalisation stay, parameters and statistics (FedBN: Li et al., ICLR 2021, Alg. 1)."""
 
-    def home(self, module: nn.Module, names: list[str]) -> set[str]:
+    def private_parameters(self, module: nn.Module, names: list[str]) -> set[str]:
         kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
         layers = {name for name, layer in module.named_modules() if isinstance(layer, kinds)}
         found = {name for name in names if name.rpartition(".")[0] in layers}
@@ -83,7 +83,7 @@ class Head(Selector):
     def __init__(self, layers: int = 1, travels: bool = False) -> None:
         self.layers, self.travels = checks.whole("columns.layers", layers), travels
 
-    def home(self, module: nn.Module, names: list[str]) -> set[str]:
+    def private_parameters(self, module: nn.Module, names: list[str]) -> set[str]:
         order = _layers(names)
         if self.layers >= len(order):
             raise ConfigError(
@@ -100,7 +100,7 @@ def last_layers(shapes: Mapping[str, torch.Size], layers: int) -> Tensor:
     if layers > len(order):
         raise ConfigError(f"local.layers={layers}, but the model has {len(order)} with parameters; lower it")
     sizes = {name: shape.numel() for name, shape in shapes.items()}
-    return Columns.of(sizes, set(), _within(shapes, order[-layers:])).own
+    return ParameterPartition.of(sizes, set(), _within(shapes, order[-layers:])).own
 
 
 def _layers(names: Iterable[str]) -> list[str]:

@@ -99,10 +99,10 @@ def resolve_loss(
     with torch.no_grad(), streams.restored():
         takes_batch = _takes_batch(function, name, output, batch, dataset)
         resolved = UserLoss(function, takes_batch)
-        before, given = streams.now(), snapshot([output, dict(batch)])
+        before, given = streams.rng_state(), snapshot([output, dict(batch)])
         with KeyedRandomness(torch.tensor(EVALUATION_KEY, device=device)) as keyed:
             value = _called(resolved, name, output, batch, dataset)
-        if not streams.equal(before, streams.now()):
+        if not streams.equal(before, streams.rng_state()):
             raise ConfigError(
                 f"{name} draws random numbers that cannot be keyed by client and step, so that results would differ "
                 "from run to run; draw them by torch.rand, torch.randn or torch.bernoulli"

@@ -47,7 +47,7 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
     gradient = risk.performative_gradient(theta)
     if not residual(theta, gradient, box) <= SETTLED * (1 + float(theta.norm())):
         who = f"no minimum of the performative risk of shift={type(risk.shift).__name__} was found"
-        if risk.shift.kinked:
+        if risk.shift.nonsmooth:
             raise NoReferenceError(f"{who} where it has a gradient: data answer with kinks, and it may lie on one")
         raise NoReferenceError(f"{who}; give shift.box")
     moving = free(theta, gradient, box)

@@ -81,7 +81,7 @@ class PersonalEvaluator:
         host = np.zeros((len(names), 0))
         if found:
             host = torch.stack([torch.cat(found[name]) for name in names]).cpu().numpy()
-        host, _, bounds = cohort.united(host)
+        host, _, bounds = cohort.all_gather_host(host)
         return self._reduced(dict(zip(names, host, strict=True)), bounds)
 
     def _whom(self, online: Cohort | None) -> Cohort:

@@ -91,10 +91,10 @@ class OwnModels:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Rows [n, d] of clients that take the local steps of round t from the carry `start`, and what they would
         remember of them."""
-        lent = memory.borrowed()
+        lent = memory.read_only()
         return self.trainer.run(start, cohort, t, model, lent).arrived, lent.ended
 
     def stepped(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
         """Rows [n, d] after the plain steps of round t from what travels, [n, d_s]; data answer as `memory` has it."""
         assert self.plain is not None
-        return self.plain.run(rows, cohort, t, model, memory.borrowed()).arrived
+        return self.plain.run(rows, cohort, t, model, memory.read_only()).arrived

@@ -18,7 +18,7 @@ from fedsim.personal.models import OwnModels, one_row
 from fedsim.personal.options import Personal
 from fedsim.personal.scores import MODELS, ClientScores, Predictor, summarise
 from fedsim.strategies import State, Strategy
-from fedsim.trainer import Asking, Trainers
+from fedsim.trainer import FullDataQuery, Trainers
 
 Epoch = dict[str, Any]
 
@@ -55,8 +55,8 @@ class Newcomers:
         epoch.work = scores.evaluator.data.one_epoch(rule.work)
         self.trainer = trainer_of(epoch)
         self.own = OwnModels(self.trainer, strategy, trainer_of, options.localize)
-        if strategy.asks:
-            scores.evaluator.federation.ask = Asking(trainer_of, self.trainer)
+        if strategy.needs_full_gradients:
+            scores.evaluator.federation.ask = FullDataQuery(trainer_of, self.trainer)
 
     @torch.no_grad()
     def __call__(self, state: State, trained: Memory) -> list[Epoch]:
@@ -107,7 +107,7 @@ class Newcomers:
         for name in (name for name in MODELS if name in made):
             scores = self.scores(made[name], cohort, deployed)
             for measure in self.scores.names:
-                values, _, bounds = cohort.united(scores[measure].cpu().numpy())
+                values, _, bounds = cohort.all_gather_host(scores[measure].cpu().numpy())
                 each = [values[a:b] for a, b in itertools.pairwise(bounds)]
                 found[f"{name}_{measure}"] = [summarise(value, measure)[measure] for value in each]
         return found

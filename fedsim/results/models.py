@@ -92,7 +92,9 @@ class StoredModels:
             row = file.rows("model")[replicate]
             if naming.columns.divided:
                 own, averaged = self._kept(file, replicate, range(rows))
-                row = naming.columns.joined(row, own.mean(0) if len(told["naming"]["home"]) else row[:0], averaged)
+                row = naming.columns.joined(
+                    row, own.mean(0) if len(told["naming"]["private_parameters"]) else row[:0], averaged
+                )
         return naming.state_dict(row)
 
     def best(self, replicate: int) -> dict[str, Tensor]:
@@ -121,7 +123,7 @@ class StoredModels:
             if told["own"]:
                 return naming.state_dict(file.rows(f"clients.{told['own'][0]}")[at])
             clustered = bool(told.get("clustered"))
-            if not (told["kept"] or clustered or naming.home):
+            if not (told["kept"] or clustered or naming.private_parameters):
                 raise ConfigError(
                     f"the clients of {self.folder} keep no models: neither its local rule, its strategy nor columns "
                     "that stay with the client make any"
@@ -131,7 +133,7 @@ class StoredModels:
                 row = file.rows("clusters")[replicate][choice]
             if naming.columns.divided:
                 own, averaged = self._kept(file, replicate, range(client, client + 1))
-                row = naming.columns.joined(row, own[0] if naming.home else row[:0], averaged)
+                row = naming.columns.joined(row, own[0] if naming.private_parameters else row[:0], averaged)
         return naming.state_dict(row)
 
     def _kept(self, file: _File, replicate: int, clients: range) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ import fedsim
 from fedsim.core import checksums
 from fedsim.core.errors import CheckpointError
 from fedsim.core.files import regular, replacing
-from fedsim.core.memory import UNDER_WAY, Memory
+from fedsim.core.memory import IN_FLIGHT, Memory
 from fedsim.core.placement import mapped
 from fedsim.results.files import CHECKPOINT
 from fedsim.run import content as contents
@@ -67,7 +67,7 @@ def write(
         OutputError: it cannot be written; the old one is as it was.
     """
     memory = dataclasses.replace(memory or Memory())
-    memory.under_way = layout.gather_rows(memory.under_way)
+    memory.in_flight = layout.gather_rows(memory.in_flight)
     kept = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | memory.tensors()
     whole = {name: layout.gather(name, value) for name, value in kept.items()}
     if layout.ranks.first:
@@ -115,9 +115,9 @@ def read(
                 f"{str(expected.dtype).removeprefix('torch.')}; it is another model's"
             )
     if memory is not None and ranks.first:
-        memory.under_way = _under_way(path, tensors, like.model)
+        memory.in_flight = _in_flight(path, tensors, like.model)
     if memory is not None:
-        memory.under_way = layout.deal_rows(memory.under_way)
+        memory.in_flight = layout.deal_rows(memory.in_flight)
     if content is not None and ranks.first:
         contents.check(path, made_of, content)
     for name, expected in (fields | remembered).items():
@@ -126,12 +126,12 @@ def read(
             expected.copy_(part)
         else:
             fields[name] = part.to(expected.device)
-    return type(like)(**fields), ranks.tell(progress)
+    return type(like)(**fields), ranks.broadcast_object(progress)
 
 
-def _under_way(path: Path, tensors: dict[str, torch.Tensor], model: torch.Tensor) -> dict[str, torch.Tensor]:
+def _in_flight(path: Path, tensors: dict[str, torch.Tensor], model: torch.Tensor) -> dict[str, torch.Tensor]:
     """The rows that had not arrived: any number, of a model like this one [R, d]."""
-    found = {name.partition(".")[2]: rows for name, rows in tensors.items() if name.startswith(f"{UNDER_WAY}.")}
+    found = {name.partition(".")[2]: rows for name, rows in tensors.items() if name.startswith(f"{IN_FLIGHT}.")}
     if found and (len({len(rows) for rows in found.values()}) != 1 or found["start"].shape[1:] != model.shape[1:]):
         raise CheckpointError(f"checkpoint {path}: the rows under way do not fit together; they are another model's")
     return found

@@ -29,7 +29,7 @@ TOLERANCE = 1e-6  # of sums, relative to the length of the array as a vector
 
 def content(run: Setup) -> dict[str, list[Any]]:
     """What stands in for everything of this run that may have come from a file, by what it is called."""
-    return {name: stands_for(values) for name, values in _parts(run)}
+    return {name: fingerprint(values) for name, values in _parts(run)}
 
 
 def check(path: Path, was: dict[str, Any], now: dict[str, list[Any]]) -> None:
@@ -39,7 +39,7 @@ def check(path: Path, was: dict[str, Any], now: dict[str, list[Any]]) -> None:
         CheckpointError: something differs; the message says what.
     """
     for name in sorted(was.keys() & now.keys()):
-        if not agree(was[name], now[name]):
+        if not match(was[name], now[name]):
             raise CheckpointError(
                 f"checkpoint {path} was written with other content: {name} changed since; restore what the run began "
                 "with, or choose another out"
@@ -80,7 +80,7 @@ def _array(values: Tensor | np.ndarray) -> np.ndarray:
     return (rows.float() if rows.dtype == torch.bfloat16 else rows).numpy()
 
 
-def stands_for(values: np.ndarray) -> list[Any]:
+def fingerprint(values: np.ndarray) -> list[Any]:
     """Shape and digest of whole numbers; else shape, how many are finite, their length as a vector, and two sums."""
     shape = list(values.shape)
     if values.dtype.kind in "biuSU":
@@ -98,7 +98,7 @@ def stands_for(values: np.ndarray) -> list[Any]:
     return [shape, finite, float(np.sqrt(found[0])), float(found[1]), float(found[2])]
 
 
-def agree(was: Any, now: list[Any]) -> bool:
+def match(was: Any, now: list[Any]) -> bool:
     """Do two of what `stands_for` gives say the same?"""
     if not isinstance(was, list) or len(was) != len(now):
         return False

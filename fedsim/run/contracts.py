@@ -65,7 +65,7 @@ def refuse(_of: Any, broken: str) -> None:
     raise ConfigError(broken)
 
 
-def foreign(part: Any) -> bool:
+def is_user_defined(part: Any) -> bool:
     """Is it somebody's own?"""
     return not type(part).__module__.startswith("fedsim.")
 
@@ -133,18 +133,18 @@ def identical(one: Named, other: Named) -> str | None:
 @contextlib.contextmanager
 def within(what: str, part: Any) -> Iterator[None]:
     """Errors of somebody's own part in one sentence; nothing may be drawn from a global stream."""
-    before = streams.now()
+    before = streams.rng_state()
     try:
         yield
     except (ConfigError, MemoryError):
         raise
     except Exception as error:
-        if not foreign(part):
+        if not is_user_defined(part):
             raise
         own = [f for f in traceback.extract_tb(error.__traceback__) if _elsewhere(f.filename)]
         where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
         raise ConfigError(f"{what} raised {type(error).__name__}: {first_line(error)}{where}") from error
-    if not streams.equal(before, streams.now()):
+    if not streams.equal(before, streams.rng_state()):
         raise ConfigError(
             f"{what} draws from a global random stream, which depends on all that was drawn before; use "
             "fedsim.core.rng, whose numbers are functions of seed, round and client"

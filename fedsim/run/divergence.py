@@ -204,7 +204,7 @@ class DivergenceGuard:
         found = {r: int(t) for r, t in enumerate(first) if t != _NEVER and r not in lost}
         if not found:
             return
-        bad = federation.everywhere((rows == first[:, None]).reshape(-1)).reshape(federation.replicates, -1)
+        bad = federation.all_gather_clients((rows == first[:, None]).reshape(-1)).reshape(federation.replicates, -1)
         clients = {r: np.flatnonzero(bad[r]).tolist() for r in found}
         left = self.federation.replicates - len(lost) - len(found)
         if self.on_nonfinite != "drop_replicate" or not left:

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def owned(path: Path | None, ranks: Ranks) -> Iterator[None]:
+def locked_folder(path: Path | None, ranks: Ranks) -> Iterator[None]:
     """Within the block the folder is this run's; None: it has none. Of several ranks the first takes it for all.
 
     Raises:
@@ -51,7 +51,7 @@ def owned(path: Path | None, ranks: Ranks) -> Iterator[None]:
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", error)
             problem = f"out={_said(path)} cannot be written ({why}); choose another folder"
-    problem = ranks.tell(problem)
+    problem = ranks.broadcast_object(problem)
     if problem is not None:
         raise ConfigError(problem)
     try:
@@ -66,13 +66,13 @@ def _said(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def owning(method: Callable[P, Steps[T]]) -> Callable[P, Steps[T]]:
+def with_lock(method: Callable[P, Steps[T]]) -> Callable[P, Steps[T]]:
     """Steps of an object with a `federation`, that owns the folder `out`, its first argument, until they end."""
 
     @functools.wraps(method)
     def steps(*args: P.args, **kwargs: P.kwargs) -> Steps[T]:
         out: Any = kwargs.get("out", args[1] if len(args) > 1 else None)
-        with owned(None if out is None else Path(out), args[0].federation.ranks):  # type: ignore[attr-defined]
+        with locked_folder(None if out is None else Path(out), args[0].federation.ranks):  # type: ignore[attr-defined]
             return (yield from method(*args, **kwargs))
 
     return steps

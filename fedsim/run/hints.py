@@ -10,7 +10,7 @@ OF_VMAP = "There is a performance drop because we have not yet implemented the b
 
 
 @contextlib.contextmanager
-def unheard() -> Iterator[None]:
+def suppress_vmap_warning() -> Iterator[None]:
     """Within the block nobody is asked to file an issue with PyTorch about an operation that has no batched kernel: the
     numbers are the same, and a trial chooses the executor."""
     with warnings.catch_warnings():

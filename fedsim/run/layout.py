@@ -103,7 +103,7 @@ class Layout:
         owner = whole["virtual"] % self.shape[1] % ranks.count if whole else torch.zeros(0)
         counts = [int((owner == rank).sum()) for rank in range(ranks.count)]
         like = {name: (tuple(rows.shape[1:]), rows.dtype) for name, rows in sorted(whole.items())}
-        like, counts = ranks.tell((like, counts))
+        like, counts = ranks.broadcast_object((like, counts))
         if not ranks.first:
             empty = {
                 name: torch.empty(counts[ranks.rank], *shape, dtype=dtype) for name, (shape, dtype) in like.items()
@@ -117,7 +117,7 @@ class Layout:
         """This rank's part, on the host, of what rank 0 holds (None elsewhere); `like` has its shape and dtype."""
         ranks = self.ranks
         if name not in self.divided:
-            return ranks.share_out(whole, like)
+            return ranks.broadcast_tensor(whole, like)
         if whole is None:
             return ranks.receive(like, 0)
         every = whole.unflatten(0, self.shape)

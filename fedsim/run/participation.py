@@ -43,8 +43,8 @@ class Participation:
         self, wanted: list[str], federation: Federation, availability: Availability, evaluator: Evaluator, owners: bool
     ) -> None:
         self.wanted, self.federation, self.availability, self.evaluator = wanted, federation, availability, evaluator
-        judged = evaluator.judged
-        self.of = judged if owners or judged != TEST.format(evaluator.of) else evaluator.held_here
+        judged = evaluator.primary_column
+        self.of = judged if owners or judged != TEST.format(evaluator.of) else evaluator.local_column
         self.last, self.longest, self.away = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
         self.opportunities, self.before = np.zeros(0, int), np.zeros(0)
 
@@ -154,7 +154,7 @@ class Participation:
         return np.asarray(torch.where(some, mean, torch.nan).cpu().numpy())
 
     def _everywhere(self, values: np.ndarray) -> np.ndarray:
-        return self.federation.everywhere(values)
+        return self.federation.all_gather_clients(values)
 
     def _replicates(self, values: np.ndarray) -> np.ndarray:
         return values.reshape(self.federation.replicates, -1)

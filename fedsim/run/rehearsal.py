@@ -27,14 +27,24 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.snapshot import key
-from fedsim.run.contracts import Invariance, Named, brings_foreign, foreign, kind, look, moved, trial_copy, within
+from fedsim.run.contracts import (
+    Invariance,
+    Named,
+    brings_foreign,
+    is_user_defined,
+    kind,
+    look,
+    moved,
+    trial_copy,
+    within,
+)
 from fedsim.run.sample_contract import INVARIANCES, Trial
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_strategy
 from fedsim.run.uplink_contract import check_stages
 from fedsim.strategies import State
+from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.loop_executor import chunk_of, first
-from fedsim.trainer.noted import Noted
 from fedsim.trainer.objective import PlainObjective, by_rows
 
 log = logging.getLogger(__name__)
@@ -44,7 +54,7 @@ KNOWN = 256  # outcomes that are remembered
 _outcomes: OrderedDict[Hashable, list[tuple[Invariance[Trial], str]]] = OrderedDict()
 
 
-def rehearse(run: Setup, state: State, memory: Memory) -> None:
+def dry_run(run: Setup, state: State, memory: Memory) -> None:
     """Try the parts of a run that are somebody's own.
 
     Raises:
@@ -65,7 +75,7 @@ def rehearse(run: Setup, state: State, memory: Memory) -> None:
             trial = Trial(run, state, memory)
             for invariance, broken in _outcomes[known]:
                 invariance.otherwise(trial, broken)
-    if foreign(run.strategy) or brings_foreign(run.strategy):
+    if is_user_defined(run.strategy) or brings_foreign(run.strategy):
         known = ("strategy", *_known_by(run, (run.strategy, run.availability.law)))
         if known not in _outcomes:
             check_strategy(run, memory)
@@ -142,10 +152,10 @@ def _ask_for_other_seeds(process: Availability, rounds: Iterable[int]) -> None:
 def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
     """One step of one client, as a loop takes it: shift, contamination, local rule."""
     rule, shift, batches = run.trainer.rule, run.shift, run.trainer.batches
-    handed = run.strategy.start(state, cohort) if not foreign(run.strategy) else cohort.broadcast(state.model)
+    handed = run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
     carry = dict(handed) if isinstance(handed, dict) else {"params": handed}
     columns = run.model.columns
-    carry = (columns.widened(carry, cohort, memory) if columns.divided else carry) | memory.gather(cohort)
+    carry = (columns.expand(carry, cohort, memory) if columns.divided else carry) | memory.gather(cohort)
     carry.pop(OWN, None)  # it is part of the row
     carry |= rule.round_state(carry["params"])
     if rule.knows_round or shift.knows_round:
@@ -166,13 +176,13 @@ def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
             f"contamination={type(contamination).__name__}", contamination,
             lambda given: first(chunk.contaminate(chunk_of(given), 0, 0, 1)), batch,
         )  # fmt: skip
-    if foreign(rule):
+    if is_user_defined(rule):
         _step(run, own, batch)
 
 
 def _moved(what: str, part: Any, move: Any, batch: Named) -> Named:
     """The batch that shift or contamination make of one, which must be whole."""
-    if not foreign(part):
+    if not is_user_defined(part):
         found: Named = move(batch)
         return found
     given = {name: value.clone() for name, value in batch.items()}
@@ -193,7 +203,7 @@ def _moved(what: str, part: Any, move: Any, batch: Named) -> Named:
 def _step(run: Setup, own: Named, batch: Named) -> None:
     rule = run.trainer.rule
     what = f"local={type(rule).__name__}"
-    objective = Noted(PlainObjective(run.model), by_rows if rule.batched else None)
+    objective = BufferRecordingObjective(PlainObjective(run.model), by_rows if rule.batched else None)
     lr = run.trainer.rates[0]
     before, given = {name: value.clone() for name, value in own.items()}, dict(batch)
     with within(what, rule):

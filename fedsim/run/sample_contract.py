@@ -25,8 +25,8 @@ from fedsim.run.contracts import (
     Invariance,
     Named,
     brings_foreign,
-    foreign,
     identical,
+    is_user_defined,
     look,
     moved,
     refuse,
@@ -121,9 +121,11 @@ class Trial:
         here[: min(3, len(here))] = 1
         counts[:, federation.ranks.share] = here.reshape(federation.replicates, -1)
         cohort = federation.cohort(counts, np.ones_like(counts))
-        handed = run.strategy.start(state, cohort) if not foreign(run.strategy) else cohort.broadcast(state.model)
+        handed = (
+            run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
+        )
         carry = dict(handed) if isinstance(handed, dict) else {"params": handed}
-        carry = (columns.widened(carry, cohort, memory) if columns.divided else carry) | memory.gather(cohort)
+        carry = (columns.expand(carry, cohort, memory) if columns.divided else carry) | memory.gather(cohort)
         carry.pop(OWN, None)  # it is part of the row
         carry |= rule.round_state(carry["params"])
         if rule.knows_round or shift.knows_round:
@@ -166,7 +168,7 @@ class Trial:
 
     def foreign(self) -> Any:
         """One of the user's parts, for `within`."""
-        return next((part for part in self.parts if foreign(part)), self)
+        return next((part for part in self.parts if is_user_defined(part)), self)
 
     def rates(self, rows: list[int]) -> Tensor:
         replicate = self.rows[rows] // self.run.federation.clients
@@ -207,7 +209,7 @@ def _remembers(trial: Trial, name: str) -> str:
     named = zip(("local", "shift", "contamination"), trial.parts, trial.before, strict=True)
     for kind, part, before in named:
         paths = moved(part, before)
-        if paths and (foreign(part) or brings_foreign(part)):
+        if paths and (is_user_defined(part) or brings_foreign(part)):
             where = {"local": "return it from `memory`", "shift": "return it from `memory`"}
             return (
                 f"{kind}={type(part).__name__} remembers in {paths[0]} what it computed before, which clients share "

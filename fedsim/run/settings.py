@@ -43,7 +43,7 @@ class RunFacts:
 
     def some_probability(self, holds: Callable[[np.ndarray], np.ndarray]) -> bool:
         """Does this hold for the probability of some client in some round?"""
-        if self.availability.unknown_because:
+        if self.availability.unknown_reason:
             return True
         return any(holds(self.availability.probabilities(t)).any() for t in range(min(self.rounds, LOOKED_AT)))
 
@@ -139,7 +139,7 @@ def _stops_training(run: RunFacts) -> Iterator[str]:
         yield from stops_training(group, part, run)
     process = run.availability
     rounds = range(min(run.rounds, LOOKED_AT))
-    if not process.unknown_because and not any((process.probabilities(t) > 0).any() for t in rounds):
+    if not process.unknown_reason and not any((process.probabilities(t) > 0).any() for t in rounds):
         said = "in any round" if len(rounds) == run.rounds else f"in the first {len(rounds)} rounds"
         yield (
             f"availability={type(process).__name__} trains nothing: no client can take part {said}, since all "

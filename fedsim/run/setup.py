@@ -14,7 +14,7 @@ from torch import nn
 
 from fedsim.attack import Attack
 from fedsim.availability import Availability, UniformK
-from fedsim.clock import AllWork, Clock, CutOffByTheClock, Delay, NoClock, NoDelay, Work
+from fedsim.clock import AllWork, Clock, DeadlineFilter, Delay, NoClock, NoDelay, Work
 from fedsim.contamination import Contamination, NoContamination
 from fedsim.core import checks
 from fedsim.core.effects import Declarations, EffectiveIf
@@ -37,11 +37,11 @@ from fedsim.performative.references import References, references
 from fedsim.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.personal.models import OwnModels
 from fedsim.run import determinism
-from fedsim.run.delivery import Delivery
+from fedsim.run.delayed_updates import DelayedUpdates
 from fedsim.run.divergence import ON_NONFINITE
 from fedsim.run.ownership import PartCopies
-from fedsim.run.pace import Pace
 from fedsim.run.participation import Participation
+from fedsim.run.round_clock import RoundClock
 from fedsim.run.rules import Stop
 from fedsim.run.settings import report_settings
 from fedsim.run.traffic import Traffic
@@ -68,7 +68,7 @@ from fedsim.shift import NoShift, Shift
 from fedsim.shift.pooled import PooledShift
 from fedsim.strategies import FedAvg, Strategy
 from fedsim.strategies.base import KeepsClientModels
-from fedsim.trainer import Asking, Execution, Trainers
+from fedsim.trainer import Execution, FullDataQuery, Trainers
 from fedsim.uplink import Uplink
 from fedsim.uplink.accounting import Privacy, privacy
 
@@ -206,7 +206,7 @@ class Setup:
         self._check_columns()
         with among_members(members, personal.newcomers):
             self.availability = bound(availability, self.federation, rounds, tables)
-            self.strategy.check(CutOffByTheClock.unless_all_count(self.availability, clock))
+            self.strategy.check(DeadlineFilter.unless_all_count(self.availability, clock))
         self.strategy.check_local(rule)
         self.uplink = uplink_of(self.strategy, uplink, attack)
         self.uplink.setup(self.federation, self.availability)
@@ -218,10 +218,12 @@ class Setup:
         contamination.setup(everybody.federation, self.dataset)
         late = copy.deepcopy(self.shift) if personal.newcomers else self.shift  # of newcomers, set up for everybody
         trainers = self._train(rule, contamination)
-        self.pace = Pace(clock or NoClock(), work or AllWork(), self.trainer, self.traffic)
-        self.delivery = Delivery(delay or NoDelay(), self.pace, self.strategy, self.trainer)
-        self._judge(personal, trainers, tables)
-        self.newcomers = self._expect(personal, everybody, late, rule, contamination) if personal.newcomers else None
+        self.pace = RoundClock(clock or NoClock(), work or AllWork(), self.trainer, self.traffic)
+        self.delivery = DelayedUpdates(delay or NoDelay(), self.pace, self.strategy, self.trainer)
+        self._build_evaluation(personal, trainers, tables)
+        self.newcomers = (
+            self._build_newcomers(personal, everybody, late, rule, contamination) if personal.newcomers else None
+        )
         report_settings(self)
 
     def _pool(self, clients: int, rule: LocalRule) -> None:
@@ -235,12 +237,12 @@ class Setup:
         trainers = Trainers(self.data, self.shift, self.model, contamination, self.execution)
         self.all_trainers, self.all_shifts = [trainers], [self.shift]
         self.trainer, self.settled = trainers(rule), trainers.settled
-        if self.strategy.asks:
-            self.federation.ask = Asking(trainers, self.trainer)
+        if self.strategy.needs_full_gradients:
+            self.federation.ask = FullDataQuery(trainers, self.trainer)
         self.traffic = Traffic.of(self.strategy, self.trainer.rule, self.model, self.uplink)
         return trainers
 
-    def _judge(self, personal: Personal, trainers: Trainers, tables: list[Table]) -> None:
+    def _build_evaluation(self, personal: Personal, trainers: Trainers, tables: list[Table]) -> None:
         """What judges the models: the federation's, and where it is asked for clients' own."""
         self._metrics = Metrics(self.evaluation.metrics, self.model, self.data)
         wanted = list(self.evaluation.diagnostics)  # else all models are scored on validation samples there
@@ -256,7 +258,7 @@ class Setup:
             scores = scores_of(self.evaluator, personal, tables)
             self.personal = PersonalEvaluator(personal, self.federation, self.strategy, own, scores)
 
-    def _expect(
+    def _build_newcomers(
         self, personal: Personal, everybody: ClientData, shift: Shift, rule: LocalRule, contamination: Contamination
     ) -> Newcomers:
         """Who joins when training is over; `everybody` has their data too, and their shift is another one."""
@@ -297,9 +299,9 @@ class Setup:
         """What may be claimed of the clients' privacy after so many rounds; None where rows have no noise."""
         strategy = self.strategy
         uniform = getattr(strategy, "weighting", "uniform") == "uniform"
-        hears = vars(type(strategy)).get("hears", "rows") if uniform else "rows"
+        server_sees = strategy.server_sees if uniform else "rows"
         leaks = {
-            "the strategy asks clients for losses and gradients": strategy.asks,
+            "the strategy asks clients for losses and gradients": strategy.needs_full_gradients,
             "further vectors go up": strategy.vectors_up > 1,
             strategy.beside: bool(strategy.beside),
             "the local rule sends estimates": self.trainer.rule.traffic(self.model.dimension)[1] > 0,
@@ -309,7 +311,7 @@ class Setup:
         }
         said = [what for what, so in leaks.items() if so]
         remember = isinstance(self.availability, UniformK) and bool(self.uplink.stages) and self._clients_remember()
-        return privacy(self.uplink.stages, self.availability, hears, said, rounds, remember)
+        return privacy(self.uplink.stages, self.availability, server_sees, said, rounds, remember)
 
     def _clients_remember(self) -> bool:
         """Does local work depend on the earlier rounds in which a client took part?"""
@@ -324,14 +326,14 @@ class Setup:
         """What the module calls the parts of a row."""
         return self.model.naming
 
-    def told_models(self) -> dict[str, Any]:
+    def model_metadata(self) -> dict[str, Any]:
         """What a checkpoint tells of the models in it: names, and whether clients keep some."""
         kept = isinstance(self.strategy, KeepsClientModels)
         told = {"own": list(self.trainer.rule.own_models), "kept": kept, "clustered": self.strategy.clustered}
         return {"naming": self.naming.as_json(), "clients": self.federation.clients} | told
 
     @property
-    def meanings(self) -> dict[str, str]:
+    def column_descriptions(self) -> dict[str, str]:
         """Columns of this run → what they are: those of COLUMNS in its order, a user's metrics, clients' own models."""
         measured, added = self.evaluator.columns, self.evaluator.added()
         for model in self.evaluation.models[1:]:
@@ -348,4 +350,4 @@ class Setup:
         if not self.shift.active:
             return References()
         found = references(self.model, self.shift, self.data, self.model.initial(self.federation.seeds))
-        return self.federation.ranks.tell(found)  # their clocks differ, and a search may be ended by one
+        return self.federation.ranks.broadcast_object(found)  # their clocks differ, and a search may be ended by one

@@ -19,17 +19,17 @@ from fedsim.run.checkpoint import CONTENT, Checkpointer, read
 from fedsim.run.content import content
 from fedsim.run.contracts import within
 from fedsim.run.divergence import DivergenceGuard, check_start, remedy
-from fedsim.run.folder import owning
+from fedsim.run.folder import with_lock
 from fedsim.run.layout import Layout
 from fedsim.run.progress import Progress
-from fedsim.run.rehearsal import rehearse
+from fedsim.run.rehearsal import dry_run
 from fedsim.run.settings import report_standstill
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_state
 from fedsim.run.tracker import Tracker
 from fedsim.strategies import State
 from fedsim.tracking import Result, Tracking
-from fedsim.trainer import Steps, alone
+from fedsim.trainer import Steps, run_to_completion
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Simulation(Setup):
         with within(f"strategy={type(self.strategy).__name__}: initial", self.strategy):
             return self.strategy.initial(model, self.federation)
 
-    @hints.unheard()
+    @hints.suppress_vmap_warning()
     @determinism.if_asked
     def run(
         self,
@@ -88,9 +88,9 @@ class Simulation(Setup):
             PeerError: when another rank ends.
             RunError: when the device has no room, or none but nondeterministic algorithms where others are asked for.
         """
-        return alone(self.steps(out, resume, tracking, identity, settings, config))
+        return run_to_completion(self.steps(out, resume, tracking, identity, settings, config))
 
-    @owning
+    @with_lock
     def steps(
         self,
         out: str | Path | None = None,
@@ -113,9 +113,9 @@ class Simulation(Setup):
         ranks = self.federation.ranks
         layout = Layout.of(self.strategy, memory, state.model, self.federation)
         made_of = content(self) if folder is not None and ranks.first else {}
-        about = {HEADER: self.told_models(), CONTENT: made_of}
+        about = {HEADER: self.model_metadata(), CONTENT: made_of}
         checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, about)
-        if resume and checkpoints.path is not None and ranks.tell(checkpoints.path.exists()):
+        if resume and checkpoints.path is not None and ranks.broadcast_object(checkpoints.path.exists()):
             state, progress = read(checkpoints.path, state, identity, memory, layout, made_of)
             if progress.rounds > self.rounds:
                 raise ConfigError(
@@ -126,7 +126,7 @@ class Simulation(Setup):
         self.settled.update(progress.executors)
         progress.executors = self.settled
         self._check_carry(state, memory)
-        rehearse(self, state, memory)
+        dry_run(self, state, memory)
         self._try_evaluation()
         self.evaluator.references = self.references
         if (private := self.privacy(self.rounds)) is not None:

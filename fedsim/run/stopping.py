@@ -32,8 +32,9 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Notes the first signal, between `listen` and `let_go`; the second ends at once. Runs that go on together all
-    see it.
+    """Notes the first signal, between `listen` and `restore_handlers`; the second ends at once.
+
+    Runs that go on together all see it.
     """
 
     _listening: ClassVar[list[StopSignals]] = []
@@ -85,7 +86,7 @@ class StopSignals:
                     self._handlers[number] = signal.signal(number, self._note)
             self._listening.append(self)
 
-    def let_go(self, leaving: bool) -> None:
+    def restore_handlers(self, leaving: bool) -> None:
         """What was there before the first listens again behind the last; `leaving`: but SIGTERM is ignored, by which a
         launcher ends ranks that are still saying why they end."""
         if self not in self._listening:

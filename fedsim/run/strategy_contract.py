@@ -27,8 +27,8 @@ from fedsim.run.contracts import (
     check_all,
     copied,
     fields,
-    foreign,
     identical,
+    is_user_defined,
     kind,
     look,
     moved,
@@ -46,7 +46,7 @@ NUMBERS = 2e7  # of client memory, above which fewer clients are made up
 
 def check_state(run: Setup, state: Any) -> None:
     """The state that somebody's own strategy begins with: tensors that share no memory, and the models [R, d]."""
-    if not foreign(run.strategy):
+    if not is_user_defined(run.strategy):
         return
     what = f"strategy={type(run.strategy).__name__}"
     if not isinstance(state, State):

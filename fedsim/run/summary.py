@@ -45,7 +45,12 @@ def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
     numbers |= run.participation.said(progress.rounds)
     if (private := run.privacy(progress.rounds)) is not None:
         numbers["privacy"] = private.as_json()
-    return numbers | run.stop.targets(result.history, run.meanings) | _references(run, result.history) | result.extra
+    return (
+        numbers
+        | run.stop.targets(result.history, run.column_descriptions)
+        | _references(run, result.history)
+        | result.extra
+    )
 
 
 def _references(run: Setup, history: list[Row]) -> dict[str, Any]:

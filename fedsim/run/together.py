@@ -20,7 +20,7 @@ from fedsim.run import determinism
 from fedsim.run.simulation import Simulation
 from fedsim.run.stopping import Stopped, StopSignals
 from fedsim.tracking import Result
-from fedsim.trainer import Company, Done, Steps, Work
+from fedsim.trainer import JointExecutor, LocalResult, LocalTask, Steps
 
 T = TypeVar("T")
 
@@ -37,11 +37,11 @@ class Lockstep(Generic[T]):
     def __init__(
         self,
         at_once: int | None = None,
-        company: Company | None = None,
+        company: JointExecutor | None = None,
         watch: Callable[[int, int], None] = lambda t, runs: None,
     ) -> None:
         self.at_once, self.watch = at_once, watch
-        self.company = company or Company()
+        self.company = company or JointExecutor()
 
     def __call__(self, runs: Iterable[Callable[[], Steps[T]]]) -> Iterator[tuple[int, T | BaseException]]:
         """The runs, each begun by its call, and as each ends its number and what came of it: a result or an error.
@@ -60,16 +60,16 @@ class Lockstep(Generic[T]):
                 yield number, ended
 
     def _together(self, runs: dict[int, Callable[[], Steps[T]]]) -> Iterator[tuple[int, T | BaseException]]:
-        under_way: dict[int, tuple[Steps[T], Work]] = {}
+        in_flight: dict[int, tuple[Steps[T], LocalTask]] = {}
         try:
             for number, begin in runs.items():
                 if StopSignals.pending():
                     break
-                yield from self._advance(number, begin, None, under_way)
-            while under_way:
-                least = min(work.plan.t for _, work in under_way.values())
-                now = [number for number, (_, work) in under_way.items() if work.plan.t == least]
-                found = self.company([under_way[number][1] for number in now])
+                yield from self._advance(number, begin, None, in_flight)
+            while in_flight:
+                least = min(work.plan.t for _, work in in_flight.values())
+                now = [number for number, (_, work) in in_flight.items() if work.plan.t == least]
+                found = self.company([in_flight[number][1] for number in now])
                 self.watch(least, len(now))
                 with (
                     StopSignals.held_back()
@@ -77,19 +77,19 @@ class Lockstep(Generic[T]):
                     ended = [
                         outcome
                         for number, done in zip(now, found, strict=True)
-                        for outcome in self._advance(number, under_way.pop(number)[0], done, under_way)
+                        for outcome in self._advance(number, in_flight.pop(number)[0], done, in_flight)
                     ]
                 yield from ended
         finally:
-            for steps, _ in under_way.values():
+            for steps, _ in in_flight.values():
                 steps.close()
 
     @staticmethod
     def _advance(
         number: int,
         run: Steps[T] | Callable[[], Steps[T]],
-        done: Done | Exception | None,
-        under_way: dict[int, tuple[Steps[T], Work]],
+        done: LocalResult | Exception | None,
+        in_flight: dict[int, tuple[Steps[T], LocalTask]],
     ) -> list[tuple[int, T | BaseException]]:
         """To the run's next work, or its end: then what came of it."""
         try:
@@ -99,7 +99,7 @@ class Lockstep(Generic[T]):
             return [(number, end.value)]
         except (Exception, Stopped) as error:
             return [(number, error)]
-        under_way[number] = (steps, work)
+        in_flight[number] = (steps, work)
         return []
 
 

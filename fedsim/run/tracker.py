@@ -30,7 +30,7 @@ from fedsim.strategies import State
 from fedsim.tracking import clients
 from fedsim.tracking.metrics_csv import NAME as METRICS
 from fedsim.tracking.metrics_csv import checksum, kept_rows
-from fedsim.tracking.observer import Ended, Observers, Seen, Watched
+from fedsim.tracking.observer import EvaluationEvent, Observers, RunEnded, RunStarted
 from fedsim.tracking.options import Tracking
 from fedsim.tracking.progress import facts, progress_view
 from fedsim.tracking.result import Result, Row
@@ -104,7 +104,7 @@ class Tracker:
             if self._files is not None:
                 self._files.close(quietly=error is not None)
         finally:  # until here a signal waits
-            self._signals.let_go(leaving=isinstance(error, PeerError))
+            self._signals.restore_handlers(leaving=isinstance(error, PeerError))
         if error is None or (isinstance(error, Exception) and not isinstance(error, PeerError)):
             self._stop_if_asked(error)
 
@@ -125,12 +125,12 @@ class Tracker:
         """Open the run folder and evaluate the initial model (a resumed run has done so)."""
         self._start = time.monotonic()
         progress, run = self.progress, self.run
-        self._metric = run.stop.judged_by(run.meanings)
+        self._metric = run.stop.judged_by(run.column_descriptions)
         first = None if progress.rounds else self._evaluate(state, 0)
         if first is not None:
             self.guard.ill = {r for r, loss in enumerate(first.metrics["train_loss"]) if not math.isfinite(loss)}
         if self.folder is not None:
-            columns = run.meanings
+            columns = run.column_descriptions
             self.history = (
                 kept_rows(self.folder / METRICS, columns, progress.rounds, progress.rows, progress.crc)
                 if progress.rounds
@@ -140,7 +140,7 @@ class Tracker:
         if self.folder is not None:
             complete = next(self.rounds(), None) is None
             if self._metric is not None:
-                self._best = BestModels(self.folder, self._metric, rises(self._metric, columns), run.told_models())
+                self._best = BestModels(self.folder, self._metric, rises(self._metric, columns), run.model_metadata())
                 if progress.rounds:
                     self._best.resume()
             self._files = RunFolder(
@@ -150,7 +150,7 @@ class Tracker:
             self.history = self._files.kept
         if self.ranks.first and not (self._files is not None and self._files.finished):
             self._observers = Observers(self.options.watching)
-            watched = Watched(self.folder, self.seeds, run.rounds, progress.rounds, self.settings, self.config)
+            watched = RunStarted(self.folder, self.seeds, run.rounds, progress.rounds, self.settings, self.config)
             self._observers.begin(watched)
         if first is not None:
             self._record(first)
@@ -165,8 +165,8 @@ class Tracker:
         stop = self.run.stop
         if not (stop.active or self.options.observers):
             return None
-        why = stop.why(self.history, self.progress.seconds, self._metric, self.run.meanings)
-        return self.ranks.tell(why or self._wish)
+        why = stop.why(self.history, self.progress.seconds, self._metric, self.run.column_descriptions)
+        return self.ranks.broadcast_object(why or self._wish)
 
     @property
     def _going(self) -> list[int]:
@@ -205,7 +205,7 @@ class Tracker:
                 going = values[self._going].reshape(-1)
                 found.histograms[name] = going[np.isfinite(going)]
             if report is not None:
-                lengths = report.cohort.united(report.innovation.norm(dim=1).cpu().numpy())[0]
+                lengths = report.cohort.all_gather_host(report.innovation.norm(dim=1).cpu().numpy())[0]
                 found.histograms["length of update"] = lengths[np.isfinite(lengths)]
         return found
 
@@ -223,7 +223,7 @@ class Tracker:
         wishes = np.array([self._signals.seen is not None, self.checkpoints.due(t + 1, self._signals.together), late])
         count = cohort.host.count  # a multiset's client is linked once, however often it counts
         counts = (per_replicate(values, cohort.bounds) for values in (count, count > 0, report.samples))
-        self._active, self._linked, worked, wishes = self.ranks.totals(*counts, wishes)
+        self._active, self._linked, worked, wishes = self.ranks.all_reduce_host(*counts, wishes)
         progress.participants = [float(a + b) for a, b in zip(progress.participants, self._active, strict=True)]
         progress.links = [int(a + b) for a, b in zip(progress.links, self._linked, strict=True)]
         self._unheard = run.pace.cut + run.delivery.held
@@ -266,7 +266,7 @@ class Tracker:
             row |= self.run.traffic.columns(*heard)
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
             row |= {"virtual_seconds": float(pace.seconds[r]), "late_clients": int(pace.late[r])}
-            rows.append({name: row[name] for name in self.run.meanings})
+            rows.append({name: row[name] for name in self.run.column_descriptions})
         self.history += rows
         progress.rows = None if progress.rows is None else progress.rows + len(rows)
         progress.crc = None if progress.crc is None else checksum(rows, progress.crc)
@@ -275,7 +275,7 @@ class Tracker:
         if self._files is not None:
             self._files.record(rows)
         models, naming = self._models, self.run.naming
-        seen = Seen(progress.rounds, rows, measured.histograms, lambda r: naming.state_dict(models[r].cpu()))
+        seen = EvaluationEvent(progress.rounds, rows, measured.histograms, lambda r: naming.state_dict(models[r].cpu()))
         self._wish = self._observers.evaluated(seen)
         self._view.evaluated(progress.rounds, facts(rows, self._speed()), float(self._active.mean()))
 
@@ -310,7 +310,9 @@ class Tracker:
             )  # fmt: skip
             self._files.know(known)
         told = summary(run, result, progress)
-        self._observers.finish(Ended(progress.rounds, told, self._files.pictures if self._files else lambda: iter(())))
+        self._observers.finish(
+            RunEnded(progress.rounds, told, self._files.pictures if self._files else lambda: iter(()))
+        )
         if self._files is not None:
             self._files.finish(told)
         self._result = result

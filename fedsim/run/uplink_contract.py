@@ -22,7 +22,7 @@ from fedsim.run.contracts import (
     within,
 )
 from fedsim.run.setup import Setup
-from fedsim.uplink import Link, Stage
+from fedsim.uplink import Stage, StageContext
 
 
 class StageTrial:
@@ -59,7 +59,7 @@ class StageTrial:
             server={name: value.clone() for name, value in self.memory.server.items()},
         )
         with within(f"{self.what}, in round {t}" if t else self.what, self.stage), torch.no_grad():
-            found = self.stage(rows, Link(cohort, memory, self.number))
+            found = self.stage(rows, StageContext(cohort, memory, self.number))
         if not torch.equal(rows, given):
             refuse(self, f"{self.what} writes into the rows that it is given; return new ones")
         if not isinstance(found, Tensor) or (found.shape, found.dtype) != (rows.shape, rows.dtype):

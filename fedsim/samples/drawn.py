@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from fedsim.core import rng
-from fedsim.core.alike import alike
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
+from fedsim.core.structural_equality import structurally_equal
 from fedsim.datasets import Dataset
 from fedsim.samples.client_data import Batch, ClientData, Keys
 from fedsim.samples.work import LocalWork, Workload
@@ -57,7 +57,7 @@ class Drawn(ClientData):
         return Drawn(dataset, members)
 
     def same_samples(self, other: ClientData) -> bool:
-        return isinstance(other, Drawn) and alike(self.dataset, other.dataset)
+        return isinstance(other, Drawn) and structurally_equal(self.dataset, other.dataset)
 
     def beside(self, others: Sequence[ClientData]) -> Drawn:
         return self  # what a client draws depends on its number and on keys alone

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedsim.core import rng
-from fedsim.core.alike import alike
 from fedsim.core.federation import Federation
+from fedsim.core.structural_equality import structurally_equal
 from fedsim.datasets import Dataset
 from fedsim.partition import Table
 from fedsim.samples.client_data import Batch, ClientData, Keys
@@ -129,7 +129,11 @@ class Stored(ClientData):
         return shared
 
     def same_samples(self, other: ClientData) -> bool:
-        return isinstance(other, Stored) and alike(self.dataset, other.dataset) and alike(self.skew, other.skew)
+        return (
+            isinstance(other, Stored)
+            and structurally_equal(self.dataset, other.dataset)
+            and structurally_equal(self.skew, other.skew)
+        )
 
     def beside(self, others: Sequence[ClientData]) -> Stored:
         joint, of = copy.copy(self), [self, *(other for other in others if isinstance(other, Stored))]

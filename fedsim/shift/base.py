@@ -59,7 +59,7 @@ class Shift(ABC):
     Attributes (what rules that estimate the answer of the data may know of it):
         estimator: the part of a client's law that answers θ, as `local.estimator` names it; None: not declared.
         moving: numbers of the components of the flattened x that move; None: all.
-        kinked: whether the map has kinks, on which a minimum of the performative risk may lie.
+        nonsmooth: whether the map has kinks, on which a minimum of the performative risk may lie.
         groups, group_entry: K, where the fractions of groups move; and the entry of a batch that names each sample's.
         unpadded: whether it must be given batches without padding, one client at a time: x − x.mean(0) must. A run
             finds out by itself, and sets this on its copy of the shift (`fedsim.run.rehearsal`).
@@ -75,7 +75,7 @@ class Shift(ABC):
     moving: Tensor | None = None
     groups: int | None = None
     group_entry: str = "y"
-    kinked: bool = False
+    nonsmooth: bool = False
     unpadded: bool = False
     redraw: int | None = None
     mixture: Mixture | None = None

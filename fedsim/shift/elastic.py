@@ -27,7 +27,7 @@ class Elastic(Strategic):
         **options: of `Strategic`.
     """
 
-    kinked = True
+    nonsmooth = True
 
     def __init__(
         self,

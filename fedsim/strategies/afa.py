@@ -23,7 +23,7 @@ class AFACD(ServerStep[State]):
         weighting: of the mean: uniform, or by data.
     """
 
-    late = True
+    supports_stale = True
 
     def __init__(self, server_lr: Numbers = 1.0, weighting: str = "uniform") -> None:
         super().__init__(server_lr)
@@ -46,7 +46,7 @@ class AFACS(RemembersClients[ClientMemory]):
         weighting: w_i: 'uniform' 1/m, or 'data' fractions.
     """
 
-    late = True
+    supports_stale = True
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
         mean = self.remember(state, report.cohort, report.innovation / report.lr_sum[:, None])

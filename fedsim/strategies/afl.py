@@ -40,7 +40,7 @@ class AFL(ServerStep[AFLState]):
         average: whether the model of a run is the mean of all iterates; else the last one.
     """
 
-    asks = True
+    needs_full_gradients = True
 
     def __init__(self, server_lr: Numbers = 1.0, mixture_lr: float = 0.1, average: bool = True) -> None:
         super().__init__(server_lr)
@@ -71,7 +71,7 @@ def onto_simplex(cohort: Cohort, values: Tensor, before: Tensor) -> Tensor:
     """[n] the nearest point to the values [n] whose entries are not negative and, replicate by replicate, have the sum
     of those `before`: max(v − τ, 0), with τ by sorting."""
     both = torch.stack([values, before]).double().cpu().numpy()
-    (host, kept), virtual, bounds = cohort.united(both)
+    (host, kept), virtual, bounds = cohort.all_gather_host(both)
     found = np.zeros_like(host)
     for a, b in itertools.pairwise(bounds):
         if b > a:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
@@ -41,17 +42,18 @@ class Strategy(ABC, Generic[S]):
             optimum and reference points weigh clients likewise.
         vectors_down: how many vectors of the model's size the server sends to each client that takes part in a round.
         vectors_up: how many each of them sends. Both for counting bytes (`fedsim.run.traffic`).
-        hears: what it makes of the rows G_i, for claims of privacy: 'sum', nothing but Σ_{i∈A} G_i / m; 'mean', nothing
-            but mean_{i∈A} G_i; or 'rows', more. A class that derives from another says it anew.
+        server_sees: what the server uses of the rows G_i, for claims of privacy: 'sum', only Σ_{i∈A} G_i / m; 'mean',
+            only mean_{i∈A} G_i; 'rows', more than that.
         beside: what it hears of clients that is no G_i, and so meets no stage of `uplink`, in words; '' for nothing.
         sends_rows: whether it uses G_i at all; else stages of `uplink` are refused.
-        asks: whether clients are asked for loss and gradient of all their data at a model (`answers`), which costs them
-            a gradient of all they have.
+        needs_full_gradients: whether clients compute loss and gradient of all their data at a model (`answers`).
         clustered: whether the server has several models, and clients take that which suits them (`start`): the model
             that a client has, for personal evaluation, and that newcomers begin with. Its state has them as `clusters`
             [R, k, d], and as `choice` [R·m] int64 which of them each client trained last, −1 before.
-        late: whether it is defined for rows that began rounds ago, with an older model (`Report.staleness`). A class
-            that derives from another says it anew.
+        supports_stale: whether it is defined for rows that began rounds ago, with an older model (`Report.staleness`).
+
+    `server_sees` and `supports_stale` describe what the methods do: a subclass that overrides a method, other than
+    `__init__` and the checks, has the defaults again unless it sets them.
     """
 
     effective_if: Declarations = (
@@ -65,12 +67,20 @@ class Strategy(ABC, Generic[S]):
     weighting: str = "uniform"
     vectors_down: int = 1
     vectors_up: int = 1
-    hears: str = "rows"
+    server_sees: str = "rows"
     beside: str = ""
     sends_rows: bool = True
-    asks: bool = False
+    needs_full_gradients: bool = False
     clustered: bool = False
-    late: bool = False
+    supports_stale: bool = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        defined = {name for name, value in vars(cls).items() if inspect.isfunction(value)}
+        if defined - {"__init__", "check", "check_local"}:
+            for flag in ("server_sees", "supports_stale"):
+                if flag not in vars(cls):
+                    setattr(cls, flag, getattr(Strategy, flag))
 
     def check(self, availability: Availability) -> None:
         """Refuse, before the first round, an availability process the algorithm cannot run under."""

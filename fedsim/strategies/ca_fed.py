@@ -59,7 +59,7 @@ class CAFed(ServerStep[CAFedState]):
         weighting: w_i: 'uniform' 1/m, or 'data' fractions.
     """
 
-    asks = True
+    needs_full_gradients = True
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class CAFed(ServerStep[CAFedState]):
         federation = cohort.federation
         everyone = federation.everyone(cohort)
         about = torch.stack([state.loss, state.taken, share, correlation, federation.weights(self.weighting)])
-        host, virtual, _ = everyone.united(about.double().cpu().numpy())
+        host, virtual, _ = everyone.all_gather_host(about.double().cpu().numpy())
         keep = np.zeros(federation.replicates * federation.clients)
         rounding = ties.tolerance(share.dtype)
         for seed, own in zip(federation.seeds, virtual.reshape(federation.replicates, -1), strict=True):

@@ -89,7 +89,7 @@ class DSGD(KeepsClientModels[ClientModels]):
     def mixed(self, cohort: Cohort, rows: Tensor) -> Tensor:
         """[n, d] Σ_j W_ij of the rows [n, d] of each replicate's clients."""
         network, m = self.network(cohort.federation), cohort.federation.clients
-        _, virtual, bounds = cohort.united(cohort.host.count)
+        _, virtual, bounds = cohort.all_gather_host(cohort.host.count)
         found = torch.empty_like(rows)
         everybody = zip(cohort.by_replicate(rows), itertools.pairwise(bounds), strict=True)
         for (own, (first, last)), (a, b) in zip(everybody, itertools.pairwise(cohort.bounds), strict=True):

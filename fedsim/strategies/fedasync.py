@@ -35,7 +35,7 @@ class FedAsync(Strategy[State]):
 
     effective_if = DISCOUNT_EFFECTS
 
-    late = True
+    supports_stale = True
 
     def __init__(
         self, alpha: float = 0.6, discount: str = "polynomial", a: float = 0.5, b: float = 4.0, form: str = "model"
@@ -57,7 +57,7 @@ class FedAsync(Strategy[State]):
         alpha = self.alpha * self.discount(report.rounds_late) * (cohort.host.count > 0)
         if self.form == "difference":
             return replace(state, model=state.model - cohort.sum(report.innovation, _like(alpha, state.model)))
-        every, virtual, bounds = cohort.united(alpha)
+        every, virtual, bounds = cohort.all_gather_host(alpha)
         weights, left = np.zeros_like(every), np.ones(len(state.model))
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):
             after = np.append(np.cumprod(1.0 - every[a:b][::-1])[::-1], 1.0)  # Π_{j ≥ i} (1 − α_j)

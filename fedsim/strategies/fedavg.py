@@ -22,7 +22,7 @@ class FedAvg(ServerStep[State]):
         weighting: 'uniform' gives every client 1/m; 'data' its fraction of all samples, renormalised over A.
     """
 
-    hears, late = "mean", True
+    server_sees, supports_stale = "mean", True
 
     def __init__(self, server_lr: Numbers = 1.0, weighting: str = "uniform") -> None:
         super().__init__(server_lr)
@@ -36,7 +36,7 @@ class FedAvg(ServerStep[State]):
 class FedAvgAll(FedAvg):
     """FedAvg over all clients, the absent counted as zero (fedawe §7): x ← x − η_g Σ_{i∈A} w_i G_i."""
 
-    hears, late = "sum", True
+    server_sees, supports_stale = "sum", True
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         step = report.cohort.sum(report.innovation, report.cohort.weights(self.weighting))
@@ -47,7 +47,7 @@ class FedAvgKnown(FedAvg):
     """FedAvg with known probabilities (Perazzone et al. 2022; fedawe §7): x ← x − η_g Σ_{i∈A} w_i G_i / p_i^t."""
 
     def check(self, availability: Availability) -> None:
-        availability.known_to("strategy=fedavg_known")
+        availability.require_known_probabilities("strategy=fedavg_known")
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         cohort = report.cohort

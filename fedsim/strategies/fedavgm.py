@@ -31,7 +31,7 @@ class FedAvgM(Strategy[FedAvgMState]):
         weighting: w_i: 'uniform' 1/m, or 'data' fractions, renormalised over A.
     """
 
-    hears, late = "mean", True
+    server_sees, supports_stale = "mean", True
 
     def __init__(self, server_lr: Numbers = 1.0, momentum: Numbers = 0.9, weighting: str = "uniform") -> None:
         self.server_lr = per_seed("strategy.server_lr", server_lr, checks.positive)

@@ -47,7 +47,7 @@ class FedBuff(ServerStep[FedBuffState]):
 
     effective_if = DISCOUNT_EFFECTS
 
-    late = True
+    supports_stale = True
 
     def __init__(
         self, buffer: int = 10, server_lr: Numbers = 1.0, discount: str = "polynomial", a: float = 0.5, b: float = 4.0
@@ -68,7 +68,7 @@ class FedBuff(ServerStep[FedBuffState]):
 
     def aggregate(self, state: FedBuffState, report: Report, t: int) -> FedBuffState:
         cohort, k = report.cohort, self.buffer
-        sent, virtual, bounds = cohort.united(cohort.host.count > 0)
+        sent, virtual, bounds = cohort.all_gather_host(cohort.host.count > 0)
         place, came = np.cumsum(sent) - 1, []
         for a, b in itertools.pairwise(bounds):
             place[a:b] -= place[a] - sent[a] + 1 if b > a else 0

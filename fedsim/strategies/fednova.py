@@ -35,7 +35,7 @@ class FedNova(FedAvg):
         mu: μ of the proximal term, 0 for none. Above 0 it runs under local=sgd at a constant rate.
     """
 
-    late = True
+    supports_stale = True
 
     def __init__(self, server_lr: Numbers = 1.0, weighting: str = "uniform", mu: float = 0.0) -> None:
         super().__init__(server_lr, weighting)

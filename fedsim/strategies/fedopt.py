@@ -43,7 +43,7 @@ class FedOpt(ServerStep[FedOptState]):
 
     effective_if = (EffectiveIf("beta2", lambda own, run: own.optimizer != "adagrad", "{at}.optimizer=adam or yogi"),)
 
-    hears, late = "mean", True
+    server_sees, supports_stale = "mean", True
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ class FedProx(FedAvg):
         server_lr, weighting: as `FedAvg`.
     """
 
-    hears, late = "mean", True
+    server_sees, supports_stale = "mean", True
 
     def __init__(self, mu: Numbers = 0.01, server_lr: Numbers = 1.0, weighting: str = "uniform") -> None:
         super().__init__(server_lr, weighting)

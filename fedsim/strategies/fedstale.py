@@ -71,7 +71,7 @@ class FedStale(RemembersClients[FedStaleState]):
 
     def check(self, availability: Availability) -> None:
         if self.known:
-            availability.known_to("strategy=fedstale with strategy.probabilities=known")
+            availability.require_known_probabilities("strategy=fedstale with strategy.probabilities=known")
 
     def initial(self, model: Tensor, federation: Federation) -> FedStaleState:
         return FedStaleState(model, *self.empty(model, federation), *no_intervals(model, federation))

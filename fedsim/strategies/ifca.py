@@ -74,7 +74,7 @@ class IFCA(ServerStep[IFCAState]):
             raise ConfigError("strategy.spread=0 lets all models begin, and stay, alike; give it more, or strategy.k=1")
         self.average = checks.choice("strategy.average", average, AVERAGES)
         self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
-        self.vectors_down, self.asks = self.k, self.k > 1
+        self.vectors_down, self.needs_full_gradients = self.k, self.k > 1
 
     def initial(self, model: Tensor, federation: Federation) -> IFCAState:
         (replicates, d), device = model.shape, model.device

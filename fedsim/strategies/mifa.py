@@ -63,7 +63,7 @@ class MIFA(RemembersClients[MIFAState]):
         EffectiveIf("max_age", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),
     )
 
-    late = True
+    supports_stale = True
 
     def __init__(
         self,

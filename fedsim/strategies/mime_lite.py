@@ -35,7 +35,7 @@ class MimeLite(ServerStep[MimeLiteState]):
         weighting: of the means: 'uniform', or 'data' fractions.
     """
 
-    asks = True
+    needs_full_gradients = True
     vectors_down = vectors_up = 2
 
     def __init__(self, server_lr: Numbers = 1.0, momentum: Numbers = 0.9, weighting: str = "uniform") -> None:

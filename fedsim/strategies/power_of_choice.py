@@ -48,14 +48,14 @@ class PowerOfChoice(ServerStep[LossesState]):
         self.k, self.candidates = checks.whole("strategy.k", k), checks.whole("strategy.candidates", candidates)
         if self.candidates < self.k:
             raise ConfigError(f"strategy.candidates={candidates} are fewer than strategy.k={k}; give {k} or more")
-        self.asks = checks.choice("strategy.loss", loss, LOSSES) == "asked"
+        self.needs_full_gradients = checks.choice("strategy.loss", loss, LOSSES) == "asked"
 
     def initial(self, model: Tensor, federation: Federation) -> LossesState:
         return LossesState(model, torch.full((federation.rows,), torch.inf, dtype=model.dtype, device=model.device))
 
     def cohort(self, state: LossesState, active: Cohort) -> Cohort:
         some = drawn(active, self.candidates, active.weights("data"))
-        losses = answers(some, state.model).loss if self.asks else state.losses[some.rows]
+        losses = answers(some, state.model).loss if self.needs_full_gradients else state.losses[some.rows]
         return some.largest(losses, self.k)
 
     def aggregate(self, state: LossesState, report: Report, t: int) -> LossesState:

@@ -27,7 +27,7 @@ class QFFL(Strategy[State]):
         weighting: w_i: 'uniform' 1/m, or 'data' fractions (p_k in the paper; its program samples clients by them).
     """
 
-    asks = True
+    needs_full_gradients = True
 
     def __init__(self, q: float = 1.0, weighting: str = "uniform") -> None:
         self.q = checks.not_negative("strategy.q", q)

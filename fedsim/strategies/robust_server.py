@@ -36,7 +36,7 @@ class RobustServer(Strategy[State]):
         if not isinstance(self.rule, Robust):
             raise ConfigError(f"strategy.rule is a {type(self.rule).__name__}; give one of fedsim.strategies.Robust")
         name = type(self.server).__name__
-        if vars(type(self.server)).get("hears") != "mean":
+        if self.server.server_sees != "mean":
             raise ConfigError(f"strategy.server={name} does more with clients' rows than take their mean; use fedopt")
         if self.rule.server_lr != 1:
             raise ConfigError(f"strategy.rule.server_lr={self.rule.server_lr} must be 1: the rate is the server's")

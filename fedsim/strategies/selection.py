@@ -33,7 +33,7 @@ def chosen(cohort: Cohort, choose: Callable[..., np.ndarray], *values: Tensor) -
             called where k > 0.
         values: [n] each.
     """
-    host, virtual, bounds = cohort.united(np.stack([value.double().cpu().numpy() for value in values]))
+    host, virtual, bounds = cohort.all_gather_host(np.stack([value.double().cpu().numpy() for value in values]))
     found = [np.zeros(0, dtype=np.int64)]
     for seed, (a, b) in zip(cohort.federation.seeds, itertools.pairwise(bounds), strict=True):
         if a < b:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Watched:
+class RunStarted:
     """The run that begins, or goes on.
 
     Attributes:
@@ -49,7 +49,7 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Seen:
+class EvaluationEvent:
     """One evaluation.
 
     Attributes:
@@ -70,7 +70,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunEnded:
     """The end of a run.
 
     Attributes:
@@ -95,14 +95,14 @@ class Observer:
         ...         return "it has learnt enough" if seen.mean()["train_loss"] < 0.1 else None
     """
 
-    def begin(self, run: Watched) -> None:
+    def begin(self, run: RunStarted) -> None:
         """Before the first round, or the next one of a run that is resumed; its folder is there."""
 
-    def evaluated(self, seen: Seen) -> str | None:
+    def evaluated(self, seen: EvaluationEvent) -> str | None:
         """After each evaluation. A sentence that is returned ends the run, as `stop` does: checkpoint and summary are
         written, and `resume` goes on with it."""
 
-    def finish(self, ended: Ended) -> None:
+    def finish(self, ended: RunEnded) -> None:
         """After the last round; not where the run is interrupted."""
 
     def close(self) -> None:
@@ -116,10 +116,10 @@ class Calling(Observer):
         function: `Observer.evaluated`.
     """
 
-    def __init__(self, function: Callable[[Seen], str | None]) -> None:
+    def __init__(self, function: Callable[[EvaluationEvent], str | None]) -> None:
         self.function = function
 
-    def evaluated(self, seen: Seen) -> str | None:
+    def evaluated(self, seen: EvaluationEvent) -> str | None:
         return self.function(seen)
 
 
@@ -136,16 +136,16 @@ class Observers:
     def __bool__(self) -> bool:
         return bool(self._watching)
 
-    def begin(self, run: Watched) -> None:
+    def begin(self, run: RunStarted) -> None:
         self._each(lambda observer: observer.begin(run), "as the run began")
 
-    def evaluated(self, seen: Seen) -> str | None:
+    def evaluated(self, seen: EvaluationEvent) -> str | None:
         """The first sentence that ends the run, with who said it."""
         said = self._each(lambda observer: observer.evaluated(seen), f"after round {seen.round}")
         wishes = [f"observer {name}: {why} after round {seen.round}" for name, why in said if isinstance(why, str)]
         return wishes[0] if wishes else None
 
-    def finish(self, ended: Ended) -> None:
+    def finish(self, ended: RunEnded) -> None:
         self._each(lambda observer: observer.finish(ended), "as the run ended")
 
     def close(self) -> None:

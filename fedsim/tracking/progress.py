@@ -28,10 +28,10 @@ class ProgressView(Protocol):
         """An evaluation is at hand, as facts for a person; `active` clients took part in its round."""
 
 
-class Silent:
+class NoProgress:
     """Shows nothing."""
 
-    def __enter__(self) -> Silent:
+    def __enter__(self) -> NoProgress:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -44,7 +44,7 @@ class Silent:
         return None
 
 
-class Lines(Silent):
+class LogProgress(NoProgress):
     """One log line per evaluation."""
 
     def __init__(self, rounds: int) -> None:
@@ -54,7 +54,7 @@ class Lines(Silent):
         log.info("round %*d/%d  %s  %.3g active", len(str(self.rounds)), completed, self.rounds, facts, active)
 
 
-class Live:
+class BarProgress:
     """A single line that is redrawn: round, bar, the last evaluation, active clients, time left."""
 
     def __init__(self, rounds: int, completed: int) -> None:
@@ -77,7 +77,7 @@ class Live:
         )
         self._task = self._bar.add_task("rounds", total=rounds, completed=completed, facts="", active="0")
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> BarProgress:
         self._bar.start()
         return self
 
@@ -94,8 +94,8 @@ class Live:
 def progress_view(style: str, rounds: int, completed: int) -> ProgressView:
     """The view for this run: 'auto' looks whether standard error is a terminal."""
     if style == "none":
-        return Silent()
-    return Live(rounds, completed) if sys.stderr.isatty() else Lines(rounds)
+        return NoProgress()
+    return BarProgress(rounds, completed) if sys.stderr.isatty() else LogProgress(rounds)
 
 
 def facts(rows: list[Row], speed: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing
-from fedsim.tracking.observer import Ended, Observer, Seen, Watched
+from fedsim.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
 from fedsim.tracking.result import Row
 
 IDENTITY = "observers.json"  # in a run's folder: what a resumed run is called there
@@ -30,7 +30,7 @@ def library(name: str) -> Any:
         raise ConfigError(f"tracking.observers={name} is an extra; pip install 'fedsim-torch[{name}]'") from error
 
 
-def numbers(seen: Seen, names: list[str]) -> Row:
+def numbers(seen: EvaluationEvent, names: list[str]) -> Row:
     """What is shown of an evaluation: the mean over replicates by the column's name, and each replicate's below its
     own; what is not a number is left out."""
     shown = {name: value for name, value in seen.mean().items() if name != "round"}
@@ -55,7 +55,7 @@ class Service(Observer):
         self.api = library(self.package)
         self._names: list[str] = []
 
-    def begin(self, run: Watched) -> None:
+    def begin(self, run: RunStarted) -> None:
         self._names = run.names
         known = _identities(run.folder)
         kept = known.get(self.package) if run.completed else None
@@ -64,7 +64,7 @@ class Service(Observer):
             with replacing(run.folder / IDENTITY) as file:
                 file.write(json.dumps(known | {self.package: made}) + "\n")
 
-    def start(self, run: Watched, name: str | None, kept: str | None) -> str:
+    def start(self, run: RunStarted, name: str | None, kept: str | None) -> str:
         """Begin there, or go on with the run of the identity `kept`; returns the identity."""
         raise NotImplementedError
 
@@ -74,7 +74,7 @@ def _identities(folder: Path | None) -> dict[str, str]:
     return dict(json.loads(path.read_text())) if path is not None and path.exists() else {}
 
 
-def _flat(ended: Ended) -> Row:
+def _flat(ended: RunEnded) -> Row:
     """Results by 'final/NAME', and what took how long."""
     final = {f"final/{name}": found["mean"] for name, found in ended.summary["final"].items()}
     rest = {name: ended.summary[name] for name in ("rounds", "seconds", "samples", "parameters")}
@@ -96,17 +96,17 @@ class WandB(Service):
         self.mode = mode
         self._run: Any = None
 
-    def start(self, run: Watched, name: str | None, kept: str | None) -> str:
+    def start(self, run: RunStarted, name: str | None, kept: str | None) -> str:
         self._run = self.api.init(
             project=self.project, name=name, config=run.settings, mode=self.mode, id=kept, resume="allow",
             dir=None if run.folder is None else str(run.folder), settings=self.api.Settings(console="off", silent=True),
         )  # fmt: skip
         return str(self._run.id)
 
-    def evaluated(self, seen: Seen) -> None:
+    def evaluated(self, seen: EvaluationEvent) -> None:
         self._run.log(numbers(seen, self._names), step=seen.round)
 
-    def finish(self, ended: Ended) -> None:
+    def finish(self, ended: RunEnded) -> None:
         self._run.summary.update(_flat(ended))
         for heading, figure in ended.pictures():
             self._run.log({f"figures/{heading}": self.api.Image(figure)}, step=ended.round)
@@ -132,7 +132,7 @@ class MLflow(Service):
         super().__init__(project, name)
         self.uri, self._run, self._ended = uri, "", "KILLED"
 
-    def start(self, run: Watched, name: str | None, kept: str | None) -> str:
+    def start(self, run: RunStarted, name: str | None, kept: str | None) -> str:
         self._client = self.api.MlflowClient(tracking_uri=self.uri)
         if kept is not None:
             self._run = kept
@@ -147,7 +147,7 @@ class MLflow(Service):
             self._client.log_batch(self._run, params=params)
         return str(self._run)
 
-    def evaluated(self, seen: Seen) -> None:
+    def evaluated(self, seen: EvaluationEvent) -> None:
         self._log(numbers(seen, self._names), seen.round)
 
     def _log(self, values: Row, step: int) -> None:
@@ -156,7 +156,7 @@ class MLflow(Service):
         for first in range(0, len(metrics), 10 * MOST):
             self._client.log_batch(self._run, metrics=metrics[first : first + 10 * MOST])
 
-    def finish(self, ended: Ended) -> None:
+    def finish(self, ended: RunEnded) -> None:
         self._log(_flat(ended), ended.round)
         for heading, figure in ended.pictures():
             self._client.log_figure(self._run, figure, f"figures/{heading}.png")
@@ -177,13 +177,13 @@ class Trackio(Service):
 
     package = "trackio"
 
-    def start(self, run: Watched, name: str | None, kept: str | None) -> str:
+    def start(self, run: RunStarted, name: str | None, kept: str | None) -> str:
         name = kept or name
         self.api.init(project=self.project, name=name, config=run.settings, resume="allow")
         self._open = True
         return str(name)
 
-    def evaluated(self, seen: Seen) -> None:
+    def evaluated(self, seen: EvaluationEvent) -> None:
         self.api.log(numbers(seen, self._names), step=seen.round)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from fedsim.core.files import real_folder, written
 from fedsim.evaluation.columns import COLUMNS, MEASURED, MODELS, also
 from fedsim.evaluation.diagnostics import DIAGNOSED
 from fedsim.personal import PERSONAL_COLUMNS
-from fedsim.tracking.observer import Ended, Observer, Seen, Watched
+from fedsim.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
 from fedsim.tracking.result import mean_std
 
 GROUPS = {
@@ -107,7 +107,7 @@ class TensorBoard(Observer):
     def __init__(self) -> None:
         self._writers: list[Any] = []
 
-    def begin(self, run: Watched) -> None:
+    def begin(self, run: RunStarted) -> None:
         """Older points from the first round on that will be written (again) are hidden."""
         if run.folder is None:
             return
@@ -120,7 +120,7 @@ class TensorBoard(Observer):
             for name in ["mean", *names] if len(names) > 1 else names:
                 self._writers.append(SummaryWriter(str(real_folder(run.folder / name)), purge_step=purge))
 
-    def evaluated(self, seen: Seen) -> None:
+    def evaluated(self, seen: EvaluationEvent) -> None:
         """The scalars of every replicate, their mean, and what was measured of every client as histograms."""
         if not self._writers:
             return
@@ -136,7 +136,7 @@ class TensorBoard(Observer):
                     mean.add_histogram(f"clients/{name}", values, seen.round, bins="auto")
             self._flush()
 
-    def finish(self, ended: Ended) -> None:
+    def finish(self, ended: RunEnded) -> None:
         """The pictures, and the settings for the HPARAMS table, whose results are the last points of the metrics' own
         curves.
 

@@ -1,10 +1,20 @@
 """Runs a local rule on all active rows: how, never what."""
 
-from fedsim.trainer.asking import Asking
-from fedsim.trainer.company import Company
 from fedsim.trainer.execution import Execution
+from fedsim.trainer.full_data_query import FullDataQuery
+from fedsim.trainer.joint_executor import JointExecutor
+from fedsim.trainer.local_task import LocalResult, LocalTask, Steps, run_to_completion
 from fedsim.trainer.trainer import Trainer
 from fedsim.trainer.trainers import Trainers
-from fedsim.trainer.work import Done, Steps, Work, alone
 
-__all__ = ["Asking", "Company", "Done", "Execution", "Steps", "Trainer", "Trainers", "Work", "alone"]
+__all__ = [
+    "Execution",
+    "FullDataQuery",
+    "JointExecutor",
+    "LocalResult",
+    "LocalTask",
+    "Steps",
+    "Trainer",
+    "Trainers",
+    "run_to_completion",
+]

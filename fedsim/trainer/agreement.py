@@ -24,7 +24,7 @@ from fedsim.local import SGD
 from fedsim.models import LOSSES, RowModel
 from fedsim.models.calling import cast_output
 from fedsim.models.copying import copy_module, put_tensors, tensor_of
-from fedsim.models.probe import Findings
+from fedsim.models.probe import ForwardTraits
 from fedsim.models.row_model import is_built_in
 from fedsim.models.user_loss import loss_function
 from fedsim.samples import Batch, Batches
@@ -223,14 +223,14 @@ class Agreement:
             raise next(iter(refused.values()))
         return tuple(taken[:STEPS])
 
-    def why_not(self, executor: str, traits: Findings) -> str | None:
+    def why_not(self, executor: str, traits: ForwardTraits) -> str | None:
         """Why this executor cannot be used, in a few words; None where it gives the same numbers."""
         key = executor, traits.mixes, traits.isolated is not None
         if key not in self._verdicts:
             self._verdicts[key] = self._tried(executor, traits)
         return self._verdicts[key]
 
-    def _tried(self, executor: str, traits: Findings) -> str | None:
+    def _tried(self, executor: str, traits: ForwardTraits) -> str | None:
         model, self.model.traits = self.model, traits
         run = by_executor(lambda of: self._make(executor, of, SGD(lr=LEARNING_RATE), NoShift()))
         with streams.quietly():

@@ -28,8 +28,8 @@ def warn_if_slower(
         for precision in ("bf16", "full"):
             of = copy.copy(model)
             of.precision = precision
-            contenders[precision] = trial.contender(executor(choice, rule, of, shift, False), plan, rows)
-        trial.FOUND[key] = trial.race(contenders, rows, count, choice.workers)
+            contenders[precision] = trial.timed_step(executor(choice, rule, of, shift, False), plan, rows)
+        trial.FOUND[key] = trial.benchmark(contenders, rows, count, choice.workers)
     if trial.FOUND[key] == "full":
         log.warning(
             "trainer.precision=bf16: steps of this model are slower here than with trainer.precision=full, which "

@@ -13,22 +13,22 @@ import queue
 import torch
 from torch import Tensor
 
-from fedsim.local.base import Carry, Descent, LocalRule
+from fedsim.local.base import Carry, GradientStep, LocalRule
 from fedsim.models import LOSSES, RowModel
 from fedsim.models.calling import cast_output
 from fedsim.models.losses import at_once, weighted_mean
 from fedsim.samples import Batch, Chunk
 from fedsim.shift import Shift
+from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.in_place import along
 from fedsim.trainer.loop_executor import first
 from fedsim.trainer.model_stack import ModelStack, channels_last
-from fedsim.trainer.noted import Noted
 from fedsim.trainer.objective import PlainObjective
 from fedsim.trainer.stepping import stackable
 from fedsim.trainer.workers import share
 
 
-def descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[Descent, ...]:
+def descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[GradientStep, ...]:
     """The plain descents of which a step consists; none where it is more than that, or the data ask for x."""
     if shift.active:
         return ()
@@ -39,7 +39,7 @@ def descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[Descent, .
     return () if model.ridge and mixed else steps
 
 
-def models_in_use(steps: tuple[Descent, ...]) -> int:
+def models_in_use(steps: tuple[GradientStep, ...]) -> int:
     """How many rows of a client are at hand while it steps: its models, mixtures, and what optimisers remember."""
     return sum((2 if step.beside and not step.outputs else 1) + len(step.state) for step in steps)
 
@@ -53,10 +53,10 @@ def stacks(model: RowModel) -> bool:
 class ClientStack:
     """All models of up to `stack` clients, for one thread at a time."""
 
-    def __init__(self, rule: LocalRule, model: RowModel, steps: tuple[Descent, ...]) -> None:
+    def __init__(self, rule: LocalRule, model: RowModel, steps: tuple[GradientStep, ...]) -> None:
         self.rule, self.model, self.steps = rule, model, steps
         self.stacks = {step.name: ModelStack(model, step) for step in steps}
-        self.objective = Noted(PlainObjective(model), None) if rule.begins else None
+        self.objective = BufferRecordingObjective(PlainObjective(model), None) if rule.begins else None
         self.channels_last, self.loss = channels_last(model), at_once(model.loss)
         self.mixing: dict[str, Tensor] = {}
 
@@ -121,7 +121,9 @@ class FusedExecutor:
         workers: threads that share the stacks on a CPU.
     """
 
-    def __init__(self, rule: LocalRule, model: RowModel, steps: tuple[Descent, ...], stack: int, workers: int) -> None:
+    def __init__(
+        self, rule: LocalRule, model: RowModel, steps: tuple[GradientStep, ...], stack: int, workers: int
+    ) -> None:
         self.stack, self.workers, self.dtype = stack, workers, model.dtype
         self.moved = {name for step in steps for name in step.moves}
         self.begins = rule.begins

@@ -23,7 +23,7 @@ def along(numbers: Tensor, rows: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Due:
+class PendingStep:
     """A step of the first c' rows that is to come.
 
     Attributes:
@@ -39,7 +39,7 @@ class Due:
     updates: Tensor | None = None
 
 
-NEVER = Due(torch.empty(0))
+NEVER = PendingStep(torch.empty(0))
 
 
 @dataclass
@@ -80,11 +80,11 @@ class InPlace(ABC):
         """Take over parameters of some rows."""
         self.rows = rows
 
-    def begin(self, due: Due) -> None:
+    def begin(self, due: PendingStep) -> None:
         """A step of the first rows is to come."""
         self.due, self._taken = due, False
 
-    def rest(self) -> None:
+    def apply_remaining(self) -> None:
         """The step, where it has not been taken: no sample met the parameters."""
         if not self._taken:
             self.descend([None] * len(self.rows.own))
@@ -124,7 +124,7 @@ class InPlace(ABC):
 
 
 class PlainStep(InPlace):
-    """x ← (1 − ηλ) x − η (drift + gradient); λ is in `Due.shrinking`, and −η gradient is what comes."""
+    """x ← (1 − ηλ) x − η (drift + gradient); λ is in `PendingStep.shrinking`, and −η gradient is what comes."""
 
     scaled = True
 
@@ -198,13 +198,13 @@ class MomentumStep(InPlace):
 
 class AdamStep(InPlace):
     """m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g², g = gradient + drift + λx; x ← x − η m̂ / (√v̂ + ε), from
-    (1 − ηλ') x for a decay λ' beside the step, which is in `Due.shrinking`."""
+    (1 − ηλ') x for a decay λ' beside the step, which is in `PendingStep.shrinking`."""
 
     def __init__(self, told: Moments) -> None:
         super().__init__()
         self.told = told
 
-    def begin(self, due: Due) -> None:
+    def begin(self, due: PendingStep) -> None:
         super().begin(due)
         assert due.updates is not None
         first, second = (1 - beta**due.updates for beta in (self.told.beta1, self.told.beta2))

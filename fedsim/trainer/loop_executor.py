@@ -15,9 +15,9 @@ from fedsim.local.base import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.samples import Chunk
 from fedsim.shift import Shift
-from fedsim.trainer.answered import Answered
-from fedsim.trainer.noted import Noted
+from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.objective import PlainObjective, by_rows
+from fedsim.trainer.shifted_batches import ShiftedBatches
 from fedsim.trainer.workers import share
 
 
@@ -39,11 +39,11 @@ class LoopExecutor:
     ) -> None:
         self.rule, self.shift, self.dtype, self.workers = rule, shift, model.dtype, workers
         self.contaminated = contaminated
-        self._answered = Answered(rule, shift, rows=False)
+        self._answered = ShiftedBatches(rule, shift, rows=False)
         self._isolated = model.traits.isolated is not None
-        self._objectives: queue.SimpleQueue[Noted] = queue.SimpleQueue()
+        self._objectives: queue.SimpleQueue[BufferRecordingObjective] = queue.SimpleQueue()
         for _ in range(workers):
-            self._objectives.put(Noted(PlainObjective(model), by_rows if rule.batched else None))
+            self._objectives.put(BufferRecordingObjective(PlainObjective(model), by_rows if rule.batched else None))
 
     def room(self, rows: int) -> int:
         """As `VmapExecutor.room`."""
@@ -81,14 +81,16 @@ class LoopExecutor:
         share(run_row, range(len(chunk.steps)), self.workers)
         return out, losses
 
-    def _step(self, carry: Carry, batch: Carry, lr: Tensor, objective: Noted) -> tuple[Carry, Tensor]:
+    def _step(
+        self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective
+    ) -> tuple[Carry, Tensor]:
         """One step of one client; a batched rule meets it as a chunk of one."""
         if not self.rule.batched:
             return objective.step(self.rule, carry, batch, lr)
         carry, loss = objective.step(self.rule, chunk_of(carry), chunk_of(batch), lr[None])
         return first(carry), loss[0]
 
-    def _begin(self, carry: Carry, batch: Carry, lr: Tensor, objective: Noted) -> Carry:
+    def _begin(self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective) -> Carry:
         """Before the first step, likewise."""
         if not self.rule.batched:
             return objective.begin(self.rule, carry, batch, lr)

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.local.base import Carry, Descent, Moments
+from fedsim.local.base import Carry, GradientStep, Moments
 from fedsim.models import RowModel
 from fedsim.models.calling import Inputs
 from fedsim.models.copying import copy_module, put_tensors
-from fedsim.trainer.in_place import Due, Parameters, along, in_place
+from fedsim.trainer.in_place import Parameters, PendingStep, along, in_place
 from fedsim.trainer.objective import moved_columns
 from fedsim.trainer.stepping import with_stepping_layers
 
@@ -29,7 +29,7 @@ def channels_last(model: RowModel) -> bool:
 
 
 @dataclass
-class Loaded:
+class StackedParameters:
     """Rows that a module has taken over.
 
     Attributes:
@@ -69,7 +69,7 @@ class ModelStack:
         seed: [c'] what the backward pass of the step that is to come begins with, for every row.
     """
 
-    def __init__(self, model: RowModel, descent: Descent) -> None:
+    def __init__(self, model: RowModel, descent: GradientStep) -> None:
         self.model, self.descent = model, descent
         self.decay = descent.decay + model.ridge
         module = copy_module(model.training_module)
@@ -86,7 +86,7 @@ class ModelStack:
             for key in descent.state
         }
         self._guard = model.guard(self.module)
-        self.loaded, self.seed = Loaded(), torch.empty(0)
+        self.loaded, self.seed = StackedParameters(), torch.empty(0)
         self.statistics = torch.empty(0)  # where those of the row are to be written
 
     def forward(self, inputs: Inputs) -> Any:
@@ -97,7 +97,7 @@ class ModelStack:
     def load(self, carry: Carry, beside: Named | None, out: Carry) -> None:
         """Take over rows of the carry [c, …], which `store` will have written to `out`; `beside` are parameters
         [c, …] to mix them with."""
-        loaded = self.loaded = Loaded(beside=beside or {})
+        loaded = self.loaded = StackedParameters(beside=beside or {})
         loaded.proximal, loaded.drift = self._terms(carry)
         name = self.descent.name
         plain = {name: parameter.detach()[None] for name, parameter in self.plain.items()}  # of one row at a time
@@ -168,22 +168,22 @@ class ModelStack:
         for dropout in self.dropouts:
             dropout.key = keys  # type: ignore[assignment]
 
-    def _due(self, rates: Tensor) -> Due:
+    def _due(self, rates: Tensor) -> PendingStep:
         """The step at these rates."""
         loaded, told, count = self.loaded, self.descent.optimiser, len(rates)
         decay: float | Tensor = self.decay if loaded.proximal is None else self.decay + loaded.proximal[:count]
         decays = loaded.proximal is not None or bool(self.decay)
         if told is None:
-            return Due(rates, shrinking=1 - rates * decay if decays else None)
+            return PendingStep(rates, shrinking=1 - rates * decay if decays else None)
         beside = told.decay if isinstance(told, Moments) else 0.0
         updates = None if loaded.updates is None else loaded.updates[:count].add_(1)
         of_gradient = decay + torch.zeros_like(rates) if decays else None
-        return Due(rates, of_gradient, 1 - rates * beside if beside else None, updates)
+        return PendingStep(rates, of_gradient, 1 - rates * beside if beside else None, updates)
 
     def finish(self) -> None:
         """What of the step the backward pass has left to do."""
         for layer in self.layers:
-            layer.stepped.rest()
+            layer.stepped.apply_remaining()
         gradients = [parameter.grad for parameter in self.plain.values()]
         self.plain_rows.descend([None if gradient is None else gradient[None] for gradient in gradients])
         for parameter in self.plain.values():

@@ -2,9 +2,9 @@
 
 Two classes differentiate one client's loss: `FunctionalObjective` by torch.func, safe under vmap, `PlainObjective` by
 ordinary autograd through an own module, safe in a thread. Their methods end with what the forward passes left in the
-columns of statistics, [d − trained] for every point; `fedsim.trainer.noted` takes note of that. `per_sample` leaves a
-batch's weights to the caller; its losses and gradients include the ridge, so that their mean over the samples is what
-`gradient` gives.
+columns of statistics, [d − trained] for every point; `fedsim.trainer.buffer_recording` takes note of that.
+`per_sample` leaves a batch's weights to the caller; its losses and gradients include the ridge, so that their mean over
+the samples is what `gradient` gives.
 """
 
 from __future__ import annotations

@@ -35,11 +35,11 @@ from fedsim.trainer.execution import Execution
 from fedsim.trainer.executors import Executor, executor
 from fedsim.trainer.failing_rows import nan_where, run_without_failing
 from fedsim.trainer.fused_executor import FusedExecutor
+from fedsim.trainer.local_task import LocalResult, LocalTask, Steps, finite_rows, run_to_completion
 from fedsim.trainer.memory_limit import out_of_memory, too_large_for_one
 from fedsim.trainer.objective import refuse_whole_batches
 from fedsim.trainer.rates import rates_of_steps, sums
-from fedsim.trainer.trial import Rows, quickest
-from fedsim.trainer.work import Done, Steps, Work, alone, finite_rows
+from fedsim.trainer.trial import Rows, fastest_executor
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class Trainer:
 
     def _runs(self, carry: Carry) -> Executor:
         """The executor of such rows: some carries ask for more than the fused one can."""
-        if not beyond_fused(carry) or not isinstance(self.executor, FusedExecutor):
+        if not needs_general_executor(carry) or not isinstance(self.executor, FusedExecutor):
             return self.executor
         if self._general is None:
             other = "vmap" if self.model.unvmapped is None else "loop"
@@ -132,7 +132,7 @@ class Trainer:
         """Under which name the choice of its executor is kept."""
         return type(self.rule).__name__
 
-    def _settle(self, work: Work) -> None:
+    def choose_executor(self, work: LocalTask) -> None:
         """Choose among the candidates, once: as it was before, or the one that is quickest on this round's rows."""
         carry, deployed = work.carry, work.deployed
         names = [choice.executor for choice in self._able(carry)]
@@ -140,8 +140,10 @@ class Trainer:
         if self.settled.get(self.label) not in names:
             rows = Rows(carry, work.rates, None if deployed is None else deployed[work.replicate])
             with tensor_cores(self.model.precision):
-                found = self.settled[self.label] = quickest(self._able(carry), self._made, work.plan, rows, like)
-            if self.model.precision == "bf16" and self.execution.trial and not beyond_fused(carry):
+                found = self.settled[self.label] = fastest_executor(
+                    self._able(carry), self._made, work.plan, rows, like
+                )
+            if self.model.precision == "bf16" and self.execution.trial and not needs_general_executor(carry):
                 warn_if_slower(self._named(found, carry), self.rule, self.model, self.shift, work.plan, rows)
         self.take(self.settled[self.label], carry)
         log.info("trainer: %s", self.choice.describe())
@@ -158,7 +160,7 @@ class Trainer:
 
     def _able(self, carry: Carry) -> list[Choice]:
         """The candidates that can run such rows; all of them, where none of them can as it is."""
-        able = [choice for choice in self.candidates if choice.executor != "fused" or not beyond_fused(carry)]
+        able = [choice for choice in self.candidates if choice.executor != "fused" or not needs_general_executor(carry)]
         return able or self.candidates
 
     def memory(self, model: Tensor) -> Memory:
@@ -197,7 +199,7 @@ class Trainer:
         accept: Accept | None = None,
     ) -> Report:
         """A round's local work, done here; the arguments are those of `steps`."""
-        return alone(self.steps(start, cohort, t, deployed, memory, accept))
+        return run_to_completion(self.steps(start, cohort, t, deployed, memory, accept))
 
     @torch.no_grad()
     def steps(
@@ -223,7 +225,7 @@ class Trainer:
         memory = self.memory(deployed) if memory is None else memory
         handed = dict(start) if isinstance(start, dict) else {"params": start}
         start, columns = handed["params"], self.model.columns
-        carry = (columns.widened(handed, cohort, memory) if columns.divided else handed) | memory.gather(cohort)
+        carry = (columns.expand(handed, cohort, memory) if columns.divided else handed) | memory.gather(cohort)
         carry.pop(OWN, None)  # it is part of the row
         of_round = self.rule.round_state(carry["params"])
         carry |= of_round
@@ -233,7 +235,7 @@ class Trainer:
         rates = rates_of_steps(self.rule, self.rates[cohort.replicate], plan, t)
         whole = columns.of_server(deployed, memory, cohort.federation) if self.shift.active else deployed
         answered = self.shift.deployed(memory.server, whole, t) if self.shift.active else None
-        done = yield Work(self, plan, carry, rates, cohort.replicate, answered)
+        done = yield LocalTask(self, plan, carry, rates, cohort.replicate, answered)
         end, loss = done.carry, done.loss
         samples = self.rule.used(done.samples, carry, end)
         rates, weight, steps = sums(self.rule, rates, plan.load)
@@ -250,7 +252,7 @@ class Trainer:
         rows = end["params"]
         if columns.divided:
             columns.keep(rows, cohort, memory)
-            end = columns.narrowed(end, handed)
+            end = columns.restrict(end, handed)
         if memory.kept:
             self.rule.after_round(memory.clients, cohort)
         for name in ("round", *of_round):
@@ -260,16 +262,16 @@ class Trainer:
         return Report(cohort, start, end, loss, lr, rates, samples, sent, finite, rows, weight, memory, deployed)
 
     @torch.no_grad()
-    def perform(self, work: Work) -> Done:
+    def perform(self, work: LocalTask) -> LocalResult:
         """All rows through their local steps, by the executor that was chosen in the first round."""
         with self._errors_in_a_sentence(work):
             if not self._told and len(work):
-                self._settle(work)
+                self.choose_executor(work)
             with tensor_cores(self.model.precision):
                 return self._local_steps(work)
 
     @contextlib.contextmanager
-    def _errors_in_a_sentence(self, work: Work) -> Iterator[None]:
+    def _errors_in_a_sentence(self, work: LocalTask) -> Iterator[None]:
         """What a user's module, loss or rule raises in the middle of a run, with the round it happened in."""
         try:
             yield
@@ -285,7 +287,7 @@ class Trainer:
                 f"local training ended in round {work.plan.t}: {names} raised {type(error).__name__}: {said}"
             ) from error
 
-    def _local_steps(self, work: Work) -> Done:
+    def _local_steps(self, work: LocalTask) -> LocalResult:
         """Chunk by chunk. Nothing that outlives the round is written here: a chunk that the device has no room for runs
         again in halves."""
         plan, carry, order = work.plan, work.carry, work.plan.load.order
@@ -325,9 +327,9 @@ class Trainer:
                 loss[to] = total
             samples[rows[:count]] = chunk.sizes[:count].sum(1)
             first += count
-        return Done(end, loss, samples)
+        return LocalResult(end, loss, samples)
 
-    def _run(self, work: Work, rows: np.ndarray, chunk: Chunk | None = None) -> tuple[Carry, Tensor]:
+    def _run(self, work: LocalTask, rows: np.ndarray, chunk: Chunk | None = None) -> tuple[Carry, Tensor]:
         """The rows at these positions, which may repeat, through their local steps; `chunk` is theirs."""
         neighbours = np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
         pick = slice(rows[0], rows[0] + len(rows)) if neighbours else torch.as_tensor(rows, device=self.model.device)
@@ -336,7 +338,7 @@ class Trainer:
         chunk = work.plan.chunk(rows) if chunk is None else chunk
         return self._runs(part).run(chunk, part, work.rates[:, pick], theta)
 
-    def _run_without_failing(self, work: Work, rows: np.ndarray, error: Exception) -> tuple[Carry, Tensor]:
+    def _run_without_failing(self, work: LocalTask, rows: np.ndarray, error: Exception) -> tuple[Carry, Tensor]:
         """The same where a numerical routine refuses rows: those end as NaN, which is their divergence."""
         if not self._refused:
             why = " ".join(str(error).split())
@@ -368,7 +370,7 @@ class Trainer:
         self._halved = True
 
 
-def beyond_fused(carry: Carry) -> bool:
+def needs_general_executor(carry: Carry) -> bool:
     """Does the strategy ask for what the fused executor does not know: a proximal term for some columns only, scaled
     steps, the last gradient?"""
     return bool({"scale", "gradient"} & carry.keys()) or ("proximal" in carry and carry["proximal"].dim() == 2)

@@ -95,7 +95,7 @@ class Rows:
     deployed: Tensor | None
 
 
-def contender(executor: Executor, plan: Plan, all_rows: Rows) -> Contender:
+def timed_step(executor: Executor, plan: Plan, all_rows: Rows) -> Contender:
     """One step of the first rows of a round, of which nothing is kept."""
     order, rates, deployed = plan.load.order, all_rows.rates, all_rows.deployed
     positions = np.arange(len(plan.load.steps)) if order is None else order
@@ -109,7 +109,7 @@ def contender(executor: Executor, plan: Plan, all_rows: Rows) -> Contender:
     return run
 
 
-def quickest(
+def fastest_executor(
     candidates: Sequence[Choice], made: Callable[[Choice], Executor], plan: Plan, rows: Rows, like: Hashable
 ) -> str:
     """The executor that takes the round's rows through a step in the least time.
@@ -125,12 +125,12 @@ def quickest(
     count = min(len(plan.load.steps), *(choice.chunk for choice in candidates))
     key = (like, tuple(candidates), int(plan.load.size.max()), count, tuple(sorted(rows.carry)))
     if key not in FOUND:
-        contenders = {choice.executor: contender(made(choice), plan, rows) for choice in candidates}
-        FOUND[key] = race(contenders, rows, count, max(choice.workers for choice in candidates))
+        contenders = {choice.executor: timed_step(made(choice), plan, rows) for choice in candidates}
+        FOUND[key] = benchmark(contenders, rows, count, max(choice.workers for choice in candidates))
     return FOUND[key]
 
 
-def race(contenders: Mapping[str, Contender], rows: Rows, count: int, workers: int) -> str:
+def benchmark(contenders: Mapping[str, Contender], rows: Rows, count: int, workers: int) -> str:
     """The quickest of those that work in so many threads on so many rows."""
     device = rows.rates.device
     alone = device.type == "cpu" and workers == torch.get_num_threads() == 1

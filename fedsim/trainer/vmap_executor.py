@@ -15,12 +15,12 @@ from fedsim.local.base import Carry, LocalRule
 from fedsim.models import RowModel
 from fedsim.samples import Batch, Chunk
 from fedsim.shift import Shift
-from fedsim.trainer.answered import Answered
+from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.captures import Captures
 from fedsim.trainer.cuda_graph import capturing
-from fedsim.trainer.noted import Noted
 from fedsim.trainer.objective import FunctionalObjective
 from fedsim.trainer.replay import Replay, replayable
+from fedsim.trainer.shifted_batches import ShiftedBatches
 
 RECORDED = ("replay", "graph")
 OF_CLIENTS = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
@@ -45,8 +45,8 @@ class VmapExecutor:
         self, rule: LocalRule, model: RowModel, shift: Shift, contaminated: bool = False, compile: str = "never"
     ) -> None:
         self.rule, self.dtype, self.dimension, self.shift = rule, model.dtype, model.dimension, shift
-        self._answered = Answered(rule, shift, rows=True)
-        objective = Noted(FunctionalObjective(model), vmap if rule.batched else None)
+        self._answered = ShiftedBatches(rule, shift, rows=True)
+        objective = BufferRecordingObjective(FunctionalObjective(model), vmap if rule.batched else None)
         whole: Callable[..., Any] = (lambda step: step) if rule.batched else vmap
         self._step: Callable[..., Any] = whole(functools.partial(objective.step, rule))
         self._begin: Callable[..., Any] = whole(functools.partial(objective.begin, rule))

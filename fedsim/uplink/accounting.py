@@ -94,7 +94,7 @@ class Privacy:
 def privacy(
     stages: Sequence[Stage],
     availability: Availability,
-    hears: str,
+    server_sees: str,
     leaks: Iterable[str],
     rounds: int,
     remembers: bool = False,
@@ -104,7 +104,7 @@ def privacy(
     Args:
         stages: of the uplink.
         availability: who takes part.
-        hears: what the server makes of rows, see `fedsim.strategies.Strategy`.
+        server_sees: what the server makes of rows, see `fedsim.strategies.Strategy`.
         leaks: what else clients send, each in a few words.
         rounds: T.
         remembers: whether a client's row depends on the earlier rounds in which it took part (local rule, shift).
@@ -112,7 +112,7 @@ def privacy(
     noisy = [stage for stage in stages if isinstance(stage, (GaussianNoise, TreeNoise))]
     if not noisy or not rounds:
         return None
-    why = _forbidden(stages, noisy, availability, hears, list(leaks), rounds)
+    why = _forbidden(stages, noisy, availability, server_sees, list(leaks), rounds)
     if why:
         return Privacy(f"no ε is said: {why}")
     stage, before = noisy[0], stages[: stages.index(noisy[0])]
@@ -123,14 +123,14 @@ def privacy(
         return _of(about, stage.delta, rounds, how)
     assert isinstance(stage, GaussianNoise)
     remembers = remembers or any(_client_memory(s, availability) for s in before)
-    return _claimed(stage, counts, availability, hears, rounds, remembers)
+    return _claimed(stage, counts, availability, server_sees, rounds, remembers)
 
 
 def _forbidden(
     stages: Sequence[Stage],
     noisy: Sequence[Stage],
     availability: Availability,
-    hears: str,
+    server_sees: str,
     leaks: list[str],
     rounds: int,
 ) -> str:
@@ -153,7 +153,7 @@ def _forbidden(
                 return f"the norm follows counts that have no noise; give uplink.{name}.count_noise"
         elif type(earlier).server_memory is not Stage.server_memory:
             return f"what {type(earlier).__name__} remembers on the server depends on rows without noise"
-    if shared and hears == "rows":
+    if shared and server_sees == "rows":
         remedy = "; take per=client" if isinstance(stage, GaussianNoise) else ""
         return f"the strategy makes more of the rows than their sum, which alone has the noise{remedy}"
     if availability.law == "multiset" or (_foreign(availability) and _most(availability, rounds) > 1):
@@ -170,7 +170,7 @@ def _claimed(
     stage: GaussianNoise,
     counts: tuple[float, ...],
     availability: Availability,
-    hears: str,
+    server_sees: str,
     rounds: int,
     remembers: bool,
 ) -> Privacy:
@@ -185,7 +185,7 @@ def _claimed(
         about = Mechanism(REPLACE, WITHOUT_REPLACEMENT, z / 2, counts, clients=m, drawn=availability.k)
         how = f"one client replaced by another; {availability.k} of {m} drawn without replacement, in secret"
         return _of(about, stage.delta, rounds, how)
-    if hears == "sum" and type(availability) is Bernoulli and _independent(availability):
+    if server_sees == "sum" and type(availability) is Bernoulli and _independent(availability):
         q, empty = _coins(availability, rounds)
         how = f"one client added or removed; everybody by a secret coin of at most {q:g}"
         return _of(Mechanism(ADD_OR_REMOVE, POISSON, z, counts, q=q), stage.delta, rounds, how, empty)

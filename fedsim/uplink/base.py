@@ -16,7 +16,7 @@ from fedsim.core.memory import Memory
 
 
 @dataclass(frozen=True)
-class Code:
+class Encoding:
     """How a row is written: so many `values` of so many `bits`, and beside them bytes.
 
     Attributes:
@@ -37,7 +37,7 @@ class Code:
         return -(-self.values * self.bits // 8) + self.places + self.more
 
 
-class Link:
+class StageContext:
     """A stage's view of a round: who sends, its random numbers, and what it remembers.
 
     Args:
@@ -99,11 +99,11 @@ class Stage(ABC):
         """Name → [R, …] what is remembered of every replicate, as before round 0."""
         return {}
 
-    def code(self, code: Code, plain: Code) -> Code:
+    def code(self, code: Encoding, plain: Encoding) -> Encoding:
         """How a row is written after this stage, given how it was before, and how it is with nothing done to it; as
         before unless said."""
         return code
 
     @abstractmethod
-    def __call__(self, rows: Tensor, link: Link) -> Tensor:
+    def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         """[n, d] what arrives of rows [n, d]; n may be 0, here or on another rank."""

@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.memory import Memory
 from fedsim.core.report import Report
-from fedsim.uplink.base import Code, Link, Stage
+from fedsim.uplink.base import Encoding, Stage, StageContext
 
 
 class Uplink:
@@ -61,9 +61,9 @@ class Uplink:
             for name, value in stage.server_memory(federation, model.shape[1]).items():
                 memory.server[f"uplink {number} {name}"] = value
 
-    def code(self, dimension: int, size: int) -> Code:
+    def code(self, dimension: int, size: int) -> Encoding:
         """How a row of so many numbers, of `size` bytes each, is written in the end."""
-        code = plain = Code(dimension, 8 * size)
+        code = plain = Encoding(dimension, 8 * size)
         for stage in self.stages:
             code = stage.code(code, plain)
         return code
@@ -79,7 +79,7 @@ class Uplink:
         cohort, rows = (cohort, sent) if some is None else (cohort.subset(sends), sent[some])
         start = report.start if some is None else report.start[some]
         for number, stage in enumerate(self.stages):
-            arrived = stage(rows, Link(cohort, memory, number))
+            arrived = stage(rows, StageContext(cohort, memory, number))
             if arrived.shape != rows.shape:
                 got, wanted = list(arrived.shape), list(rows.shape)
                 raise ConfigError(f"uplink={type(stage).__name__} must return rows {wanted}, and returns {got}")

@@ -15,7 +15,7 @@ from fedsim.core import checks, rng
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.uplink.base import Code, Link, Stage
+from fedsim.uplink.base import Encoding, Stage, StageContext
 
 FEEDBACKS = ("none", "ef14", "ef21")
 
@@ -50,7 +50,7 @@ class Compressor(Stage):
     def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
         """[n, d] Q(rows); keys [n] for random numbers."""
 
-    def __call__(self, rows: Tensor, link: Link) -> Tensor:
+    def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         if self.feedback == "none":
             return self.compress(rows, link.keys)
         own = link.gather(self.feedback)
@@ -100,7 +100,7 @@ class TopK(Sparse):
         kept = rows.abs().topk(self.count(rows.shape[1]), dim=1, sorted=False).indices
         return torch.zeros_like(rows).scatter(1, kept, rows.gather(1, kept))
 
-    def code(self, code: Code, plain: Code) -> Code:
+    def code(self, code: Encoding, plain: Encoding) -> Encoding:
         k = self.count(plain.values)
         places = min(4 * k, -(-plain.values // 8)) if k < plain.values else 0
         return replace(code, values=k, places=places)
@@ -121,7 +121,7 @@ class RandK(Sparse):
         scale = d / k if self.feedback == "none" else 1.0
         return torch.zeros_like(rows).scatter(1, kept, rows.gather(1, kept) * scale)
 
-    def code(self, code: Code, plain: Code) -> Code:
+    def code(self, code: Encoding, plain: Encoding) -> Encoding:
         k = self.count(plain.values)
         return replace(code, values=k, places=8) if k < plain.values else code
 
@@ -147,7 +147,7 @@ class QSGD(Compressor):
         drawn = rng.uniform(keys[:, None], torch.arange(rows.shape[1], device=rows.device), rows.dtype)
         return norm * rows.sign() * (place + drawn).floor() / self.levels
 
-    def code(self, code: Code, plain: Code) -> Code:
+    def code(self, code: Encoding, plain: Encoding) -> Encoding:
         return replace(code, bits=1 + math.ceil(math.log2(self.levels + 1)), more=code.more + plain.bits // 8)
 
 
@@ -169,5 +169,5 @@ class Sign(Compressor):
         signs = torch.where(rows < 0, -1.0, 1.0).to(rows.dtype)
         return rows.abs().mean(1, keepdim=True) * signs if self.scaled else signs
 
-    def code(self, code: Code, plain: Code) -> Code:
-        return Code(plain.values, 1, more=plain.bits // 8 if self.scaled else 0)
+    def code(self, code: Encoding, plain: Encoding) -> Encoding:
+        return Encoding(plain.values, 1, more=plain.bits // 8 if self.scaled else 0)

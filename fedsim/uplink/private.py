@@ -12,7 +12,7 @@ from fedsim.core import checks, rng
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.uplink.base import Code, Link, Stage
+from fedsim.uplink.base import Encoding, Stage, StageContext
 
 PLACES = ("round", "client")
 
@@ -54,17 +54,17 @@ class Clip(Stage):
             return {}
         return {"norm": torch.full((federation.replicates,), self.norm, dtype=federation.dtype).to(federation.device)}
 
-    def bound(self, link: Link) -> Tensor:
+    def bound(self, link: StageContext) -> Tensor:
         """[R] C."""
         if self.quantile is not None:
             return link.server("norm").clone()
         federation = link.cohort.federation
         return torch.full((federation.replicates,), self.norm, dtype=federation.dtype, device=federation.device)
 
-    def __call__(self, rows: Tensor, link: Link) -> Tensor:
+    def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         return self.clipped(rows, link, self.bound(link))
 
-    def clipped(self, rows: Tensor, link: Link, bound: Tensor) -> Tensor:
+    def clipped(self, rows: Tensor, link: StageContext, bound: Tensor) -> Tensor:
         """The rows clipped to C [R]; C moves on."""
         cohort, norm = link.cohort, rows.norm(dim=1)
         own = cohort.broadcast(bound)
@@ -120,10 +120,10 @@ class GaussianNoise(Clip):
                 )
             self.of_rows = left**-0.5
 
-    def code(self, code: Code, plain: Code) -> Code:
+    def code(self, code: Encoding, plain: Encoding) -> Encoding:
         return plain if self.per == "client" else code
 
-    def __call__(self, rows: Tensor, link: Link) -> Tensor:
+    def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         cohort, bound = link.cohort, self.bound(link)
         rows = self.clipped(rows, link, bound)
         deviation = self.of_rows * bound
@@ -157,7 +157,7 @@ class TreeNoise(Clip):
     def server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         return {"rounds": torch.zeros(federation.replicates, dtype=torch.int64, device=federation.device)}
 
-    def __call__(self, rows: Tensor, link: Link) -> Tensor:
+    def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         cohort, rounds = link.cohort, link.server("rounds")
         clipped = super().__call__(rows, link)
         after = rounds + cohort.nonempty

@@ -42,7 +42,7 @@ def fedsim(
             patched.chdir(folder)
             patched.setattr(sys, "argv", ["fedsim", *arguments])
             patched.setattr(sys, "path", list(sys.path))
-            patched.setattr(sweep.Begin, "records", None)  # a sweep's, which a process has one of
+            patched.setattr(sweep.SweepCallback, "records", None)  # a sweep's, which a process has one of
             try:
                 main()
                 code = 0

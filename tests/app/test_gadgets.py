@@ -175,7 +175,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "fedsim.core.targets.resolve": {"key": "x", "target": "os.system", "kind": "x"},
     "fedsim.app.cli.main": {},
     "fedsim.app.commands.export.write": {"path": CANARY, "model": {}},
-    "fedsim.app.sweep.Begin": {},
+    "fedsim.app.sweep.SweepCallback": {},
     "fedsim.plots.cli.main": {"arguments": []},
     "fedsim.run.checkpoint.Checkpointer": {"folder": CANARY},
     "fedsim.run.folder.RunFolder": {"path": CANARY},

@@ -15,7 +15,7 @@ import pytest
 from small_runs import QUICK
 
 from fedsim.app.cli import main
-from fedsim.core.speaking import Patient, patiently
+from fedsim.core.speaking import BrokenPipeTolerantStream, patiently
 from fedsim.plots.cli import main as plot
 from fedsim.run.tracker import Tracker
 from fedsim.tracking.metrics_csv import read_metrics
@@ -52,7 +52,7 @@ def test_a_run_that_nobody_reads_is_a_run(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.usefixtures("nobody_reads")
 def test_a_sweep_that_nobody_reads_does_all_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedsim.app.sweep.Begin.records", None)
+    monkeypatch.setattr("fedsim.app.sweep.SweepCallback.records", None)
     command(monkeypatch, tmp_path, "-m", "lr=0.1,0.2", "out=o")
     assert len(list(tmp_path.rglob("summary.json"))) == 2
 
@@ -83,7 +83,7 @@ def test_a_process_whose_reader_left_ends_well_and_in_silence(tmp_path: Path) ->
 def test_a_full_pipe_that_must_not_be_waited_for_loses_words_and_no_more() -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETFL, os.O_NONBLOCK)
-    stream = Patient(os.fdopen(writer, "w", buffering=1))
+    stream = BrokenPipeTolerantStream(os.fdopen(writer, "w", buffering=1))
     for _ in range(3000):
         stream.write("x" * 100 + "\n")
     while len(os.read(reader, 65536)) == 65536:
@@ -115,10 +115,10 @@ def test_a_full_pipe_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_streams_are_what_they_were_behind_the_block() -> None:
     before = sys.stdout, sys.stderr
     with patiently():
-        assert isinstance(sys.stdout, Patient)
+        assert isinstance(sys.stdout, BrokenPipeTolerantStream)
         assert sys.stdout.encoding == before[0].encoding
         with patiently():
-            assert not isinstance(sys.stdout._stream, Patient)
+            assert not isinstance(sys.stdout._stream, BrokenPipeTolerantStream)
     assert (sys.stdout, sys.stderr) == before
 
 

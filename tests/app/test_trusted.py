@@ -17,7 +17,7 @@ from fedsim.app.reproduce.recipe import Setting
 from fedsim.app.reproduce.runner import carry_out, composing, plan, trusted_by
 from fedsim.app.reproduce.runner import compose as composed
 from fedsim.core.errors import ConfigError
-from fedsim.trainer import alone
+from fedsim.trainer import run_to_completion
 
 SMALL = [*QUICK, "rounds=1", "dataset=quadratics", "partition=natural", "model=mean", "trainer.executor=loop"]
 
@@ -49,7 +49,7 @@ def test_neither_recipes_nor_entries_can_trust(tmp_path: Path) -> None:
     setting = Setting((), (*SMALL, "trusted=[os]", "model=custom", "model._target_=os.mkdir", "+model.path=stolen"))
     (job,) = plan([setting], tmp_path, ())
     with pytest.raises(ConfigError, match=r"^trusted=\['os'\] stands in a file"):
-        alone(carry_out(job, quiet=True))
+        run_to_completion(carry_out(job, quiet=True))
     with pytest.raises(ConfigError, match="has trusted=…, which counts on the command line alone"):
         submission.keep(tmp_path, None, {"x": Entry(["strategy=fedavg", "+trusted=[os]"])}, "d")  # type: ignore[arg-type]
     assert not (tmp_path / "stolen").exists()

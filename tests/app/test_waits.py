@@ -21,7 +21,7 @@ from fedsim.app.config import groups
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2"}
 LEAVES = {Tensor.numpy, Tensor.tolist, Tensor.cpu, Tensor.item, Tensor.__array__}
 ON_THE_HOST = {  # where tensors that leave never were on a device, or only on a CPU
-    "run/delivery.py",
+    "run/delayed_updates.py",
     "run/divergence.py",  # of a GPU it looks when an evaluation or a checkpoint is due
     "samples/stored.py",
 }

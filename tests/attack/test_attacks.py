@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedsim import Execution, Simulation
-from fedsim.attack import ALIE, IPM, Attack, MinMax, MinSum, Nobody, Noise, SignFlip
+from fedsim.attack import ALIE, IPM, Attack, MinMax, MinSum, NoAttack, Noise, SignFlip
 from fedsim.core import ConfigError, rng
 from fedsim.local import SGD
 from fedsim.strategies import FedAvg, Median
@@ -101,17 +101,17 @@ def test_how_much_is_a_little(n, f, z):
 def test_under_the_mean_ipm_leaves_what_it_promises(run):
     """((n − f) − ε f) / n of the honest mean; attacks begin when they should."""
     honest = np.random.default_rng(0).standard_normal((5, 3))
-    lie = IPM(0.5).craft(torch.as_tensor(honest), 7).numpy()
+    lie = IPM(0.5).attack_vector(torch.as_tensor(honest), 7).numpy()
     np.testing.assert_allclose((honest.sum(0) + 2 * lie) / 7, (5 - 0.5 * 2) / 7 * honest.mean(0))
     late = run(SignFlip(clients=BAD, since=len(COUNTS))).run().state.model
     assert torch.equal(late, run(None).run().state.model)
-    assert torch.equal(late, run(Nobody()).run().state.model)
+    assert torch.equal(late, run(NoAttack()).run().state.model)
 
 
 @pytest.mark.parametrize("direction", ["unit", "sign", "std"])
 def test_min_max_is_no_farther_than_the_honest_are_from_one_another(direction):
     rows = torch.as_tensor(np.random.default_rng(1).standard_normal((6, 4)))
-    far = (MinMax(direction).craft(rows, 8) - rows).norm(dim=1).max()
+    far = (MinMax(direction).attack_vector(rows, 8) - rows).norm(dim=1).max()
     most = torch.cdist(rows, rows).max()
     assert most - 1e-3 < far <= most + 1e-9
 
@@ -121,25 +121,25 @@ def test_min_max_is_no_farther_than_the_honest_are_from_one_another(direction):
 @pytest.mark.parametrize("scale", [1e-6, 1e-2, 50.0, 1e6])
 def test_a_lie_follows_the_scale_of_the_rows(attack, direction, scale):
     rows = torch.as_tensor(np.random.default_rng(1).standard_normal((6, 4)) + 0.3)
-    one, other = (attack(direction).craft(of, 8) for of in (rows, scale * rows))
+    one, other = (attack(direction).attack_vector(of, 8) for of in (rows, scale * rows))
     torch.testing.assert_close(other / scale - rows.mean(0), one - rows.mean(0), rtol=1e-3, atol=1e-4)
 
 
 def test_min_sum_is_no_farther_in_sum_than_one_of_them_and_no_farther_than_min_max():
     rows = torch.as_tensor(np.random.default_rng(1).standard_normal((6, 4)))
     sums = torch.cdist(rows, rows).square().sum(1)
-    lie = MinSum().craft(rows, 8)
+    lie = MinSum().attack_vector(rows, 8)
     assert sums.max() - 1e-2 < (lie - rows).square().sum() <= sums.max() + 1e-9
     centre = rows.mean(0)
-    assert (lie - centre).norm() < (MinMax().craft(rows, 8) - centre).norm()
+    assert (lie - centre).norm() < (MinMax().attack_vector(rows, 8) - centre).norm()
 
 
 def test_who_lies_is_the_seeds_and_no_wild_row_moves_a_median(run):
     attack = Noise(1e6, fraction=0.4)
-    one, other = attack.liars(2, 100), attack.liars(9, 100)
+    one, other = attack.byzantine_clients(2, 100), attack.byzantine_clients(9, 100)
     assert len(one) == len(set(one)) == len(other) == 40
     assert (one != other).any()
-    assert (attack.liars(2, 100) == one).all()
+    assert (attack.byzantine_clients(2, 100) == one).all()
     wild, mean = (run(Noise(1e6, clients=[1]), strategy=s, rounds=1).run().state.model for s in (Median(), FedAvg()))
     honest = run(None, strategy=Median(), rounds=1).run().state.model
     assert (wild[0] - honest[0]).abs().max() < 1

@@ -109,7 +109,7 @@ def test_every_replicate_has_its_liars_and_wrong_labels_stay_wrong(models):
     """Drawn by the seed; labels that are wrong anyway are flipped from what they became."""
     attack = LabelFlip(fraction=0.4)
     whole = models(attack)
-    assert (attack.liars(2, M) != attack.liars(9, M)).any()
+    assert (attack.byzantine_clients(2, M) != attack.byzantine_clients(9, M)).any()
     torch.testing.assert_close(models(attack, seeds=SEEDS[1:])[:, 0], whole[:, 1], rtol=0, atol=1e-12)
     rotten = {"contamination": WrongLabels(0.5)}
     both = models(LabelFlip(clients=BAD), **rotten)

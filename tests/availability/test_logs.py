@@ -109,7 +109,7 @@ def test_a_long_table_holds_probabilities_or_nothing_but_who_was_there(tmp_path:
     expected = [[1, 0, 0], [0, 0.25, 0], [0, 0, 0], [0, 0, 1]]
     assert [process.probabilities(t).tolist() for t in range(4)] == [[line, line] for line in expected]
     assert process.length == 4
-    assert not process.unknown_because
+    assert not process.unknown_reason
     listed = TraceTable(file(tmp_path, "who,t\nann,0\ncem,0\nbob,1\n"), "who", "t", available=None)
     assert played(listed, 4) == [[1, 0, 1], [0, 1, 0]] * 2
 

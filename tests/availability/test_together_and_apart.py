@@ -103,7 +103,7 @@ def test_clients_come_as_often_as_their_probabilities_say_from_the_first_round_o
 def test_a_round_is_drawn_anew_by_every_seed(name: str) -> None:
     """Where orders are new in every cycle, the share of seeds in which a client comes is p_i^t."""
     process = ready_for(TURNS[name](5), tuple(range(600)), 5)
-    if process.unknown_because:
+    if process.unknown_reason:
         return
     for t in (0, 3, 8):
         p, came = process.probabilities(t), process.counts(t)

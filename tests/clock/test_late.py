@@ -11,7 +11,7 @@ from timed import column, run_of
 from fedsim import ConfigError, Execution
 from fedsim.clock import ConstantDelay, Devices, UniformDelay, UniformWork
 from fedsim.core.errors import CheckpointError
-from fedsim.run.checkpoint import _under_way
+from fedsim.run.checkpoint import _in_flight
 from fedsim.strategies import FedBuff, FedPBC
 
 
@@ -44,12 +44,12 @@ def test_what_is_under_way_is_in_the_checkpoint(build, tmp_path, place):
     assert torch.equal(resumed.state.buffer, whole.state.buffer)
     assert column(resumed, "total_bytes_down") == column(whole, "total_bytes_down")
     one, other = (load_file(tmp_path / name / "checkpoint.safetensors") for name in "ab")
-    assert len(one["under_way.start"]) == len(one["under_way.due"]) > 0
+    assert len(one["in_flight.start"]) == len(one["in_flight.due"]) > 0
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
-    torn = {name: value[:-1] if name == "under_way.due" else value for name, value in one.items()}
+    torn = {name: value[:-1] if name == "in_flight.due" else value for name, value in one.items()}
     with pytest.raises(CheckpointError, match="rows under way"):
-        _under_way(tmp_path, torn, whole.state.model)
+        _in_flight(tmp_path, torn, whole.state.model)
 
 
 def test_rows_that_cannot_be_late_are_refused(build):

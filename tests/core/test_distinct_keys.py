@@ -30,7 +30,7 @@ ASKERS = {
     "MODEL": ["row_model.py initial"],
     "PROBABILITY": ["probabilities.py base"],
     "TRAJECTORY": ["trajectories.py at"],
-    "AVAILABILITY": ["processes.py toss"],
+    "AVAILABILITY": ["processes.py bernoulli"],
     "BATCH": ["stored.py feed"],
     "AUGMENT": ["stored.py take"],
     "DROPOUT": ["batches.py batch"],

@@ -112,7 +112,7 @@ def test_a_file_holds_the_rows_and_has_no_name(tmp_path, monkeypatch):
     memory.scatter(cohort, {name: value + 1 for name, value in rows.items()})
     changed = torch.nonzero((memory.clients["personal"] != model.repeat_interleave(200, dim=0)).any(1))[:, 0]
     assert changed.tolist() == [7, 200, 399]
-    memory.borrowed().scatter(cohort, {name: value * 0 for name, value in rows.items()})
+    memory.read_only().scatter(cohort, {name: value * 0 for name, value in rows.items()})
     assert torch.equal(memory.clients["personal"][7], model[0] + 1)
 
 

@@ -104,7 +104,7 @@ def test_clients_are_judged_by_the_test_samples_that_were_held_out_of_them(make)
         assert measured.metrics[column][r] == pytest.approx(np.mean(by_client), abs=1e-12)
         for name, value in naive(by_client, rises=bool(data.classes)).items():
             assert measured.metrics[f"{column}_{name}"][r] == pytest.approx(value, abs=1e-12), name
-    assert measured.metrics.keys() <= simulation.meanings.keys()
+    assert measured.metrics.keys() <= simulation.column_descriptions.keys()
 
 
 def test_validation_samples_are_looked_at_without_being_asked_for() -> None:
@@ -153,8 +153,8 @@ def test_without_a_split_fairness_is_that_of_training_samples_and_says_so() -> N
             found = measured.metrics[f"client_accuracy_{name}"][r]
             assert found == pytest.approx(naive(values, rises=True)[name], abs=1e-12)
     assert (
-        "training" in simulation.meanings["client_accuracy_jain"]
-        or "own data" in (simulation.meanings["client_accuracy_jain"])
+        "training" in simulation.column_descriptions["client_accuracy_jain"]
+        or "own data" in (simulation.column_descriptions["client_accuracy_jain"])
     )
 
 

@@ -166,10 +166,10 @@ def test_the_hessian_product_is_the_slope_of_the_gradient(way):
     if way.startswith("loop"):
         objective = executor._objectives.get()
     else:
-        from fedsim.trainer.noted import Noted
+        from fedsim.trainer.buffer_recording import BufferRecordingObjective
         from fedsim.trainer.objective import FunctionalObjective
 
-        objective = Noted(FunctionalObjective(simulation.model), None)
+        objective = BufferRecordingObjective(FunctionalObjective(simulation.model), None)
     with torch.no_grad():
         product = objective.hessian_product(row, vector, batch)
         ahead, behind = (objective.gradient(row + h * vector, batch)[0] for h in (1e-5, -1e-5))

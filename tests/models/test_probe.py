@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedsim.core import ConfigError
 from fedsim.models import RowModel
 from fedsim.models import probe as probe_module
-from fedsim.models.probe import Findings, probe
+from fedsim.models.probe import ForwardTraits, probe
 
 X = torch.tensor([[0.3, -1.0, 2.0], [1.5, 0.2, -0.7]])
 
@@ -146,7 +146,7 @@ def running(module: Own, x: Tensor) -> Tensor:
 )
 def test_what_a_forward_pass_does_is_found_out(module: nn.Module, found: dict[str, Any]) -> None:
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    assert probe(module, X) == Findings(**found)
+    assert probe(module, X) == ForwardTraits(**found)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
@@ -161,7 +161,7 @@ def test_what_vmap_cannot_do_is_known_beforehand() -> None:
     assert "data-dependent control flow" in str(model.traits.evaluation_unvmapped)
     plain = RowModel(nn.Linear(3, 3))
     plain.check({"x": X, "y": torch.tensor([0, 1])}, 3, "test")
-    assert plain.traits == Findings()
+    assert plain.traits == ForwardTraits()
 
 
 @pytest.mark.parametrize("strange", [False, True])

@@ -28,7 +28,7 @@ def test_a_signal_while_a_run_lets_go_does_not_count_as_a_second(
     signals.listen()
     monkeypatch.setattr(stopping.signal, "signal", slowly)
     try:
-        signals.let_go(leaving)
+        signals.restore_handlers(leaving)
         assert signals.seen == signal.SIGTERM
         after = [signal.getsignal(number) for number in ASKING]
         assert after[0] == before[0]
@@ -43,8 +43,8 @@ def test_the_last_of_several_runs_puts_back_what_was_there() -> None:
     one, other = StopSignals(), StopSignals()
     one.listen()
     other.listen()
-    one.let_go(leaving=False)
+    one.restore_handlers(leaving=False)
     signal.raise_signal(signal.SIGTERM)
     assert (one.seen, other.seen) == (None, signal.SIGTERM)
-    other.let_go(leaving=False)
+    other.restore_handlers(leaving=False)
     assert [signal.getsignal(number) for number in ASKING] == before

@@ -135,7 +135,7 @@ def test_absent_clients_by_the_nearest_samples_there_are(Scripted, where) -> Non
             for name, who in (("absent", gone), ("unseen", never)):
                 expected = np.mean([values[r, i] for i in who]) if who else np.nan
                 np.testing.assert_allclose(of(history, f"{prefix}_{name}")[t, r], expected, err_msg=f"{name} {t} {r}")
-    assert f"{prefix}_absent" in simulation.meanings
+    assert f"{prefix}_absent" in simulation.column_descriptions
 
 
 def test_utility_is_what_a_client_gains_per_round_in_which_it_could_take_part(Scripted) -> None:

@@ -122,14 +122,14 @@ def test_last_bits_are_no_change_and_one_entry_is(size: int) -> None:
     """Another processor rounds sums differently; of a million entries one that is another is seen."""
     x = np.random.default_rng(0).standard_normal(size).astype(np.float32)
     nudged = np.nextafter(x, np.where(np.random.default_rng(99).random(size) < 0.5, -9, 9).astype(np.float32))
-    was = json.loads(json.dumps(content.stands_for(x)))
-    assert content.agree(was, content.stands_for(nudged))
+    was = json.loads(json.dumps(content.fingerprint(x)))
+    assert content.match(was, content.fingerprint(nudged))
     for entry in (0, size // 2, size - 1):
         other = x.copy()
         other[entry] += 0.01
-        assert not content.agree(was, content.stands_for(other))
-    assert not content.agree(was, content.stands_for(x[::-1].copy()))
-    assert not content.agree(was, content.stands_for(x[:, None]))
+        assert not content.match(was, content.fingerprint(other))
+    assert not content.match(was, content.fingerprint(x[::-1].copy()))
+    assert not content.match(was, content.fingerprint(x[:, None]))
 
 
 def test_of_very_much_every_kth_row_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

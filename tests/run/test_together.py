@@ -21,7 +21,7 @@ from fedsim.partition import IID, Dirichlet
 from fedsim.run.together import Lockstep, run_together
 from fedsim.shift import Location
 from fedsim.strategies import MIFA, FedAvg, FedAWE, FedPBC, Scaffold
-from fedsim.trainer import Company, Trainer
+from fedsim.trainer import JointExecutor, Trainer
 
 small = functools.partial(MLP, hidden=(8,))
 LOOP = Execution(executor="loop", trial=False)
@@ -174,7 +174,7 @@ def test_a_failing_call_of_the_trainer_is_tried_by_each_alone(digits, monkeypatc
 def test_memory_is_bounded_and_the_split_is_said(digits, calls, caplog):
     sizes = 12 * 650 * 4
     with caplog.at_level(logging.INFO, "fedsim"):
-        ended = dict(Lockstep(company=Company(most_bytes=2 * sizes))([one(digits).steps for _ in range(5)]))
+        ended = dict(Lockstep(company=JointExecutor(most_bytes=2 * sizes))([one(digits).steps for _ in range(5)]))
     assert calls[:3] == [24, 24, 12]
     assert [m for m in caplog.messages if "parts" in m] == [
         "lockstep: 5 runs of some 12 rows go in parts of at most 0.0595 MiB"

@@ -93,7 +93,7 @@ def test_every_area_of_the_package_is_drawn_from(mutants) -> None:
 @pytest.mark.parametrize(
     ("file", "where", "expected"),
     [
-        ("fedsim/trainer/company.py", "Company._together", "run/test_together.py"),
+        ("fedsim/trainer/joint_executor.py", "JointExecutor._together", "run/test_together.py"),
         ("fedsim/partition/class_split.py", "ClassSplit._deal", "partition/test_label_skew.py"),
         ("fedsim/strategies/fedau.py", "FedAU.aggregate", "strategies/test_memory_against_formulas.py"),
         ("fedsim/local/profl.py", "ProFL.learn", "local/test_performative_rules.py"),

@@ -55,7 +55,17 @@ def federated_fixture(regression_of, Scripted):
         counts = library.script() if counts is None else counts
         options = {"execution": Execution(dtype="float64", chunk=3)} | options
         options |= {"work": options.pop("clients_work")} if "clients_work" in options else {}
-        key = repr((strategy.asks, counts.tolist(), rule, schedule, seeds, work, sorted(options.items(), key=str)))
+        key = repr(
+            (
+                strategy.needs_full_gradients,
+                counts.tolist(),
+                rule,
+                schedule,
+                seeds,
+                work,
+                sorted(options.items(), key=str),
+            )
+        )
         alive.append(options)
         if key not in built or "dataset" in options:
             built[key] = Simulation(

@@ -179,7 +179,7 @@ def test_focus_refuses_rules_that_hand_no_gradient_back(rule, federated):
 
 def test_fedstale_refuses_probabilities_that_nobody_knows(federated):
     class Unknown(Bernoulli):
-        unknown_because = "draws what nobody knows"
+        unknown_reason = "draws what nobody knows"
 
     with pytest.raises(ConfigError, match=r"strategy=fedstale.*probabilities=known"):
         FedStale(probabilities="known").check(Unknown())

@@ -14,7 +14,7 @@ from fedsim import Execution
 from fedsim.clock import Devices, UniformWork
 from fedsim.core import Memory, Ranks
 from fedsim.evaluation.models import EvaluatedModels
-from fedsim.run.rehearsal import rehearse
+from fedsim.run.rehearsal import dry_run
 from fedsim.strategies import (
     AFACD,
     AFACS,
@@ -143,7 +143,7 @@ def test_it_keeps_the_contract_that_somebodys_own_strategy_is_held_to(name, fede
     strategy.__class__ = type("Own", (type(strategy),), {"__module__": "mypackage"})
     simulation = federated(strategy, execution=Execution(executor="loop", dtype="float64"))
     state = simulation.initial_state()
-    rehearse(simulation, state, simulation.trainer.memory(state.model))
+    dry_run(simulation, state, simulation.trainer.memory(state.model))
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Threads(Ranks):
     def rows(self, values, lengths):
         return torch.cat(self.gather(values))
 
-    def tell(self, value):
+    def broadcast_object(self, value):
         return self.gather(value)[0]
 
 

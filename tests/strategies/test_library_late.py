@@ -238,10 +238,10 @@ def test_there_are_as_many_rows_as_are_under_way(federated):
         report = simulation.trainer.run(strategy.start(state, active), active, t, state.model, memory)
         state = strategy.aggregate(state, simulation.delivery(report, memory), t)
         began = {v: t + TAKES[t].reshape(-1)[v] for v in active.host.virtual.tolist()}
-        due = dict(zip(memory.under_way["virtual"].tolist(), memory.under_way["due"].tolist(), strict=True))
+        due = dict(zip(memory.in_flight["virtual"].tolist(), memory.in_flight["due"].tolist(), strict=True))
         assert {v: at for v, at in began.items() if at > t}.items() <= due.items()
         assert all(at > t for at in due.values())
-        assert {len(rows) for rows in memory.under_way.values()} == {len(due)}
+        assert {len(rows) for rows in memory.in_flight.values()} == {len(due)}
         busy = set(due)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from fedsim.tracking.observer import Watched
+from fedsim.tracking.observer import RunStarted
 from fedsim.tracking.tensorboard import TensorBoard
 
 
@@ -15,7 +15,7 @@ def test_a_resumed_runs_event_file_is_named_later(tmp_path: Path) -> None:
     (tmp_path / "seed_0" / f"events.out.tfevents.{now}.host.1.9").touch()  # … 9 sorts after … 10, in the same second
     (tmp_path / "seed_0" / "events.out.tfevents").touch()
     observer = TensorBoard()
-    observer.begin(Watched(tmp_path, (0,), rounds=5, completed=3))
+    observer.begin(RunStarted(tmp_path, (0,), rounds=5, completed=3))
     observer.close()
     names = sorted(path.name for path in tmp_path.glob("seed_0/events.out.tfevents.*"))
     assert len(names) == 2

@@ -16,7 +16,7 @@ from fedsim import Evaluation, Simulation
 from fedsim.core import ConfigError
 from fedsim.datasets import Quadratics
 from fedsim.models import Mean
-from fedsim.tracking import Ended, Observer, Seen, Tracking, Watched
+from fedsim.tracking import EvaluationEvent, Observer, RunEnded, RunStarted, Tracking
 
 
 def simulation_of(rounds: int = 6, **options: Any) -> Simulation:
@@ -35,17 +35,17 @@ class Notebook(Observer):
         self.heard: list[Any] = []
         self.end_at = end_at
 
-    def begin(self, run: Watched) -> None:
+    def begin(self, run: RunStarted) -> None:
         self.heard.append(run)
         self.folder = run.folder
 
-    def evaluated(self, seen: Seen) -> str | None:
+    def evaluated(self, seen: EvaluationEvent) -> str | None:
         self.heard.append(seen)
         if self.folder is not None:
             (self.folder / "notes.txt").write_text(f"{seen.round}: {seen.mean()['train_loss']}")
         return "that will do" if self.end_at is not None and seen.round >= self.end_at else None
 
-    def finish(self, ended: Ended) -> None:
+    def finish(self, ended: RunEnded) -> None:
         self.heard += [ended, [heading for heading, _ in ended.pictures()]]
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ def test_one_that_fails_is_left_out_and_the_run_goes_on(
     with caplog.at_level(logging.WARNING):
         result = simulation_of().run(tmp_path, tracking=quiet(clumsy, other))
     assert result.history[-1]["round"] == 6
-    assert [seen.round for seen in other.heard if isinstance(seen, Seen)] == [0, 2, 4, 6]
+    assert [seen.round for seen in other.heard if isinstance(seen, EvaluationEvent)] == [0, 2, 4, 6]
     (said,) = [record.getMessage() for record in caplog.records if "observer" in record.getMessage()]
     assert "observer Clumsy failed" in said
     assert "(OSError: no room); it is left out from here on, and the run goes on" in said
@@ -131,14 +131,14 @@ def test_one_that_fails_is_left_out_and_the_run_goes_on(
 def test_an_interrupted_run_closes_its_observers_and_does_not_finish_them(tmp_path: Path) -> None:
     notebook = Notebook()
 
-    def interrupt(seen: Seen) -> None:
+    def interrupt(seen: EvaluationEvent) -> None:
         if seen.round == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         simulation_of().run(tmp_path, tracking=quiet(notebook, interrupt))
     assert notebook.heard[-1] == "closed"
-    assert not any(isinstance(heard, Ended) for heard in notebook.heard)
+    assert not any(isinstance(heard, RunEnded) for heard in notebook.heard)
 
 
 @pytest.mark.parametrize(

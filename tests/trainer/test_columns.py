@@ -14,7 +14,7 @@ from torch import nn
 
 from fedsim import ConfigError, Evaluation, Execution
 from fedsim.availability import Bernoulli, Uniform
-from fedsim.core.columns import AVERAGED, Columns
+from fedsim.core.columns import AVERAGED, ParameterPartition
 from fedsim.local import SGD, FedRep
 from fedsim.models.selectors import ByName, Everything, Head, Normalisation, Selector
 from fedsim.strategies import MIFA, FedAvg, FedAWE, FedOpt, FedPBC, FedProx, LocalOnly, Scaffold
@@ -239,7 +239,7 @@ def test_where_clients_keep_models_statistics_stay_with_them_too(strategy: Any) 
 
 
 def test_rows_are_put_together_as_they_were_taken_apart() -> None:
-    columns = Columns(torch.tensor([0, 3, 4]), torch.tensor([1]), torch.tensor([2, 5]))
+    columns = ParameterPartition(torch.tensor([0, 3, 4]), torch.tensor([1]), torch.tensor([2, 5]))
     rows = torch.arange(12.0).reshape(2, 6)
     assert torch.equal(columns.joined(columns.seen(rows), rows[:, columns.own], rows[:, columns.averaged]), rows)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.availability import Availability, Population, toss
+from fedsim.availability import Availability, Population, bernoulli
 from fedsim.core import checks, rng
 
 
@@ -31,4 +31,4 @@ class OfficeHours(Availability):
         return np.where((hour >= 9) & (hour < 17), self.day, self.night)
 
     def counts(self, t: int) -> np.ndarray:
-        return toss(self.probabilities(t), self.population, t)
+        return bernoulli(self.probabilities(t), self.population, t)

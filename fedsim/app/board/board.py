@@ -11,7 +11,7 @@ from typing import Any
 
 from fedsim.app.board.findings import Finding
 from fedsim.app.board.measured import Measured
-from fedsim.app.board.trials import Knob, Tuning
+from fedsim.app.board.trials import TunedParameter, Tuning
 from fedsim.app.described import choices, described
 from fedsim.app.reproduce.recipe import recipe_folder
 from fedsim.core import checks
@@ -55,7 +55,7 @@ class Entry:
 
     overrides: list[str]
     about: str = ""
-    knob: Knob | None = None
+    knob: TunedParameter | None = None
     rates: float = 1.0
     remembers: bool = False
 
@@ -215,7 +215,7 @@ def entry(given: Any) -> Entry:
     if isinstance(content["overrides"], str):
         content["overrides"] = [content["overrides"]]
     knob = content.pop("knob", None)
-    return Entry(**content, knob=Knob(**knob) if knob else None)
+    return Entry(**content, knob=TunedParameter(**knob) if knob else None)
 
 
 def _texts(track: dict[str, Any]) -> dict[str, Any]:

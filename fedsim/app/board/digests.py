@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import ConfigError
-from fedsim.run.content import agree, content, stands_for
+from fedsim.run.content import content, fingerprint, match
 from fedsim.run.simulation import Simulation
 
 NAMES = ("data", "splits", "traces", "models", "batches")
@@ -25,7 +25,7 @@ def digests(simulation: Simulation) -> Digests:
     rounds = simulation.rounds
     every = np.arange(simulation.federation.replicates * simulation.federation.clients)
     seeds = simulation.federation.seeds
-    models = stands_for(simulation.model.initial(seeds).detach().cpu().double().numpy())
+    models = fingerprint(simulation.model.initial(seeds).detach().cpu().double().numpy())
     if simulation.trainer.rule.pooled:
         return {"models": models}
     splits = [
@@ -40,7 +40,7 @@ def digests(simulation: Simulation) -> Digests:
         "models": models,
         "splits": _whole(splits),
         "traces": _whole([simulation.availability.counts(t).astype(np.int64) for t in range(rounds)]),
-        "batches": stands_for(np.stack([_first_batch(simulation, t, every) for t in {0, rounds - 1}])),
+        "batches": fingerprint(np.stack([_first_batch(simulation, t, every) for t in {0, rounds - 1}])),
     }
 
 
@@ -67,7 +67,7 @@ def check(whose: str, found: Digests, committed: Digests, compared: list[str]) -
         ConfigError: they differ; the message says in what.
     """
     shared = [name for name in found if name in committed and name.partition(":")[0] in compared]
-    other = [name for name in shared if not agree(committed[name], found[name])]
+    other = [name for name in shared if not match(committed[name], found[name])]
     if other:
         raise ConfigError(
             f"{whose} was made with other {', '.join(other)} than the rows it would stand beside; make it with the "

@@ -12,8 +12,8 @@ import numpy as np
 
 from fedsim.app.board.board import Board, Cell, Track
 from fedsim.app.board.digests import Digests, check
-from fedsim.app.board.kept import Kept
-from fedsim.app.board.trials import Knob, Trial, Tuning
+from fedsim.app.board.track_settings import TrackSettings
+from fedsim.app.board.trials import Trial, TunedParameter, Tuning
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing, without_nan
 
@@ -139,7 +139,7 @@ def _text(value: Any) -> str:
     return json.dumps(without_nan(value), ensure_ascii=False)
 
 
-class Rates(Kept):
+class Rates(TrackSettings):
     """What tuning chose, and all that it saw: {'lr', 'knob', 'score', 'trials', …} of every algorithm in a track; 'lr'
     is None where every trial failed."""
 
@@ -183,7 +183,7 @@ def tuned(chosen: Trial | None, scores: dict[Trial, list[float]], tuning: Tuning
     }
 
 
-def overrides_of(found: dict[str, Any], knob: Knob | None) -> list[str]:
+def overrides_of(found: dict[str, Any], knob: TunedParameter | None) -> list[str]:
     """The overrides that make what tuning chose."""
     chosen = [f"lr={found['lr']}"]
     return chosen if knob is None else [*chosen, knob.set(found["knob"])]

@@ -21,7 +21,7 @@ from fedsim.results.paired import Paired, paired
 WORST = -np.inf  # what a row that diverged scores
 
 
-class Settled(NamedTuple):
+class HalfwayOrder(NamedTuple):
     """The order after half of the rounds beside that at the end.
 
     Attributes:
@@ -172,7 +172,7 @@ class Standings:
         low, high = paired(one.of(measure), other.of(measure), self.board.seeds, self.board.seeds).interval
         return low > 0 if more else high < 0
 
-    def settled(self) -> Settled:
+    def settled(self) -> HalfwayOrder:
         """Whether half of the rounds had given the same order, by the curves of who was not given up."""
         sign = 1 if self.board.measures[self.board.main].more else -1
         taus, kept, told = [], 0, 0
@@ -187,4 +187,4 @@ class Standings:
                 apart = better[np.ix_(known, known)]
                 told += int(apart.sum())
                 kept += int((half[:, None] > half)[apart].sum())
-        return Settled(float(np.mean(taus or [np.nan])), min(taus, default=np.nan), told, kept)
+        return HalfwayOrder(float(np.mean(taus or [np.nan])), min(taus, default=np.nan), told, kept)

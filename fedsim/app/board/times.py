@@ -6,14 +6,14 @@ import statistics
 import time
 from typing import Any
 
-from fedsim.app.board.kept import Kept
+from fedsim.app.board.track_settings import TrackSettings
 from fedsim.app.build import build
 from fedsim.app.reproduce.runner import Job
 
 ROUNDS = 100  # run; the second half of them is timed, when what is recorded once has been recorded
 
 
-class Times(Kept):
+class Times(TrackSettings):
     """{'ms': median processor time of a round of all seeds, 'made': command, commit, versions} of every algorithm in a
     track; 'ms' is None where it cannot run."""
 

@@ -15,7 +15,7 @@ from fedsim.results.runs import Run
 
 
 @dataclass
-class Knob:
+class TunedParameter:
     """A setting that is tuned beside the local rate.
 
     Attributes:
@@ -58,7 +58,7 @@ class Tuning:
     last: int = 1
     overrides: list[str] = field(default_factory=list)
 
-    def check(self, place: str, knob: Knob | None) -> None:
+    def check(self, place: str, knob: TunedParameter | None) -> None:
         """Refuse a knob whose values do not share the trials out."""
         checks.whole("tuning.trials", self.trials)
         if knob is not None and (not knob.values or self.trials % len(knob.values)):
@@ -66,7 +66,7 @@ class Tuning:
                 f"{place}: knob.values={knob.values} must be as many as divide tuning.trials={self.trials}"
             )
 
-    def grid(self, knob: Knob | None, rates: tuple[float, float]) -> dict[Any, list[float]]:
+    def grid(self, knob: TunedParameter | None, rates: tuple[float, float]) -> dict[Any, list[float]]:
         """Value of the knob (None without one) → local rates, evenly spaced on a logarithmic scale."""
         values = [None] if knob is None else knob.values
         return {value: spaced(*rates, self.trials // len(values)) for value in values}

@@ -98,7 +98,7 @@ class Algorithm:
         """What it refuses to be without."""
         if self.group == "strategy":
             found = [*_laws(self.made), *_rules(self.made)]
-            if self.made.asks:
+            if self.made.needs_full_gradients:
                 found.append("clients answer for all their data")
             return "; ".join(found) or "nothing"
         if self.group == "local":
@@ -196,7 +196,7 @@ def _models() -> dict[str, nn.Module]:
 
 def _fits(selector: Selector, module: nn.Module) -> bool:
     try:
-        selector.home(module, [name for name, _ in module.named_parameters()])
+        selector.private_parameters(module, [name for name, _ in module.named_parameters()])
     except ConfigError:
         return False
     return True
@@ -252,7 +252,7 @@ class Unknown(Full):
     """Nobody knows its probabilities."""
 
     law = "unknown"
-    unknown_because = "is a record"
+    unknown_reason = "is a record"
 
 
 def _rules(strategy: Any) -> Iterator[str]:

@@ -13,7 +13,7 @@ from fedsim.app.board.board import Board, load, names, results_folder
 from fedsim.app.board.markdown import CAPTIONS, markdown
 from fedsim.app.board.rows import Rates
 from fedsim.app.board.standings import Standings
-from fedsim.app.board.trials import Knob, Trial, Tuning, best, spaced
+from fedsim.app.board.trials import Trial, TunedParameter, Tuning, best, spaced
 from fedsim.app.reproduce.runner import compose, composing
 from fedsim.core import ConfigError
 
@@ -124,7 +124,7 @@ def test_unknown_names_are_told(boards: Path, small: Board, capsys: pytest.Captu
 
 def test_trials_share_the_budget(small: Board) -> None:
     assert small.tuning.grid(None, (0.01, 1.0)) == {None: [0.01, 0.046, 0.22, 1.0]}
-    assert small.tuning.grid(Knob("k", [1, 2]), (0.01, 1.0)) == {1: [0.01, 1.0], 2: [0.01, 1.0]}
+    assert small.tuning.grid(TunedParameter("k", [1, 2]), (0.01, 1.0)) == {1: [0.01, 1.0], 2: [0.01, 1.0]}
     assert spaced(0.01, 1.0, 1) == [0.1]
     failed = float("-inf")
     assert best({Trial(1.0): [0.9, failed], Trial(0.1): [0.5, 0.6], Trial(0.2): [0.6, 0.5]}) == Trial(0.1)
@@ -166,7 +166,7 @@ def test_a_class_in_a_file_is_an_entry(small: Board, tmp_path: Path, monkeypatch
     entries, digest = submission.submitted(path)
     found = entries["half way"]
     assert found.overrides == ["strategy=custom", "strategy._target_=half_way_there.Half"]
-    assert (found.about, found.knob) == ("Goes half of the way.", Knob("++strategy.share", [0.25, 0.5]))
+    assert (found.about, found.knob) == ("Goes half of the way.", TunedParameter("++strategy.share", [0.25, 0.5]))
     submission.keep(tmp_path, small, entries, digest)
     assert list(small.entries) == ["FedAvg", "MIFA", "half way"]
     del small.entries["half way"]

@@ -15,7 +15,7 @@ from fedsim.trainer.objective import Answer, FunctionalObjective, PlainObjective
 METHODS = ("gradient", "value", "per_sample", "hessian_product", "mixed_outputs")
 
 
-class Noted:
+class BufferRecordingObjective:
     """The objective that a rule meets: it keeps what each forward pass left in the columns of statistics.
 
     Args:

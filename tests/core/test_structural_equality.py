@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.core.alike import alike
+from fedsim.core.structural_equality import structurally_equal
 from fedsim.models import MLP
 
 
@@ -74,35 +74,35 @@ UNLIKE = {
 
 @pytest.mark.parametrize("make", ALIKE.values(), ids=ALIKE)
 def test_what_is_made_alike_is_alike(make):
-    assert alike(make(), make())
+    assert structurally_equal(make(), make())
 
 
 @pytest.mark.parametrize(("one", "other"), UNLIKE.values(), ids=UNLIKE)
 def test_what_differs_anywhere_is_not(one, other):
-    assert not alike(one, other)
-    assert not alike([one], [other])
+    assert not structurally_equal(one, other)
+    assert not structurally_equal([one], [other])
 
 
 def test_what_a_module_trains_may_differ_but_not_what_it_keeps():
     one, other = MLP((4,), 3), MLP((4,), 3)
-    assert alike(one, other)
+    assert structurally_equal(one, other)
     for module in (one, other):
         next(module.parameters()).requires_grad_(False)
-    assert not alike(one, other)  # frozen at values of their own
+    assert not structurally_equal(one, other)  # frozen at values of their own
 
 
 def test_hooks_count():
     one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     other.register_forward_hook(lambda module, x, y: 2 * y)
-    assert not alike(one, other)
+    assert not structurally_equal(one, other)
 
 
 def test_what_a_property_remembers_and_what_is_left_out_do_not_count():
     one, other = Thing(1, other=2), Thing(1, other=2)
     assert one.remembered == 1
-    assert alike(one, other)
-    assert not alike(Thing(1, other=2), Thing(1, other=3))
-    assert alike(Thing(1, other=2), Thing(1, other=3), but=frozenset({"other"}))
+    assert structurally_equal(one, other)
+    assert not structurally_equal(Thing(1, other=2), Thing(1, other=3))
+    assert structurally_equal(Thing(1, other=2), Thing(1, other=3), but=frozenset({"other"}))
 
 
 def test_objects_that_hold_themselves():
@@ -111,5 +111,5 @@ def test_objects_that_hold_themselves():
         thing.other = [thing]
         return thing
 
-    assert alike(ring(1), ring(1))
-    assert not alike(ring(1), ring(2))
+    assert structurally_equal(ring(1), ring(1))
+    assert not structurally_equal(ring(1), ring(2))

@@ -15,7 +15,7 @@ Pairs = set[tuple[int, int]]
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, np.dtype, range)
 
 
-def alike(one: Any, other: Any, but: frozenset[str] = frozenset(), under: Pairs | None = None) -> bool:
+def structurally_equal(one: Any, other: Any, but: frozenset[str] = frozenset(), under: Pairs | None = None) -> bool:
     """Would whatever these two do be the same? In doubt they are not.
 
     Args:
@@ -32,7 +32,7 @@ def alike(one: Any, other: Any, but: frozenset[str] = frozenset(), under: Pairs 
     if pair in under:
         return True
     under.add(pair)
-    same = functools.partial(alike, under=under)
+    same = functools.partial(structurally_equal, under=under)
     if isinstance(one, PLAIN):
         return bool(one == other or (one != one and other != other))
     if isinstance(one, nn.Module):

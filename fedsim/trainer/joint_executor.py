@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.core.alike import alike
+from fedsim.core.structural_equality import structurally_equal
 from fedsim.models import RowModel
 from fedsim.samples import ClientData, Plan
 from fedsim.trainer.choose import CPU_STACK_BYTES
+from fedsim.trainer.local_task import LocalResult, LocalTask
 from fedsim.trainer.trainer import Trainer
-from fedsim.trainer.work import Done, Work
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ OF_RATES = frozenset({"rates", "schedule"})
 MOST_BYTES = 2**31  # of the rows that are laid side by side on a GPU
 
 
-class Company:
+class JointExecutor:
     """Does the works of runs that go together, those that fit in one call of a trainer.
 
     Args:
@@ -41,14 +41,14 @@ class Company:
         self._kept: dict[int, Trainer] = {}  # as long as there are numbers of them above
         self._told = False
 
-    def __call__(self, works: Sequence[Work]) -> list[Done | Exception]:
+    def __call__(self, works: Sequence[LocalTask]) -> list[LocalResult | Exception]:
         """Each one's rows after their local steps, in the order of the works; or why there are none.
 
         Where several rows together fail, each run has its own try, and its own failure.
         """
-        out: list[Done | Exception | None] = [None] * len(works)
+        out: list[LocalResult | Exception | None] = [None] * len(works)
         for group in self._groups(works):
-            found: Sequence[Done | Exception]
+            found: Sequence[LocalResult | Exception]
             try:
                 found = self._together([works[place] for place in group])
             except Exception as error:
@@ -60,13 +60,13 @@ class Company:
         return [done for done in out if done is not None]
 
     @staticmethod
-    def _own(work: Work) -> Done | Exception:
+    def _own(work: LocalTask) -> LocalResult | Exception:
         try:
             return work.trainer.perform(work)
         except Exception as error:
             return error
 
-    def _groups(self, works: Sequence[Work]) -> list[list[int]]:
+    def _groups(self, works: Sequence[LocalTask]) -> list[list[int]]:
         """Places of those that fit together, none with more bytes than are allowed."""
         groups: list[list[int]] = []
         for place, work in enumerate(works):
@@ -78,7 +78,7 @@ class Company:
                 group.append(place)
         return [part for group in groups for part in self._bounded(group, works)]
 
-    def _bounded(self, group: list[int], works: Sequence[Work]) -> list[list[int]]:
+    def _bounded(self, group: list[int], works: Sequence[LocalTask]) -> list[list[int]]:
         parts: list[list[int]] = [[]]
         total, most = 0, self.most_bytes
         if most is None:
@@ -97,7 +97,7 @@ class Company:
             self._told = True
         return parts
 
-    def _fits(self, one: Work, other: Work) -> bool:
+    def _fits(self, one: LocalTask, other: LocalTask) -> bool:
         if not isinstance(one.trainer, Trainer) or not isinstance(other.trainer, Trainer):
             return False
         if one.plan.t != other.plan.t or (one.deployed is None) != (other.deployed is None):
@@ -107,23 +107,23 @@ class Company:
             return False
         pair = (id(one.trainer), id(other.trainer))
         if pair not in self._alike:
-            self._alike[pair] = same_steps(one.trainer, other.trainer)
+            self._alike[pair] = compatible(one.trainer, other.trainer)
             self._kept |= {id(work.trainer): work.trainer for work in (one, other)}  # type: ignore[misc]
         return self._alike[pair]
 
-    def _together(self, works: list[Work]) -> list[Done]:
+    def _together(self, works: list[LocalTask]) -> list[LocalResult]:
         first, trainers = works[0], [work.trainer for work in works]
         if len(works) == 1:
             return [first.trainer.perform(first)]
         leader = trainers[0]
         assert isinstance(leader, Trainer)
-        done = leader.perform(side_by_side(works, self._data(works)))
+        done = leader.perform(concatenate(works, self._data(works)))
         for trainer, work in zip(trainers[1:], works[1:], strict=True):
             assert isinstance(trainer, Trainer)
             trainer.take(leader.choice.executor, work.carry)
-        return divided(done, [len(work) for work in works])
+        return split_results(done, [len(work) for work in works])
 
-    def _data(self, works: list[Work]) -> ClientData:
+    def _data(self, works: list[LocalTask]) -> ClientData:
         """The clients of them all, kept for as long as the same go together."""
         own = [work.plan.batches.data for work in works]
         key = tuple(map(id, own))
@@ -134,18 +134,18 @@ class Company:
         return self._joint[key]
 
 
-def same_steps(one: Trainer, other: Trainer) -> bool:
+def compatible(one: Trainer, other: Trainer) -> bool:
     """Is a local step of the one a local step of the other, but for its learning rate?"""
     ours, theirs = one.batches, other.batches
     if ours.federation.ranks.count > 1 or (ours.work, ours.keyed) != (theirs.work, theirs.keyed):
         return False
     return (
         one.execution == other.execution
-        and alike(one.rule, other.rule, OF_RATES)
+        and structurally_equal(one.rule, other.rule, OF_RATES)
         and same_model(one.model, other.model)
         and ours.data.same_samples(theirs.data)
-        and alike(one.shift, other.shift)
-        and alike(ours.contamination, theirs.contamination)
+        and structurally_equal(one.shift, other.shift)
+        and structurally_equal(ours.contamination, theirs.contamination)
     )
 
 
@@ -153,13 +153,24 @@ def same_model(one: RowModel, other: RowModel) -> bool:
     """Is a row of the one a row of the other? Modules may differ in the values of what they train."""
     if one is other:
         return True
-    parts = ("shapes", "statistics", "device", "dtype", "precision", "ridge", "home", "traits", "call", "loss")
-    return all(alike(getattr(one, part), getattr(other, part)) for part in parts) and (
-        alike(one.training_module, other.training_module)
+    parts = (
+        "shapes",
+        "statistics",
+        "device",
+        "dtype",
+        "precision",
+        "ridge",
+        "private_parameters",
+        "traits",
+        "call",
+        "loss",
+    )
+    return all(structurally_equal(getattr(one, part), getattr(other, part)) for part in parts) and (
+        structurally_equal(one.training_module, other.training_module)
     )
 
 
-def side_by_side(works: Sequence[Work], data: ClientData) -> Work:
+def concatenate(works: Sequence[LocalTask], data: ClientData) -> LocalTask:
     """The rows of works that fit, one after another; `data` holds their clients likewise."""
     first = works[0]
     carry = {name: torch.cat([work.carry[name] for work in works]) for name in first.carry}
@@ -172,7 +183,7 @@ def side_by_side(works: Sequence[Work], data: ClientData) -> Work:
     known = [work.deployed for work in works if work.deployed is not None]
     deployed = torch.cat(known) if known else None
     plan = Plan.beside([work.plan for work in works], data)
-    return Work(first.trainer, plan, carry, rates, torch.cat(replicates), deployed)
+    return LocalTask(first.trainer, plan, carry, rates, torch.cat(replicates), deployed)
 
 
 def _longer(rates: Tensor, steps: int) -> Tensor:
@@ -180,12 +191,12 @@ def _longer(rates: Tensor, steps: int) -> Tensor:
     return rates if len(rates) == steps else torch.cat([rates, rates.new_zeros(steps - len(rates), rates.shape[1])])
 
 
-def divided(done: Done, counts: Sequence[int]) -> list[Done]:
+def split_results(done: LocalResult, counts: Sequence[int]) -> list[LocalResult]:
     """What each of the works gets of it; rows of its own, which outlive the company's."""
     found, first = [], 0
     for count in counts:
         own = slice(first, first + count)
         carry = {name: value[own].clone() for name, value in done.carry.items()}
-        found.append(Done(carry, done.loss[own].clone(), done.samples[own]))
+        found.append(LocalResult(carry, done.loss[own].clone(), done.samples[own]))
         first += count
     return found

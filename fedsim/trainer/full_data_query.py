@@ -17,7 +17,7 @@ from fedsim.trainer.trainers import Trainers
 GRADIENT = "gradient of all data"
 
 
-class Look(LocalRule):
+class FullGradientRule(LocalRule):
     """One look at all the client's data, from which nothing moves."""
 
     extras = frozenset({GRADIENT})
@@ -27,7 +27,7 @@ class Look(LocalRule):
         return carry | {GRADIENT: gradient}, loss
 
 
-class Asking:
+class FullDataQuery:
     """Asks clients as they are in the middle of a run: with the columns that stay with them, and data that answer.
 
     All of a client's samples are one batch, as a pass would meet them (augmented, under the shift, contaminated); of a
@@ -40,7 +40,7 @@ class Asking:
 
     def __init__(self, trainers: Trainers, trainer: Trainer) -> None:
         size = trainer.rule.work.batch_size if trainers.data.dataset.stream else None
-        self.trainer, self.look = trainer, trainers(Look(lr=1.0, steps=1, batch_size=size))
+        self.trainer, self.look = trainer, trainers(FullGradientRule(lr=1.0, steps=1, batch_size=size))
 
     def __call__(self, cohort: Cohort, models: Tensor) -> Answers:
         """Of the cohort's clients at their replicate's model [R, d]."""
@@ -48,6 +48,6 @@ class Asking:
         rows = cohort.broadcast(models)
         handed: dict[str, Any] = {"params": rows, GRADIENT: rows.new_zeros(len(cohort), model.dimension)}
         remembered = self.trainer.remembered
-        memory = None if remembered is None else remembered.borrowed()
+        memory = None if remembered is None else remembered.read_only()
         report = self.look.run(handed, cohort, cohort.round, models, memory)
         return Answers(report.loss, model.columns.seen(report.carry[GRADIENT]))

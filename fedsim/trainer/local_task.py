@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class Done:
+class LocalResult:
     """The rows after their local steps.
 
     Attributes:
@@ -32,15 +32,15 @@ class Done:
     samples: np.ndarray
 
 
-class Performs(Protocol):
+class TaskRunner(Protocol):
     """A trainer, seen from whoever holds its work."""
 
-    def perform(self, work: Work) -> Done:
+    def perform(self, work: LocalTask) -> LocalResult:
         """All rows through their local steps."""
 
 
 @dataclass
-class Work:
+class LocalTask:
     """The local steps of n rows in a round.
 
     Attributes:
@@ -53,7 +53,7 @@ class Work:
             row's own.
     """
 
-    trainer: Performs
+    trainer: TaskRunner
     plan: Plan
     carry: Carry
     rates: Tensor
@@ -64,10 +64,10 @@ class Work:
         return len(self.plan.load.steps)
 
 
-Steps = Generator[Work, Done, T]
+Steps = Generator[LocalTask, LocalResult, T]
 
 
-def alone(steps: Steps[T]) -> T:
+def run_to_completion(steps: Steps[T]) -> T:
     """What comes out of it where every work is done on its own, by the trainer whose it is."""
     try:
         work = next(steps)

@@ -20,7 +20,7 @@ from fedsim.core.memory import Memory
 from fedsim.core.report import Report
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
-from fedsim.run.pace import Pace
+from fedsim.run.round_clock import RoundClock
 from fedsim.strategies import Strategy
 from fedsim.trainer import Trainer
 
@@ -29,8 +29,8 @@ HOST = ("virtual", "began", "due", "samples", "count", "probability")  # numbers
 CARRY = "carry "
 
 
-class Delivery:
-    """Keeps what is under way in `Memory.under_way`: as many rows as there are, in the checkpoint too. Of several ranks
+class DelayedUpdates:
+    """Keeps what is under way in `Memory.in_flight`: as many rows as there are, in the checkpoint too. Of several ranks
     each keeps its own clients'.
 
     Args:
@@ -42,7 +42,7 @@ class Delivery:
         held: [R] clients that began in the last round and have not arrived, less those that began before it and have.
     """
 
-    def __init__(self, delay: Delay, pace: Pace, strategy: Strategy[Any], trainer: Trainer) -> None:
+    def __init__(self, delay: Delay, pace: RoundClock, strategy: Strategy[Any], trainer: Trainer) -> None:
         self.delay, self.pace, self.federation = delay, pace, pace.batches.federation
         delay.setup(self.federation)
         self.active = delay.active or pace.clock.delivers
@@ -55,7 +55,7 @@ class Delivery:
         name = type(strategy).__name__
         if self.delay.active and self.pace.clock.delivers:
             raise ConfigError("delay and clock.late=deliver both say when a row arrives; give delay=none")
-        if not vars(type(strategy)).get("late", False):
+        if not strategy.supports_stale:
             raise ConfigError(
                 f"strategy={name} is not defined for rows that began with an older model; give delay=none, or choose "
                 "fedbuff, fedasync, fedavg, fedavg_all, fedavgm, fedopt, fedprox, fednova, mifa, afa_cd or afa_cs"
@@ -71,9 +71,9 @@ class Delivery:
     def idle(self, active: Cohort, memory: Memory) -> Cohort:
         """Those of the cohort who have nothing under way."""
         self.held = np.zeros(self.federation.replicates, dtype=np.int64)
-        if not memory.under_way:
+        if not memory.in_flight:
             return active
-        free = ~np.isin(active.host.virtual, memory.under_way["virtual"].numpy())
+        free = ~np.isin(active.host.virtual, memory.in_flight["virtual"].numpy())
         return active if free.all() else active.subset(np.flatnonzero(free))
 
     def __call__(self, report: Report, memory: Memory) -> Report:
@@ -83,14 +83,14 @@ class Delivery:
         t, virtual = report.cohort.round, report.cohort.host.virtual
         takes = self.delay.rounds(t, virtual) if self.delay.active else self.pace.behind[virtual]
         fresh = _parts(report, t + takes)
-        known = memory.under_way or {name: rows[:0] for name, rows in fresh.items()}
+        known = memory.in_flight or {name: rows[:0] for name, rows in fresh.items()}
         due, now = known["due"].numpy() <= t, takes == 0
         device = self.federation.device
         here, there = device, device if self.federation.place == "device" else torch.device("cpu")
         came, on_time = _at(known, np.flatnonzero(due), here), _at(fresh, np.flatnonzero(now), here)
         left, late = _at(known, np.flatnonzero(~due), there), _at(fresh, np.flatnonzero(~now), there)
-        memory.under_way = {name: torch.cat([left[name], late[name]]) for name in fresh}
-        (self.held,) = self.federation.ranks.totals(self._counted(late) - self._counted(came))
+        memory.in_flight = {name: torch.cat([left[name], late[name]]) for name in fresh}
+        (self.held,) = self.federation.ranks.all_reduce_host(self._counted(late) - self._counted(came))
         order = torch.argsort(torch.cat([came["virtual"], on_time["virtual"]]))
         return self._report(report, {name: _picked(torch.cat([came[name], on_time[name]]), order) for name in fresh})
 

@@ -15,7 +15,7 @@ from fedsim.samples import Workload
 from fedsim.trainer import Trainer
 
 
-class Pace:
+class RoundClock:
     """Clock and work of a run, round after round; without either, everybody answers with all of it.
 
     Args:
@@ -76,7 +76,7 @@ class Pace:
         self.behind[host.virtual] = behind
         late = (behind > 0) & (host.count > 0)
         here = np.bincount(host.virtual[late] // asked.federation.clients, minlength=replicates)
-        self.late = asked.ranks.totals(here)[0].astype(np.int64)
+        self.late = asked.ranks.all_reduce_host(here)[0].astype(np.int64)
         self.seconds += self.clock.server + self.clock.deadline
         return Cohort(asked.federation, host.rows, host.count, host.probability, asked.round, steps)
 
@@ -94,7 +94,7 @@ class Pace:
     def _wait(self, asked: Cohort, needed: np.ndarray, waited: np.ndarray) -> np.ndarray:
         """[n] who counts, given what each takes and for whom the server waits; time goes by."""
         clock = self.clock
-        (took, waits), virtual, bounds = asked.united(np.stack([needed, waited.astype(float)]))
+        (took, waits), virtual, bounds = asked.all_gather_host(np.stack([needed, waited.astype(float)]))
         deadline = np.inf if clock.deadline is None else clock.deadline
         counts = np.zeros(len(virtual), dtype=bool)
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):

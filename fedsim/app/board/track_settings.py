@@ -13,7 +13,7 @@ from fedsim.core.files import write_json
 
 
 @dataclass
-class Kept:
+class TrackSettings:
     """Attributes:
 
     found: track → entry → what is known of it.

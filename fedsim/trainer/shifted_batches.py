@@ -13,7 +13,7 @@ from fedsim.shift import Shift
 from fedsim.shift.base import MIXING
 
 
-class Answered:
+class ShiftedBatches:
     """The shift's `answers_to` under a rule that may deploy other models than the client's own.
 
     Args:
