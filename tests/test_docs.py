@@ -258,6 +258,8 @@ def test_make_docs_runs_all_scripts_that_write_pages() -> None:
     writers = {path.name for path in (ROOT / "scripts").glob("*.py") if path.read_text().startswith('"""Write ')}
     assert {"algorithms_page.py", "config_reference.py", "notebook.py", "printed_output.py"} <= writers
     assert writers == set(re.findall(r"scripts/(\w+\.py)", recipe[1]))
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    assert {"config_reference.py", "algorithms_page.py"} <= set(re.findall(r"scripts/(\w+\.py)", contributing))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -57,7 +57,8 @@ class RobustGradient:
     def _below_tail(self, tau: Tensor, kept: Tensor) -> Tensor:
         """[c, B] is τ_j below φ?"""
         top = tau.amax(1, keepdim=True)
-        place = (tau / torch.where(top > 0, top, 1.0) * self.bins).to(torch.int64).clamp(max=self.bins - 1)
+        share = (tau / torch.where(top > 0, top, 1.0)).nan_to_num(nan=0.0)  # NaN of a client that diverged has no bin
+        place = (share * self.bins).to(torch.int64).clamp(0, self.bins - 1)
         counts = torch.zeros(len(tau), self.bins, dtype=tau.dtype, device=tau.device)
         counts.scatter_add_(1, place, kept.to(tau.dtype))
         dense = counts >= self.sparse * kept.sum(1, keepdim=True)

@@ -26,7 +26,7 @@ from fedsim.models.calling import cast_output
 from fedsim.models.copying import copy_module, put_tensors, tensor_of
 from fedsim.models.probe import ForwardTraits
 from fedsim.models.row_model import is_built_in
-from fedsim.models.user_loss import loss_function
+from fedsim.models.user_loss import describe_loss, loss_function
 from fedsim.samples import Batch, Batches
 from fedsim.shift import NoShift
 
@@ -110,6 +110,14 @@ def by_hand(trial: Trial, model: RowModel) -> Tensor:
     return torch.stack([_one_by_hand(trial, model, client) for client in range(len(trial.rows))])
 
 
+def loss_repeats(trial: Trial, model: RowModel) -> bool:
+    """Does the loss return one value twice, for the same output and batch?"""
+    batch, module = trial.of_client(0, 0, model.dtype), copy_module(model.training_module)
+    with torch.no_grad(), model.drawing(batch):
+        output = cast_output(model.call(module, model.call.inputs(batch)), model.dtype)
+        return bool(torch.equal(model.loss(output, batch), model.loss(output, batch)))
+
+
 def _one_by_hand(trial: Trial, model: RowModel, client: int) -> Tensor:
     module, row = copy_module(model.training_module), trial.rows[client]
     named = dict(module.named_parameters())
@@ -189,10 +197,14 @@ class Agreement:
         expected = by_hand(self.trial, model)
         streams.reseed(2)
         if not self._same(expected, by_hand(self.trial, model), 0.0 if model.device.type == "cpu" else self.close):
+            if not loss_repeats(self.trial, model):
+                raise ConfigError(
+                    f"{describe_loss(loss_function(model.loss))} returns another value when it is called again "
+                    "with the same output and batch; a loss must keep no state, since all clients share it"
+                )
             raise ConfigError(
-                f"model: {type(model.training_module).__name__} or its loss gives other numbers the second time from "
-                "the same model and samples; what it keeps or draws outside of parameters and buffers is shared by all "
-                "clients"
+                f"model: {type(model.training_module).__name__} gives other numbers the second time from the same "
+                "model and samples; what it keeps or draws outside of parameters and buffers is shared by all clients"
             )
         return expected
 

@@ -22,6 +22,13 @@ def test_a_folder_with_too_long_a_name_is_refused(text: str) -> None:
         named("out", text)
 
 
+def test_a_run_with_too_long_a_name_ends_in_one_sentence(fedsim, tmp_path: Path) -> None:
+    ended = fedsim(tmp_path, "rounds=1", "clients=2", f"out={LONG}")
+    assert ended.code == 1
+    assert ended.err.count("\n") <= 1
+    assert "is longer than file systems allow" in ended.err
+
+
 def test_the_longest_name_is_taken() -> None:
     assert named("out", "x" * 255) == "x" * 255
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from fedsim.results.runs import Run
 from fedsim.results.table import Table
 
 NAMES = ["=cmd|' /C calc'!A0", "+1+cmd", "-2+3", "@SUM(A1)", "$\\frac$", "a$b", "_hidden", "<script>alert(1)</script>",
-         "two\nlines", "50 % & more_#{}~^", "| a | b |", "−0.5", "-0.5", "\t=1"]  # fmt: skip
+         "two\nlines", "50 % & more_#{}~^", "| a | b |", r"a\|b", "![x](http://a.b/c)", "[c](javascript:alert(1))",
+         "−0.5", "-0.5", "\t=1"]  # fmt: skip
 
 
 def run(folder: Path, name: str) -> Run:
@@ -54,7 +56,8 @@ def test_every_name_keeps_to_its_line(table: Table, form: str) -> None:
 def test_markdown_has_no_tags_and_no_more_columns(table: Table) -> None:
     lines = FORMS["markdown"](table).splitlines()
     assert not [line for line in lines if "<" in line]
-    assert {line.replace("\\|", "").count("|") for line in lines if line.startswith("|")} == {2}
+    assert {re.sub(r"\\.", "", line).count("|") for line in lines if line.startswith("|")} == {2}
+    assert not [line for line in lines if re.search(r"(?<!\\)\[|(?<!\\)!\[", line)]
 
 
 def test_pictures_are_drawn_and_name_every_run(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import numpy as np
@@ -12,9 +13,11 @@ from torch.func import vmap
 from fedsim import Evaluation, Execution, Simulation, run_together
 from fedsim.core import DivergenceError
 from fedsim.core.numerical import is_numerical
-from fedsim.datasets import Quadratics
-from fedsim.local import SGD
+from fedsim.datasets import GaussianMean, Quadratics
+from fedsim.local import PG, SGD, PoFL, ProFL
 from fedsim.models import Mean
+from fedsim.partition import Natural
+from fedsim.shift import Location
 from fedsim.strategies import FedAvg
 from fedsim.tracking import Tracking
 
@@ -76,6 +79,23 @@ def test_it_is_named_and_dropped_and_the_others_do_not_notice(routine, ill, exec
     dropped = simulation_of(Decomposing(routine, ill), executor, on_nonfinite="drop_client").run()
     assert torch.equal(dropped.state.model[0], whole.state.model[0])
     assert math.isfinite(dropped.history[-1]["train_loss"])
+
+
+@pytest.mark.parametrize("rule", [PG, PoFL, ProFL])
+def test_performative_rules_of_the_package_diverge_in_a_sentence(rule):
+    """At a rate of 1e9 numbers overflow, and matrices that the rule inverts or sorts are not finite."""
+
+    def run(on_nonfinite):
+        settings = {"partition": Natural(), "shift": Location(), "rounds": 30, "seeds": SEEDS, "clients": 25}
+        local = rule(lr=1e9)
+        made = Simulation(GaussianMean(), Mean, local=local, on_nonfinite=on_nonfinite, **settings)
+        return made.run(tracking=QUIET)
+
+    with pytest.raises(DivergenceError, match=r"non-finite values in round \d+ of FedAvg.*lower lr"):
+        run("stop")
+    for kept in ("drop_client", "drop_replicate"):
+        with contextlib.suppress(DivergenceError):  # all may be lost, which is a sentence too
+            run(kept)
 
 
 def test_runs_that_go_together_lose_the_one_alone():

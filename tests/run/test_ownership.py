@@ -102,7 +102,7 @@ def test_a_part_serves_several_simulations(name: str) -> None:
     assert torch.equal(model(simulation(shared, samples, *settings[0])), alone[0])  # the cell of a notebook, again
 
 
-@pytest.mark.parametrize("name", [name for name in PARTS if name not in ("clock", "client models", "compression")])
+@pytest.mark.parametrize("name", [name for name in PARTS if name not in ("client models", "compression")])
 def test_in_lockstep_too(name: str) -> None:
     make, settings = PARTS[name], [(0, 5), (1, 5)]
     alone = [model(simulation(make(), data(), *own)) for own in settings]

@@ -51,13 +51,21 @@ class Learner:
         return np.append(self.data[i][0].T @ error, error.sum()) / len(error)
 
     def train(
-        self, i: int, x: np.ndarray, t: int, correction=0.0, mu: float = 0.0, steps: int = STEPS, momentum: float = 0.0
+        self,
+        i: int,
+        x: np.ndarray,
+        t: int,
+        correction=0.0,
+        mu: float = 0.0,
+        steps: int = STEPS,
+        momentum: float = 0.0,
+        nesterov: bool = False,
     ) -> np.ndarray:
         start, velocity = x, 0.0
         for rate in self.rates(t, steps):
-            gradient = self.gradient(i, x)
-            velocity = momentum * velocity + gradient + correction + mu * (x - start)
-            x = x - rate * velocity
+            gradient = self.gradient(i, x) + correction + mu * (x - start)
+            velocity = momentum * velocity + gradient
+            x = x - rate * (gradient + momentum * velocity if nesterov else velocity)
         return x
 
     def innovation(self, i: int, x: np.ndarray, t: int, **options) -> np.ndarray:

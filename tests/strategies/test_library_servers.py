@@ -28,7 +28,7 @@ class NaiveFedAvgM(Naive):
 class NaiveFedNova(Naive):
     """`steps` of each client; its sum of weights in the running form of the authors' program."""
 
-    eta, weights, steps, momentum = 0.8, UNIFORM, (STEPS,) * CLIENTS, 0.0
+    eta, weights, steps, momentum, nesterov = 0.8, UNIFORM, (STEPS,) * CLIENTS, 0.0, False
 
     def round(self, t, active):
         total = sum(self.weights[i] for i in active)
@@ -37,8 +37,8 @@ class NaiveFedNova(Naive):
             counter = normaliser = 0.0
             for rate in self.learner.rates(t, self.steps[i]):
                 counter = self.momentum * counter + 1
-                normaliser += rate * counter
-            g = self.innovation(i, t, steps=self.steps[i], momentum=self.momentum)
+                normaliser += rate * (1 + self.momentum * counter if self.nesterov else counter)
+            g = self.innovation(i, t, steps=self.steps[i], momentum=self.momentum, nesterov=self.nesterov)
             work += self.weights[i] / total * normaliser
             move = move + self.weights[i] / total * g / normaliser
         self.model = self.model - self.eta * work * move
@@ -121,14 +121,15 @@ def test_every_round_follows_the_formula(name, follows):
         assert min(found[0].rates) == 1 < max(found[0].rates)  # both sides of the maximum
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.6])
-def test_fednova_divides_by_what_each_clients_steps_weigh(momentum, follows, regression_of):
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.6, False), (0.6, True)])
+def test_fednova_divides_by_what_each_clients_steps_weigh(momentum, nesterov, follows, regression_of):
     """An epoch of batches of two is 2, 1, 4 and 1 steps; a client's samples are equal, so any batch is the full one."""
     dataset = regression_of((5, 2, 9, 1))
     first = torch.as_tensor(np.repeat((0, 5, 7, 16), (5, 2, 9, 1)))
     dataset.train_x, dataset.train_y = dataset.train_x[first], dataset.train_y[first]
-    naive = with_(NaiveFedNova, steps=(2, 1, 4, 1), momentum=momentum, weights=BY_DATA)
-    work = {"steps": None, "epochs": 1, "batch_size": 2} | ({"momentum": momentum} if momentum else {})
+    naive = with_(NaiveFedNova, steps=(2, 1, 4, 1), momentum=momentum, nesterov=nesterov, weights=BY_DATA)
+    work = {"steps": None, "epochs": 1, "batch_size": 2}
+    work |= {"momentum": momentum, "nesterov": nesterov} if momentum else {}
     rule = Momentum if momentum else SGD
     follows(FedNova(0.8, "data"), naive, schedule="step", dataset=dataset, rule=rule, work=work)
 

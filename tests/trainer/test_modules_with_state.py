@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from by_hand import RATE, by_hand, samples, simulation_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fedsim import ConfigError, Execution
+from fedsim import ConfigError, Execution, Simulation
 from fedsim.core.errors import RunError
 from fedsim.local import SGD
+from fedsim.tracking import Tracking
 
+QUIET = Tracking(progress="none", tensorboard=False)
 WORK = SGD(lr=RATE, epochs=2, batch_size=5, drop_last=False)  # clients of 7, 5 and 9 samples: batches of 5, 4 and 2
 
 
@@ -201,6 +204,17 @@ def test_fedavg_of_such_a_module_is_that_written_by_hand(name: str) -> None:
                 data = samples()
                 loss = nn.functional.cross_entropy(server.eval()(data.test_x), data.test_y).item()
             assert result.history[-2 + r]["test_loss"] == pytest.approx(loss, abs=1e-10), name
+
+
+@pytest.mark.parametrize("assigned", [False, True])
+def test_frozen_parameters_that_move_are_resumed(assigned: bool, tmp_path: Path) -> None:
+    def simulation(rounds: int) -> Simulation:
+        return simulation_of(lambda: Teacher(assigned), local=WORK, rounds=rounds)
+
+    whole = simulation(4).run()
+    simulation(2).run(out=tmp_path / "run", tracking=QUIET)
+    resumed = simulation(4).run(out=tmp_path / "run", tracking=QUIET, resume=True)
+    assert torch.equal(resumed.state.model, whole.state.model)
 
 
 def test_pruned_weights_stay_pruned() -> None:

@@ -189,7 +189,26 @@ def target_first(target: Tensor, output: Tensor) -> Tensor:
     return F.cross_entropy(output, target)
 
 
+class Counting(nn.Module):
+    """A loss with memory, in an attribute or in a buffer, that matters from call `first` on."""
+
+    def __init__(self, first: int = 0, buffer: bool = False) -> None:
+        super().__init__()
+        self.first = first
+        if buffer:
+            self.register_buffer("calls", torch.zeros(()))
+        else:
+            self.calls = 0
+
+    def forward(self, output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        self.calls += 1
+        return F.cross_entropy(output, batch["y"], reduction="none") * (1 + 0.1 * max(0, int(self.calls) - self.first))
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
+    "counts its calls": (Counting(), "model.loss=Counting returns another value when it is called again"),
+    "counts its calls, which matters late": (Counting(30), "model.loss=Counting returns another value"),
+    "counts its calls in a buffer": (Counting(buffer=True), "model.loss=Counting returns another value"),
     "a float": (lambda output, batch: 0.5, "returns float, not a tensor"),
     "nothing": (lambda output, batch: None, "returns None, not a tensor"),
     "a tuple": (lambda output, batch: (output.sum(), 1), "returns tuple, not a tensor"),
