@@ -30,11 +30,12 @@ test: install  ## the test suite, without the slow tests
 test-slow: install  ## the slow tests: runs killed at random moments, several ranks, bad input by the hundred
 	$(SUITE) --dist loadscope -m slow
 
-lint: install  ## ruff, mypy, and the layers: imports only go down
+lint: install  ## ruff, mypy, the layers (imports only go down), and names that cannot be guessed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/bare_names.py
 
 format: install  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

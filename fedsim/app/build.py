@@ -68,10 +68,10 @@ def build(
     from fedsim.trainer import Execution
 
     settings = plain(cfg)
-    known = top_level()
+    setting_names = top_level()
     for name in settings:
-        if name not in known:
-            raise ConfigError(f"{name} is not a setting{checks.nearest(name, known)}")
+        if name not in setting_names:
+            raise ConfigError(f"{name} is not a setting{checks.nearest(name, setting_names)}")
     for name in (*TOP_LEVEL, *OF_EVALUATION, *OF_EXECUTION, *PARTS, "model", "trainer", "tracking", "trusted"):
         if name not in settings:
             raise ConfigError(f"{name} is missing; leave it as it is, or give it another value")
@@ -80,24 +80,24 @@ def build(
     evaluation["client_samples"] = tracking.pop("client_samples", 20)
     model = dict(settings["model"])
     loss, ridge, output = model.pop("loss", None), model.pop("ridge", 0.0), model.pop("output", None)
-    own = {key: settings[key] for key in TOP_LEVEL}
+    setup = {key: settings[key] for key in TOP_LEVEL}
     execution = settings["trainer"] | {name: settings[key] for key, name in OF_EXECUTION.items()}
     names = _names(cfg)
-    check_types(Setup, own, names)
+    check_types(Setup, setup, names)
     check_types(Execution, execution, {key: f"trainer.{key}" for key in settings["trainer"]})
     check_types(Evaluation, evaluation, {name: key for key, name in OF_EVALUATION.items()})
-    wanted = settings["trusted"]
-    if not isinstance(wanted, list) or not all(isinstance(name, str) and name.isidentifier() for name in wanted):
-        raise ConfigError(f"trusted={wanted!r} must be a list of packages' names, such as [mypackage]")
-    if not set(wanted) <= set(trusted):
-        raise ConfigError(f"trusted={wanted} stands in a file; say on the command line whom you trust")
-    with targets.trusting(wanted), _room():
-        parts = {name: _instantiate(name, settings[name], names) for name in PARTS if name != "dataset"}
+    packages = settings["trusted"]
+    if not isinstance(packages, list) or not all(isinstance(name, str) and name.isidentifier() for name in packages):
+        raise ConfigError(f"trusted={packages!r} must be a list of packages' names, such as [mypackage]")
+    if not set(packages) <= set(trusted):
+        raise ConfigError(f"trusted={packages} stands in a file; say on the command line whom you trust")
+    with targets.trusting(packages), _room():
+        components = {name: _instantiate(name, settings[name], names) for name in PARTS if name != "dataset"}
         shared = {} if shared is None else shared
-        told = json.dumps([settings["dataset"], settings["device"]], sort_keys=True, default=str)
-        if told not in shared:
-            shared[told] = _instantiate("dataset", settings["dataset"], names)
-        parts["dataset"] = shared[told]
+        cache_key = json.dumps([settings["dataset"], settings["device"]], sort_keys=True, default=str)
+        if cache_key not in shared:
+            shared[cache_key] = _instantiate("dataset", settings["dataset"], names)
+        components["dataset"] = shared[cache_key]
         simulation = Simulation(
             model=_model_builder(model, names),
             loss=_loss(loss),
@@ -106,8 +106,8 @@ def build(
             evaluation=Evaluation(**evaluation),
             execution=Execution(**execution),
             ranks=ranks,
-            **parts,
-            **own,
+            **components,
+            **setup,
         )
         watching = _instantiate("tracking", tracking, names)
     return simulation, watching, identity(cfg)
@@ -145,28 +145,28 @@ def _names(cfg: DictConfig) -> dict[str, str]:
     """Dotted key → the key by which it is set, where its value is that of another one (local.lr: ${lr})."""
     raw = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(raw, dict)
-    found = {}
+    names = {}
     for name, value in flatten({str(k): v for k, v in raw.items()}):
         match = re.search(r"\$\{(\w+)\}", value) if isinstance(value, str) else None
         if match and match[1] not in groups():
-            found[name] = match[1]
-    return found
+            names[name] = match[1]
+    return names
 
 
 def _check_node(path: str, node: dict[str, Any]) -> None:
     """Values that stand where a choice of a group is wanted."""
     for key, value in node.items():
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, dict):
-                _check_node(f"{path}.{key}", each)
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, dict):
+                _check_node(f"{path}.{key}", item)
         if isinstance(value, str) and (group := f"{path}.{key}".replace(".", "/")) in groups():
             raise ConfigError(f"{path}.{key}={value} is a value where a choice is wanted; give {group}={value}")
 
 
 def _check_part(part: targets.Part, names: dict[str, str]) -> None:
     """The types of one object's settings."""
-    own = {name: names.get(f"{part.key}.{name}", f"{part.key}.{name}") for name in part.arguments}
-    check_types(part.call, part.arguments, own)
+    argument_keys = {name: names.get(f"{part.key}.{name}", f"{part.key}.{name}") for name in part.arguments}
+    check_types(part.call, part.arguments, argument_keys)
 
 
 def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
@@ -177,11 +177,11 @@ def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
         choices = ", ".join(groups().get(group, []))
         raise ConfigError(f"{group}={node!r} is no choice of this group; choose one of {choices}")
     _check_node(group, node)
-    whole = targets.parse(group, node, KINDS[group])
-    for part in whole.parts():
-        _check_part(part, names)
+    root = targets.parse(group, node, KINDS[group])
+    for component in root.parts():
+        _check_part(component, names)
     try:
-        return whole.build()
+        return root.build()
     except ConfigError as error:
         if re.search("unexpected keyword argument|takes no arguments", str(error)) and "custom" in groups()[group]:
             raise ConfigError(f"{error}; {group}=custom leaves out the keys of {group}'s other choices") from error
@@ -194,6 +194,8 @@ def _model_builder(node: dict[str, Any], names: dict[str, str]) -> Any:
 
     if node.get("_target_", targets.MISSING) == targets.MISSING:
         raise ConfigError("model._target_ is missing; give the class of an nn.Module, such as package.module.Class")
-    part = targets.parse("model", node, KINDS["model"])
-    _check_part(part, names)
-    return functools.partial(part.call, **{name: value for name, value in node.items() if name in part.arguments})
+    component = targets.parse("model", node, KINDS["model"])
+    _check_part(component, names)
+    return functools.partial(
+        component.call, **{name: value for name, value in node.items() if name in component.arguments}
+    )

@@ -140,8 +140,8 @@ def _job(cfg: DictConfig) -> float | None:
     from fedsim.run.stopping import Stopped
     from fedsim.trainer.memory_limit import no_room, out_of_memory
 
-    told = HydraConfig.get()
-    if told.mode == RunMode.MULTIRUN:
+    hydra_config = HydraConfig.get()
+    if hydra_config.mode == RunMode.MULTIRUN:
         from fedsim.run.determinism import deterministic
         from fedsim.trainer import run_to_completion
 
@@ -150,12 +150,12 @@ def _job(cfg: DictConfig) -> float | None:
     _prepare()
     if problem := unresolved(cfg):
         sys.exit(f"fedsim: {problem}")
-    if any(text.startswith("objective=") for text in _given(told.overrides)):
+    if any(text.startswith("objective=") for text in _given(hydra_config.overrides)):
         log.warning("objective has no effect in a single run; it is what a tuning sweep judges runs by")
     ranks, folder, choices, unnamed = Ranks(), Path(), _choices(), cfg.out is None
     try:
         ranks = Ranks.join()
-        folder = _folder(cfg, ranks, told.run.dir)
+        folder = _folder(cfg, ranks, hydra_config.run.dir)
         log.info("run: %s", folder)
         try:
             result = run(cfg, folder, choices, ranks)
@@ -230,8 +230,8 @@ def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
 def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> Steps[float | None]:
     """One run of a sweep, its local work handed out; `shared` are data sets of other runs, as `build` takes them."""
     _prepare()
-    told = HydraConfig.get()
-    launcher, folder = told.runtime.choices["hydra/launcher"], Path(told.runtime.output_dir)
+    hydra_config = HydraConfig.get()
+    launcher, folder = hydra_config.runtime.choices["hydra/launcher"], Path(hydra_config.runtime.output_dir)
     once_each("fedsim.run.settings")  # what is given is mostly given for all jobs
     if cfg.resume is None:
         cfg.resume = "auto"
@@ -282,22 +282,22 @@ def steps(
     if ranks.first:
         check_free(folder)  # before what it holds is looked at
     resume = "never" if cfg.resume is None else str(cfg.resume)
-    there = ranks.broadcast_object((folder / CHECKPOINT).exists())
-    if there and resume == "never":
+    has_checkpoint = ranks.broadcast_object((folder / CHECKPOINT).exists())
+    if has_checkpoint and resume == "never":
         raise ConfigError(
             f"out={folder} already holds a run; add resume=auto to go on with it, resume=overwrite to start "
             "it afresh, or choose another out"
         )
-    if not there and resume not in RESUME:
+    if not has_checkpoint and resume not in RESUME:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
     overrides = _given(HydraConfig.get().overrides) if HydraConfig.initialized() else []
-    given = {key_of(text): text.partition("=")[2] for text in overrides}
-    for group in given.keys() & groups().keys() - {"uplink"}:  # whose choices are stages, one after another
-        if (value := given[group]).startswith("["):  # Hydra would mix their keys
+    override_values = {key_of(text): text.partition("=")[2] for text in overrides}
+    for group in override_values.keys() & groups().keys() - {"uplink"}:  # whose choices are stages, one after another
+        if (value := override_values[group]).startswith("["):  # Hydra would mix their keys
             raise ConfigError(f"{group}={value} are several choices, not one; add -m and {group}={value[1:-1]}")
     sweep.check_objective(cfg.objective, metrics=plain(cfg)["metrics"])
     if trusted is None:
-        trusted = cfg.trusted if "trusted" in given and "trusted" not in _params_of_sweeper() else ()
+        trusted = cfg.trusted if "trusted" in override_values and "trusted" not in _params_of_sweeper() else ()
     simulation, tracking, identity = build(cfg, ranks, shared, list(trusted or ()))
     yaml, settings = OmegaConf.to_yaml(cfg, resolve=True), choices | table_row(identity)
     return (yield from simulation.steps(folder, resume != "overwrite", tracking, identity, settings, yaml))
@@ -311,9 +311,11 @@ def _params_of_sweeper() -> set[str]:
 
 def table_row(identity: dict[str, Any]) -> dict[str, Any]:
     """The settings of a run in a table of runs: no class paths, and none twice (local.lr is lr)."""
-    known = dict(flatten(identity))
-    twice = {key for key, value in known.items() if "." in key and known.get(key.rpartition(".")[2], ...) == value}
-    return {key: value for key, value in known.items() if key not in twice and not key.endswith("_target_")}
+    settings = dict(flatten(identity))
+    twice = {
+        key for key, value in settings.items() if "." in key and settings.get(key.rpartition(".")[2], ...) == value
+    }
+    return {key: value for key, value in settings.items() if key not in twice and not key.endswith("_target_")}
 
 
 def report(result: Result, alone: bool = True) -> str:

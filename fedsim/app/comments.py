@@ -14,18 +14,18 @@ def comments(path: Path) -> dict[str, str]:
     root, lines = yaml.compose(text), text.splitlines()
     if not isinstance(root, yaml.MappingNode):
         return {}
-    return {key: said for key, node in _leaves(root, "") if (said := _beside(lines, node))}
+    return {key: comment for key, node in _leaves(root, "") if (comment := _beside(lines, node))}
 
 
 def about(path: Path) -> str:
     """What the whole file is for: the comment lines that it begins with."""
-    said = []
+    comment_lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         if not line.startswith("# @package"):
-            said.append(line.lstrip("# "))
-    return " ".join(said)
+            comment_lines.append(line.lstrip("# "))
+    return " ".join(comment_lines)
 
 
 def _leaves(node: yaml.MappingNode, path: str) -> Iterator[tuple[str, yaml.Node]]:
@@ -41,12 +41,12 @@ def _beside(lines: list[str], value: yaml.Node) -> str:
     """The comment behind a value, and the lines below it that hold a comment alone, indented."""
     if value.start_mark.line != value.end_mark.line:
         return ""
-    _, sign, said = lines[value.end_mark.line][value.end_mark.column :].partition("#")
+    _, sign, comment = lines[value.end_mark.line][value.end_mark.column :].partition("#")
     if not sign:
         return ""
-    parts = [said.strip()]
+    comment_lines = [comment.strip()]
     for line in lines[value.end_mark.line + 1 :]:
         if not line.startswith(" ") or not line.lstrip().startswith("#"):
             break
-        parts.append(line.lstrip(" #").strip())
-    return " ".join(parts)
+        comment_lines.append(line.lstrip(" #").strip())
+    return " ".join(comment_lines)

@@ -57,13 +57,13 @@ def default_steps(steps: int | None, epochs: int | None) -> int | None:
 @functools.cache
 def groups() -> dict[str, list[str]]:
     """Every config group and its choices, by the name used on the command line."""
-    root, found = config_folder(), {}
+    root, choices_by_group = config_folder(), {}
     for folder in sorted(p for p in root.rglob("*") if p.is_dir() and not p.name.startswith("_")):
         choices = sorted(f.stem for f in folder.glob("*.yaml"))
         name = folder.relative_to(root).as_posix()
         if choices and not name.startswith("hydra/"):
-            found[name] = choices
-    return found
+            choices_by_group[name] = choices
+    return choices_by_group
 
 
 def target(group: str, choice: str) -> str:
@@ -87,7 +87,7 @@ def _top_level() -> dict[str, Any]:
 def keys() -> dict[str, list[str]]:
     """Every settable key, and the choices (as group=choice) under which it exists; [] for top-level ones."""
     root = config_folder()
-    found: dict[str, list[str]] = {}
+    choices_by_key: dict[str, list[str]] = {}
 
     def walk(node: Any, path: str) -> Iterator[str]:
         for name, value in node.items():
@@ -96,7 +96,7 @@ def keys() -> dict[str, list[str]]:
                 yield from walk(value, f"{path}{name}.")
 
     for name in walk(_top_level(), ""):
-        found[name] = []
+        choices_by_key[name] = []
     for group, choices in groups().items():
         if group in ("experiment", "sweep"):
             continue
@@ -104,8 +104,8 @@ def keys() -> dict[str, list[str]]:
             content = _load(root / group / f"{choice}.yaml")
             content.pop("defaults", None)
             for name in walk(content, group.replace("/", ".") + "."):
-                found.setdefault(name, []).append(f"{group}={choice}")
-    return found
+                choices_by_key.setdefault(name, []).append(f"{group}={choice}")
+    return choices_by_key
 
 
 def identity(cfg: DictConfig, free: tuple[str, ...] = FREE_ON_RESUME) -> dict[str, Any]:

@@ -44,4 +44,7 @@ def described(kind: str, name: str, folder: Path, known: list[str], command: str
 
 def choices(of: dict[str, Any]) -> dict[str, list[str]]:
     """label → overrides; one override may stand without a list, none as nothing."""
-    return {str(label): [given] if isinstance(given, str) else list(given or []) for label, given in of.items()}
+    return {
+        str(label): [overrides] if isinstance(overrides, str) else list(overrides or [])
+        for label, overrides in of.items()
+    }

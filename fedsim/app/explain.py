@@ -45,9 +45,9 @@ def explain(error: BaseException) -> str:
     if match := re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text):
         return _unknown_choice(match[1], match[2], re.findall(r"^\t(\w+)$", text, re.M))
     if match := re.search(r"Error parsing override '([^'=]+)'\nmissing EQUAL", text):
-        given = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
-        exact = [option for option in given if option.endswith(f"={match[1]}")]
-        near = checks.meant(exact) or checks.nearest(match[1], [*commands.WORDS, *keys(), *groups(), *given])
+        group_choices = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
+        exact = [option for option in group_choices if option.endswith(f"={match[1]}")]
+        near = checks.meant(exact) or checks.nearest(match[1], [*commands.WORDS, *keys(), *groups(), *group_choices])
         return f"{match[1]!r} lacks a value; give key=value or group=choice{near}"
     return in_one_line(text.split("\n")[0])
 
@@ -56,17 +56,19 @@ def unresolved(cfg: DictConfig) -> str | None:
     """Of the settings that are those of others, or of the environment, the one that leads nowhere, in one sentence."""
     raw = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(raw, dict)
-    written = {key: v for key, v in flatten({str(k): v for k, v in raw.items()}) if isinstance(v, str) and "${" in v}
+    interpolations = {
+        key: v for key, v in flatten({str(k): v for k, v in raw.items()}) if isinstance(v, str) and "${" in v
+    }
     broken: dict[str, OmegaConfBaseException] = {}
-    for key in written:
+    for key in interpolations:
         try:
             OmegaConf.select(cfg, key)
         except OmegaConfBaseException as error:
             broken[key] = error
-    for key, why in sorted(broken.items(), key=lambda item: f"${{{item[0]}}}" not in written[item[0]]):
-        others = re.findall(r"\$\{([\w.]+)\}", written[key])
-        if not any(other in broken and other != key for other in others) or "Recursive" in str(why):
-            return f"{key}={written[key]}: {_interpolated(why)}"
+    for key, reason in sorted(broken.items(), key=lambda item: f"${{{item[0]}}}" not in interpolations[item[0]]):
+        references = re.findall(r"\$\{([\w.]+)\}", interpolations[key])
+        if not any(reference in broken and reference != key for reference in references) or "Recursive" in str(reason):
+            return f"{key}={interpolations[key]}: {_interpolated(reason)}"
     return None
 
 
@@ -108,8 +110,8 @@ def before_the_job(error: ValueError | OSError) -> str:
 
 
 def _several_values(name: str, values: str) -> str:
-    one = "" if name in groups() else f", or for a list write '{name}=[{values}]'"
-    return f"{name}={values} are several values; add -m for a run of each{one}"
+    hint = "" if name in groups() else f", or for a list write '{name}=[{values}]'"
+    return f"{name}={values} are several values; add -m for a run of each{hint}"
 
 
 def _missing_extra(extra: str, what: str) -> str:
@@ -125,9 +127,9 @@ def _unknown_choice(group: str, choice: str, there: list[str]) -> str:
 
 
 def _unknown_key(name: str) -> str:
-    known = keys()
-    if name in known:
-        return f"{name} exists only with {' or '.join(known[name])}"
+    choices_by_key = keys()
+    if name in choices_by_key:
+        return f"{name} exists only with {' or '.join(choices_by_key[name])}"
     if name in groups():
         return _unfitting_group(name)
     return f"{name} is not a setting{_nearest_key(name)} (fedsim --help lists groups and keys)"
@@ -154,9 +156,9 @@ def _nearest_key(name: str) -> str:
     if "." not in name and (near := checks.nearest(name, top)):
         return near
     deeper = [option for option in keys() if option.rpartition(".")[2] == last]
-    within = [option for option in deeper if option.partition(".")[0] == name.partition(".")[0]]
+    siblings = [option for option in deeper if option.partition(".")[0] == name.partition(".")[0]]
     spoken = [key for key, comment in comments(config_folder() / "config.yaml").items() if _words(name) in comment]
-    return checks.meant(within or deeper) or checks.nearest(name, options) or checks.meant(spoken)
+    return checks.meant(siblings or deeper) or checks.nearest(name, options) or checks.meant(spoken)
 
 
 def _words(name: str) -> str:

@@ -45,7 +45,7 @@ def named(key: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or not text.strip() or "\0" in text:
         way = "resume=auto goes on with a run in out" if key == "resume" else "give one, such as out=outputs/first"
         raise ConfigError(f"{key}={value!r} names no folder; {way}")
-    longest = max((len(os.fsencode(part)) for part in Path(text).parts), default=0)
+    longest = max((len(os.fsencode(component)) for component in Path(text).parts), default=0)
     if longest > LONGEST_PART or len(os.fsencode(Path(text).absolute())) > LONGEST_PATH:
         raise ConfigError(f"{key}={text[:20]}…{text[-20:]} is longer than file systems allow; give a shorter folder")
     return text
@@ -57,15 +57,15 @@ def new_folder() -> Path:
     Raises:
         ConfigError: it cannot be made.
     """
-    begun = Path(time.strftime(STAMP))
-    folder = begun
+    base = Path(time.strftime(STAMP))
+    folder = base
     try:
-        begun.parent.mkdir(parents=True, exist_ok=True)
+        base.parent.mkdir(parents=True, exist_ok=True)
         for number in itertools.count(2):
             with contextlib.suppress(FileExistsError):
                 folder.mkdir()
                 break
-            folder = begun.with_name(f"{begun.name}-{number}")
+            folder = base.with_name(f"{base.name}-{number}")
     except OSError as error:
         raise ConfigError(f"{folder} cannot be made ({error.strerror}); give out=FOLDER") from error
     return folder
@@ -78,10 +78,10 @@ def job_folder(overrides: Iterable[str], fixed: Sequence[str] = ()) -> str:
         overrides: that make the run, KEY=VALUE.
         fixed: keys that are the same in the whole sweep.
     """
-    given = dict(sorted((key_of(text), text.partition("=")[2]) for text in overrides))
-    named = short({key for key in given if key not in fixed})
-    parts = [f"{named[key]}={_value(text)}" for key, text in given.items() if key in named]
-    name = ",".join(parts) or ALONE
+    override_values = dict(sorted((key_of(text), text.partition("=")[2]) for text in overrides))
+    short_names = short({key for key in override_values if key not in fixed})
+    assignments = [f"{short_names[key]}={_value(text)}" for key, text in override_values.items() if key in short_names]
+    name = ",".join(assignments) or ALONE
     if len(name.encode()) <= LONGEST_NAME:
         return name
     start = name.encode()[: LONGEST_NAME - 17].decode(errors="ignore")

@@ -43,19 +43,19 @@ def check(cfg: DictConfig, overrides: list[str]) -> None:
     Raises:
         ConfigError: a file names one; the message says which.
     """
-    given = {key_of(text).replace("/", ".") for text in overrides}
-    for part in ("callbacks", "job_logging", "hydra_logging", "job.env_set"):
-        key = f"hydra.{part}"
-        if any(name == key or name.startswith(f"{key}.") for name in given):
+    override_keys = {key_of(text).replace("/", ".") for text in overrides}
+    for section in ("callbacks", "job_logging", "hydra_logging", "job.env_set"):
+        key = f"hydra.{section}"
+        if any(name == key or name.startswith(f"{key}.") for name in override_keys):
             continue
         node = OmegaConf.select(cfg, key)
         content = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else None
-        if part == "job.env_set" and content:
+        if section == "job.env_set" and content:
             raise ConfigError(f"{key}={content} stands in a file; give it on the command line if you know what it does")
-        for name, called in _calls(content):
-            if called not in CALLBACKS and not (name == "class" and str(called).startswith(HANDLERS)):
+        for name, target in _calls(content):
+            if target not in CALLBACKS and not (name == "class" and str(target).startswith(HANDLERS)):
                 raise ConfigError(
-                    f"{key}: {name}={called!r} stands in a file, and Hydra would call it; give it on the command line "
+                    f"{key}: {name}={target!r} stands in a file, and Hydra would call it; give it on the command line "
                     "if you know what it does"
                 )
 

@@ -44,10 +44,10 @@ class ComposedOnce:
         job = tuple(sweep_overrides)
         if job in self._kept:
             return self._kept.pop(job)
-        found: DictConfig = self._loader.load_sweep_config(master_config, sweep_overrides)
+        config: DictConfig = self._loader.load_sweep_config(master_config, sweep_overrides)
         if len(self._kept) < KEPT:
-            self._kept[job] = found
-        return found
+            self._kept[job] = config
+        return config
 
 
 def launch(
@@ -69,18 +69,18 @@ def launch(
     Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
     log.info("%d jobs in lockstep", len(job_overrides))
     waiting, returned = iter(enumerate(job_overrides, first)), []
-    while some := list(itertools.islice(waiting, at_once)):
+    while batch := list(itertools.islice(waiting, at_once)):
         shared: dict[str, Any] = {}
-        jobs = [_composed(context, config, list(overrides), number, shared) for number, overrides in some]
+        jobs = [_composed(context, config, list(overrides), number, shared) for number, overrides in batch]
         returned += jobs
         with deterministic(any(job.cfg is not None and job.cfg.deterministic is True for job in jobs)):
             lockstep = Lockstep[Any](watch=_Told())
             failed: list[BaseException] = []
-            for place, ended in lockstep([functools.partial(lambda job: job.return_value, job) for job in jobs]):
-                if isinstance(ended, BaseException):
-                    failed.append(ended)
+            for index, outcome in lockstep([functools.partial(lambda job: job.return_value, job) for job in jobs]):
+                if isinstance(outcome, BaseException):
+                    failed.append(outcome)
                 else:
-                    jobs[place].return_value = ended
+                    jobs[index].return_value = outcome
         if failed:  # when all have come to their end: a signal stops each of them after the same round
             raise failed[0]
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
@@ -92,13 +92,13 @@ def _composed(
 ) -> JobReturn:
     """A job whose value is, for now, what is to be driven."""
     log.info("\t#%d : %s", number, " ".join(filter_overrides(overrides)))
-    own = context.config_loader.load_sweep_config(config, overrides)
-    with open_dict(own):
-        own.hydra.job.id = own.hydra.job.num = number
+    job_config = context.config_loader.load_sweep_config(config, overrides)
+    with open_dict(job_config):
+        job_config.hydra.job.id = job_config.hydra.job.num = number
     return run_job(
         hydra_context=context,
         task_function=functools.partial(cli.of_sweep, shared=shared),
-        config=own,
+        config=job_config,
         job_dir_key="hydra.sweep.dir",
         job_subdir_key="hydra.sweep.subdir",
     )

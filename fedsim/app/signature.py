@@ -33,13 +33,13 @@ def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: 
     Raises:
         ConfigError: the key, its value, and what would work.
     """
-    known = hints(target)
+    type_hints = hints(target)
     for name, value in settings.items():
-        wanted = known.get(name, Any)
-        if value != "???" and not fits(value, wanted):
+        annotation = type_hints.get(name, Any)
+        if value != "???" and not fits(value, annotation):
             size = ", and is too large for a whole one" if too_large(value) else ""
             raise ConfigError(
-                f"{names.get(name, name)}={value!r} must be {described(wanted)}{size}{_quoted(value, wanted)}"
+                f"{names.get(name, name)}={value!r} must be {described(annotation)}{size}{_quoted(value, annotation)}"
             )
         if name == "seed" and value != "???":  # of a random number generator, whatever it is drawn for
             checks.whole(names.get(name, name), value, least=0)
@@ -49,39 +49,41 @@ def _quoted(value: Any, wanted: Any) -> str:
     """What to do about a number that is text, as all is in the environment."""
     if not isinstance(value, str) or str in (wanted, *typing.get_args(wanted)):
         return ""
-    meant = yaml.safe_load(value) if re.fullmatch(r"[-+.\w]+", value) else value
-    if isinstance(meant, str) or not fits(meant, wanted):
+    parsed_value = yaml.safe_load(value) if re.fullmatch(r"[-+.\w]+", value) else value
+    if isinstance(parsed_value, str) or not fits(parsed_value, wanted):
         return ""
     return ", without quotes; of the environment, ${oc.decode:${oc.env:NAME}}"
 
 
 def hints(target: Callable[..., Any]) -> dict[str, Any]:
     """Argument → annotation; of a class, also of those that it hands on to the classes it derives from."""
-    found: dict[str, Any] = {}
-    for made in reversed(inspect.getmro(target)) if inspect.isclass(target) else [target]:
-        function = vars(made).get("__init__") if inspect.isclass(made) else made
+    type_hints: dict[str, Any] = {}
+    for owner in reversed(inspect.getmro(target)) if inspect.isclass(target) else [target]:
+        function = vars(owner).get("__init__") if inspect.isclass(owner) else owner
         if function is None or not hasattr(function, "__annotations__"):
             continue
         try:
-            own = typing.get_type_hints(function)
+            own_hints = typing.get_type_hints(function)
         except (NameError, TypeError, AttributeError):  # a name that only a type checker sees
             continue
-        found |= {name: hint for name, hint in own.items() if name not in ("return", "options")}
-    return found
+        type_hints |= {name: hint for name, hint in own_hints.items() if name not in ("return", "options")}
+    return type_hints
 
 
 def fits(value: Any, wanted: Any) -> bool:
     """Is the value what the annotation says, as far as it is looked at?"""
     if typing.get_origin(wanted) in (Union, types.UnionType):
-        return any(fits(value, part) for part in typing.get_args(wanted))
+        return any(fits(value, alternative) for alternative in typing.get_args(wanted))
     if too_large(value):
         return False
     if wanted in (int, float):
         kind = numbers.Integral if wanted is int else numbers.Real
         return isinstance(value, kind) and not isinstance(value, bool)
     if typing.get_origin(wanted) in (list, Sequence, tuple):
-        inner = [part for part in typing.get_args(wanted) if part is not Ellipsis] or [Any]
-        return isinstance(value, (list, tuple)) and all(any(fits(v, part) for part in inner) for v in value)
+        inner = [alternative for alternative in typing.get_args(wanted) if alternative is not Ellipsis] or [Any]
+        return isinstance(value, (list, tuple)) and all(
+            any(fits(v, alternative) for alternative in inner) for v in value
+        )
     return isinstance(value, wanted) if wanted in WORDS else True
 
 
@@ -93,8 +95,8 @@ def too_large(value: Any) -> bool:
 def described(wanted: Any) -> str:
     """An annotation in words."""
     if typing.get_origin(wanted) in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(described(part) for part in typing.get_args(wanted)))
+        return " or ".join(dict.fromkeys(described(alternative) for alternative in typing.get_args(wanted)))
     if typing.get_origin(wanted) in (list, Sequence, tuple):
-        inner = [part for part in typing.get_args(wanted) if part is not Ellipsis] or [Any]
-        return "a list, each entry " + " or ".join(described(part) for part in inner)
+        inner = [alternative for alternative in typing.get_args(wanted) if alternative is not Ellipsis] or [Any]
+        return "a list, each entry " + " or ".join(described(alternative) for alternative in inner)
     return WORDS.get(wanted, "something else")

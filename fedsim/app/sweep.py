@@ -158,13 +158,13 @@ def finished(cfg: DictConfig, folder: Path) -> Final | None:
     """What a run of exactly this configuration measured in this folder; None where it has not come to its end."""
     try:
         final = json.loads((folder / SUMMARY).read_text())["final"]
-        was = OmegaConf.load(folder / CONFIG)
-        assert isinstance(was, DictConfig)
-        if identity(was, WITHOUT_EFFECT) != identity(cfg, WITHOUT_EFFECT):
+        stored_config = OmegaConf.load(folder / CONFIG)
+        assert isinstance(stored_config, DictConfig)
+        if identity(stored_config, WITHOUT_EFFECT) != identity(cfg, WITHOUT_EFFECT):
             return None
-        known = {name: (found["mean"], found["std"]) for name, found in final.items()}  # null: not a number
+        results = {name: (summary["mean"], summary["std"]) for name, summary in final.items()}  # null: not a number
         return {
-            name: (float(nan if m is None else m), float(nan if s is None else s)) for name, (m, s) in known.items()
+            name: (float(nan if m is None else m), float(nan if s is None else s)) for name, (m, s) in results.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AssertionError, yaml.YAMLError, OmegaConfBaseException):
         return None  # nothing there, or nothing whole
@@ -180,9 +180,11 @@ def check_objective(name: str | None, sweeper: str = "", metrics: Any = ()) -> N
         raise ConfigError(
             "objective=null, but Optuna needs a metric to judge a run by, such as objective=test_accuracy"
         )
-    known = {*COLUMNS, *PERSONAL_COLUMNS, *possible_columns(metrics)}
-    if name is not None and str(name) not in known:
-        raise ConfigError(f"objective={name} is no metric; test_accuracy is one{checks.nearest(str(name), known)}")
+    metric_names = {*COLUMNS, *PERSONAL_COLUMNS, *possible_columns(metrics)}
+    if name is not None and str(name) not in metric_names:
+        raise ConfigError(
+            f"objective={name} is no metric; test_accuracy is one{checks.nearest(str(name), metric_names)}"
+        )
 
 
 def _objective(name: str | None, final: Final) -> float | None:
@@ -220,12 +222,12 @@ class SweepCallback(Callback):
         varies."""
         if problem := unresolved(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])):
             sys.exit(f"fedsim: {problem}")  # an exit, since Hydra takes a callback's errors for warnings
-        written = OmegaConf.to_container(config.hydra.overrides, resolve=False)["task"]  # type: ignore[call-overload, index]
-        given = OverridesParser.create().parse_overrides([str(text) for text in written])
-        swept = {key_of(override.get_key_element()) for override in given if override.is_sweep_override()}
+        override_texts = OmegaConf.to_container(config.hydra.overrides, resolve=False)["task"]  # type: ignore[call-overload, index]
+        parsed_overrides = OverridesParser.create().parse_overrides([str(text) for text in override_texts])
+        swept = {key_of(override.get_key_element()) for override in parsed_overrides if override.is_sweep_override()}
         if "out" in swept:
             sys.exit("fedsim: out is the folder of the whole sweep; inside it every run gets one by what varies")
-        fixed = sorted({key_of(override.get_key_element()) for override in given} - swept | {"out"})
+        fixed = sorted({key_of(override.get_key_element()) for override in parsed_overrides} - swept | {"out"})
         # launchers compose every run again, from these and the run's own overrides
         config.hydra.overrides.hydra.append(f"{EXCLUDED}=[{','.join(map(repr, fixed))}]")
         try:
@@ -254,14 +256,14 @@ def conclude(problem: str | None = None) -> bool:
     if SweepCallback.lock is not None:
         SweepCallback.lock.release()
         SweepCallback.lock = None
-    found = [Record(**json.loads(path.read_text())) for path in SweepCallback.records.glob("*.json")]
-    found.sort(key=lambda record: record.number)
-    if not found:
+    records = [Record(**json.loads(path.read_text())) for path in SweepCallback.records.glob("*.json")]
+    records.sort(key=lambda record: record.number)
+    if not records:
         tell(f"fedsim: {problem or f'no run left a word in {SweepCallback.records}; do all machines see this folder?'}")
         return False
-    counts = Counter(record.status for record in found)
+    counts = Counter(record.status for record in records)
     tally = ", ".join(f"{counts[status]} {word}" for status, word in WORDS.items() if counts[status])
-    tell(f"sweep of {len(found)} runs in {folder}: {tally}")
+    tell(f"sweep of {len(records)} runs in {folder}: {tally}")
     if counts["done"] + counts["kept"]:
         tell(f"table:    fedsim table {folder}")
         tell(f"curves:   tensorboard --logdir {folder}")
@@ -270,10 +272,10 @@ def conclude(problem: str | None = None) -> bool:
         best = OmegaConf.load(folder / BEST)
         chosen = " ".join(f"{name}={value}" for name, value in best.best_params.items())
         tell(f"best {SweepCallback.tuned}: {best.best_value:.6g} with {chosen}")
-    missing = [record for record in found if record.status not in ("done", "kept")]
+    missing = [record for record in records if record.status not in ("done", "kept")]
     for record in missing:
-        why = in_one_line(record.message) or "its process ended without a word, or goes on elsewhere"
-        tell(f"fedsim: {WORDS[record.status]}: {_label(record, found)}: {why}")
+        reason = in_one_line(record.message) or "its process ended without a word, or goes on elsewhere"
+        tell(f"fedsim: {WORDS[record.status]}: {_label(record, records)}: {reason}")
     if problem is not None:
         tell(f"fedsim: the sweep broke off: {problem}")
     if missing or problem:
@@ -283,6 +285,6 @@ def conclude(problem: str | None = None) -> bool:
 
 def _label(record: Record, among: list[Record]) -> str:
     """The overrides in which a run differs from some other of its sweep."""
-    shared = set(record.overrides).intersection(*(other.overrides for other in among))
-    own = [override for override in record.overrides if override not in shared]
-    return " ".join(own) or Path(record.folder).name
+    shared = set(record.overrides).intersection(*(sibling.overrides for sibling in among))
+    differing_overrides = [override for override in record.overrides if override not in shared]
+    return " ".join(differing_overrides) or Path(record.folder).name

@@ -93,14 +93,18 @@ class Omniscient(Attack):
 
     def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
         cohort = link.cohort
-        crafted, known = [], []
-        for own, lying in zip(cohort.by_replicate(rows), cohort.by_replicate(bad.to(rows.dtype)), strict=True):
-            honest = own[lying == 0]
-            known.append(0 < len(honest) < len(own))
-            crafted.append(self.attack_vector(honest, len(own)) if known[-1] else rows.new_zeros(rows.shape[1]))
-        found = cohort.broadcast(torch.stack(crafted))
-        able = torch.tensor(known, device=rows.device)[cohort.replicate]
-        return torch.where(able[:, None], found, rows)
+        crafted, attackable = [], []
+        for replicate_rows, lying in zip(
+            cohort.by_replicate(rows), cohort.by_replicate(bad.to(rows.dtype)), strict=True
+        ):
+            honest = replicate_rows[lying == 0]
+            attackable.append(0 < len(honest) < len(replicate_rows))
+            crafted.append(
+                self.attack_vector(honest, len(replicate_rows)) if attackable[-1] else rows.new_zeros(rows.shape[1])
+            )
+        crafted_rows = cohort.broadcast(torch.stack(crafted))
+        able = torch.tensor(attackable, device=rows.device)[cohort.replicate]
+        return torch.where(able[:, None], crafted_rows, rows)
 
     @abstractmethod
     def attack_vector(self, honest: Tensor, n: int) -> Tensor:

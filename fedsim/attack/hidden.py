@@ -50,14 +50,14 @@ class Farthest(Omniscient):
             along = -centre.sign()
         else:
             along = -honest.std(0) if len(honest) > 1 else torch.zeros_like(centre)
-        most = torch.stack([self.off(row, honest) for row in honest]).max()
-        bound = self.bound(centre.double(), along.double(), honest.double(), most.double())
+        limit = torch.stack([self.off(row, honest) for row in honest]).max()
+        bound = self.bound(centre.double(), along.double(), honest.double(), limit.double())
         power = torch.where((bound >= 20) | (bound < 0.1), (bound / 10).log2().floor(), 0.0)
-        scale = torch.where(bound > 0, power.exp2(), 1.0).to(most)  # a power of two changes no bit of the search
-        gamma, step = torch.zeros_like(most), 10.0
+        scale = torch.where(bound > 0, power.exp2(), 1.0).to(limit)  # a power of two changes no bit of the search
+        gamma, step = torch.zeros_like(limit), 10.0
         while step > 1e-5:
             off = self.off(centre + (gamma + step * scale) * along, honest)
-            gamma = torch.where(off <= most, gamma + step * scale, gamma)
+            gamma = torch.where(off <= limit, gamma + step * scale, gamma)
             step /= 2
         return centre + gamma * along
 
@@ -66,8 +66,8 @@ def _root(square: Tensor, linear: Tensor, rest: Tensor) -> Tensor:
     """The largest γ of square γ² + 2 linear γ = rest, where square and rest are not negative; 0 without a square."""
     rest = rest.clamp(min=0.0)
     root = (linear.square() + square * rest).sqrt()
-    found = torch.where(linear > 0, rest / (linear + root), (root - linear) / square)  # without cancellation
-    return torch.where(square > 0, found, 0.0)
+    gamma = torch.where(linear > 0, rest / (linear + root), (root - linear) / square)  # without cancellation
+    return torch.where(square > 0, gamma, 0.0)
 
 
 class MinMax(Farthest):
@@ -82,8 +82,8 @@ class MinMax(Farthest):
         return (row - honest).norm(dim=1).max()
 
     def bound(self, centre: Tensor, along: Tensor, honest: Tensor, most: Tensor) -> Tensor:
-        apart = centre - honest
-        return _root(along.square().sum(), apart @ along, most.square() - apart.square().sum(1)).min()
+        differences = centre - honest
+        return _root(along.square().sum(), differences @ along, most.square() - differences.square().sum(1)).min()
 
 
 class MinSum(Farthest):
@@ -98,8 +98,8 @@ class MinSum(Farthest):
         return (row - honest).square().sum()
 
     def bound(self, centre: Tensor, along: Tensor, honest: Tensor, most: Tensor) -> Tensor:
-        apart = centre - honest
-        return _root(len(honest) * along.square().sum(), (apart @ along).sum(), most - apart.square().sum())
+        differences = centre - honest
+        return _root(len(honest) * along.square().sum(), (differences @ along).sum(), most - differences.square().sum())
 
 
 class Mimic(Omniscient):
@@ -140,16 +140,16 @@ class Mimic(Omniscient):
 
     def turned(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
         """[R, d] z after a step of the power method on what honest rows differ by; it begins anywhere."""
-        kept, cohort = link.server("direction"), link.cohort
+        direction, cohort = link.server("direction"), link.cohort
         columns = torch.arange(rows.shape[1], device=rows.device)
         anywhere = rng.normal(link.lasting_keys[:, None], columns, rows.dtype)
-        before = torch.where(kept.any(1, keepdim=True), kept, anywhere / anywhere.norm(dim=1, keepdim=True))
+        before = torch.where(direction.any(1, keepdim=True), direction, anywhere / anywhere.norm(dim=1, keepdim=True))
         turned = []
-        parts = zip(cohort.by_replicate(rows), cohort.by_replicate(bad.to(rows.dtype)), before, strict=True)
-        for own, lying, z in parts:
-            honest = own[lying == 0]
-            apart = honest - honest.mean(0)
-            moved = (apart @ z) @ apart if len(honest) > 1 else torch.zeros_like(z)
-            turned.append(torch.where(moved.any(), moved / moved.norm(), z))
-        kept.copy_(torch.stack(turned))
-        return kept
+        replicates = zip(cohort.by_replicate(rows), cohort.by_replicate(bad.to(rows.dtype)), before, strict=True)
+        for replicate_rows, lying, z in replicates:
+            honest = replicate_rows[lying == 0]
+            deviations = honest - honest.mean(0)
+            iterate = (deviations @ z) @ deviations if len(honest) > 1 else torch.zeros_like(z)
+            turned.append(torch.where(iterate.any(), iterate / iterate.norm(), z))
+        direction.copy_(torch.stack(turned))
+        return direction

@@ -54,7 +54,9 @@ class Flipped(Contamination):
 
     def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
         y, bad = batch["y"], self.attack.bad[batch["row"]]
-        found = self.before(batch, keys) if self.before.active else batch
-        flipped = torch.where(bad.reshape(-1, *[1] * (y.dim() - 1)), self.classes - 1 - found["y"], found["y"])
+        base_batch = self.before(batch, keys) if self.before.active else batch
+        flipped = torch.where(
+            bad.reshape(-1, *[1] * (y.dim() - 1)), self.classes - 1 - base_batch["y"], base_batch["y"]
+        )
         wrong = bad[:, None].expand(y.shape[:2])
-        return found | {"y": flipped, "contaminated": wrong | found.get("contaminated", wrong)}
+        return base_batch | {"y": flipped, "contaminated": wrong | base_batch.get("contaminated", wrong)}

@@ -129,16 +129,16 @@ class Availability(ABC):
 
     def check_numbers(self, t: int, name: str, values: np.ndarray) -> None:
         """Refuse probabilities that are none, and counts below 0, of round t."""
-        most = 1.0 if name == "probabilities" and self.law != "multiset" else np.inf
+        upper_bound = 1.0 if name == "probabilities" and self.law != "multiset" else np.inf
         shape = getattr(values, "shape", None)
         if shape != self.population.shape:
             raise ConfigError(
                 f"availability={type(self).__name__}: {name}({t}) must be an array {list(self.population.shape)}, one "
                 f"row per seed, and is {type(values).__name__ if shape is None else list(shape)}"
             )
-        if values.size and not (values.min() >= 0 and values.max() <= most):
-            where = np.argwhere(~((values >= 0) & (values <= most)))[0]
+        if values.size and not (values.min() >= 0 and values.max() <= upper_bound):
+            position = np.argwhere(~((values >= 0) & (values <= upper_bound)))[0]
             raise ConfigError(
-                f"availability={type(self).__name__}: {name}({t}) of client {where[1]} is {values[tuple(where)]:g}, "
-                f"which is not {'in [0, 1]' if most == 1 else '0 or more'}"
+                f"availability={type(self).__name__}: {name}({t}) of client {position[1]} is "
+                f"{values[tuple(position)]:g}, which is not {'in [0, 1]' if upper_bound == 1 else '0 or more'}"
             )

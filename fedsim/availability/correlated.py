@@ -72,14 +72,14 @@ class CommonShock(_Grouped):
 
     def setup(self, population: Population) -> None:
         super().setup(population)
-        most = 1 - self.shock
-        above = np.argwhere(self.base_probabilities > most + 1e-12)
-        if len(above) or self.floor > most:
+        upper_bound = 1 - self.shock
+        above = np.argwhere(self.base_probabilities > upper_bound + 1e-12)
+        if len(above) or self.floor > upper_bound:
             replicate, client = above[0] if len(above) else (0, 0)
-            found = max(float(self.base_probabilities[replicate, client]), self.floor)
+            probability = max(float(self.base_probabilities[replicate, client]), self.floor)
             raise ConfigError(
-                f"availability.shock={self.shock:g} leaves a client at most the probability {most:g}, and client "
-                f"{client} is to have {found:.4g}; lower shock, or availability.base (and floor)"
+                f"availability.shock={self.shock:g} leaves a client at most the probability {upper_bound:g}, and "
+                f"client {client} is to have {probability:.4g}; lower shock, or availability.base (and floor)"
             )
         self._walk = Walk(self._next)
 
@@ -87,8 +87,8 @@ class CommonShock(_Grouped):
         return np.minimum(super().probabilities(t), 1 - self.shock)
 
     def counts(self, t: int) -> np.ndarray:
-        here = ~self._walk.at(t)[:, self._group]
-        return bernoulli(self.probabilities(t) / (1 - self.shock) * here, self.population, t)
+        unshocked_mask = ~self._walk.at(t)[:, self._group]
+        return bernoulli(self.probabilities(t) / (1 - self.shock) * unshocked_mask, self.population, t)
 
     def _next(self, outage: np.ndarray | None, t: int) -> np.ndarray:
         """[R, groups] which groups have an outage."""

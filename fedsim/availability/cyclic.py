@@ -50,18 +50,20 @@ class Cyclic(Availability):
         if self.reshuffle == "members":  # by symmetry, groups of unequal sizes being in a random order too
             mean = self.population.clients / self.groups if self.k is None else self.k
             return np.full(self.population.shape, mean / self.population.clients)
-        there = self._there(t) if self.reshuffle == "none" else np.full(self.population.shape, 1 / self.groups)
+        group_probability = (
+            self._there(t) if self.reshuffle == "none" else np.full(self.population.shape, 1 / self.groups)
+        )
         sizes = np.bincount(self._group)
-        return there * (1.0 if self.k is None else self.k / sizes[self._group])
+        return group_probability * (1.0 if self.k is None else self.k / sizes[self._group])
 
     def counts(self, t: int) -> np.ndarray:
-        there = self._there(t)
+        mask = self._there(t)
         if self.k is None:
-            return there.astype(np.int8)
-        counts = np.zeros(there.shape, dtype=np.int8)
+            return mask.astype(np.int8)
+        counts = np.zeros(mask.shape, dtype=np.int8)
         for replicate, seed in enumerate(self.population.seeds):
             draw = rng.generator(seed, rng.Purpose.AVAILABILITY, t)
-            counts[replicate, draw.choice(np.flatnonzero(there[replicate]), self.k, replace=False, shuffle=False)] = 1
+            counts[replicate, draw.choice(np.flatnonzero(mask[replicate]), self.k, replace=False, shuffle=False)] = 1
         return counts
 
     def _there(self, t: int) -> np.ndarray:

@@ -58,10 +58,10 @@ class TraceLog(Recorded):
             role(table, self.source, key, name)
         if len({client, start, end}) < 3:
             raise ConfigError(f"availability.client={client}, start={start} and end={end} must be columns of their own")
-        who = clients_of_lines(table, client)
-        self.names = ordered(set(who))
-        at = {name: place for place, name in enumerate(self.names)}
-        self._read(table, start, end, np.array([at[name] for name in who]), round, begin, until)
+        line_clients = clients_of_lines(table, client)
+        self.names = ordered(set(line_clients))
+        at = {name: index for index, name in enumerate(self.names)}
+        self._read(table, start, end, np.array([at[name] for name in line_clients]), round, begin, until)
 
     def _read(
         self,
@@ -105,8 +105,8 @@ class TraceLog(Recorded):
 
         A session is known by its client and by the rank of its time among all times: whole numbers, compared exactly.
         """
-        there = end > start
-        who, start, end = who[there], start[there], end[there]
+        nonempty_mask = end > start
+        who, start, end = who[nonempty_mask], start[nonempty_mask], end[nonempty_mask]
         moments = np.unique(end)
         order = np.lexsort((end, start, who))
         who, start, end = who[order], start[order], end[order]
@@ -126,18 +126,20 @@ class TraceLog(Recorded):
         clients = np.arange(len(self.names or []))
         query = clients * (len(self._starts) + 1) + np.searchsorted(self._starts, moment, "right")
         session = np.searchsorted(self._keys, query, "right") - 1  # the last one that began
-        begun = session >= self._first
+        started_mask = session >= self._first
         if not len(self._who):
             return np.zeros(len(clients))
-        session = np.where(begun, session, 0)
-        whole = self._before[session] - self._before[self._first]
-        return np.where(begun, whole + np.minimum(moment, self._end[session]) - self._start[session], 0.0)
+        session = np.where(started_mask, session, 0)
+        completed_time = self._before[session] - self._before[self._first]
+        return np.where(
+            started_mask, completed_time + np.minimum(moment, self._end[session]) - self._start[session], 0.0
+        )
 
     def record(self, t: int) -> np.ndarray:
         """[n] zeros and ones."""
         covered = self._until((t + 1) * self._step) - self._until(t * self._step)
-        least = self.cover * self._step
-        return (covered > 1e-9 * self._step if least == 0 else covered >= least * (1 - 1e-9)).astype(np.float64)
+        threshold = self.cover * self._step
+        return (covered > 1e-9 * self._step if threshold == 0 else covered >= threshold * (1 - 1e-9)).astype(np.float64)
 
 
 def role(table: Columns, source: str, key: str, name: str) -> None:
@@ -151,8 +153,8 @@ def role(table: Columns, source: str, key: str, name: str) -> None:
 
 def clients_of_lines(table: Columns, name: str) -> list[str]:
     """[N] whose line it is."""
-    called = [called_of(value) for value in table[name].tolist()]
-    lacking = next((row for row, value in enumerate(called) if value is None), None)
+    client_names = [called_of(value) for value in table[name].tolist()]
+    lacking = next((row for row, value in enumerate(client_names) if value is None), None)
     if lacking is not None:
         raise ConfigError(f"{table.source}: {table.where(lacking)} has no {name!r}; name a client, or leave it out")
-    return [str(value) for value in called]
+    return [str(value) for value in client_names]

@@ -33,16 +33,16 @@ class Markov(Availability):
 
     def __init__(self, base: Probability | None = None, persistence: float | list[float] = 0.8) -> None:
         self.base = base or Uniform()
-        given = persistence if isinstance(persistence, (list, tuple)) else [persistence]
-        if not given:
+        coefficients = persistence if isinstance(persistence, (list, tuple)) else [persistence]
+        if not coefficients:
             raise ConfigError("availability.persistence=[] must hold one number per group of clients")
-        for value in given:
-            if abs(checks.real("availability.persistence", value)) >= 1:
+        for coefficient in coefficients:
+            if abs(checks.real("availability.persistence", coefficient)) >= 1:
                 raise ConfigError(
-                    f"availability.persistence={value!r} must lie above -1 and below 1, which freezes the first round "
-                    "for ever"
+                    f"availability.persistence={coefficient!r} must lie above -1 and below 1, which freezes the first "
+                    "round for ever"
                 )
-        self.persistence = [float(value) for value in given]
+        self.persistence = [float(coefficient) for coefficient in coefficients]
 
     def setup(self, population: Population) -> None:
         super().setup(population)
@@ -54,8 +54,8 @@ class Markov(Availability):
     def _refuse_impossible(self) -> None:
         """A chain that changes more often than it stays needs room on both sides."""
         p, correlation = self.base_probabilities, self.correlations
-        inside = (p > 0) & (p < 1)  # at 0 and 1 a chain never moves, whatever λ
-        bad = np.argwhere(inside & ((correlation + (1 - correlation) * p < 0) | ((1 - correlation) * p > 1)))
+        interior_mask = (p > 0) & (p < 1)  # at 0 and 1 a chain never moves, whatever λ
+        bad = np.argwhere(interior_mask & ((correlation + (1 - correlation) * p < 0) | ((1 - correlation) * p > 1)))
         if len(bad):
             replicate, client = bad[0]
             at = p[replicate, client]

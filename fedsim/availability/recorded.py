@@ -55,19 +55,19 @@ class Recorded(Availability):
         """[n] probabilities of the recorded clients in round t < length."""
 
     def record_of(self) -> dict[str, np.ndarray]:
-        found = {name.strip("_"): value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        return {name: value for name, value in found.items() if value.dtype.kind in "biuf"}
+        arrays = {name.strip("_"): value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return {name: value for name, value in arrays.items() if value.dtype.kind in "biuf"}
 
     def setup(self, population: Population) -> None:
         names = population.names_by_replicate or [population.names] * len(population.seeds)
-        found: dict[tuple[str, ...] | None, np.ndarray] = {}  # most often all replicates have the same
+        record_indices: dict[tuple[str, ...] | None, np.ndarray] = {}  # most often all replicates have the same
         for of in names:
-            if of not in found and self.match != "draw":
-                found[of] = self._places(of, population.clients)
+            if of not in record_indices and self.match != "draw":
+                record_indices[of] = self._places(of, population.clients)
         if self.match == "draw":
             self._place = np.stack([self._draw(seed, population.clients) for seed in population.seeds])
         else:
-            self._place = np.stack([found[of] for of in names])
+            self._place = np.stack([record_indices[of] for of in names])
         super().setup(population)
 
     def _draw(self, seed: int, clients: int) -> np.ndarray:
@@ -92,17 +92,17 @@ class Recorded(Availability):
                 )
             numbers = np.arange(clients)
             return np.where(numbers < count, numbers, -1)
-        own = [str(number) for number in range(clients)] if names is None else list(names)
-        at = {name: place for place, name in enumerate(recorded)}
-        place = np.array([at.get(name, -1) for name in own])
-        self._refuse(own, names is not None, place)
-        return place
+        client_names = [str(number) for number in range(clients)] if names is None else list(names)
+        at = {name: record_index for record_index, name in enumerate(recorded)}
+        record_index = np.array([at.get(name, -1) for name in client_names])
+        self._refuse(client_names, names is not None, record_index)
+        return record_index
 
     def _refuse(self, own: list[str], named: bool, place: np.ndarray) -> None:
         """Refuse records that are nobody's, and clients that have none."""
         assert self.names is not None
-        known = set(own)
-        strangers = [name for name in self.names if name not in known]
+        client_names = set(own)
+        strangers = [name for name in self.names if name not in client_names]
         lacking = [name for name, at in zip(own, place, strict=True) if at < 0]
         theirs = f"the run's clients are {_some(own)}" if named else self._nameless(len(own))
         if len(lacking) == len(own):
@@ -142,6 +142,6 @@ class Recorded(Availability):
 
 def _some(names: list[str]) -> str:
     """The first of them, and how many more."""
-    shown = ", ".join(repr(name) for name in names[:SHOWN])
-    more = len(names) - SHOWN
-    return shown if more <= 0 else f"{shown} and {more} more"
+    listing = ", ".join(repr(name) for name in names[:SHOWN])
+    remaining_count = len(names) - SHOWN
+    return listing if remaining_count <= 0 else f"{listing} and {remaining_count} more"

@@ -70,9 +70,9 @@ class DeviceSessions(Availability):
             raise ConfigError(f"availability.length={length!r} must be 1 or more rounds; toss coins for shorter ones")
         self.lengths = checks.choice("availability.law", law, LAWS)
         self.shape = checks.not_negative("availability.shape", shape)
-        least, most = LAWS[self.lengths]
-        if self.lengths != "exponential" and not least <= self.shape <= most:
-            raise ConfigError(f"availability.shape={shape!r} must lie between {least:g} and {most:g} for {law}")
+        minimum, maximum = LAWS[self.lengths]
+        if self.lengths != "exponential" and not minimum <= self.shape <= maximum:
+            raise ConfigError(f"availability.shape={shape!r} must lie between {minimum:g} and {maximum:g} for {law}")
 
     def setup(self, population: Population) -> None:
         super().setup(population)
@@ -81,12 +81,12 @@ class DeviceSessions(Availability):
         self._walk = Walk(self._next)
 
     def probabilities(self, t: int) -> np.ndarray:
-        moved = self.trajectory.at(t, self.base_probabilities, self.population)
-        return np.clip(moved, 0.0, self.base_probabilities)
+        probabilities = self.trajectory.at(t, self.base_probabilities, self.population)
+        return np.clip(probabilities, 0.0, self.base_probabilities)
 
     def counts(self, t: int) -> np.ndarray:
-        now, p = self._walk.at(t), self.base_probabilities
-        return (now.on & (now.level * p < self.probabilities(t))).astype(np.int8)
+        stretch, p = self._walk.at(t), self.base_probabilities
+        return (stretch.on & (stretch.level * p < self.probabilities(t))).astype(np.int8)
 
     def _next(self, now: _Stretch | None, t: int) -> _Stretch:
         if now is None:
@@ -94,12 +94,12 @@ class DeviceSessions(Availability):
         on, until, level = now.on.copy(), now.until.copy(), now.level.copy()
         for replicate, seed in enumerate(self.population.seeds):
             turn = 0
-            while (ended := until[replicate] <= t).any():
+            while (end_mask := until[replicate] <= t).any():
                 draws = rng.generator(seed, rng.Purpose.SPELL, t, turn).random((2, self.population.clients))
-                on[replicate] ^= ended
+                on[replicate] ^= end_mask
                 mean = np.where(on[replicate], self.length, self._off[replicate])
-                until[replicate] += np.where(ended, self._length(mean, draws[0]), 0.0)
-                level[replicate] = np.where(ended, draws[1], level[replicate])
+                until[replicate] += np.where(end_mask, self._length(mean, draws[0]), 0.0)
+                level[replicate] = np.where(end_mask, draws[1], level[replicate])
                 turn += 1
         return _Stretch(on, until, level)
 
@@ -107,9 +107,10 @@ class DeviceSessions(Availability):
         draws = uniforms(self.population, rng.Purpose.SPELL, size=(4, self.population.clients))
         on = draws[:, 0] < self.base_probabilities
         mean = np.where(on, self.length, self._off)
-        left = draws[:, 1] * self._length(mean, draws[:, 2], biased=True)  # the stretch that covers round 0 is a long
-        left = np.where(self.base_probabilities == 1, np.inf, left)  # one; of it, what comes after is uniform
-        return _Stretch(on, left, draws[:, 3])
+        # the stretch that covers round 0 is a long one; of it, what comes after is uniform
+        remaining_length = draws[:, 1] * self._length(mean, draws[:, 2], biased=True)
+        remaining_length = np.where(self.base_probabilities == 1, np.inf, remaining_length)
+        return _Stretch(on, remaining_length, draws[:, 3])
 
     def _length(self, mean: np.ndarray, u: np.ndarray, biased: bool = False) -> np.ndarray:
         """Lengths of these means; `biased`: of the stretch that covers a given moment, of density ∝ x f(x)."""

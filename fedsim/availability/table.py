@@ -47,27 +47,29 @@ class TraceTable(Recorded):
             raise ConfigError(
                 f"availability.client={client}, round={round} and available={available} must be columns of their own"
             )
-        called = clients_of_lines(table, client)
-        self.names = ordered(set(called))
-        at = {name: place for place, name in enumerate(self.names)}
-        who = np.array([at[name] for name in called])
-        when = rounds(table, round)
-        said = np.ones(len(table)) if available is None else probabilities(table, available)
-        self.unknown_reason = RECORD if np.isin(said, (0.0, 1.0)).all() else ""
-        when = when - when.min()
-        self.length = int(when.max()) + 1
-        order = np.lexsort((who, when))
-        self._who, self._when, self._said = who[order], when[order], said[order]
+        line_clients = clients_of_lines(table, client)
+        self.names = ordered(set(line_clients))
+        at = {name: index for index, name in enumerate(self.names)}
+        client_index = np.array([at[name] for name in line_clients])
+        round_numbers = rounds(table, round)
+        values = np.ones(len(table)) if available is None else probabilities(table, available)
+        self.unknown_reason = RECORD if np.isin(values, (0.0, 1.0)).all() else ""
+        round_numbers = round_numbers - round_numbers.min()
+        self.length = int(round_numbers.max()) + 1
+        order = np.lexsort((client_index, round_numbers))
+        self._who, self._when, self._said = client_index[order], round_numbers[order], values[order]
         twice = (self._who[1:] == self._who[:-1]) & (self._when[1:] == self._when[:-1])
         if twice.any():
             row = int(order[1:][twice].min())
-            raise ConfigError(f"{self.source}: {table.where(row)} is another of {called[row]!r} in the same round")
+            raise ConfigError(
+                f"{self.source}: {table.where(row)} is another of {line_clients[row]!r} in the same round"
+            )
 
     def record(self, t: int) -> np.ndarray:
-        here = slice(*np.searchsorted(self._when, [t, t + 1]))
-        found = np.zeros(len(self.names or []))
-        found[self._who[here]] = self._said[here]
-        return found
+        round_slice = slice(*np.searchsorted(self._when, [t, t + 1]))
+        record_values = np.zeros(len(self.names or []))
+        record_values[self._who[round_slice]] = self._said[round_slice]
+        return record_values
 
 
 def rounds(table: Columns, name: str) -> np.ndarray:

@@ -72,8 +72,8 @@ def times(table: Columns, name: str) -> Times:
     values = table[name]
     gaps = np.isnat(values) if values.dtype.kind == "M" else missing(values)
     if gaps.any():
-        where = table.where(int(gaps.argmax()))
-        raise ConfigError(f"{table.source}: {where} has no {name!r}; give a time, or leave the line out")
+        location = table.where(int(gaps.argmax()))
+        raise ConfigError(f"{table.source}: {location} has no {name!r}; give a time, or leave the line out")
     if values.dtype.kind == "M":
         return Times("local", values.astype("datetime64[us]").astype(np.int64))
     numbers = None if values.dtype.kind == "b" else as_numbers(values, gaps)
@@ -89,15 +89,15 @@ def times(table: Columns, name: str) -> Times:
 def instant(key: str, value: Any, kind: str) -> float:
     """A single time of this kind."""
     table = Columns(key, {key: np.array([value], dtype=object)}, lambda n: "it")
-    found = times(table, key)
-    if found.kind != kind:
+    instants = times(table, key)
+    if instants.kind != kind:
         raise ConfigError(f"{key}={value!r} is of other times than the log, which has {KINDS[kind]}")
-    return found.of[0].item()
+    return instants.of[0].item()
 
 
 def _stamps(table: Columns, name: str, values: np.ndarray) -> Times:
     """Timestamps that stand in words, or are objects of Python's datetime."""
-    found, kinds = np.empty(len(values), dtype=np.int64), set()
+    microseconds, kinds = np.empty(len(values), dtype=np.int64), set()
     epoch = datetime.datetime(1970, 1, 1)
     for row, value in enumerate(values.tolist()):
         stamp = value if isinstance(value, datetime.datetime) else _parsed(value)
@@ -109,10 +109,10 @@ def _stamps(table: Columns, name: str, values: np.ndarray) -> Times:
         kinds.add("local" if stamp.tzinfo is None else "zoned")
         if stamp.tzinfo is not None:
             stamp = stamp.astimezone(datetime.timezone.utc).replace(tzinfo=None)
-        found[row] = (stamp - epoch) // datetime.timedelta(microseconds=1)
+        microseconds[row] = (stamp - epoch) // datetime.timedelta(microseconds=1)
     if len(kinds) > 1:
         raise ConfigError(f"{table.source}: some entries of {name!r} have a time zone and some have none")
-    return Times(kinds.pop(), found)
+    return Times(kinds.pop(), microseconds)
 
 
 def _parsed(value: Any) -> datetime.datetime | None:

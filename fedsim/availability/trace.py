@@ -71,8 +71,8 @@ class Trace(Recorded):
 
     def setup(self, population: Population) -> None:
         if self._doubtful is not None:
-            own = population.names or [str(number) for number in range(population.clients)]
-            if set(own) == set(self._doubtful):
+            client_names = population.names or [str(number) for number in range(population.clients)]
+            if set(client_names) == set(self._doubtful):
                 raise ConfigError(
                     f"{self.source}: line 1 may be the names of the clients or their first round; say "
                     "availability.header=true or false"
@@ -86,10 +86,10 @@ class Trace(Recorded):
         bad = np.argwhere(~((table >= 0) & (table <= 1)))
         if len(bad):
             row, column = bad[0]
-            called = "" if self.names is None else f"; if it counts rounds, set availability.round={self.names[column]}"
+            hint = "" if self.names is None else f"; if it counts rounds, set availability.round={self.names[column]}"
             raise ConfigError(
                 f"{self.source}, {where(row + first)}, column {column + 1}: {table[row, column]:g} is not between 0 "
-                f"and 1{called}"
+                f"and 1{hint}"
             )
         return table
 
@@ -110,14 +110,14 @@ class Trace(Recorded):
                 raise ConfigError(
                     f"{self.source} has no column {round!r} (availability.round){checks.nearest(round, table.of)}"
                 )
-            when = rounds(table, round)
-            order = np.argsort(when, kind="stable")
-            gap = np.diff(when[order]) != 1
+            round_numbers = rounds(table, round)
+            order = np.argsort(round_numbers, kind="stable")
+            gap = np.diff(round_numbers[order]) != 1
             if gap.any():
                 row = int(order[int(gap.argmax()) + 1])
                 raise ConfigError(
                     f"{self.source}: {table.where(row)}: the rounds in {round!r} must follow one another, each once; "
-                    f"{when[row]} does not"
+                    f"{round_numbers[row]} does not"
                 )
         clients = [name for name in table.of if name != round]
         if not clients:
@@ -148,8 +148,8 @@ class Trace(Recorded):
                 if _number(cell) is None:
                     raise ConfigError(f"{self.source}, line {number}, column {column}: {cell!r} is not a number")
         if self.names is not None and round is not None and lines:
-            found = np.array(lines, dtype=object)
-            of = {name: found[:, place] for place, name in enumerate(self.names)}
+            cells = np.array(lines, dtype=object)
+            of = {name: cells[:, column_index] for column_index, name in enumerate(self.names)}
             return self._of_columns(Columns(self.source, of, lambda n: f"line {n + head}"), round)
         table = np.array([[_number(cell) for cell in line] for line in lines], dtype=np.float64)
         return self._checked(table, "line {}".format, head)

@@ -117,8 +117,8 @@ class InterleavedSine(Sine):
         self.cutoff = checks.fraction("availability.trajectory.cutoff", cutoff)
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
-        moved = super().at(t, base, population)
-        return np.where(moved >= self.cutoff, moved, 0.0)
+        probabilities = super().at(t, base, population)
+        return np.where(probabilities >= self.cutoff, probabilities, 0.0)
 
 
 class Jitter(Trajectory):

@@ -160,15 +160,15 @@ class Devices(Clock):
     def chance(self, times: Times, virtual: np.ndarray, samples: np.ndarray) -> np.ndarray:
         if self.deadline is None:
             return np.ones(len(virtual))
-        left, needed = self.deadline - times.link, samples * self.sample[virtual]
+        remaining_time, needed = self.deadline - times.link, samples * self.sample[virtual]
         if not self.jitter:
-            return (needed <= left).astype(float)
+            return (needed <= remaining_time).astype(float)
         from scipy.special import ndtr  # here: other clocks need not wait for it
 
         sigma = _sigma(self.jitter)
         with np.errstate(divide="ignore", invalid="ignore"):
-            within = ndtr(np.log(left / needed) / sigma + sigma / 2)
-        return np.where(left > 0, within, 0.0)
+            probability = ndtr(np.log(remaining_time / needed) / sigma + sigma / 2)
+        return np.where(remaining_time > 0, probability, 0.0)
 
 
 class DeadlineFilter(Availability):
@@ -182,8 +182,8 @@ class DeadlineFilter(Availability):
     law = "in time"
 
     def __init__(self, process: Availability, clock: Clock) -> None:
-        said = f"counts the first clock.first={clock.first} that are done, and nobody knows how likely that is"
-        self.process, self.unknown_reason = process, process.unknown_reason or (said if clock.first else "")
+        reason = f"counts the first clock.first={clock.first} that are done, and nobody knows how likely that is"
+        self.process, self.unknown_reason = process, process.unknown_reason or (reason if clock.first else "")
         self.population, self.federation = process.population, process.federation
 
     @classmethod
@@ -199,7 +199,7 @@ class DeadlineFilter(Availability):
 
 
 def _several(key: str, value: float | list[float]) -> list[float]:
-    return [checks.positive(key, each) for each in (value if isinstance(value, (list, tuple)) else [value])]
+    return [checks.positive(key, number) for number in (value if isinstance(value, (list, tuple)) else [value])]
 
 
 def _sigma(spread: float) -> float:

@@ -60,9 +60,9 @@ class ConstantDelay(Delay):
     )
 
     def __init__(self, rounds: int | list[int] = 1) -> None:
-        given = rounds if isinstance(rounds, (list, tuple)) else [rounds]
+        delays = rounds if isinstance(rounds, (list, tuple)) else [rounds]
         self.settings = {"rounds": rounds}
-        self.given = [float(checks.whole("delay.rounds", each, least=0)) for each in given]
+        self.given = [float(checks.whole("delay.rounds", delay, least=0)) for delay in delays]
 
     def setup(self, federation: Federation) -> None:
         super().setup(federation)
@@ -74,8 +74,8 @@ class ConstantDelay(Delay):
 
 class _WithMean(Delay):
     def __init__(self, mean: float | list[float] = 2.0) -> None:
-        given = mean if isinstance(mean, (list, tuple)) else [mean]
-        self.mean = [checks.positive("delay.mean", each) for each in given]
+        means = mean if isinstance(mean, (list, tuple)) else [mean]
+        self.mean = [checks.positive("delay.mean", value) for value in means]
 
     def setup(self, federation: Federation) -> None:
         super().setup(federation)

@@ -42,10 +42,10 @@ class UniformWork(Work):
 
     def setup(self, federation: Federation, work: LocalWork) -> None:
         self.federation, self.by_pass = federation, work.epochs is not None
-        key, most = ("local_epochs", work.epochs) if self.by_pass else ("local_steps", work.steps)
-        assert most is not None
-        if self.least > most:
-            raise ConfigError(f"work.least={self.least} exceeds {key}={most}; lower it")
+        key, maximum = ("local_epochs", work.epochs) if self.by_pass else ("local_steps", work.steps)
+        assert maximum is not None
+        if self.least > maximum:
+            raise ConfigError(f"work.least={self.least} exceeds {key}={maximum}; lower it")
 
     def steps(self, t: int, virtual: np.ndarray, load: Workload) -> np.ndarray:
         seeds, m = self.federation.seeds, self.federation.clients

@@ -89,14 +89,16 @@ class Huber(Contamination):
         slots = torch.arange(batch["x"].shape[1], device=keys.device)
         drawn, fraction = rng.uniform(keys[:, None], slots, torch.float64), self.fractions[batch["client"]][:, None]
         contaminated = lowest(drawn, fraction, batch.get("weight")) if self.exact else drawn < fraction
-        found = batch | {"contaminated": contaminated}
+        contaminated_batch = batch | {"contaminated": contaminated}
         for name, corrupted in self.corrupt(batch, contaminated, rng.fold(keys, 1)).items():
             shape = (*contaminated.shape, *[1] * (corrupted.dim() - 2))
-            found[name] = torch.where(contaminated.reshape(shape), corrupted.to(batch[name].dtype), batch[name])
+            contaminated_batch[name] = torch.where(
+                contaminated.reshape(shape), corrupted.to(batch[name].dtype), batch[name]
+            )
         if "weight" in batch:  # padding stays out
             weight = batch["weight"]
-            found["weight"] = torch.where(contaminated, (weight > 0).to(weight.dtype), weight)
-        return found
+            contaminated_batch["weight"] = torch.where(contaminated, (weight > 0).to(weight.dtype), weight)
+        return contaminated_batch
 
     @abstractmethod
     def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
@@ -113,8 +115,8 @@ def lowest(drawn: Tensor, fraction: Tensor, weight: Tensor | None) -> Tensor:
     """[c, B] is a number among the lowest ϵ_i n of its row? drawn [c, B], fraction [c, 1]; n counts weights above 0."""
     real = torch.ones_like(drawn, dtype=torch.bool) if weight is None else weight > 0
     count = (fraction * real.sum(1, keepdim=True) + 0.5).floor()
-    place = torch.where(real, drawn, 2.0).argsort(1).argsort(1)
-    return real & (place < count)
+    rank = torch.where(real, drawn, 2.0).argsort(1).argsort(1)
+    return real & (rank < count)
 
 
 def real_inputs(contamination: Contamination, dataset: Dataset) -> None:

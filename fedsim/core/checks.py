@@ -13,10 +13,10 @@ from fedsim.core.errors import ConfigError
 def nearest(word: str, known: Iterable[str]) -> str:
     """'; did you mean …?' for the known word that looks most like `word`, else those that contain it, or nothing."""
     lower, options = word.lower(), {option.lower(): option for option in known}
-    found = difflib.get_close_matches(lower, options, n=1, cutoff=0.6)
-    if not found and len(word) > 2:
-        found = sorted((option for option in options if lower in option), key=len)
-    return meant(options[option] for option in found)
+    matches = difflib.get_close_matches(lower, options, n=1, cutoff=0.6)
+    if not matches and len(word) > 2:
+        matches = sorted((option for option in options if lower in option), key=len)
+    return meant(options[option] for option in matches)
 
 
 def meant(words: Iterable[str]) -> str:

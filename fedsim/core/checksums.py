@@ -44,5 +44,5 @@ def damaged(header: dict[str, str], tensors: dict[str, Tensor]) -> str | None:
         return "the header" if header.get("format") in SIGNED else None
     if not isinstance(sums := json.loads(header[SUMS]), dict):
         raise ValueError("an entry is no mapping")
-    found = {name: _of(value) for name, value in tensors.items()} | {"": _of_header(header)}
-    return next((name or "the header" for name in sorted(found) if sums.get(name) != found[name]), None)
+    actual_sums = {name: _of(value) for name, value in tensors.items()} | {"": _of_header(header)}
+    return next((name or "the header" for name in sorted(actual_sums) if sums.get(name) != actual_sums[name]), None)

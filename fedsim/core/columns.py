@@ -41,11 +41,11 @@ class ParameterPartition:
         """Of rows whose parts have these names and sizes: everything travels but what is at home with the client, and
         statistics that travel are averaged."""
         count = torch.tensor(list(sizes.values()))
-        stays, moved = (
+        home_mask, statistics_mask = (
             torch.tensor([name in chosen for name in sizes]).repeat_interleave(count) for chosen in (home, statistics)
         )
-        every = torch.arange(int(count.sum()))
-        return cls(every[~stays & ~moved], every[stays], every[~stays & moved])
+        columns = torch.arange(int(count.sum()))
+        return cls(columns[~home_mask & ~statistics_mask], columns[home_mask], columns[~home_mask & statistics_mask])
 
     @property
     def divided(self) -> bool:
@@ -60,8 +60,8 @@ class ParameterPartition:
     @functools.cached_property
     def _order(self) -> Tensor | None:
         """Where each column is among the three parts; None where they follow one another."""
-        parts = torch.cat([self.shared, self.own, self.averaged])
-        return None if bool((parts.diff() == 1).all()) else parts.argsort()
+        columns = torch.cat([self.shared, self.own, self.averaged])
+        return None if bool((columns.diff() == 1).all()) else columns.argsort()
 
     @functools.cached_property
     def _shared(self) -> Tensor | slice:
@@ -83,9 +83,9 @@ class ParameterPartition:
         if not self.divided:
             return shared
         none = shared[:, :0]
-        own = cohort.gather(memory.clients[OWN]) if len(self.own) else none
+        private_columns = cohort.gather(memory.clients[OWN]) if len(self.own) else none
         averaged = cohort.broadcast(memory.server[AVERAGED]) if len(self.averaged) else none
-        return self.joined(shared, own, averaged)
+        return self.joined(shared, private_columns, averaged)
 
     def of_server(self, shared: Tensor, memory: Memory, federation: Federation) -> Tensor:
         """[R, d_s] → [R, d]: with the mean over all clients of what stays with them, so that there is a model to be
@@ -93,9 +93,9 @@ class ParameterPartition:
         if not self.divided:
             return shared
         none = shared[:, :0]
-        own = federation.mean_over_clients(memory.clients[OWN]) if len(self.own) else none
+        private_columns = federation.mean_over_clients(memory.clients[OWN]) if len(self.own) else none
         averaged = memory.server[AVERAGED] if len(self.averaged) else none
-        return self.joined(shared, own, averaged)
+        return self.joined(shared, private_columns, averaged)
 
     def expand(self, carry: dict[str, Tensor], cohort: Cohort, memory: Memory) -> dict[str, Tensor]:
         """A strategy's carry, whose 'params' and directions [n, d_s] become rows [n, d]; it adds nothing to the
@@ -112,11 +112,11 @@ class ParameterPartition:
 
     def restrict(self, end: dict[str, Tensor], handed: dict[str, Tensor]) -> dict[str, Tensor]:
         """What a strategy sees of a carry after the local steps: entries it had `handed` in their own shapes."""
-        seen = dict(end)
+        strategy_carry = dict(end)
         for name in handed:
             if end[name].shape != handed[name].shape:
-                seen[name] = handed[name] if name == "proximal" else self.seen(end[name])
-        return seen
+                strategy_carry[name] = handed[name] if name == "proximal" else self.seen(end[name])
+        return strategy_carry
 
     def keep(self, rows: Tensor, cohort: Cohort, memory: Memory) -> None:
         """Take what does not travel, and the mean of what is averaged, out of the rows [n, d] of a round."""

@@ -75,9 +75,9 @@ def without_effect(at: str, part: Any, run: Any) -> Iterator[str]:
     for path, owner in _objects(at, part):
         for name, rules in _declared(owner, "effective_if").items():
             for rule in rules:
-                given = _value(owner, rule)
-                if differs(type(owner), name, given) and not rule.condition(owner, run):
-                    yield f"{_named(path, name, given)} has no effect without {rule.needs.replace('{at}', path)}"
+                value = _value(owner, rule)
+                if differs(type(owner), name, value) and not rule.condition(owner, run):
+                    yield f"{_named(path, name, value)} has no effect without {rule.needs.replace('{at}', path)}"
                     break
 
 
@@ -87,24 +87,24 @@ def stops_training(at: str, part: Any, run: Any) -> Iterator[str]:
         for name, rules in _declared(owner, "stops_training").items():
             for rule in rules:
                 if rule.condition(owner, run):
-                    given = _value(owner, rule)
-                    yield f"{_named(path, name, given)} trains nothing: {rule.because.replace('{at}', path)}"
+                    value = _value(owner, rule)
+                    yield f"{_named(path, name, value)} trains nothing: {rule.because.replace('{at}', path)}"
 
 
 def parameters(cls: type) -> dict[str, Any]:
     """Name → default of what a constructor takes, those handed on as `**options` included; `REQUIRED` without one."""
-    found: dict[str, Any] = {}
-    for each in cls.__mro__:
-        if "__init__" not in vars(each) or each is object:
+    defaults: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base) or base is object:
             continue
-        signature = inspect.signature(vars(each)["__init__"]).parameters.values()
+        signature = inspect.signature(vars(base)["__init__"]).parameters.values()
         kinds = {parameter.kind for parameter in signature}
         for parameter in list(signature)[1:]:
             if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-                found.setdefault(parameter.name, parameter.default)
+                defaults.setdefault(parameter.name, parameter.default)
         if inspect.Parameter.VAR_KEYWORD not in kinds:
             break
-    return found
+    return defaults
 
 
 def differs(cls: type, name: str, value: Any) -> bool:
@@ -120,14 +120,16 @@ def differs(cls: type, name: str, value: Any) -> bool:
 
 def _declared(part: Any, kind: str) -> dict[str, list[Any]]:
     """Parameter → declarations of an object's class and of those it derives from, for parameters that it takes."""
-    found: dict[str, list[Any]] = {}
-    known: dict[str, Any] | None = None
+    declarations: dict[str, list[Any]] = {}
+    constructor_parameters: dict[str, Any] | None = None
     for cls in type(part).__mro__:
         for rule in vars(cls).get(kind, ()):
-            known = parameters(type(part)) if known is None else known
-            if rule.parameter in known:
-                found.setdefault(rule.parameter, []).append(rule)
-    return found
+            constructor_parameters = (
+                parameters(type(part)) if constructor_parameters is None else constructor_parameters
+            )
+            if rule.parameter in constructor_parameters:
+                declarations.setdefault(rule.parameter, []).append(rule)
+    return declarations
 
 
 def _objects(at: str, part: Any) -> Iterator[tuple[str, Any]]:
@@ -135,21 +137,21 @@ def _objects(at: str, part: Any) -> Iterator[tuple[str, Any]]:
     if part is None:
         return
     yield at, part
-    inside = getattr(part, "named_parts", None)  # of an object that was given several
-    if at and inside is None:
-        taken = {f.name for f in fields(part)} if is_dataclass(part) else parameters(type(part)).keys()
-        inside = {name: value for name, value in getattr(part, "__dict__", {}).items() if name in taken}
-    for name, value in (inside or {}).items():
+    members = getattr(part, "named_parts", None)  # of an object that was given several
+    if at and members is None:
+        parameter_names = {f.name for f in fields(part)} if is_dataclass(part) else parameters(type(part)).keys()
+        members = {name: value for name, value in getattr(part, "__dict__", {}).items() if name in parameter_names}
+    for name, value in (members or {}).items():
         if hasattr(value, "effective_if") or hasattr(value, "stops_training"):
             yield from _objects(f"{at}.{name}", value)
 
 
 def _value(owner: Any, rule: Any) -> Any:
     """What the object was given for the parameter of this declaration."""
-    found = owner
+    value = owner
     for name in (rule.attribute or rule.parameter).split("."):
-        found = found[name] if isinstance(found, dict) else getattr(found, name)
-    return found
+        value = value[name] if isinstance(value, dict) else getattr(value, name)
+    return value
 
 
 def _named(at: str, name: str, value: Any) -> str:

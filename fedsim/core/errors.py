@@ -45,7 +45,7 @@ def first_line(error: BaseException, otherwise: str = "no message") -> str:
 def of_part(error: ConfigError, group: str, part: str) -> ConfigError:
     """An error of an object in a group's, which names its keys as if it were the group's own: `strategy.bad` of a rule
     is `strategy.rule.bad`."""
-    said = str(error)
-    if f"{group}.{part}." in said:
+    message = str(error)
+    if f"{group}.{part}." in message:
         return error
-    return type(error)(re.sub(rf"\b{group}\.(?=\w)", f"{group}.{part}.", said))
+    return type(error)(re.sub(rf"\b{group}\.(?=\w)", f"{group}.{part}.", message))

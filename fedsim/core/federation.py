@@ -70,8 +70,8 @@ class Federation:
             raise ConfigError(f"clients={self.clients} cannot be divided among {self.ranks.count} ranks; start fewer")
         self.own = np.arange(self.clients)[self.ranks.share]
         self.seed_of_replicate = torch.tensor(self.seeds, dtype=torch.int64, device=self.device)
-        given = self.sizes if self.shares is None else np.tile(self.shares, self.replicates)
-        shares = np.asarray(given, dtype=np.float64).reshape(self.replicates, self.clients)
+        raw_shares = self.sizes if self.shares is None else np.tile(self.shares, self.replicates)
+        shares = np.asarray(raw_shares, dtype=np.float64).reshape(self.replicates, self.clients)
         belongs = np.arange(self.clients) < (self.clients if self.members is None else self.members)
         shares = np.where(shares.sum(1, keepdims=True) > 0, shares, 1.0) * belongs
         self.data_fractions = (shares / shares.sum(1, keepdims=True)).reshape(-1)
@@ -91,8 +91,8 @@ class Federation:
     def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """[R·m', *shape] client memory before round 0, which `Cohort.gather` and `Cohort.scatter` reach wherever it
         lies; single numbers are always on the device."""
-        place = self.place if shape else "device"
-        return placed((self.rows, *shape), dtype or self.dtype, self.device, place)
+        placement = self.place if shape else "device"
+        return placed((self.rows, *shape), dtype or self.dtype, self.device, placement)
 
     def broadcast(self, values: Tensor) -> Tensor:
         """[R, …] → [R·m', …]: client memory, as `zeros`, in which everybody has its replicate's value."""
@@ -140,9 +140,9 @@ class Federation:
         """[R·m'] host numbers, one per row here → [R·m] of all virtual clients."""
         if self.ranks.count == 1:
             return values
-        whole = np.zeros((self.replicates, self.clients))
-        whole[:, self.ranks.share] = values.reshape(self.replicates, -1)
-        return self.ranks.all_reduce_host(whole)[0].reshape(-1)
+        gathered = np.zeros((self.replicates, self.clients))
+        gathered[:, self.ranks.share] = values.reshape(self.replicates, -1)
+        return self.ranks.all_reduce_host(gathered)[0].reshape(-1)
 
     def reduce(self, weights: Tensor, rows: Tensor, bounds: Sequence[int]) -> Tensor:
         """[R, …] the weighted sum of rows per replicate: the only place where clients are added.
@@ -156,9 +156,9 @@ class Federation:
             bounds: R + 1 host integers; replicate r owns rows[bounds[r]:bounds[r + 1]].
         """
         counts, width = np.diff(bounds).tolist(), math.prod(rows.shape[1:])
-        parts = zip(weights.split(counts), rows.reshape(len(rows), width).split(counts), strict=True)
-        own = torch.cat([torch.dot(w, x[:, 0])[None] if width == 1 else w[None] @ x for w, x in parts])
-        return self.ranks.sum(own.reshape(len(counts), *rows.shape[1:]).to(self.device))
+        weighted_rows = zip(weights.split(counts), rows.reshape(len(rows), width).split(counts), strict=True)
+        local_sums = torch.cat([torch.dot(w, x[:, 0])[None] if width == 1 else w[None] @ x for w, x in weighted_rows])
+        return self.ranks.sum(local_sums.reshape(len(counts), *rows.shape[1:]).to(self.device))
 
 
 class Cohort(RowStatistics):
@@ -224,8 +224,9 @@ class Cohort(RowStatistics):
 
     def _on_device(self, numbers: np.ndarray) -> Tensor:
         federation = self.federation
-        own = torch.tensor(numbers, dtype=federation.dtype)  # a copy begins where all of torch's memory does: same bits
-        return own.to(federation.device, non_blocking=True)
+        # A copy begins where all of torch's memory does: same bits.
+        host_tensor = torch.tensor(numbers, dtype=federation.dtype)
+        return host_tensor.to(federation.device, non_blocking=True)
 
     def __len__(self) -> int:
         return len(self.host.rows)

@@ -115,12 +115,12 @@ def check_free(folder: Path) -> None:
 
 def _opened(path: Path) -> tuple[bool, int]:
     """Was it made, and its descriptor?"""
-    how = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)  # a link may lead to somebody's file
+    flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)  # a link may lead to somebody's file
     try:
-        return True, os.open(path, how | os.O_CREAT | os.O_EXCL, 0o666)
+        return True, os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         try:
-            return False, os.open(path, how)
+            return False, os.open(path, flags)
         except FileNotFoundError:
             return _opened(path)
 
@@ -176,18 +176,18 @@ def _gone(owner: dict[str, Any]) -> bool:
 def _owner(path: Path) -> dict[str, Any]:
     """What the file says; nothing where it is being written."""
     try:
-        found = json.loads(path.read_text())
+        owner = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return owner if isinstance(owner, dict) else {}
 
 
 def _in_use(path: Path, remedy: str) -> str:
     owner = _owner(path)
-    who = "another process"
+    holder = "another process"
     if owner:
-        who = f"process {owner.get('pid')} on {owner.get('host')}, which took it at {owner.get('since')}"
-    return f"out={path.parent} is in use by {who}; wait until that ends, {remedy}"
+        holder = f"process {owner.get('pid')} on {owner.get('host')}, which took it at {owner.get('since')}"
+    return f"out={path.parent} is in use by {holder}; wait until that ends, {remedy}"
 
 
 def _give_back() -> None:

@@ -56,6 +56,6 @@ class Memory:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything, by the names a checkpoint uses; a state's fields have no dots."""
-        parts = {"clients": self.clients, "server": self.server, "evaluated": self.evaluated, "uplink": self.uplink}
-        parts[IN_FLIGHT] = self.in_flight
-        return {f"{part}.{name}": value for part, kept in parts.items() for name, value in kept.items()}
+        groups = {"clients": self.clients, "server": self.server, "evaluated": self.evaluated, "uplink": self.uplink}
+        groups[IN_FLIGHT] = self.in_flight
+        return {f"{group}.{name}": value for group, entries in groups.items() for name, value in entries.items()}

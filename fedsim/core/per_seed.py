@@ -50,8 +50,10 @@ class PerSeed:
             return how(self.like(other), other)
         if not isinstance(other, (float, int, PerSeed)):
             return NotImplemented
-        others = other.values if isinstance(other, PerSeed) else [other] * len(self.values)
-        return PerSeed(tuple(how(one, two) for one, two in zip(self.values, others, strict=True)))
+        other_values = other.values if isinstance(other, PerSeed) else [other] * len(self.values)
+        return PerSeed(
+            tuple(how(value, other_value) for value, other_value in zip(self.values, other_values, strict=True))
+        )
 
     def __mul__(self, other: Any) -> Any:
         return self._reckoned(other, operator.mul)
@@ -95,7 +97,7 @@ def per_seed(key: str, value: Numbers, check: Callable[[str, Any], float]) -> Se
         return check(key, value)
     if not len(value):
         raise ConfigError(f"{key}=[] has no entries; give one number, or one per seed")
-    numbers = tuple(check(f"{key}[{place}]", entry) for place, entry in enumerate(value))
+    numbers = tuple(check(f"{key}[{index}]", entry) for index, entry in enumerate(value))
     return numbers[0] if len(numbers) == 1 else PerSeed(numbers)
 
 
@@ -106,10 +108,10 @@ def largest(setting: Setting) -> float:
 
 def given_per_seed(group: str, part: object, inside: type) -> Mapping[str, Sequence[float]]:
     """Key → numbers of an object's settings that were given for each seed, and of objects of the class in it."""
-    found: dict[str, Sequence[float]] = {}
+    numbers_by_key: dict[str, Sequence[float]] = {}
     for name, value in vars(part).items():
         if isinstance(value, PerSeed):
-            found[f"{group}.{name}"] = value.values
+            numbers_by_key[f"{group}.{name}"] = value.values
         elif isinstance(value, inside):
-            found |= given_per_seed(f"{group}.{name}", value, inside)
-    return found
+            numbers_by_key |= given_per_seed(f"{group}.{name}", value, inside)
+    return numbers_by_key

@@ -51,8 +51,8 @@ class Ranks:
             return cls()
         ranks = cls(int(environment["RANK"]), count, int(environment.get("LOCAL_RANK", "0")))
         if not dist.is_initialized():
-            both = torch.cuda.is_available() and dist.is_nccl_available()
-            ranks._talk(lambda: dist.init_process_group("cpu:gloo,cuda:nccl" if both else "gloo", timeout=patience))
+            use_nccl = torch.cuda.is_available() and dist.is_nccl_available()
+            ranks._talk(lambda: dist.init_process_group("cpu:gloo,cuda:nccl" if use_nccl else "gloo", timeout=patience))
         return ranks
 
     @property
@@ -69,11 +69,11 @@ class Ranks:
         """Of several ranks 'auto' and 'cuda' are the GPU of this rank's number on its machine; else what was given."""
         if self.count == 1 or name not in ("auto", "cuda") or not torch.cuda.is_available():
             return name
-        here = torch.cuda.device_count()
-        if self.local >= here:
+        gpus = torch.cuda.device_count()
+        if self.local >= gpus:
             raise ConfigError(
-                f"device={name}: rank {self.rank} is number {self.local + 1} on its machine, which has {here} GPUs; "
-                f"start torchrun with --nproc-per-node={here}, or set device=cpu"
+                f"device={name}: rank {self.rank} is number {self.local + 1} on its machine, which has {gpus} GPUs; "
+                f"start torchrun with --nproc-per-node={gpus}, or set device=cpu"
             )
         torch.cuda.set_device(self.local)
         return f"cuda:{self.local}"
@@ -89,15 +89,15 @@ class Ranks:
         if self.count == 1:
             return values
         flat = self.sum(torch.from_numpy(np.concatenate([np.ravel(v).astype(np.float64) for v in values]))).numpy()
-        parts = np.split(flat, np.cumsum([np.size(v) for v in values])[:-1])
-        return tuple(part.reshape(np.shape(v)) for part, v in zip(parts, values, strict=True))
+        arrays = np.split(flat, np.cumsum([np.size(v) for v in values])[:-1])
+        return tuple(array.reshape(np.shape(v)) for array, v in zip(arrays, values, strict=True))
 
     def least(self, numbers: np.ndarray) -> np.ndarray:
         """The smallest over ranks of each of these."""
         if self.count > 1:
-            found = torch.from_numpy(numbers.copy())
-            self._talk(lambda: dist.all_reduce(found, dist.ReduceOp.MIN))
-            return found.numpy()
+            minima = torch.from_numpy(numbers.copy())
+            self._talk(lambda: dist.all_reduce(minima, dist.ReduceOp.MIN))
+            return minima.numpy()
         return numbers
 
     def gather(self, value: T) -> list[T]:
@@ -122,9 +122,9 @@ class Ranks:
         """What rank 0 says, whatever the others say."""
         if self.count == 1:
             return value
-        told = [value]
-        self._talk(lambda: dist.broadcast_object_list(told, 0))
-        return told[0]
+        objects = [value]
+        self._talk(lambda: dist.broadcast_object_list(objects, 0))
+        return objects[0]
 
     def broadcast_tensor(self, values: Tensor | None, like: Tensor) -> Tensor:
         """The host tensor of rank 0 (None elsewhere) for every rank; `like` has its shape and dtype."""

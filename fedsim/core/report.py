@@ -82,9 +82,9 @@ class Report:
         """
         memory = self.memory or Memory()
         if name not in memory.clients:
-            known = sorted(memory.clients)
+            names = sorted(memory.clients)
             raise ConfigError(
                 f"the strategy asks what clients remember as {name!r}, but local rule and shift of this run remember "
-                f"{', '.join(known) or 'nothing'}{checks.nearest(name, known)}; choose another local rule"
+                f"{', '.join(names) or 'nothing'}{checks.nearest(name, names)}; choose another local rule"
             )
         return self.cohort.gather(memory.clients[name]) if memory.kept else memory.ended[name]

@@ -135,8 +135,8 @@ def fold_host(keys: np.ndarray, values: np.ndarray | int) -> np.ndarray:
         mixed = _mix64_array(values.astype(np.int64, copy=False).view(np.uint64) + _GAMMA_HOST)
     else:
         mixed = np.array([_mix64_host(int(values) + _GAMMA)]).view(np.uint64)
-    found: np.ndarray = _mix64_array((keys.view(np.uint64) ^ _GAMMA_HOST) + mixed).view(np.int64)
-    return found
+    folded: np.ndarray = _mix64_array((keys.view(np.uint64) ^ _GAMMA_HOST) + mixed).view(np.int64)
+    return folded
 
 
 def row_keys_host(seeds: np.ndarray, purpose: Purpose, clients: np.ndarray, *counters: int) -> np.ndarray:
@@ -162,8 +162,9 @@ def uniform(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) 
 
 def below(keys: Tensor, counters: Tensor, p: float) -> Tensor:
     """Is `uniform(keys, counters)` < p? Decided on the bits themselves, which takes half as long."""
-    least = math.ceil(p * (1 << 24)) << 8  # as an unsigned number; with the top bit flipped, signed ones sort likewise
-    return (bits(keys, counters) ^ -(1 << 31)) < least - (1 << 31)
+    # As an unsigned number; with the top bit flipped, signed ones sort likewise.
+    threshold = math.ceil(p * (1 << 24)) << 8
+    return (bits(keys, counters) ^ -(1 << 31)) < threshold - (1 << 31)
 
 
 def normal(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -19,10 +19,10 @@ def flatten(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any
 
 def short(keys: Iterable[str]) -> dict[str, str]:
     """Key → its last word, or the whole key where others end alike."""
-    known = list(dict.fromkeys(keys))
-    last = {key: re.split(r"[./]", said(key))[-1] for key in known}
+    unique_keys = list(dict.fromkeys(keys))
+    last = {key: re.split(r"[./]", said(key))[-1] for key in unique_keys}
     count = Counter(last.values())
-    return {key: last[key] if count[last[key]] == 1 else said(key).replace("/", ".") for key in known}
+    return {key: last[key] if count[last[key]] == 1 else said(key).replace("/", ".") for key in unique_keys}
 
 
 def said(key: str) -> str:

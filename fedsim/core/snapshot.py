@@ -90,21 +90,21 @@ def changed(before: Node, after: Node) -> list[str]:
 
     Whether two references lead to one object or to two with equal values makes no difference.
     """
-    found: list[str] = []
-    seen: set[tuple[int, int]] = set()
+    changed_paths: list[str] = []
+    compared_pairs: set[tuple[int, int]] = set()
     waiting: list[tuple[Any, Node | None, Node | None]] = [(None, before, after)]  # with linked labels, the last first
     while waiting:
         path, one, other = waiting.pop()
         if one is None or other is None or one.kind != other.kind or one.value != other.value:
-            found.append(_place(path))
+            changed_paths.append(_place(path))
             continue
-        if one is other or (id(one), id(other)) in seen:
+        if one is other or (id(one), id(other)) in compared_pairs:
             continue
-        seen.add((id(one), id(other)))
+        compared_pairs.add((id(one), id(other)))
         labels = [*one.children, *(label for label in other.children if label not in one.children)]
         for label in reversed(labels):
             waiting.append(((label, path), one.children.get(label), other.children.get(label)))
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(changed_paths))
 
 
 def key(node: Node) -> Hashable:
@@ -113,14 +113,14 @@ def key(node: Node) -> Hashable:
     rows: list[Hashable] = []
     waiting = [node]
     while waiting:
-        one = waiting.pop()
+        parent = waiting.pop()
         children = []
-        for label, child in one.children.items():
+        for label, child in parent.children.items():
             if id(child) not in numbers:
                 numbers[id(child)] = len(numbers)
                 waiting.append(child)
             children.append((label, numbers[id(child)]))
-        rows.append((numbers[id(one)], one.kind, one.value, tuple(children)))
+        rows.append((numbers[id(parent)], parent.kind, parent.value, tuple(children)))
     return tuple(rows)
 
 
@@ -239,13 +239,13 @@ class _Reader:
         """The globals that a function names, and of modules of the user's the attributes that it names."""
         names = _names(value.__code__)
         for name in sorted(names & value.__globals__.keys()):
-            found = value.__globals__[name]
-            if not isinstance(found, types.ModuleType):
-                self.add(node, f" global {name!r}", found)
-            elif self.of_user(found.__name__, getattr(found, "__file__", None)):
-                for attribute in sorted(names & vars(found).keys()):
-                    if not isinstance(vars(found)[attribute], types.ModuleType):
-                        self.add(node, f" global {name}.{attribute}", vars(found)[attribute])
+            global_value = value.__globals__[name]
+            if not isinstance(global_value, types.ModuleType):
+                self.add(node, f" global {name!r}", global_value)
+            elif self.of_user(global_value.__name__, getattr(global_value, "__file__", None)):
+                for attribute in sorted(names & vars(global_value).keys()):
+                    if not isinstance(vars(global_value)[attribute], types.ModuleType):
+                        self.add(node, f" global {name}.{attribute}", vars(global_value)[attribute])
 
     def method(self, value: types.MethodType, node: Node) -> None:
         self.add(node, ".__func__", value.__func__)
@@ -259,9 +259,9 @@ class _Reader:
     def wrapper(self, value: Any, node: Node) -> None:
         """A cached function, a property, a class or static method: the function inside."""
         for name in ("__wrapped__", "__func__", "fget", "fset", "func"):
-            inside = getattr(value, name, None)
-            if callable(inside):
-                self.add(node, f".{name}", inside)
+            function = getattr(value, name, None)
+            if callable(function):
+                self.add(node, f".{name}", function)
 
     def cls(self, value: type, node: Node) -> None:
         """A class of the user's: its attributes and its methods, and those of its bases that are the user's too."""
@@ -304,17 +304,17 @@ class _Reader:
             return
         with warnings.catch_warnings(), contextlib.suppress(Exception):
             warnings.simplefilter("ignore")
-            parts = value.__reduce__()
-            for number, part in enumerate(parts[1:] if isinstance(parts, tuple) else (parts,)):
-                self.add(node, f".{number}", part)
+            reduced = value.__reduce__()
+            for number, item in enumerate(reduced[1:] if isinstance(reduced, tuple) else (reduced,)):
+                self.add(node, f".{number}", item)
 
     def module(self, value: nn.Module, node: Node) -> None:
         """Parameters, buffers and submodules by their names, and all other attributes."""
-        parts = ("_parameters", "_buffers", "_modules")
-        for part in parts:
-            for name, inside in getattr(value, part).items():
-                self.add(node, f".{name}", inside)
-        self.attributes(value, node, {*parts, "training"})
+        registries = ("_parameters", "_buffers", "_modules")
+        for registry in registries:
+            for name, member in getattr(value, registry).items():
+                self.add(node, f".{name}", member)
+        self.attributes(value, node, {*registries, "training"})
         self.class_of(value, node)
 
     def object(self, value: Any, node: Node) -> None:
@@ -328,9 +328,9 @@ class _Reader:
     def attributes(self, value: Any, node: Node, but: Iterable[str] = ()) -> None:
         kind: Any = type(value)
         remembered, slots = _attributes(kind)
-        own, left = getattr(value, "__dict__", {}), remembered.union(but)
-        for name in sorted(name for name in own if isinstance(name, str) and name not in left):
-            self.add(node, f".{name}", own[name])
+        instance_dict, excluded = getattr(value, "__dict__", {}), remembered.union(but)
+        for name in sorted(name for name in instance_dict if isinstance(name, str) and name not in excluded):
+            self.add(node, f".{name}", instance_dict[name])
         for name, mangled in slots:
             with contextlib.suppress(AttributeError):
                 self.add(node, f".{name}", getattr(value, mangled))
@@ -387,8 +387,8 @@ def _attributes(kind: Any) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]
 @functools.lru_cache(4096)
 def _names(code: types.CodeType) -> frozenset[str]:
     """Names that a function's code refers to, nested functions included."""
-    inside = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(code.co_names).union(*inside)
+    nested_names = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(code.co_names).union(*nested_names)
 
 
 def _plain(value: Any) -> Any:
@@ -407,12 +407,12 @@ def _digest(array: np.ndarray) -> bytes:
 
 def _tensor(value: Tensor) -> Any:
     """Shape, type and a digest of the values; of a large one also how often it was written to in place."""
-    what = (tuple(value.shape), value.dtype, str(value.device), value.requires_grad, value.layout)
+    metadata = (tuple(value.shape), value.dtype, str(value.device), value.requires_grad, value.layout)
     if value.device.type == "meta" or torch._C._functorch.is_functorch_wrapped_tensor(value):
-        return what
+        return metadata
     value = value.detach()
     if value.layout != torch.strided:
-        return what, tuple(_tensor(part) for part in _sparse(value)), value._version
+        return metadata, tuple(_tensor(component) for component in _sparse(value)), value._version
     times = None
     if value.numel() * value.element_size() > LARGE:
         times = value._version
@@ -420,7 +420,7 @@ def _tensor(value: Tensor) -> Any:
     if value.is_quantized:
         value = value.int_repr()
     value = value.resolve_conj().resolve_neg().cpu().contiguous()
-    return what, _digest(value.reshape(-1).view(torch.uint8).numpy()) if value.numel() else b"", times
+    return metadata, _digest(value.reshape(-1).view(torch.uint8).numpy()) if value.numel() else b"", times
 
 
 def _sparse(value: Tensor) -> tuple[Tensor, ...]:

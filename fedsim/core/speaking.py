@@ -162,6 +162,6 @@ class _Once(logging.Filter):
 
 def once_each(logger: str) -> None:
     """From now on this logger gives every message once in this process: the jobs of a sweep share most settings."""
-    found = logging.getLogger(logger)
-    if not any(isinstance(each, _Once) for each in found.filters):
-        found.addFilter(_Once())
+    named_logger = logging.getLogger(logger)
+    if not any(isinstance(log_filter, _Once) for log_filter in named_logger.filters):
+        named_logger.addFilter(_Once())

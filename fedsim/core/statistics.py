@@ -75,16 +75,16 @@ class RowStatistics:
             >>> cohort.each(lambda rows: rows.max(0).values, torch.tensor([1.0, 5.0, 3.0, 2.0])).tolist()
             [5.0, 2.0]
         """
-        parts = list(zip(*(self.by_replicate(own) for own in rows), strict=True))
-        found = [function(*own) if len(own[0]) else None for own in parts]
-        like = next((value for value in found if value is not None), None)
+        replicate_rows = list(zip(*(self.by_replicate(own) for own in rows), strict=True))
+        values = [function(*own) if len(own[0]) else None for own in replicate_rows]
+        like = next((value for value in values if value is not None), None)
         if like is None:  # what shape it has is seen on a row of zeros
             like = function(*(own.new_zeros(1, *own.shape[1:]) for own in rows))
-        for value in found:
+        for value in values:
             if value is not None and not (isinstance(value, Tensor) and value.shape == like.shape):
                 got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
                 raise ValueError(f"each replicate's value must be a tensor of one shape, and not {got}")
-        return torch.stack([torch.zeros_like(like) if value is None else value for value in found])
+        return torch.stack([torch.zeros_like(like) if value is None else value for value in values])
 
     def median(self, rows: Tensor) -> Tensor:
         """[n, …] → [R, …], number by number; of an even number of rows the mean of the middle two."""
@@ -96,9 +96,9 @@ class RowStatistics:
             raise ValueError(f"q={q!r} must lie between 0 and 1")
 
         def of(own: Tensor) -> Tensor:
-            place = q * (len(own) - 1)
+            position = q * (len(own) - 1)
             ordered = own.sort(0).values
-            return torch.lerp(ordered[int(place)], ordered[min(int(place) + 1, len(own) - 1)], place % 1)
+            return torch.lerp(ordered[int(position)], ordered[min(int(position) + 1, len(own) - 1)], position % 1)
 
         return self.each(of, _real(rows))
 
@@ -115,8 +115,8 @@ class RowStatistics:
 
     def distances(self, rows: Tensor) -> list[Tensor]:
         """[n, d] → of each replicate [k, k], the Euclidean distances between its rows."""
-        apart = (own - own.mean(0) for own in self.by_replicate(_real(rows)))
-        return [torch.cdist(own, own) for own in apart]
+        centred = (replicate_rows - replicate_rows.mean(0) for replicate_rows in self.by_replicate(_real(rows)))
+        return [torch.cdist(replicate_rows, replicate_rows) for replicate_rows in centred]
 
     def by_replicate(self, rows: Tensor) -> list[Tensor]:
         """[n, …] rows of the cohort → of each replicate [k, …] those of all ranks that take part, by client."""
@@ -147,12 +147,12 @@ class RowStatistics:
             return values, self.host.virtual, self.bounds
         replicates, clients = self.shape
         everyone = replicates * clients
-        whole, there = np.zeros((*values.shape[:-1], everyone)), np.zeros(everyone)
-        whole[..., self.host.virtual], there[self.host.virtual] = values, 1
-        whole, there = self.ranks.all_reduce_host(whole, there)
-        virtual = np.flatnonzero(there)
+        gathered, present = np.zeros((*values.shape[:-1], everyone)), np.zeros(everyone)
+        gathered[..., self.host.virtual], present[self.host.virtual] = values, 1
+        gathered, present = self.ranks.all_reduce_host(gathered, present)
+        virtual = np.flatnonzero(present)
         bounds = np.searchsorted(virtual, np.arange(0, everyone + 1, clients))
-        return whole[..., virtual].astype(values.dtype), virtual, [int(b) for b in bounds]
+        return gathered[..., virtual].astype(values.dtype), virtual, [int(b) for b in bounds]
 
 
 def _real(rows: Tensor) -> Tensor:

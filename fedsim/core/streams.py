@@ -34,14 +34,14 @@ def reseed(seed: int) -> None:
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
     """Whatever is drawn inside, afterwards all streams are as before."""
-    kept = rng_state()
+    saved_state = rng_state()
     try:
         with torch.random.fork_rng():
             yield
     finally:
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])  # noqa: NPY002 (a user's module may draw from it)
-        random.setstate(kept[2])
+        torch.set_rng_state(saved_state[0])
+        np.random.set_state(saved_state[1])  # noqa: NPY002 (a user's module may draw from it)
+        random.setstate(saved_state[2])
 
 
 @contextlib.contextmanager

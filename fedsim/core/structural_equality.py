@@ -32,15 +32,15 @@ def structurally_equal(one: Any, other: Any, but: frozenset[str] = frozenset(), 
     if pair in under:
         return True
     under.add(pair)
-    same = functools.partial(structurally_equal, under=under)
+    nested_equal = functools.partial(structurally_equal, under=under)
     if isinstance(one, PLAIN):
         return bool(one == other or (one != one and other != other))
     if isinstance(one, nn.Module):
-        return _modules(one, other, same)
+        return _modules(one, other, nested_equal)
     for kind, compare in KINDS.items():
         if isinstance(one, kind):
-            return bool(compare(one, other, same))
-    return _objects(one, other, but, same)
+            return bool(compare(one, other, nested_equal))
+    return _objects(one, other, but, nested_equal)
 
 
 def _tensors(one: Tensor, other: Tensor) -> bool:
@@ -71,10 +71,12 @@ def _modules(one: nn.Module, other: nn.Module, same: Callable[..., bool]) -> boo
             return False
         if not parameter.requires_grad and not torch.equal(parameter, twin):
             return False
-    own, others = ({k: v for k, v in of.__dict__.items() if k != "_parameters"} for of in (one, other))
-    hooks = [name for name in own if name.endswith("_hooks") and isinstance(own[name], dict)]
-    heard = all(same(list(own.pop(name).values()), list(others.pop(name, {}).values())) for name in hooks)
-    return heard and list(one._parameters) == list(other._parameters) and _mappings(own, others, same)
+    attributes, other_attributes = ({k: v for k, v in of.__dict__.items() if k != "_parameters"} for of in (one, other))
+    hooks = [name for name in attributes if name.endswith("_hooks") and isinstance(attributes[name], dict)]
+    heard = all(
+        same(list(attributes.pop(name).values()), list(other_attributes.pop(name, {}).values())) for name in hooks
+    )
+    return heard and list(one._parameters) == list(other._parameters) and _mappings(attributes, other_attributes, same)
 
 
 def _objects(one: Any, other: Any, but: frozenset[str], same: Callable[..., bool]) -> bool:
@@ -84,13 +86,15 @@ def _objects(one: Any, other: Any, but: frozenset[str], same: Callable[..., bool
     if not hasattr(one, "__dict__") and not slots:
         return False
     remembered = functools.cached_property
-    left = but | {name for kind in kinds for name, value in vars(kind).items() if isinstance(value, remembered)}
-    own, others = (
-        {name: value for name, value in getattr(of, "__dict__", {}).items() if name not in left}
-        | {name: getattr(of, name, None) for name in slots if name not in left}
+    excluded = but | {name for kind in kinds for name, value in vars(kind).items() if isinstance(value, remembered)}
+    attributes, other_attributes = (
+        {name: value for name, value in getattr(of, "__dict__", {}).items() if name not in excluded}
+        | {name: getattr(of, name, None) for name in slots if name not in excluded}
         for of in (one, other)
     )
-    return own.keys() == others.keys() and all(same(own[name], others[name]) for name in own)
+    return attributes.keys() == other_attributes.keys() and all(
+        same(attributes[name], other_attributes[name]) for name in attributes
+    )
 
 
 def _slots(kind: type) -> list[str]:

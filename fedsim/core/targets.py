@@ -74,8 +74,8 @@ class Kind:
             return False
         if not isinstance(made, type):
             return bool(self.functions(made))
-        named = self.names is None or made.__name__ in self.names
-        return named and self.fits(made) and (not self.built_in or issubclass(made, self.built_in))
+        is_listed = self.names is None or made.__name__ in self.names
+        return is_listed and self.fits(made) and (not self.built_in or issubclass(made, self.built_in))
 
 
 @dataclass(frozen=True)
@@ -117,38 +117,38 @@ def resolve(key: str, target: str, kind: Kind) -> Any:
         ConfigError: a configuration may not name it there.
         ImportError, ValueError: there is no such thing.
     """
-    parts = target.split(".")
-    if not all(part.isidentifier() for part in parts):
+    segments = target.split(".")
+    if not all(segment.isidentifier() for segment in segments):
         raise ConfigError(f"{key}={target!r} is no path of a class; give package.module.Class")
-    if hidden := next((part for part in parts if part.startswith("_")), None):
+    if hidden := next((segment for segment in segments if segment.startswith("_")), None):
         raise ConfigError(f"{key}={target!r}: {hidden} begins with an underscore, and is closed to configurations")
-    root = parts[0]
-    how = _trusted_as(root)
-    if how is None:
+    root = segments[0]
+    trust_label = _trusted_as(root)
+    if trust_label is None:
         raise ConfigError(f"{key}={target!r} {_untrusted(root)}")
-    if how == "built in" and not (_below(target, kind.modules) or target.rpartition(".")[0] in kind.shown_in):
+    if trust_label == "built in" and not (_below(target, kind.modules) or target.rpartition(".")[0] in kind.shown_in):
         raise ConfigError(f"{key}={target!r} {_unfit(root, kind)}")
     if root in ("torchvision", "torchmetrics"):
         from fedsim.core.torchvision_import import torchvision
 
         torchvision()  # where its compiled operators do not load, a plain import fails
-    made = _walked(key, target, parts, how)
-    home, is_class = _home(made), isinstance(made, type)
-    is_function = isinstance(made, (types.FunctionType, types.BuiltinFunctionType))
-    if not (is_class or is_function or (kind.instances and callable(made) and how != "built in")):
-        raise ConfigError(f"{key}={target!r} is a {type(made).__name__}; give a function or class")
-    found_in = home.partition(".")[0] or "builtins"
-    found_as = _trusted_as(found_in)
-    if found_as is None or (how == "built in" and found_as != how):
-        called = f"{home}.{getattr(made, '__qualname__', type(made).__name__)}"
-        raise ConfigError(f"{key}={target!r} is {called}, and that {_untrusted(found_in)}")
-    if found_as == "built in" and not kind.has_built_in(made):
-        raise ConfigError(f"{key}={target!r} {_unfit(found_in, kind)}")
-    if isinstance(made, types.BuiltinFunctionType) and found_as != "named":
+    candidate = _walked(key, target, segments, trust_label)
+    home, is_class = _home(candidate), isinstance(candidate, type)
+    is_function = isinstance(candidate, (types.FunctionType, types.BuiltinFunctionType))
+    if not (is_class or is_function or (kind.instances and callable(candidate) and trust_label != "built in")):
+        raise ConfigError(f"{key}={target!r} is a {type(candidate).__name__}; give a function or class")
+    home_root = home.partition(".")[0] or "builtins"
+    home_trust = _trusted_as(home_root)
+    if home_trust is None or (trust_label == "built in" and home_trust != trust_label):
+        qualified_name = f"{home}.{getattr(candidate, '__qualname__', type(candidate).__name__)}"
+        raise ConfigError(f"{key}={target!r} is {qualified_name}, and that {_untrusted(home_root)}")
+    if home_trust == "built in" and not kind.has_built_in(candidate):
+        raise ConfigError(f"{key}={target!r} {_unfit(home_root, kind)}")
+    if isinstance(candidate, types.BuiltinFunctionType) and home_trust != "named":
         raise ConfigError(f"{key}={target!r} is a builtin function; give a class, or a function written in Python")
-    if is_class and not kind.fits(made):
+    if is_class and not kind.fits(candidate):
         raise ConfigError(f"{key}={target!r} is a class, but not {kind.what}; {_wanted(kind)}")
-    return made
+    return candidate
 
 
 @dataclass
@@ -183,22 +183,22 @@ class Part:
                 raise ConfigError(f"{self.key}.{name} is missing; give {self.key}.{name}=…")
         arguments = {name: _built(value) for name, value in self.arguments.items()}
         try:
-            made = self.call(**arguments)
+            instance = self.call(**arguments)
         except Exception as error:
             cause: BaseException = error
             while cause.__cause__ is not None and not isinstance(cause, ConfigError):
                 cause = cause.__cause__
             if isinstance(cause, ConfigError):
-                group, _, inside = self.key.partition(".")
-                raise (of_part(cause, group, inside) if inside else cause) from None
+                group, _, part_path = self.key.partition(".")
+                raise (of_part(cause, group, part_path) if part_path else cause) from None
             reason = (str(cause).splitlines() or [type(cause).__name__])[0]
             raise ConfigError(f"{self.key}: {reason}") from error
-        if self.kind.bases and not isinstance(made, self.kind.bases):
+        if self.kind.bases and not isinstance(instance, self.kind.bases):
             raise ConfigError(
-                f"{self.key}: {self.call.__qualname__} returned a {type(made).__name__}, not {self.kind.what}; "
+                f"{self.key}: {self.call.__qualname__} returned a {type(instance).__name__}, not {self.kind.what}; "
                 f"{_wanted(self.kind)}"
             )
-        return made
+        return instance
 
 
 def parse(key: str, node: Mapping[str, Any], kind: Kind) -> Part:
@@ -226,8 +226,8 @@ def parse(key: str, node: Mapping[str, Any], kind: Kind) -> Part:
         raise
     except Exception as error:  # the user's own module may raise anything
         raise ConfigError(f"{key}._target_={target!r} cannot be imported ({error})") from error
-    given = {name: value for name, value in node.items() if name not in ("_target_", *RESERVED)}
-    return Part(key, kind, call, {n: _parsed(f"{key}.{n}", v, kinds_of(call, n, kind)) for n, v in given.items()})
+    arguments = {name: value for name, value in node.items() if name not in ("_target_", *RESERVED)}
+    return Part(key, kind, call, {n: _parsed(f"{key}.{n}", v, kinds_of(call, n, kind)) for n, v in arguments.items()})
 
 
 def check(key: str, node: Any, kinds: Sequence[Kind]) -> None:
@@ -250,20 +250,20 @@ def kinds_of(call: Any, name: str, kind: Kind) -> tuple[Kind, ...]:
     if _trusted_as(_home(call).partition(".")[0]) != "built in":
         return kind.inside
     if bases := tuple(dict.fromkeys(_annotated(call, name))):
-        what = " or ".join(base.__name__ for base in bases)
-        return (Kind(f"a {what}", bases, modules=("fedsim",), inside=kind.inside),)
+        description = " or ".join(base.__name__ for base in bases)
+        return (Kind(f"a {description}", bases, modules=("fedsim",), inside=kind.inside),)
     return ()
 
 
 def _parsed(key: str, value: Any, kinds: Sequence[Kind]) -> Any:
     """The same with parts in the place of mappings that have a `_target_`."""
     if isinstance(value, (list, tuple)):
-        return [_parsed(key, each, kinds) for each in value]
+        return [_parsed(key, item, kinds) for item in value]
     if not isinstance(value, Mapping):
         return value
     check_remote(key, value)
     if "_target_" not in value:
-        return {name: _parsed(f"{key}.{name}", each, kinds) for name, each in value.items()}
+        return {name: _parsed(f"{key}.{name}", item, kinds) for name, item in value.items()}
     problem = None
     for kind in kinds:
         try:
@@ -273,8 +273,8 @@ def _parsed(key: str, value: Any, kinds: Sequence[Kind]) -> Any:
     if problem is None:
         target = value["_target_"]
         root = str(target).partition(".")[0]
-        why = "stands where no object is wanted; leave it out" if _trusted_as(root) else _untrusted(root)
-        problem = ConfigError(f"{key}._target_={target!r} {why}")
+        reason = "stands where no object is wanted; leave it out" if _trusted_as(root) else _untrusted(root)
+        problem = ConfigError(f"{key}._target_={target!r} {reason}")
     raise problem
 
 
@@ -282,16 +282,16 @@ def _parts(value: Any) -> Iterator[Part]:
     if isinstance(value, Part):
         yield from value.parts()
     elif isinstance(value, (list, dict)):
-        for each in value if isinstance(value, list) else value.values():
-            yield from _parts(each)
+        for item in value if isinstance(value, list) else value.values():
+            yield from _parts(item)
 
 
 def _built(value: Any) -> Any:
     if isinstance(value, Part):
         return value.build()
     if isinstance(value, dict):
-        return {name: _built(each) for name, each in value.items()}
-    return [_built(each) for each in value] if isinstance(value, list) else value
+        return {name: _built(item) for name, item in value.items()}
+    return [_built(item) for item in value] if isinstance(value, list) else value
 
 
 def _walked(key: str, target: str, parts: list[str], how: str) -> Any:
@@ -299,33 +299,35 @@ def _walked(key: str, target: str, parts: list[str], how: str) -> Any:
 
     On the way lie modules; of the user's own code also classes that hold the last one.
     """
-    here: Any = importlib.import_module(parts[0])
+    current: Any = importlib.import_module(parts[0])
     for number, name in enumerate(parts[1:], 1):
-        if isinstance(here, types.ModuleType):
-            here = _member(here, name, last=number == len(parts) - 1)
-        elif isinstance(here, type) and how == "own":
-            here = vars(here).get(name)
-            if not isinstance(here, type):
+        if isinstance(current, types.ModuleType):
+            current = _member(current, name, last=number == len(parts) - 1)
+        elif isinstance(current, type) and how == "own":
+            current = vars(current).get(name)
+            if not isinstance(current, type):
                 raise ConfigError(f"{key}={target!r} is no class; what belongs to a class is closed to configurations")
         else:
-            raise ConfigError(f"{key}={target!r} is an attribute of a {type(here).__name__}; give a function or class")
-        if isinstance(here, types.ModuleType):
-            root = here.__name__.partition(".")[0]
+            raise ConfigError(
+                f"{key}={target!r} is an attribute of a {type(current).__name__}; give a function or class"
+            )
+        if isinstance(current, types.ModuleType):
+            root = current.__name__.partition(".")[0]
             if root != parts[0] and (how == "built in" or _trusted_as(root) != how):
                 raise ConfigError(f"{key}={target!r} leads to the package {root}, and that {_untrusted(root)}")
-    if isinstance(here, types.ModuleType):
+    if isinstance(current, types.ModuleType):
         raise ImportError(f"{target} is a module")
-    return here
+    return current
 
 
 def _member(module: types.ModuleType, name: str, last: bool) -> Any:
     """An attribute of a module, or a module inside it; on the way modules come first, at the end attributes."""
-    inside = f"{module.__name__}.{name}"
+    submodule = f"{module.__name__}.{name}"
     if not last or not hasattr(module, name):
         try:
-            return importlib.import_module(inside)
+            return importlib.import_module(submodule)
         except ModuleNotFoundError as error:
-            if not inside.startswith(error.name or ""):
+            if not submodule.startswith(error.name or ""):
                 raise  # the module is there, and imports what is not
     try:
         return getattr(module, name)
@@ -337,8 +339,8 @@ def _home(made: Any) -> str:
     """The module where a class or function was defined; of another object, its class."""
     if isinstance(made, types.ModuleType):
         return made.__name__
-    known = made if isinstance(made, (type, types.FunctionType, types.BuiltinFunctionType)) else type(made)
-    home = getattr(known, "__module__", None)
+    definition = made if isinstance(made, (type, types.FunctionType, types.BuiltinFunctionType)) else type(made)
+    home = getattr(definition, "__module__", None)
     return home if isinstance(home, str) else ""
 
 
@@ -364,9 +366,9 @@ def _untrusted(root: str) -> str:
 
 
 def _unfit(root: str, kind: Kind) -> str:
-    places = f"{' or '.join(kind.modules)}, or one of your own" if kind.modules else "your own"
+    alternatives = f"{' or '.join(kind.modules)}, or one of your own" if kind.modules else "your own"
     trust = "" if root == "fedsim" else f"; if you trust {root} with its arguments, {_remedy(root)}"
-    return f"is not {kind.what} that configurations may build; name one of {places}{trust}"
+    return f"is not {kind.what} that configurations may build; name one of {alternatives}{trust}"
 
 
 def _wanted(kind: Kind) -> str:
@@ -376,24 +378,24 @@ def _wanted(kind: Kind) -> str:
 
 
 def _below(path: str, places: Sequence[str]) -> bool:
-    return any(path == place or path.startswith(f"{place}.") for place in places)
+    return any(path == prefix or path.startswith(f"{prefix}.") for prefix in places)
 
 
 def _annotated(call: Any, name: str) -> Iterator[type]:
     """The classes of fedsim's in the annotation of an argument, which a base class may have."""
-    for each in inspect.getmro(call) if isinstance(call, type) else (call,):
-        function = vars(each).get("__init__") if isinstance(each, type) else each
+    for definition in inspect.getmro(call) if isinstance(call, type) else (call,):
+        function = vars(definition).get("__init__") if isinstance(definition, type) else definition
         if not isinstance(function, types.FunctionType):
             continue
         try:
-            known = typing.get_type_hints(function)
+            hints = typing.get_type_hints(function)
         except (NameError, TypeError, AttributeError):  # a name that only a type checker sees
             continue
         parameters = inspect.signature(function).parameters
-        others = [n for n, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
-        wanted = [name] if name in parameters else others
-        if found := [made for n in wanted for made in _classes(known.get(n))]:
-            yield from found
+        variadic_names = [n for n, parameter in parameters.items() if parameter.kind is parameter.VAR_KEYWORD]
+        parameter_names = [name] if name in parameters else variadic_names
+        if annotated_classes := [cls for n in parameter_names for cls in _classes(hints.get(n))]:
+            yield from annotated_classes
             return
 
 
@@ -401,9 +403,9 @@ def _classes(hint: Any) -> Iterator[type]:
     origin = typing.get_origin(hint)
     if origin is not None and not isinstance(origin, type):
         origin = None
-    for made in (hint, origin):
-        if isinstance(made, type) and made.__module__.partition(".")[0] == "fedsim":
-            yield made
+    for candidate in (hint, origin):
+        if isinstance(candidate, type) and candidate.__module__.partition(".")[0] == "fedsim":
+            yield candidate
     for inner in typing.get_args(hint):
         yield from _classes(inner)
 
@@ -416,11 +418,14 @@ def _installed(root: str) -> bool | None:
         return root != "__main__"
     if spec is None:
         return None
-    places = [spec.origin] if spec.has_location and spec.origin else list(spec.submodule_search_locations or [])
-    if not places:
+    locations = [spec.origin] if spec.has_location and spec.origin else list(spec.submodule_search_locations or [])
+    if not locations:
         return True  # built in, or frozen
-    theirs = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    library_roots = [
+        Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ]
     return any(
-        {"site-packages", "dist-packages"} & set(place.parts) or any(place.is_relative_to(base) for base in theirs)
-        for place in (Path(text).resolve() for text in places)
+        {"site-packages", "dist-packages"} & set(location.parts)
+        or any(location.is_relative_to(base) for base in library_roots)
+        for location in (Path(text).resolve() for text in locations)
     )

@@ -27,8 +27,8 @@ def tolerance(dtype: torch.dtype) -> float:
 
 def slack(value: float, values: np.ndarray, relative: float) -> float:
     """How far from this one of the values an equal one may be: rounding also comes from what cancels in a small one."""
-    most = np.abs(values[np.isfinite(values)]).max(initial=0.0)
-    return float(max(relative * abs(value), relative / 32 * most))
+    largest_magnitude = np.abs(values[np.isfinite(values)]).max(initial=0.0)
+    return float(max(relative * abs(value), relative / 32 * largest_magnitude))
 
 
 def largest(values: np.ndarray, k: int, breakers: np.ndarray, relative: float) -> np.ndarray:

@@ -53,12 +53,12 @@ class Adult(Dataset):
         if not features:
             raise ConfigError(f"dataset.features=[] leaves nothing; choose from {', '.join(COLUMNS)}")
         folder, chosen = data_root(root) / "adult", [COLUMNS[name] for name in features]
-        parts = [
+        splits = [
             self._read(folder / file, chosen, *counts)
             for file, counts in zip(("adult.data", "adult.test"), self.counts, strict=True)
         ]
-        mean, std = parts[0][0].mean(0), parts[0][0].std(0)
-        (train_x, train_y), (test_x, test_y) = ((self._scale(x, mean, std, y, balanced)) for x, y in parts)
+        mean, std = splits[0][0].mean(0), splits[0][0].std(0)
+        (train_x, train_y), (test_x, test_y) = ((self._scale(x, mean, std, y, balanced)) for x, y in splits)
         super().__init__("adult", train_x, train_y, test_x, test_y, classes=2, loss="logistic")
 
     @staticmethod
@@ -66,10 +66,10 @@ class Adult(Dataset):
         x: np.ndarray, mean: np.ndarray, std: np.ndarray, y: np.ndarray, balanced: bool
     ) -> tuple[Tensor, Tensor]:
         """Standardised features and labels, of both classes equally many if asked."""
-        kept = np.arange(len(y))
+        indices = np.arange(len(y))
         if balanced:
-            kept = np.concatenate([np.flatnonzero(y == 1), np.flatnonzero(y == 0)[: int(y.sum())]])
-        return torch.as_tensor(((x - mean) / std)[kept].astype(np.float32)), torch.as_tensor(y[kept])
+            indices = np.concatenate([np.flatnonzero(y == 1), np.flatnonzero(y == 0)[: int(y.sum())]])
+        return torch.as_tensor(((x - mean) / std)[indices].astype(np.float32)), torch.as_tensor(y[indices])
 
     @classmethod
     def _read(cls, path: Path, columns: list[int], rows: int, positives: int) -> tuple[np.ndarray, np.ndarray]:

@@ -73,8 +73,8 @@ class CropFlip:
             columns = torch.where(mirrored, columns.flip(1), columns)
         flat = images.flatten(0, 1)
         image = torch.arange(c * size, device=images.device)[:, None, None]
-        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+        inside_mask = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
         channels_last = flat.movedim(1, -1)[
             image, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]
         ]
-        return (channels_last * inside[..., None]).movedim(-1, 1).reshape_as(images).contiguous()
+        return (channels_last * inside_mask[..., None]).movedim(-1, 1).reshape_as(images).contiguous()

@@ -112,21 +112,21 @@ class Dataset:
         device = self.owners.device
         renumbered = torch.full((self.natural_clients or 0,), -1, dtype=torch.int64, device=device)
         renumbered[torch.as_tensor(chosen, device=device)] = torch.arange(len(chosen), device=device)
-        some = copy.copy(self)
-        some.owners = torch.where(self.owners < 0, -1, renumbered[self.owners])
-        kept = some.owners >= 0
+        subset = copy.copy(self)
+        subset.owners = torch.where(self.owners < 0, -1, renumbered[self.owners])
+        kept_mask = subset.owners >= 0
         if self.kept is not None:
-            kept &= torch.zeros_like(kept).index_fill_(0, self.kept, True)
-        some.kept = kept.nonzero()[:, 0]
+            kept_mask &= torch.zeros_like(kept_mask).index_fill_(0, self.kept, True)
+        subset.kept = kept_mask.nonzero()[:, 0]
         if self.client_names is not None:
-            some.client_names = tuple(self.client_names[client] for client in chosen)
+            subset.client_names = tuple(self.client_names[client] for client in chosen)
         if self.test_owners is not None and self.test_x is not None and self.test_y is not None:
-            own = renumbered[self.test_owners]
-            held = (own >= 0).nonzero()[:, 0]
-            some.test_owners = own[held]
-            some.test_x, some.test_y = self.test_x[held.to(self.test_x.device)], self.test_y[held]
-            some.test_more = {name: value[held] for name, value in self.test_more.items()}
-        return some
+            test_owners = renumbered[self.test_owners]
+            test_indices = (test_owners >= 0).nonzero()[:, 0]
+            subset.test_owners = test_owners[test_indices]
+            subset.test_x, subset.test_y = self.test_x[test_indices.to(self.test_x.device)], self.test_y[test_indices]
+            subset.test_more = {name: value[test_indices] for name, value in self.test_more.items()}
+        return subset
 
     def inputs(self, numbers: Tensor) -> Tensor:
         """[n, *shape] raw inputs of training samples [n], on the device of their numbers."""
@@ -134,8 +134,8 @@ class Dataset:
 
     def further(self, of: dict[str, Tensor], numbers: Tensor | slice, dtype: torch.dtype) -> dict[str, Tensor]:
         """Further inputs of some samples, [...] numbers → [..., *shape]; floating-point ones as `dtype`."""
-        found = {name: value[numbers] for name, value in of.items()}
-        return {name: value.to(dtype) if value.is_floating_point() else value for name, value in found.items()}
+        extra_inputs = {name: value[numbers] for name, value in of.items()}
+        return {name: value.to(dtype) if value.is_floating_point() else value for name, value in extra_inputs.items()}
 
     def client_means(self) -> Tensor | None:
         """[m, d] float64 E[x] of every client of a stream, or None where it is not known."""

@@ -31,20 +31,20 @@ def check_samples(data: Dataset, loss: Any = None) -> None:
     """
     if not isinstance(data, Dataset):
         raise ConfigError(f"dataset is a {type(data).__name__}; give a fedsim.datasets.Dataset, or TorchData of yours")
-    what = f"dataset={data.name}"
+    prefix = f"dataset={data.name}"
     cropped = data.augment is not None and data.augment.active and isinstance(data.train_x, Tensor)
     if cropped and not data.stream and data.train_x.dim() != 4:
         raise ConfigError(
-            f"{what}: dataset.augment crops and flips images [C, H, W], and inputs have the shape "
+            f"{prefix}: dataset.augment crops and flips images [C, H, W], and inputs have the shape "
             f"{list(data.train_x.shape[1:])}; use dataset/augment=none"
         )
     if data.stream or (type(data) is not Dataset and type(data).__module__.startswith("fedsim.")):
         return
-    _check_kinds(what, data)
-    _check_lengths(what, data)
-    _check_labels(what, data, data.loss if loss is None else loss)
-    _check_owners(what, data)
-    _check_pixels(what, data)
+    _check_kinds(prefix, data)
+    _check_lengths(prefix, data)
+    _check_labels(prefix, data, data.loss if loss is None else loss)
+    _check_owners(prefix, data)
+    _check_pixels(prefix, data)
 
 
 def _check_kinds(what: str, data: Dataset) -> None:
@@ -68,14 +68,18 @@ def _check_lengths(what: str, data: Dataset) -> None:
             targets = "one target" if y.dim() == 0 else f"{len(y)} targets"
             raise ConfigError(f"{what}: {half}_y holds {targets} for {len(x)} samples; give one each")
     if data.train_y is not None and (data.test_x is None) != (data.test_y is None):
-        one, other = ("test_x", "test_y") if data.test_y is None else ("test_y", "test_x")
-        raise ConfigError(f"{what}: {one} is given and {other} is None; give both, or neither")
+        given_name, missing_name = ("test_x", "test_y") if data.test_y is None else ("test_y", "test_x")
+        raise ConfigError(f"{what}: {given_name} is given and {missing_name} is None; give both, or neither")
     for name, train, test in (("x", data.train_x, data.test_x), ("y", data.train_y, data.test_y)):
         if train is None or test is None:
             continue
         if train.shape[1:] != test.shape[1:] or _pixels(train) != _pixels(test):
-            shown = [f"{list(each.shape[1:])} {str(each.dtype).removeprefix('torch.')}" for each in (test, train)]
-            raise ConfigError(f"{what}: test_{name} has entries {shown[0]}, train_{name} {shown[1]}; make them alike")
+            descriptions = [
+                f"{list(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}" for tensor in (test, train)
+            ]
+            raise ConfigError(
+                f"{what}: test_{name} has entries {descriptions[0]}, train_{name} {descriptions[1]}; make them alike"
+            )
 
 
 def _pixels(values: Tensor) -> tuple[bool, bool]:

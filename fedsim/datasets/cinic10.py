@@ -48,16 +48,16 @@ class CINIC10(Images):
                     f"dataset=cinic10: {packed} is damaged ({said(error)}); delete it, and the images are read again"
                 ) from error
         try:
-            found = torchvision().datasets.ImageFolder(str(folder / self.source / split), allow_empty=False)
+            image_folder = torchvision().datasets.ImageFolder(str(folder / self.source / split), allow_empty=False)
             with ThreadPoolExecutor() as pool:
-                images = list(pool.map(_pixels, [path for path, _ in found.samples]))
+                images = list(pool.map(_pixels, [path for path, _ in image_folder.samples]))
         except (OSError, UnidentifiedImageError, ValueError) as error:
             raise MissingDataError(
                 f"dataset=cinic10: no usable images in {(folder / self.source / split).resolve()}; "
                 f"{self.remedy} ({error})"
             ) from error
         x = np.stack(images).transpose(0, 3, 1, 2)
-        y = np.array([label for _, label in found.samples], dtype=np.int64)
+        y = np.array([label for _, label in image_folder.samples], dtype=np.int64)
         _pack(packed, x, y)
         return torch.as_tensor(np.ascontiguousarray(x)), torch.as_tensor(y)
 

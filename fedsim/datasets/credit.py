@@ -40,10 +40,10 @@ class GiveMeSomeCredit(Dataset):
         self._count("complete rows", len(table), self.complete)
         self._count("positives", int(labels.sum()), self.positives)
         scaled = (features - features.mean(0)) / features.std(0)
-        kept = np.arange(len(labels))
+        indices = np.arange(len(labels))
         if balanced:
-            kept = np.concatenate([np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)[: self.negatives]])
-        x, y = torch.as_tensor(scaled[kept].astype(np.float32)), torch.as_tensor(labels[kept])
+            indices = np.concatenate([np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)[: self.negatives]])
+        x, y = torch.as_tensor(scaled[indices].astype(np.float32)), torch.as_tensor(labels[indices])
         super().__init__("give_me_some_credit", x, y, classes=2, loss="logistic", strategic=(0, 5, 7))
 
     def _read(self, path: Path) -> np.ndarray:

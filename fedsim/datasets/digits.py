@@ -30,8 +30,8 @@ class Digits(Dataset):
 def _bundled() -> tuple[np.ndarray, np.ndarray]:
     """Pixels [1797, 64] in 0…16 and labels, from the file that scikit-learn reads; importing it takes seconds."""
     package = importlib.util.find_spec("sklearn")
-    places = [] if package is None else [Path(place) for place in package.submodule_search_locations or ()]
-    for file in (place / "datasets" / "data" / "digits.csv.gz" for place in places):
+    folders = [] if package is None else [Path(folder) for folder in package.submodule_search_locations or ()]
+    for file in (folder / "datasets" / "data" / "digits.csv.gz" for folder in folders):
         if file.exists():
             table = np.loadtxt(file, delimiter=",")
             return table[:, :-1], table[:, -1]

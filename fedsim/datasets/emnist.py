@@ -47,7 +47,7 @@ class EMNIST(Dataset):
     title, file, kinds = "emnist", FILE, 10
 
     def __init__(self, writers: int | str | None = None, root: str | None = None, seed: int = 0) -> None:
-        train, test = (self._read(data_root(root) / self.file.format(part)) for part in ("train", "test"))
+        train, test = (self._read(data_root(root) / self.file.format(split)) for split in ("train", "test"))
         names = sorted(name for name, (_, labels) in train.items() if len(labels))
         if writers not in (None, "all"):
             count = checks.whole("dataset.writers", writers)
@@ -62,8 +62,8 @@ class EMNIST(Dataset):
             _joined(test[n] for n in names if n in test),
         )
         owners, test_owners = (
-            torch.as_tensor(np.repeat(np.arange(len(names)), [len(part[n][1]) if n in part else 0 for n in names]))
-            for part in (train, test)
+            torch.as_tensor(np.repeat(np.arange(len(names)), [len(split[n][1]) if n in split else 0 for n in names]))
+            for split in (train, test)
         )
         super().__init__(
             self.title,
@@ -80,11 +80,11 @@ class EMNIST(Dataset):
     @classmethod
     def _read(cls, path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Writer → images [n, 28, 28] uint8 and labels [n] int64."""
-        h5py, found = _h5py(), {}
+        h5py, writers = _h5py(), {}
         try:
             with h5py.File(path, "r") as file:
                 for name, group in file["examples"].items():
-                    found[name] = cls._checked(path, name, group["pixels"][()], group["label"][()])
+                    writers[name] = cls._checked(path, name, group["pixels"][()], group["label"][()])
         except MissingDataError:
             raise
         except Exception as error:  # whatever h5py stumbles on
@@ -92,7 +92,7 @@ class EMNIST(Dataset):
                 f"dataset={cls.title}: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA), with "
                 f"groups examples/WRITER of pixels and label; {cls.files.remedy(cls.title)} ({error})"
             ) from error
-        return found
+        return writers
 
     @classmethod
     def _checked(cls, path: Path, writer: str, pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -67,7 +67,7 @@ class GaussianMean(Stream):
         else:
             if len(means) != clients:
                 raise ConfigError(f"dataset.means has {len(means)} entries, but clients={clients}; give one per client")
-            self.means = torch.tensor([checks.real("dataset.means", each) for each in means], dtype=torch.float64)
+            self.means = torch.tensor([checks.real("dataset.means", value) for value in means], dtype=torch.float64)
         self.noise_std = std
         optimum = self.means.mean().reshape(1)
         super().__init__(

@@ -108,10 +108,10 @@ def base_fractions(given: Sequence[float] | None, groups: int, each: str = "mean
         raise ConfigError(f"dataset.{each} has {groups} entries; a mixture needs at least two groups")
     if given is None:
         return torch.full((groups,), 1.0 / groups, dtype=torch.float64)
-    found = torch.tensor([checks.fraction("dataset.fractions", f) for f in given], dtype=torch.float64)
-    if len(found) != groups or abs(float(found.sum()) - 1) > 1e-9:
+    fractions = torch.tensor([checks.fraction("dataset.fractions", f) for f in given], dtype=torch.float64)
+    if len(fractions) != groups or abs(float(fractions.sum()) - 1) > 1e-9:
         raise ConfigError(f"dataset.fractions={list(given)} must be {groups} numbers that sum to 1")
-    return found
+    return fractions
 
 
 def pick_group(fractions: Tensor, uniforms: Tensor) -> Tensor:

@@ -70,9 +70,11 @@ class Quadratics(Dataset):
             centres = slope * torch.arange(1, clients + 1, dtype=torch.float64)[:, None]
             u = centres + variance**0.5 * torch.as_tensor(noise)
         else:
-            given = len(points)
-            if given != clients:
-                raise ConfigError(f"dataset.points has {given} entries, but clients={clients}; give one per client")
+            point_count = len(points)
+            if point_count != clients:
+                raise ConfigError(
+                    f"dataset.points has {point_count} entries, but clients={clients}; give one per client"
+                )
             u = torch.as_tensor(points, dtype=torch.float64).reshape(clients, -1)
         owners = torch.arange(clients)
         super().__init__("quadratics", u, loss="half_squared_distance", owners=owners, optimum=u.mean(0))

@@ -89,11 +89,11 @@ class Synthetic(Dataset):
             location = draw.normal(draw.normal(0.0, beta**0.5), 1.0, features)
             x = (location + scale * draw.standard_normal((size, features))).astype(np.float32)
             y = np.argmax(x @ weight.T + bias, axis=1)
-            held = int(size * test_fraction)
-            test.append((x[:held], y[:held]))
-            train.append((x[held:], y[held:]))
-        train_x, train_y = (torch.as_tensor(np.concatenate(parts)) for parts in zip(*train, strict=True))
-        test_x, test_y = (torch.as_tensor(np.concatenate(parts)) for parts in zip(*test, strict=True))
+            test_size = int(size * test_fraction)
+            test.append((x[:test_size], y[:test_size]))
+            train.append((x[test_size:], y[test_size:]))
+        train_x, train_y = (torch.as_tensor(np.concatenate(arrays)) for arrays in zip(*train, strict=True))
+        test_x, test_y = (torch.as_tensor(np.concatenate(arrays)) for arrays in zip(*test, strict=True))
         super().__init__(
             f"synthetic({alpha:g},{beta:g})",
             train_x,

@@ -64,25 +64,27 @@ class Text(Dataset):
         test_fraction: float = 0.2,
     ) -> None:
         checks.whole("dataset.length", length)
-        many = None if clients in (None, "all") else checks.whole("clients", clients)
+        client_count = None if clients in (None, "all") else checks.whole("clients", clients)
         if checks.fraction("dataset.test_fraction", test_fraction) == 1:
             raise ConfigError("dataset.test_fraction=1 leaves nothing to train on; give less")
         names = None
         if checks.choice("dataset.by", by, OWNERS) == "speaker":
             speeches = _speeches(_read(path), SPEECH if speaker is None else _pattern(speaker), path)
-            names, parts = _talkative(speeches, many, length, test_fraction, path)
+            names, texts = _talkative(speeches, client_count, length, test_fraction, path)
         else:
             if speaker is not None:
                 raise ConfigError(f"dataset.speaker={speaker!r} needs dataset.by=speaker")
-            if many is None:
+            if client_count is None:
                 raise ConfigError(f"clients={clients or 'null'} needs dataset.by=speaker; give the number of blocks")
-            parts = _blocks(_read(path), many, length, test_fraction)
-        codes = [np.frombuffer(part.encode("utf-32-le"), np.uint32) for part in parts]
-        cuts = [_training(len(part), test_fraction) for part in codes]
-        known = np.unique(np.concatenate([part[: _used(cut, length)] for part, cut in zip(codes, cuts, strict=True)]))
-        self.alphabet = known.astype("<u4").tobytes().decode("utf-32-le")
-        train = [tokens_of(part[:cut], known) for part, cut in zip(codes, cuts, strict=True)]
-        test = [tokens_of(part[cut:], known) for part, cut in zip(codes, cuts, strict=True)]
+            texts = _blocks(_read(path), client_count, length, test_fraction)
+        codes = [np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in texts]
+        cuts = [_training(len(text), test_fraction) for text in codes]
+        code_points = np.unique(
+            np.concatenate([text[: _used(cut, length)] for text, cut in zip(codes, cuts, strict=True)])
+        )
+        self.alphabet = code_points.astype("<u4").tobytes().decode("utf-32-le")
+        train = [tokens_of(text[:cut], code_points) for text, cut in zip(codes, cuts, strict=True)]
+        test = [tokens_of(text[cut:], code_points) for text, cut in zip(codes, cuts, strict=True)]
         train_x, train_y, owners = _sequences(train, length)
         test_x, test_y, test_owners = _sequences(test, length)
         if test_fraction and not len(test_x):
@@ -96,7 +98,7 @@ class Text(Dataset):
             train_y,
             test_x if len(test_x) else None,
             test_y if len(test_x) else None,
-            classes=len(known) + 1,
+            classes=len(code_points) + 1,
             owners=owners,
             client_names=names,
             test_owners=test_owners if len(test_x) else None,
@@ -104,7 +106,7 @@ class Text(Dataset):
         unknown = f", {(test_y == 0).float().mean():.2%} of whose characters are unknown" if len(test_x) else ""
         log.info(
             "%s: %d characters occur; %d sequences to train on, %d to test on%s",
-            path, len(known), len(train_x), len(test_x), unknown,
+            path, len(code_points), len(train_x), len(test_x), unknown,
         )  # fmt: skip
 
 
@@ -136,18 +138,18 @@ def _pattern(speaker: str) -> re.Pattern[str]:
 def _speeches(text: str, pattern: re.Pattern[str], path: str) -> dict[str, str]:
     """Name → all that is said under it, a line break between speeches."""
     starts = list(pattern.finditer(text))
-    said: dict[str, list[str]] = {}
+    speeches_by_name: dict[str, list[str]] = {}
     for i, start in enumerate(starts):
         end = starts[i + 1].start() if i + 1 < len(starts) else len(text)
         name = next((group for group in start.groups() if group), "").strip()
-        said.setdefault(name, []).append(text[start.end() : end].strip())
-    if len(said) < 2:
-        found = f"one speaker alone, {next(iter(said))}," if said else "no speaker"
+        speeches_by_name.setdefault(name, []).append(text[start.end() : end].strip())
+    if len(speeches_by_name) < 2:
+        finding = f"one speaker alone, {next(iter(speeches_by_name))}," if speeches_by_name else "no speaker"
         raise ConfigError(
-            f"dataset.by=speaker finds {found} in {path}; say in dataset.speaker how a speech begins, or give "
+            f"dataset.by=speaker finds {finding} in {path}; say in dataset.speaker how a speech begins, or give "
             "dataset.by=blocks"
         )
-    return {name: "\n".join(filter(None, speeches)) for name, speeches in said.items()}
+    return {name: "\n".join(filter(None, speeches)) for name, speeches in speeches_by_name.items()}
 
 
 def _talkative(
@@ -169,11 +171,12 @@ def _talkative(
 
 def _blocks(text: str, clients: int, length: int, test_fraction: float) -> list[str]:
     """Contiguous blocks whose lengths differ by one at most."""
-    least = _training(len(text) // clients, test_fraction)
-    if least <= length:
+    training_length = _training(len(text) // clients, test_fraction)
+    if training_length <= length:
         raise ConfigError(
-            f"dataset.length={length} is too long for clients={clients}: of {len(text)} characters each has {least} to "
-            "train on, and a sequence takes one more than its length; lower one of the two, or give more text"
+            f"dataset.length={length} is too long for clients={clients}: of {len(text)} characters each has "
+            f"{training_length} to train on, and a sequence takes one more than its length; lower one of the two, or "
+            "give more text"
         )
     bounds = [len(text) * i // clients for i in range(clients + 1)]
     return [text[a:b] for a, b in itertools.pairwise(bounds)]
@@ -197,8 +200,8 @@ def _used(characters: int, length: int) -> int:
 
 def tokens_of(codes: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Code points [n] → their numbers in the alphabet from 1 on, 0 for the unknown."""
-    place = np.searchsorted(known, codes).clip(max=len(known) - 1)
-    return np.where(known[place] == codes, place + 1, 0).astype(_smallest(len(known)))
+    index = np.searchsorted(known, codes).clip(max=len(known) - 1)
+    return np.where(known[index] == codes, index + 1, 0).astype(_smallest(len(known)))
 
 
 def _smallest(most: int) -> type[np.signedinteger]:
@@ -208,7 +211,10 @@ def _smallest(most: int) -> type[np.signedinteger]:
 
 def _sequences(parts: list[np.ndarray], length: int) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens of every client → inputs [N, L], targets [N, L] int64, owners [N]."""
-    used = [part[: _used(len(part), length)] for part in parts]
-    x, y = (np.concatenate([part[a : len(part) + a - 1].reshape(-1, length) for part in used]) for a in (0, 1))
-    owners = np.repeat(np.arange(len(parts)), [_count(len(part), length) for part in used])
+    usable_tokens = [tokens[: _used(len(tokens), length)] for tokens in parts]
+    x, y = (
+        np.concatenate([tokens[a : len(tokens) + a - 1].reshape(-1, length) for tokens in usable_tokens])
+        for a in (0, 1)
+    )
+    owners = np.repeat(np.arange(len(parts)), [_count(len(tokens), length) for tokens in usable_tokens])
     return torch.as_tensor(x), torch.as_tensor(y.astype(np.int64)), torch.as_tensor(owners)

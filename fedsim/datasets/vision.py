@@ -51,15 +51,15 @@ class Images(Dataset):
         std: Sequence[float] | None = None,
     ) -> None:
         folder, pool = data_root(root), checks.whole("dataset.pool", pool)
-        parts = [self._load(folder, train, download) for train in (True, False)]
-        for (x, y), half in zip(parts, ("training", "test"), strict=True):
+        splits = [self._load(folder, train, download) for train in (True, False)]
+        for (x, y), half in zip(splits, ("training", "test"), strict=True):
             fits = len(x) and len(x) == len(y) and x.dtype == torch.uint8
             if not fits or not 0 <= int(y.min()) <= int(y.max()) < self.kinds:
                 raise MissingDataError(
                     f"dataset={self.label}: the {half} files under {folder.resolve()} hold {len(x)} images, {len(y)} "
                     f"labels; expected as many uint8 images as labels 0 to {self.kinds - 1}; get them again"
                 )
-        (train_x, train_y), (test_x, test_y) = parts
+        (train_x, train_y), (test_x, test_y) = splits
         super().__init__(
             self.label,
             pooled(train_x, pool),
@@ -87,13 +87,15 @@ class Images(Dataset):
         """uint8 images [N, C, H, W] and labels [N] of one half."""
         reader = getattr(torchvision().datasets, self.source)
         try:
-            found = reader(str(folder), train=train, download=download)
+            dataset = reader(str(folder), train=train, download=download)
         except Exception as error:  # whatever a reader stumbles on in a damaged file
             raise MissingDataError(
                 f"dataset={self.label}: no usable files under {folder.resolve()} (dataset.root, or the variable "
                 f"FEDSIM_DATA); {self.remedy} ({said(error)})"
             ) from error
-        return _channels_first(np.asarray(found.data)), torch.as_tensor(np.asarray(found.targets), dtype=torch.int64)
+        return _channels_first(np.asarray(dataset.data)), torch.as_tensor(
+            np.asarray(dataset.targets), dtype=torch.int64
+        )
 
 
 def said(error: BaseException) -> str:
@@ -105,8 +107,8 @@ def pooled(images: Tensor, pool: int) -> Tensor:
     """[N, C, H, W] uint8 → [N, C, H // pool, W // pool] uint8, block means rounded."""
     if pool == 1:
         return images
-    parts = [functional.avg_pool2d(part.float(), pool) for part in images.split(10_000)]
-    return torch.cat([part.round_().to(torch.uint8) for part in parts])
+    pooled_batches = [functional.avg_pool2d(batch.float(), pool) for batch in images.split(10_000)]
+    return torch.cat([batch.round_().to(torch.uint8) for batch in pooled_batches])
 
 
 def _channels_first(images: np.ndarray) -> Tensor:
@@ -190,10 +192,10 @@ class SVHN(Images):
     def _load(self, folder: Path, train: bool, download: bool) -> tuple[Tensor, Tensor]:
         split = "train" if train else "test"
         try:
-            found = torchvision().datasets.SVHN(str(folder), split=split, download=download)
+            dataset = torchvision().datasets.SVHN(str(folder), split=split, download=download)
         except Exception as error:
             raise MissingDataError(
                 f"dataset=svhn: no usable {split}_32x32.mat under {folder.resolve()} (dataset.root, or the variable "
                 f"FEDSIM_DATA); {self.remedy} ({said(error)})"
             ) from error
-        return torch.as_tensor(found.data), torch.as_tensor(found.labels, dtype=torch.int64)
+        return torch.as_tensor(dataset.data), torch.as_tensor(dataset.labels, dtype=torch.int64)

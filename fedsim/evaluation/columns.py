@@ -96,5 +96,7 @@ def rises(metric: str, meanings: Mapping[str, str] | None = None) -> bool:
 def validation_metric(columns: Iterable[str]) -> str | None:
     """The column by which a model may be chosen: the mean of the server's model on validation samples, its accuracy
     before its loss, that of clients' own models where there is no other; None where there are no such samples."""
-    found = [name for name in columns if "validation_" in name and not any(word in name for word in SPREADS)]
-    return min(found, key=lambda name: (not name.startswith(("global", "validation")), not rises(name)), default=None)
+    candidates = [name for name in columns if "validation_" in name and not any(word in name for word in SPREADS)]
+    return min(
+        candidates, key=lambda name: (not name.startswith(("global", "validation")), not rises(name)), default=None
+    )

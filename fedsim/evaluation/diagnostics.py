@@ -57,5 +57,5 @@ def check(wanted: Any) -> None:
 
 def spreads(wanted: Sequence[str]) -> list[str]:
     """Those of them that say how the clients' numbers differ, as `spread` names them."""
-    asked = [name for name in wanted if SHARE.fullmatch(name)]
-    return list(dict.fromkeys([*(FAIRNESS if "fairness" in wanted else ()), *asked]))
+    share_names = [name for name in wanted if SHARE.fullmatch(name)]
+    return list(dict.fromkeys([*(FAIRNESS if "fairness" in wanted else ()), *share_names]))

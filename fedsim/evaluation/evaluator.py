@@ -69,8 +69,8 @@ class Evaluator:
         self.metrics = metrics or Metrics((), model, data)
         self.references: dict[str, Tensor] = {}
         self.further: ExtraMetrics | None = None  # what else is measured of models
-        alone = model.convolutional and model.device.type == "cpu"
-        self.loop = loop or alone or model.traits.evaluation_unvmapped is not None
+        convolutional_on_cpu = model.convolutional and model.device.type == "cpu"
+        self.loop = loop or convolutional_on_cpu or model.traits.evaluation_unvmapped is not None
         self.labelled = model.labelled
         m, device = federation.clients, federation.device
         everyone = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
@@ -93,10 +93,10 @@ class Evaluator:
             absent |= {"test_loss", "test_accuracy"}
         if not self.labelled:
             absent |= {"test_accuracy", "train_accuracy", "client_accuracy_worst10"}
-        other = "loss" if self.labelled else "accuracy"  # what no number of each client is
-        absent |= {f"{VALIDATION.format(other)}_{WORST}"} | (set() if self.labelled else {"validation_accuracy"})
+        unused_score = "loss" if self.labelled else "accuracy"  # what no number of each client is
+        absent |= {f"{VALIDATION.format(unused_score)}_{WORST}"} | (set() if self.labelled else {"validation_accuracy"})
         for of in ("loss", "accuracy"):
-            if of == other or self.dataset.test_owners is None or self.dataset.test_x is None:
+            if of == unused_score or self.dataset.test_owners is None or self.dataset.test_x is None:
                 absent |= {TEST.format(of), f"{TEST.format(of)}_{WORST}"}
             if self.validation is None:
                 absent |= {VALIDATION.format(of), f"{VALIDATION.format(of)}_{WORST}"}
@@ -109,10 +109,12 @@ class Evaluator:
 
     def added(self, of: str = "") -> dict[str, str]:
         """Columns of the metrics that a user adds → what they are; `of`: of which model."""
-        told = {f"{self.primary_column}_{name}": f"{said_of(name, self.primary_column)}{of}" for name in self.spreads}
+        descriptions = {
+            f"{self.primary_column}_{name}": f"{said_of(name, self.primary_column)}{of}" for name in self.spreads
+        }
         if self.further is not None:
-            told |= {name: f"{what}{of}" for name, what in self.further.columns.items()}
-        return self.metrics.columns(self.dataset.test_x is not None, of) | told
+            descriptions |= {name: f"{description}{of}" for name, description in self.further.columns.items()}
+        return self.metrics.columns(self.dataset.test_x is not None, of) | descriptions
 
     @property
     def primary_column(self) -> str:
@@ -134,45 +136,53 @@ class Evaluator:
         `deployed` [R, d] is what the server deployed last, by default the models themselves.
         """
         by_client: dict[str, Tensor] = {}
-        found, added = self._on_test(models, by_client) if self.dataset.test_x is not None else ({}, {})
+        results, added = self._on_test(models, by_client) if self.dataset.test_x is not None else ({}, {})
         if self.validation is not None:
             loss, accuracy, _ = self._on_clients(self.validation, models, models)
-            found["validation_loss"] = loss.nanmean(1)
+            results["validation_loss"] = loss.nanmean(1)
             if accuracy is not None:
-                found["validation_accuracy"] = accuracy.nanmean(1)
+                results["validation_accuracy"] = accuracy.nanmean(1)
             by_client[VALIDATION.format(self.of)] = loss if accuracy is None else accuracy
-        losses, correct, own = self._on_clients(self.samples, models, models, self.metrics or None)
+        losses, correct, client_metrics = self._on_clients(self.samples, models, models, self.metrics or None)
         by_client[TRAINING.format(self.of)] = losses if correct is None else correct
-        found["train_loss"] = weighted_mean(losses, self.weights)
+        results["train_loss"] = weighted_mean(losses, self.weights)
         if correct is not None:
-            found["train_accuracy"] = weighted_mean(correct, self.weights)
+            results["train_accuracy"] = weighted_mean(correct, self.weights)
             lowest = max(1, correct.shape[1] // 10)
-            found["client_accuracy_worst10"] = correct.sort(dim=1).values[:, :lowest].mean(1)
+            results["client_accuracy_worst10"] = correct.sort(dim=1).values[:, :lowest].mean(1)
         if self.optimum is not None:
-            found["distance_to_optimum"] = (models - self.optimum.to(models.dtype)).norm(dim=1)
+            results["distance_to_optimum"] = (models - self.optimum.to(models.dtype)).norm(dim=1)
         if self.shift.active:
-            found["performative_loss"] = found["train_loss"]
-            found["performative_risk"] = found["train_loss"] + 0.5 * self.model.ridge * models.square().sum(1)
+            results["performative_loss"] = results["train_loss"]
+            results["performative_risk"] = results["train_loss"] + 0.5 * self.model.ridge * models.square().sum(1)
             before = losses if deployed is None else self._on_clients(self.samples, models, deployed)[0]
-            found["decoupled_loss"] = weighted_mean(before, self.weights)
+            results["decoupled_loss"] = weighted_mean(before, self.weights)
             for name, point in self.references.items():
-                found[name] = (models - point.to(models)).norm(dim=1)
-        parts = [torch.stack(list(found.values())), losses.T, *(each.T for each in by_client.values())]
-        of_run, client_loss, *known = np.split(torch.cat(parts).cpu().numpy(), np.cumsum([len(p) for p in parts])[:-1])
-        metrics = dict(zip(found, of_run, strict=True))
-        told = {name: numbers.T for name, numbers in zip(by_client, known, strict=True)}
-        wanted = [(name, WORST) for name in told if name in MEASURED] + [
+                results[name] = (models - point.to(models)).norm(dim=1)
+        blocks = [
+            torch.stack(list(results.values())),
+            losses.T,
+            *(client_values.T for client_values in by_client.values()),
+        ]
+        of_run, client_loss, *client_numbers = np.split(
+            torch.cat(blocks).cpu().numpy(), np.cumsum([len(p) for p in blocks])[:-1]
+        )
+        metrics = dict(zip(results, of_run, strict=True))
+        client_scores = {name: numbers.T for name, numbers in zip(by_client, client_numbers, strict=True)}
+        spread_columns = [(name, WORST) for name in client_scores if name in MEASURED] + [
             (self.primary_column, name) for name in self.spreads
         ]
-        metrics |= spreads(told, wanted)
-        each = {}
-        if own is not None:
-            added |= self.metrics.over_clients(own, self.weights)
-            each = {name: values.cpu().numpy() for name, values in zip(self.metrics.names, own, strict=True)}
+        metrics |= spreads(client_scores, spread_columns)
+        client_values = {}
+        if client_metrics is not None:
+            added |= self.metrics.over_clients(client_metrics, self.weights)
+            client_values = {
+                name: values.cpu().numpy() for name, values in zip(self.metrics.names, client_metrics, strict=True)
+            }
         metrics |= {name: values.cpu().numpy() for name, values in added.items()}
         metrics |= {} if self.further is None else self.further(models)
-        accuracy = None if correct is None else told[TRAINING.format("accuracy")]
-        return Measured(metrics, accuracy, each, by_client=told, client_loss=client_loss.T)
+        accuracy = None if correct is None else client_scores[TRAINING.format("accuracy")]
+        return Measured(metrics, accuracy, client_values, by_client=client_scores, client_loss=client_loss.T)
 
     def predict(self, models: Tensor, x: Inputs, shared: bool, weight: Tensor | None = None) -> Tensor:
         """[R, d] and inputs [B, …] (shared) or [R, B, …] → outputs [R, B, …]; `weight` [R, B] is 0 for padding, which a
@@ -189,8 +199,8 @@ class Evaluator:
 
     def _unpadded(self, row: Tensor, x: Inputs, there: Tensor) -> Tensor:
         """Outputs for one client's inputs [B, …], zero where nothing is there [B]."""
-        own = self.model.evaluate(row, tree_map(lambda value: value[there], x))
-        return own.new_zeros(len(there), *own.shape[1:]).index_put((there,), own)
+        outputs = self.model.evaluate(row, tree_map(lambda value: value[there], x))
+        return outputs.new_zeros(len(there), *outputs.shape[1:]).index_put((there,), outputs)
 
     def _on_test(self, models: Tensor, by_client: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Mean loss on the whole test set; accuracy where there are labels; both by whom samples were held out of. And
@@ -200,9 +210,9 @@ class Evaluator:
         owners = data.test_owners
         count = 0 if owners is None else data.natural_clients or 0
         total = torch.zeros(2 + count, len(models), dtype=dtype, device=models.device)
-        every = range(0, len(data.test_x), TEST_BATCH)
-        mine, pooled = every[self.ranks.share], self.metrics.pooled(len(models))
-        for start in every if len(self.metrics) else mine:
+        batch_starts = range(0, len(data.test_x), TEST_BATCH)
+        local_starts, pooled = batch_starts[self.ranks.share], self.metrics.pooled(len(models))
+        for start in batch_starts if len(self.metrics) else local_starts:
             pick = slice(start, start + TEST_BATCH)
             x = data.prepare(data.test_x[pick].to(models.device), dtype)
             batch = {"x": x} | data.further(data.test_more, pick, dtype)
@@ -212,11 +222,11 @@ class Evaluator:
             if not self.model.tensor_output:
                 total[0] += torch.stack(
                     [self.model.mean_loss(self.model.evaluate(row, inputs), batch) for row in models]
-                ) * (len(x) if start in mine else 0)
+                ) * (len(x) if start in local_starts else 0)
                 continue
             outputs = self.predict(models, inputs, shared=True)
             pooled.update(outputs, target_of(batch))
-            if start not in mine:
+            if start not in local_starts:
                 continue
             # A loss over the batch stands for each sample of this one.
             losses = [self.model.loss(out, batch).expand(len(x)) for out in outputs]
@@ -230,14 +240,17 @@ class Evaluator:
             if owners is not None:
                 total[2:].index_add_(0, owners[pick], numbers.T.to(dtype))
         total = self.ranks.sum(total)
-        found = {"test_loss": total[0] / len(data.test_x)}
+        results = {"test_loss": total[0] / len(data.test_x)}
         if self.labelled:
-            found["test_accuracy"] = total[1] / len(data.test_x)
+            results["test_accuracy"] = total[1] / len(data.test_x)
         if owners is not None:
-            held = torch.bincount(owners, minlength=count)
-            by_client[TEST.format(self.of)] = (total[2:] / held[:, None]).T  # 0/0 is NaN where nothing was held out
-            found[TEST.format(self.of)] = (total[2:][held > 0] / held[held > 0, None]).mean(0)
-        return found, pooled.values()
+            sample_counts = torch.bincount(owners, minlength=count)
+            # 0/0 is NaN where nothing was held out.
+            by_client[TEST.format(self.of)] = (total[2:] / sample_counts[:, None]).T
+            results[TEST.format(self.of)] = (
+                total[2:][sample_counts > 0] / sample_counts[sample_counts > 0, None]
+            ).mean(0)
+        return results, pooled.values()
 
     def _on_clients(
         self, samples: ClientSamples, models: Tensor, deployed: Tensor, metrics: Metrics | None = None
@@ -257,10 +270,10 @@ class Evaluator:
                 continue
             flat = {name: value.flatten(1, 2) for name, value in batch.items() if value.dim() > 2}
             if self.model.traits.evaluation_mixes:
-                own = models[:, None].expand(-1, weight.shape[1], -1).flatten(0, 1)
+                client_models = models[:, None].expand(-1, weight.shape[1], -1).flatten(0, 1)
                 inputs = tree_map(lambda value: value.flatten(0, 1), self.model.call.inputs(batch))
-                apart = self.predict(own, inputs, shared=False, weight=weight.flatten(0, 1))
-                outputs = apart.flatten(0, 1).unflatten(0, (len(models), -1))
+                client_outputs = self.predict(client_models, inputs, shared=False, weight=weight.flatten(0, 1))
+                outputs = client_outputs.flatten(0, 1).unflatten(0, (len(models), -1))
             else:
                 outputs = self.predict(models, self.model.call.inputs(flat), shared=False)
             per_sample = torch.stack(
@@ -280,10 +293,10 @@ class Evaluator:
                 )
             if metrics is not None:
                 clients = outputs.unflatten(1, weight.shape[1:]).flatten(0, 1)
-                found = metrics.of_clients(clients, target_of(batch).flatten(0, 1), weight.flatten(0, 1))
-                added.append(found.unflatten(1, weight.shape[:2]))
-        parts = (torch.cat(values, -1) if values else None for values in (losses, correct, added))
-        loss, accuracy, metric = (None if values is None else self._everybody(values) for values in parts)
+                metric_values = metrics.of_clients(clients, target_of(batch).flatten(0, 1), weight.flatten(0, 1))
+                added.append(metric_values.unflatten(1, weight.shape[:2]))
+        concatenated = (torch.cat(values, -1) if values else None for values in (losses, correct, added))
+        loss, accuracy, metric = (None if values is None else self._everybody(values) for values in concatenated)
         assert loss is not None
         return loss, accuracy, metric
 
@@ -291,21 +304,21 @@ class Evaluator:
         """Loss [R, c] of clients, of models whose outputs are no tensors: one model and one client at a time."""
         losses = torch.full(weight.shape[:2], torch.nan, dtype=self.model.dtype, device=weight.device)
         for r, c in itertools.product(range(weight.shape[0]), range(weight.shape[1])):
-            there = weight[r, c] > 0
-            if not bool(there.any()):
+            present = weight[r, c] > 0
+            if not bool(present.any()):
                 continue
-            own = {name: value[r, c][there] for name, value in batch.items() if value.dim() > 2}
-            output = self.model.evaluate(models[r], self.model.call.inputs(own))
-            losses[r, c] = self.model.mean_loss(output, own | {"weight": weight[r, c][there]})
+            client_batch = {name: value[r, c][present] for name, value in batch.items() if value.dim() > 2}
+            output = self.model.evaluate(models[r], self.model.call.inputs(client_batch))
+            losses[r, c] = self.model.mean_loss(output, client_batch | {"weight": weight[r, c][present]})
         return losses
 
     def _everybody(self, found: Tensor) -> Tensor:
         """[…, m''] of this rank's share of the clients → […, m'] of all that are evaluated."""
         if self.ranks.count == 1:
             return found
-        whole = found.new_zeros(*found.shape[:-1], self.count)
-        whole[..., self.ranks.share] = found
-        return self.ranks.sum(whole)
+        gathered = found.new_zeros(*found.shape[:-1], self.count)
+        gathered[..., self.ranks.share] = found
+        return self.ranks.sum(gathered)
 
     def _client_batch(self, samples: ClientSamples, pick: slice) -> dict[str, Tensor]:
         """x [R, c, q, …], y [R, c, q], weight [R, c, q], client and row [R, c] of some clients."""
@@ -321,5 +334,5 @@ class Evaluator:
             return vmap(per_client, in_dims=(0, 0))(batch, models)
         replicates, clients = batch["weight"].shape[:2]
         flat = {name: value.flatten(0, 1) for name, value in batch.items()}
-        moved = self.shift.smooth_clients(flat, models.repeat_interleave(clients, dim=0))
-        return {name: value.unflatten(0, (replicates, clients)) for name, value in moved.items()}
+        shifted = self.shift.smooth_clients(flat, models.repeat_interleave(clients, dim=0))
+        return {name: value.unflatten(0, (replicates, clients)) for name, value in shifted.items()}

@@ -41,8 +41,8 @@ class Measured:
     @property
     def held_out(self) -> np.ndarray | None:
         """[R, n] accuracies on what was held out of each client; None without any, or without labels."""
-        held = [values for name, values in self.by_client.items() if name in MEASURED and "accuracy" in name]
-        return held[0] if held else None
+        held_out_scores = [values for name, values in self.by_client.items() if name in MEASURED and "accuracy" in name]
+        return held_out_scores[0] if held_out_scores else None
 
 
 def spreads(by_client: Mapping[str, np.ndarray], wanted: Iterable[tuple[str, str]]) -> dict[str, np.ndarray]:

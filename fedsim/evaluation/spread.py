@@ -23,18 +23,18 @@ def spread(values: np.ndarray, name: str, rises: bool) -> float:
         name: of the measure.
         rises: whether more is better.
     """
-    known = values[~np.isnan(values)].astype(np.float64)
-    if not len(known):
+    valid_values = values[~np.isnan(values)].astype(np.float64)
+    if not len(valid_values):
         return float("nan")
     if name == "variance":
-        return float(known.var())
+        return float(valid_values.var())
     if name == "jain":
-        square = float((known**2).sum())
-        return float(known.sum() ** 2 / (len(known) * square)) if square else float("nan")
+        square = float((valid_values**2).sum())
+        return float(valid_values.sum() ** 2 / (len(valid_values) * square)) if square else float("nan")
     match = SHARE.fullmatch(name)
     assert match is not None
-    count = max(1, len(known) * int(match[2]) // 100)
-    lowest_first = np.sort(known)
+    count = max(1, len(valid_values) * int(match[2]) // 100)
+    lowest_first = np.sort(valid_values)
     low = (match[1] == "worst") == rises
     return float((lowest_first[:count] if low else lowest_first[-count:]).mean())
 

@@ -91,8 +91,10 @@ class APFL(SGD):
         moving = self.adaptive and self.every == "step"
         if type(self) is not APFL or self.clip is not None or moving:
             return ()
-        own = GradientStep("personal", self.ratio, self.weight_decay, "params", "alpha", self.mix == "outputs")
-        return own, GradientStep(decay=self.weight_decay)
+        personal_step = GradientStep(
+            "personal", self.ratio, self.weight_decay, "params", "alpha", self.mix == "outputs"
+        )
+        return personal_step, GradientStep(decay=self.weight_decay)
 
     @property
     def begins(self) -> bool:
@@ -105,8 +107,8 @@ class APFL(SGD):
         if self.adaptive and self.every == "step":
             carry = self.adapt(carry, batch, lr, objective)
         gradient = self.of_personal(carry, batch, objective)
-        own = {"params": carry["personal"]}  # no correction, no proximal term: they are the federation's
-        v = self.descend(own, gradient, lr * self.ratio)
+        personal_carry = {"params": carry["personal"]}  # no correction, no proximal term: they are the federation's
+        v = self.descend(personal_carry, gradient, lr * self.ratio)
         carry, loss = super().step(carry, batch, lr, objective)
         return carry | {"personal": v}, loss
 

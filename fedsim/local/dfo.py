@@ -55,8 +55,10 @@ class DFO(PFL):
         if baseline and points == 2:
             raise ConfigError("local.baseline=true is for one point; two have each other: set local.points=1")
         if points == 2 and (self.work.steps or 1) % 2:
-            given = f"local_epochs={self.work.epochs}" if self.work.steps is None else f"local_steps={self.work.steps}"
-            raise ConfigError(f"{given}, but local.points=2 makes a step of two; give an even number of local_steps")
+            setting = (
+                f"local_epochs={self.work.epochs}" if self.work.steps is None else f"local_steps={self.work.steps}"
+            )
+            raise ConfigError(f"{setting}, but local.points=2 makes a step of two; give an even number of local_steps")
         box, ball = self.project.box, self.project.ball
         if 2 * self.radius >= (2 * ball if ball is not None else box[1] - box[0] if box is not None else float("inf")):
             raise ConfigError(f"local.radius={radius} leaves no room in local.box or local.ball; lower it")
@@ -93,8 +95,8 @@ class DFO(PFL):
         after = carry | {ASKED: carry[ASKED] + 1, HEARD: loss}
         if self.points == 2:
             slope = self.trained / (2 * self.radius) * (carry[HEARD] - loss)
-            moved, both = self.moved(after, slope * u, lr), carry[ASKED] % 2 == 1
-            return {name: torch.where(both, value, after[name]) for name, value in moved.items()}, loss
+            next_carry, pair_complete = self.moved(after, slope * u, lr), carry[ASKED] % 2 == 1
+            return {name: torch.where(pair_complete, value, after[name]) for name, value in next_carry.items()}, loss
         base = torch.zeros_like(loss)
         if self.baseline:
             base = torch.where(carry[COUNT] > 0, carry[MEAN], loss)

@@ -44,7 +44,11 @@ class Ditto(SGD):
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, _ = objective.gradient(carry["personal"], batch)
-        own = {"params": carry["personal"], "anchor": carry[RECEIVED], "proximal": lr.new_full((), self.penalty)}
-        v = self.descend(own, gradient, lr * self.ratio)
+        personal_carry = {
+            "params": carry["personal"],
+            "anchor": carry[RECEIVED],
+            "proximal": lr.new_full((), self.penalty),
+        }
+        v = self.descend(personal_carry, gradient, lr * self.ratio)
         carry, loss = super().step(carry, batch, lr, objective)
         return carry | {"personal": v}, loss

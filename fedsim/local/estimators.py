@@ -132,9 +132,9 @@ class MeanEstimator(Estimator):
         count = member.sum(1)[:, :, None].clamp(min=torch.finfo(z.dtype).tiny)
         if self.known is not None:
             return torch.full_like(member.mT @ z, self.known)
-        found, size = (member.mT @ part.square() / count for part in (residual, z))
+        variance, size = (member.mT @ values.square() / count for values in (residual, z))
         rounding = torch.finfo(z.dtype).eps * (count + 16)  # of a mean of so many numbers
-        return torch.where(found > rounding.square() * size, found, 0.0)
+        return torch.where(variance > rounding.square() * size, variance, 0.0)
 
 
 class CoefficientEstimator(Estimator):
@@ -214,5 +214,5 @@ class FractionEstimator(Estimator):
 
 def mass(weight: Tensor) -> Tensor:
     """[c, 1] the sum of the weights, 1 where there are none."""
-    found = weight.sum(1, keepdim=True)
-    return torch.where(found > 0, found, 1.0)
+    total = weight.sum(1, keepdim=True)
+    return torch.where(total > 0, total, 1.0)

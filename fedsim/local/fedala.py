@@ -67,8 +67,8 @@ class FedALA(SGD):
         return None
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
-        every = torch.full((federation.replicates, len(self.top)), self.mixing, dtype=federation.dtype)
-        return {MIXING: federation.broadcast(every.to(federation.device))}
+        initial_mixing = torch.full((federation.replicates, len(self.top)), self.mixing, dtype=federation.dtype)
+        return {MIXING: federation.broadcast(initial_mixing.to(federation.device))}
 
     def round_state(self, params: Tensor) -> Carry:
         return {RECEIVED: params[:, self.top].clone(), TAKEN: params.new_zeros(len(params))}
@@ -91,5 +91,5 @@ class FedALA(SGD):
         mixing = torch.where(mixes, (carry[MIXING] - self.mixing_lr * slope).clamp(0.0, 1.0), carry[MIXING])
         trained = self.descend(carry, gradient, lr)
         params = torch.where(mixes, self.mixed(carry, received, mixing), trained)
-        own = torch.where(mixes, carry["personal"], trained)
-        return carry | {"params": params, "personal": own, MIXING: mixing, TAKEN: carry[TAKEN] + 1}, loss
+        personal = torch.where(mixes, carry["personal"], trained)
+        return carry | {"params": params, "personal": personal, MIXING: mixing, TAKEN: carry[TAKEN] + 1}, loss

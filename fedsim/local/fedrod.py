@@ -48,8 +48,10 @@ class FedRoD(FedLC):
         row, inputs = model.initial([0])[0], model.call.inputs(data.pair(model.dtype))
         angle = torch.arange(len(self.head), device=row.device).to(row.dtype)
         heads = angle.sin(), angle.cos(), angle.sin() + angle.cos()
-        one, other, both = (model.evaluate(row.index_copy(0, self.head, head), inputs) for head in heads)
-        if not torch.allclose(one + other, both, rtol=1e-4, atol=1e-4):
+        first_output, second_output, sum_output = (
+            model.evaluate(row.index_copy(0, self.head, head), inputs) for head in heads
+        )
+        if not torch.allclose(first_output + second_output, sum_output, rtol=1e-4, atol=1e-4):
             raise ConfigError(
                 f"local=fedrod adds the outputs of two heads, but those of {type(model.training_module).__name__} are "
                 "not linear in its last layer; use a model that ends with one"
@@ -67,6 +69,6 @@ class FedRoD(FedLC):
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, _ = objective.gradient(self.both(carry), batch)
-        own = self.descend({"params": carry[HEAD]}, gradient[self.head], lr * self.ratio)
+        personal_head = self.descend({"params": carry[HEAD]}, gradient[self.head], lr * self.ratio)
         carry, loss = super().step(carry, batch, lr, objective)
-        return carry | {HEAD: own}, loss
+        return carry | {HEAD: personal_head}, loss

@@ -81,10 +81,10 @@ class History:
 
     def push(self, carry: Carry, theta: Tensor, f: Tensor) -> Carry:
         """The carry after a step that deployed θ [c, d] and estimated f [c, p]: the oldest entries are replaced."""
-        here = torch.arange(self.length, device=theta.device) == (carry[STEPS] % self.length)[:, None]
+        slot_mask = torch.arange(self.length, device=theta.device) == (carry[STEPS] % self.length)[:, None]
         return carry | {
-            MODELS: torch.where(here[:, :, None], theta[:, None], carry[MODELS]),
-            ESTIMATES: torch.where(here[:, :, None], f[:, None], carry[ESTIMATES]),
+            MODELS: torch.where(slot_mask[:, :, None], theta[:, None], carry[MODELS]),
+            ESTIMATES: torch.where(slot_mask[:, :, None], f[:, None], carry[ESTIMATES]),
             STEPS: carry[STEPS] + 1,
         }
 
@@ -108,9 +108,9 @@ class History:
         """Models [c, H, d] and estimates [c, H, p] of each client's last H steps, the latest first."""
         ago = torch.arange(1, self.length + 1, device=carry[STEPS].device)
         slot = ((carry[STEPS][:, None] - ago) % self.length)[:, :, None]
-        return tuple(part.gather(1, slot.expand_as(part)) for part in (carry[MODELS], carry[ESTIMATES]))  # type: ignore[return-value]
+        return tuple(values.gather(1, slot.expand_as(values)) for values in (carry[MODELS], carry[ESTIMATES]))  # type: ignore[return-value]
 
     def regression(self, models: Tensor, estimates: Tensor) -> Tensor:
         """df/dθ [c, p, d] by eq. 6 at the first of the models [c, H, d] with its estimates [c, H, p]."""
-        moved, changed = (part[:, 1:] - part[:, :1] for part in (models, estimates))
-        return (torch.linalg.pinv(moved, rtol=self.rcond) @ changed).mT
+        model_changes, estimate_changes = (values[:, 1:] - values[:, :1] for values in (models, estimates))
+        return (torch.linalg.pinv(model_changes, rtol=self.rcond) @ estimate_changes).mT

@@ -130,8 +130,8 @@ class Adam(Optimiser):
             self.weight_decay = 0.0
 
     def descents(self) -> tuple[GradientStep, ...]:
-        beside = self.decay if self.decoupled else 0.0
-        return self._descent(Moments(self.beta1, self.beta2, self.eps, beside)) if type(self) is Adam else ()
+        decoupled_decay = self.decay if self.decoupled else 0.0
+        return self._descent(Moments(self.beta1, self.beta2, self.eps, decoupled_decay)) if type(self) is Adam else ()
 
     def stepped(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
         params, updates = carry["params"], carry["updates"] + 1

@@ -69,10 +69,10 @@ class PerFedAvg(SGD):
         params = carry["params"]
         inner, outer = parts(batch, 2)
         slope, loss = objective.gradient(params, inner)
-        moved = params - self.inner_lr * slope
-        gradient, _ = objective.gradient(moved, outer)
+        adapted = params - self.inner_lr * slope
+        gradient, _ = objective.gradient(adapted, outer)
         if self.keep_inner:
-            carry = carry | {"params": moved}
+            carry = carry | {"params": adapted}
         if self.second_order:
             gradient = gradient - self.inner_lr * objective.hessian_product(params, gradient, inner)
         return self.moved(carry, gradient, lr), loss
@@ -83,16 +83,16 @@ def parts(batch: Batch, many: int) -> list[Batch]:
 
     Every part draws dropout masks of its own.
     """
-    first, *others = ({k: v[start::many] if v.dim() else v for k, v in batch.items()} for start in range(many))
+    first, *remaining = ({k: v[start::many] if v.dim() else v for k, v in batch.items()} for start in range(many))
     dealt = [first]
-    for number, part in enumerate(others, 1):
-        if not len(part["x"]):
+    for number, sub_batch in enumerate(remaining, 1):
+        if not len(sub_batch["x"]):
             dealt.append(first)
             continue
-        if "weight" in part:
-            empty = part["weight"].sum() == 0
-            part |= {k: torch.where(empty, first[k][: len(v)], v) for k, v in part.items() if v.dim()}
+        if "weight" in sub_batch:
+            empty = sub_batch["weight"].sum() == 0
+            sub_batch |= {k: torch.where(empty, first[k][: len(v)], v) for k, v in sub_batch.items() if v.dim()}
         if "key" in batch:
-            part |= {"key": rng.fold(batch["key"], number)}
-        dealt.append(part)
+            sub_batch |= {"key": rng.fold(batch["key"], number)}
+        dealt.append(sub_batch)
     return dealt

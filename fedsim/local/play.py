@@ -73,8 +73,8 @@ class Play(PFL):
         if not self.learns:
             return {}
         size, p = self.trained + 1, self.trained
-        kept = {GRAM: federation.zeros(size, size), RIGHT: federation.zeros(size, p), SLOPE: federation.zeros(p, p)}
-        return kept | seeds(federation) | {STEPS: federation.zeros(dtype=torch.int64)}
+        memory = {GRAM: federation.zeros(size, size), RIGHT: federation.zeros(size, p), SLOPE: federation.zeros(p, p)}
+        return memory | seeds(federation) | {STEPS: federation.zeros(dtype=torch.int64)}
 
     def round_state(self, params: Tensor) -> Carry:
         return {STEP: torch.zeros(len(params), dtype=torch.int64, device=params.device)} if self.learns else {}

@@ -95,8 +95,8 @@ class PlugIn(PFL):
         equations = {GRAM: (size, size), RIGHT: (size, p)}
         pooled = {POOLED_GRAM: (size, size), POOLED_RIGHT: (size, p)} if self.shared else {}
         shapes = equations | pooled | {SLOPE: (self.trained, p), LAST: (p,)}
-        kept = {name: federation.zeros(*shape) for name, shape in shapes.items()}
-        return kept | seeds(federation) | {STEPS: federation.zeros(dtype=torch.int64)}
+        memory = {name: federation.zeros(*shape) for name, shape in shapes.items()}
+        return memory | seeds(federation) | {STEPS: federation.zeros(dtype=torch.int64)}
 
     def round_state(self, params: Tensor) -> Carry:
         return {STEP: torch.zeros(len(params), dtype=torch.int64, device=params.device)}
@@ -125,8 +125,8 @@ class PlugIn(PFL):
             return self.estimator.moved(samples, (theta - self.base) @ slope)
 
         gradient, loss = objective.gradient_through(carry["params"], batch, answer)
-        moved = self.moved(carry, gradient, lr)
-        after = {name: torch.where(explores, carry[name], value) for name, value in moved.items()}
+        next_carry = self.moved(carry, gradient, lr)
+        after = {name: torch.where(explores, carry[name], value) for name, value in next_carry.items()}
         chunk = {name: value[None] for name, value in batch.items()}
         weight = chunk.get("weight", torch.ones_like(chunk["x"].flatten(2)[:, :, 0]))
         f = self.estimator.fit(chunk, weight, carry[LAST][None])[0]
@@ -143,11 +143,11 @@ class PlugIn(PFL):
     def after_round(self, memory: dict[str, Tensor], cohort: Cohort) -> None:
         if not self.shared:
             return
-        for own, pooled in ((GRAM, POOLED_GRAM), (RIGHT, POOLED_RIGHT)):
-            new = cohort.gather(memory[own])
+        for name, pooled in ((GRAM, POOLED_GRAM), (RIGHT, POOLED_RIGHT)):
+            new = cohort.gather(memory[name])
             everybody = memory[pooled].unflatten(0, (cohort.federation.replicates, -1))
             everybody += cohort.sum(new).to(everybody.device)[:, None]
-            cohort.scatter(memory[own], torch.zeros_like(new))
+            cohort.scatter(memory[name], torch.zeros_like(new))
 
     def traffic(self, dimension: int) -> tuple[int, int]:
         size, p = self.trained + 1, self.estimator.size

@@ -93,16 +93,16 @@ class ProFL(PoFL):
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         matrix = functools.partial(federation.zeros, self.estimator.size, dimension)
-        held = super().memory(federation, dimension)
+        memory = super().memory(federation, dimension)
         if self.server_derivative or self.adaptive:
-            held |= {SLOPE: matrix()}
+            memory |= {SLOPE: matrix()}
         if self.server_derivative:
-            held |= {SHARED: matrix(), SHARES: federation.zeros(dtype=torch.bool)}
+            memory |= {SHARED: matrix(), SHARES: federation.zeros(dtype=torch.bool)}
         if self.adaptive:
             count = federation.zeros(dtype=torch.int64)
-            held |= {SIZE: count + self.sample_size.cap, USED: count}
-            held |= {PAST_SLOPE: matrix(), PAST_MODEL: federation.zeros(dimension)}
-        return held
+            memory |= {SIZE: count + self.sample_size.cap, USED: count}
+            memory |= {PAST_SLOPE: matrix(), PAST_MODEL: federation.zeros(dimension)}
+        return memory
 
     def select(self, carry: Carry, gradients: Tensor, weight: Tensor) -> Tensor:
         real = weight > 0
@@ -123,12 +123,16 @@ class ProFL(PoFL):
         if not self.adaptive:
             return carry
         real = draw.batch["weight"] > 0 if "weight" in draw.batch else torch.ones_like(draw.weight, dtype=torch.bool)
-        used = torch.minimum(real.sum(1), carry[SIZE])
+        samples_used = torch.minimum(real.sum(1), carry[SIZE])
         slope, theta, length = carry[SLOPE], draw.theta, self.history.length
         way = (theta - carry[PAST_MODEL]).norm(dim=1)
         bend = (slope - carry[PAST_SLOPE]).norm(dim=(1, 2)) / way.clamp(min=torch.finfo(way.dtype).tiny)
-        known = self.sample_size.curvature
-        bend = torch.where(carry[STEPS] >= 2 * length, bend, 0.0) if known is None else torch.full_like(bend, known)
+        curvature = self.sample_size.curvature
+        bend = (
+            torch.where(carry[STEPS] >= 2 * length, bend, 0.0)
+            if curvature is None
+            else torch.full_like(bend, curvature)
+        )
         n = self.sample_size(
             length,
             lr,
@@ -143,7 +147,7 @@ class ProFL(PoFL):
         anchor = (carry[STEPS] >= length) & (carry[STEPS] % length == 0)
         return carry | {
             SIZE: torch.where(self.history.full(carry), n, self.sample_size.cap),
-            USED: carry[USED] + used,
+            USED: carry[USED] + samples_used,
             PAST_SLOPE: torch.where(anchor[:, None, None], slope, carry[PAST_SLOPE]),
             PAST_MODEL: torch.where(anchor[:, None], theta, carry[PAST_MODEL]),
         }
@@ -153,17 +157,17 @@ class ProFL(PoFL):
             return
         carry = {name: cohort.gather(memory[name]) for name in (STEPS, MODELS, ESTIMATES, SLOPE)}
         if self.server_method == "mean":
-            own = (carry[STEPS] > self.history.least(carry[MODELS].shape[2])).to(cohort.count.dtype)
-            mean = cohort.mean(carry[SLOPE], own)
+            ready = (carry[STEPS] > self.history.least(carry[MODELS].shape[2])).to(cohort.count.dtype)
+            mean = cohort.mean(carry[SLOPE], ready)
         else:
-            own = self.history.full(carry).to(cohort.count.dtype)
-            models, estimates = (cohort.mean(part, own) for part in self.history.recent(carry))
+            ready = self.history.full(carry).to(cohort.count.dtype)
+            models, estimates = (cohort.mean(values, ready) for values in self.history.recent(carry))
             mean = self.history.regression(models, estimates)
-        known = cohort.sum(own) > 0
+        any_ready = cohort.sum(ready) > 0
         shared = memory[SHARED].unflatten(0, (len(mean), -1))
-        mean, here = mean.to(shared.device)[:, None], known.to(shared.device)[:, None, None, None]
-        shared.copy_(torch.where(here, mean, shared))
-        memory[SHARES] |= cohort.federation.broadcast(known)
+        mean, update_mask = mean.to(shared.device)[:, None], any_ready.to(shared.device)[:, None, None, None]
+        shared.copy_(torch.where(update_mask, mean, shared))
+        memory[SHARES] |= cohort.federation.broadcast(any_ready)
 
     def traffic(self, dimension: int) -> tuple[int, int]:
         if not self.server_derivative:

@@ -43,28 +43,28 @@ class RobustGradient:
 
         How many sweeps there are depends on the data, so every sweep ends in one transfer of a boolean to the host.
         """
-        kept, half = mask.bool(), mask.sum(1) / 2
-        done = half < 1
-        while not bool(done.all()):
-            centred, mean = centre(gradients, kept)
-            left = kept & self._below_tail(scores(centred), kept)
-            moved = (mean - centre(gradients, left)[1]).norm(dim=1) < self.settled * mean.norm(dim=1)
-            same = (left == kept).all(1)
-            kept = torch.where(done[:, None], kept, left)
-            done = done | moved | same | (kept.sum(1) <= half)
-        return kept
+        kept_mask, half = mask.bool(), mask.sum(1) / 2
+        finished = half < 1
+        while not bool(finished.all()):
+            centred, mean = centre(gradients, kept_mask)
+            remaining = kept_mask & self._below_tail(scores(centred), kept_mask)
+            mean_settled = (mean - centre(gradients, remaining)[1]).norm(dim=1) < self.settled * mean.norm(dim=1)
+            unchanged = (remaining == kept_mask).all(1)
+            kept_mask = torch.where(finished[:, None], kept_mask, remaining)
+            finished = finished | mean_settled | unchanged | (kept_mask.sum(1) <= half)
+        return kept_mask
 
     def _below_tail(self, tau: Tensor, kept: Tensor) -> Tensor:
         """[c, B] is τ_j below φ?"""
         top = tau.amax(1, keepdim=True)
         share = (tau / torch.where(top > 0, top, 1.0)).nan_to_num(nan=0.0)  # NaN of a client that diverged has no bin
-        place = (share * self.bins).to(torch.int64).clamp(0, self.bins - 1)
+        bin_index = (share * self.bins).to(torch.int64).clamp(0, self.bins - 1)
         counts = torch.zeros(len(tau), self.bins, dtype=tau.dtype, device=tau.device)
-        counts.scatter_add_(1, place, kept.to(tau.dtype))
+        counts.scatter_add_(1, bin_index, kept.to(tau.dtype))
         dense = counts >= self.sparse * kept.sum(1, keepdim=True)
         tail = ~dense & (dense.cumsum(1) > 0)
         first = torch.where(tail.any(1), tail.to(torch.int64).argmax(1), self.bins)
-        return place < first[:, None]
+        return bin_index < first[:, None]
 
 
 def centre(gradients: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -91,8 +91,8 @@ class Cosine(Schedule):
     def factor(self, t: int, k: int, steps: int, per_pass: int = 1) -> float:
         if t < self.warmup:
             return (t + 1) / (self.warmup + 1)
-        done = min(1.0, (t - self.warmup) / (self.rounds - self.warmup))
-        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * done)) / 2
+        progress = min(1.0, (t - self.warmup) / (self.rounds - self.warmup))
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
 
 
 class Inverse(Schedule):

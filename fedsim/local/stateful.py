@@ -66,8 +66,8 @@ class StatefulPerfGD(PoFL):
         self.trained = model.trained
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
-        kept = self.history.memory(federation, dimension + self.estimator.size, self.estimator.size)
-        return kept | (seeds(federation) if self.spread else {})
+        memory = self.history.memory(federation, dimension + self.estimator.size, self.estimator.size)
+        return memory | (seeds(federation) if self.spread else {})
 
     def deploys(self, carry: Carry) -> Tensor:
         if not self.spread:
@@ -79,18 +79,19 @@ class StatefulPerfGD(PoFL):
         return torch.cat([self.deploys(carry), self.history.last(carry)], dim=1)  # (θ_t, f_{t−1}), [c, d + p]
 
     def answer(self, carry: Carry, draw: Draw, moment: Tensor) -> tuple[Carry, Tensor]:
-        moved, changed = self.history.differences(carry, draw.theta, draw.f)  # [c, H, d + p], [c, H, p]
-        inverse = torch.linalg.pinv(moved, rtol=self.history.rcond)
+        # [c, H, d + p], [c, H, p]
+        input_changes, estimate_changes = self.history.differences(carry, draw.theta, draw.f)
+        inverse = torch.linalg.pinv(input_changes, rtol=self.history.rcond)
         by_theta, by_before = inverse.split([inverse.shape[1] - moment.shape[1], moment.shape[1]], dim=1)
         # ∂₁ = Δfᵀ Pᵀ and ∂₂ = Δfᵀ Qᵀ of rank H: (∂₁ᵀ Σ (∂₂ᵀ)ᵏ) u = P Σ (Δf Q)ᵏ Δf u, with matrices of H alone
-        again, along = changed @ by_before, changed @ moment[:, :, None]
+        recurrence, along = estimate_changes @ by_before, estimate_changes @ moment[:, :, None]
         if self.horizon is None:
-            whole = torch.eye(self.history.length, dtype=again.dtype, device=again.device)
-            along = torch.linalg.pinv(whole - again, rtol=self.history.rcond) @ along
+            identity = torch.eye(self.history.length, dtype=recurrence.dtype, device=recurrence.device)
+            along = torch.linalg.pinv(identity - recurrence, rtol=self.history.rcond) @ along
         else:
             term = along
             for _ in range(self.horizon):
-                term = again @ term
+                term = recurrence @ term
                 along = along + term
         ready = self.history.past(carry, 1)[:, None]  # the first step of all has no f before it
         return carry, torch.where(ready, (by_theta @ along).squeeze(2), 0.0)

@@ -45,14 +45,14 @@ class Calling:
 
     def functional(self, module: nn.Module, parts: dict[str, Tensor], inputs: Inputs) -> Any:
         """The same with these parameters and buffers in the place of the module's own."""
-        x, named = inputs, {}
+        x, keywords = inputs, {}
         if not isinstance(inputs, Tensor):
-            x, named = inputs["x"], {name: inputs[name] for name in self.more}
+            x, keywords = inputs["x"], {name: inputs[name] for name in self.more}
         tied = {alias: parts[name] for alias, name in self.aliases.items() if name in parts}
-        given = parts | tied if tied else parts
-        returned = functional_call(module, given, (x,), named, tie_weights=False)
+        tensors = parts | tied if tied else parts
+        returned = functional_call(module, tensors, (x,), keywords, tie_weights=False)
         if tied:  # what the pass put in the place of a buffer
-            parts.update({name: given[name] for name in parts})
+            parts.update({name: tensors[name] for name in parts})
         return self._result(returned)
 
     def _result(self, returned: Any) -> Any:
@@ -60,24 +60,24 @@ class Calling:
 
         Heads that exist in training only (GoogLeNet) leave a tensor in evaluation.
         """
-        found = returned if self.output is None or isinstance(returned, Tensor) else self._named(returned)
-        if self.whole and self.output is None and not isinstance(found, Tensor):
-            return found
-        if not isinstance(found, Tensor):
-            told = ", ".join(map(repr, self._names(returned)))
+        output = returned if self.output is None or isinstance(returned, Tensor) else self._named(returned)
+        if self.whole and self.output is None and not isinstance(output, Tensor):
+            return output
+        if not isinstance(output, Tensor):
+            names = ", ".join(map(repr, self._names(returned)))
             raise ConfigError(
                 f"model: the module returns a {type(returned).__name__}, not a tensor; name its output by model.output"
-                + (f", one of {told}" if told else "")
+                + (f", one of {names}" if names else "")
             )
-        return found.movedim(1, -1) if self.classes_second else found
+        return output.movedim(1, -1) if self.classes_second else output
 
     def _named(self, returned: Any) -> Any:
         """By name or number; None where there is no such thing."""
         if isinstance(returned, Mapping):
             return returned.get(self.output)
         if isinstance(self.output, int):
-            many = isinstance(returned, (tuple, list)) and -len(returned) <= self.output < len(returned)
-            return returned[self.output] if many else None
+            in_range = isinstance(returned, (tuple, list)) and -len(returned) <= self.output < len(returned)
+            return returned[self.output] if in_range else None
         return getattr(returned, str(self.output), None)
 
     @staticmethod
@@ -99,14 +99,14 @@ def tied_names(module: nn.Module) -> dict[str, str]:
     what it had put in itself.
     """
     first: dict[int, str] = {}
-    places: set[tuple[int, str]] = set()
+    visited_slots: set[tuple[int, str]] = set()
     aliases: dict[str, str] = {}
     for prefix, layer in module.named_modules(remove_duplicate=False):
         for leaf, value in (*layer._parameters.items(), *layer._buffers.items()):
-            place, name = (id(layer), leaf), f"{prefix}.{leaf}" if prefix else leaf
-            if value is None or place in places:
+            slot, name = (id(layer), leaf), f"{prefix}.{leaf}" if prefix else leaf
+            if value is None or slot in visited_slots:
                 continue
-            places.add(place)
+            visited_slots.add(slot)
             if first.setdefault(id(value), name) != name:
                 aliases[name] = first[id(value)]
     return aliases

@@ -21,7 +21,7 @@ def copy_module(module: nn.Module) -> nn.Module:
     Raises:
         ConfigError: the module holds something that cannot be copied.
     """
-    held = [
+    tensors = [
         value
         for layer in module.modules()
         for attribute in vars(layer).values()
@@ -29,7 +29,7 @@ def copy_module(module: nn.Module) -> nn.Module:
         if isinstance(value, Tensor)
     ]
     replaced: dict[int, Tensor] = {}
-    for value in held:
+    for value in tensors:
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
             replaced[id(value)] = _left_by_transform(value)
         elif value.grad_fn is not None:

@@ -103,13 +103,13 @@ def from_torchvision(
         **options: of the model.
     """
     models = torchvision().models
-    known = models.list_models(module=models)
-    checks.choice("model.name", name, known)
+    model_names = models.list_models(module=models)
+    checks.choice("model.name", name, model_names)
     checks.choice("model.norm", norm, NORMS)
     if weights is not None:
         checks.choice("model.weights", weights, [entry.name for entry in models.get_model_weights(name)] + ["DEFAULT"])
-    given = {"num_classes": classes} if weights is None else {"weights": weights}
-    module: nn.Module = models.get_model(name, **given, **options)
+    arguments = {"num_classes": classes} if weights is None else {"weights": weights}
+    module: nn.Module = models.get_model(name, **arguments, **options)
     if weights is not None:
         _with_classes(module, classes)
     if small_images:
@@ -134,6 +134,6 @@ def _renormalised(module: nn.Module, norm: str) -> nn.Module:
     for name, layer in list(module.named_modules()):
         if isinstance(layer, nn.BatchNorm2d):
             parent, _, leaf = name.rpartition(".")
-            other = nn.GroupNorm(GROUPS, layer.num_features) if norm == "group" else nn.Identity()
-            setattr(module.get_submodule(parent), leaf, other)
+            replacement = nn.GroupNorm(GROUPS, layer.num_features) if norm == "group" else nn.Identity()
+            setattr(module.get_submodule(parent), leaf, replacement)
     return module

@@ -26,9 +26,9 @@ def cross_entropy(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         output = output - batch[MARGIN]
     if labels.dim() == 1:
         return output.logsumexp(1) - output.gather(1, labels[:, None])[:, 0]
-    there = labels != IGNORED
+    label_mask = labels != IGNORED
     losses = output.logsumexp(-1) - output.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
-    return (losses * there).flatten(1).sum(1) / there.flatten(1).sum(1).clamp(min=1)
+    return (losses * label_mask).flatten(1).sum(1) / label_mask.flatten(1).sum(1).clamp(min=1)
 
 
 def _cross_entropy_at_once(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
@@ -90,12 +90,12 @@ def correctly(output: Tensor, labels: Tensor, leading: int) -> Tensor:
     """
     if labels.is_floating_point():
         return ((output > 0) == (labels > 0.5)).to(output.dtype).flatten(leading).mean(-1)
-    found = (output[..., 0] > 0).to(torch.int64) if output.shape[-1] == 1 else output.argmax(-1)
-    hits = (found == labels).to(output.dtype)
+    predictions = (output[..., 0] > 0).to(torch.int64) if output.shape[-1] == 1 else output.argmax(-1)
+    hits = (predictions == labels).to(output.dtype)
     if labels.dim() == leading:
         return hits
-    there = (labels != IGNORED).to(output.dtype)
-    return (hits * there).flatten(leading).sum(-1) / there.flatten(leading).sum(-1).clamp(min=1)
+    label_mask = (labels != IGNORED).to(output.dtype)
+    return (hits * label_mask).flatten(leading).sum(-1) / label_mask.flatten(leading).sum(-1).clamp(min=1)
 
 
 def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
@@ -104,10 +104,10 @@ def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def _half_squared(output: Tensor, target: Tensor) -> Tensor:
-    found, flat = output.reshape(len(output), -1), target.reshape(len(output), -1)
-    if found.shape != flat.shape:  # broadcasting would hide it
+    flat_output, flat_target = output.reshape(len(output), -1), target.reshape(len(output), -1)
+    if flat_output.shape != flat_target.shape:  # broadcasting would hide it
         raise ValueError(f"outputs of shape {list(output.shape[1:])} for targets of shape {list(target.shape[1:])}")
-    return 0.5 * (found - flat).square().sum(1)
+    return 0.5 * (flat_output - flat_target).square().sum(1)
 
 
 LOSSES: dict[str, Loss] = {

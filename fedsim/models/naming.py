@@ -47,11 +47,11 @@ class Naming:
     ) -> Naming:
         """Those of the module whose rows have these columns."""
         entries = {name: value for name, value in module.state_dict(keep_vars=True).items() if torch.is_tensor(value)}
-        known = {id(tensor_of(module, name)): name for name in shapes}
-        known |= {id(tensor_of(module, name)): name for name in statistics}
+        names_by_id = {id(tensor_of(module, name)): name for name in shapes}
+        names_by_id |= {id(tensor_of(module, name)): name for name in statistics}
         first: dict[str, str] = {}
         for name, value in entries.items():
-            first[name] = known.setdefault(id(value), name)
+            first[name] = names_by_id.setdefault(id(value), name)
         fixed = {name: entries[name] for name, of in first.items() if of not in {*shapes, *statistics} and of == name}
         return cls(
             list(entries),
@@ -71,12 +71,12 @@ class Naming:
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """[d] a row → what the module's `load_state_dict` takes: copies of its own shapes and types."""
-        found = {name: value.clone() for name, value in named(row, self.shapes | self.statistics).items()}
+        tensors = {name: value.clone() for name, value in named(row, self.shapes | self.statistics).items()}
         for name, kind in self.kinds.items():
-            wanted = getattr(torch, kind)
-            found[name] = (found[name] if wanted.is_floating_point else found[name].round()).to(wanted)
-        found |= {name: value.clone() for name, value in self.constants.items()}
-        return {name: found[self.aliases.get(name, name)] for name in self.names}
+            dtype = getattr(torch, kind)
+            tensors[name] = (tensors[name] if dtype.is_floating_point else tensors[name].round()).to(dtype)
+        tensors |= {name: value.clone() for name, value in self.constants.items()}
+        return {name: tensors[self.aliases.get(name, name)] for name in self.names}
 
     def as_json(self) -> dict[str, Any]:
         """All but the constants' values."""
@@ -94,9 +94,9 @@ class Naming:
 
 def named(row: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """The first entries of a row by name, as views."""
-    found, start = {}, 0
+    views, start = {}, 0
     for name, shape in shapes.items():
         stop = start + math.prod(shape)
-        found[name] = row[start:stop].view(tuple(shape))
+        views[name] = row[start:stop].view(tuple(shape))
         start = stop
-    return found
+    return views

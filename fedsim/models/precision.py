@@ -52,8 +52,8 @@ def bfloat16_units(told: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | None
         lines = told.read_text().splitlines()
     except OSError:
         return None
-    named = (line.partition(":") for line in lines)
-    words = {word for name, _, value in named if name.strip() in ("flags", "Features") for word in value.split()}
+    entries = (line.partition(":") for line in lines)
+    words = {word for name, _, value in entries if name.strip() in ("flags", "Features") for word in value.split()}
     return tuple(unit for unit in UNITS if unit in words)
 
 

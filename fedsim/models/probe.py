@@ -72,41 +72,41 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
     Raises:
         ConfigError: names the layer and what to do.
     """
-    found, call = ForwardTraits(), call or Calling()
+    traits, call = ForwardTraits(), call or Calling()
     refuse_parameter_hooks(module)
     pair = _first(x, 2)
     with torch.no_grad(), streams.restored(), said_of_forward(module):
         training = copy_module(module).train()
-        around = snapshot(_surroundings(training))
+        surroundings = snapshot(_surroundings(training))
         first, calls = _watched(call, training, pair)
-        found.random = calls > 0
+        traits.random = calls > 0
         before = {name: value.clone() for name, value in training.named_buffers()}
-        again = copy_module(module).train()
+        second_copy = copy_module(module).train()
         streams.reseed(1)
-        repeated = _output(call, again, pair)
-        _refuse_state_outside(module, around)
+        repeated = _output(call, second_copy, pair)
+        _refuse_state_outside(module, surroundings)
         if not _same(first, repeated):
             _refuse_unkeyed(call, module, pair)
-        second = {name: value.clone() for name, value in again.named_buffers()}
+        second = {name: value.clone() for name, value in second_copy.named_buffers()}
         elsewhere = _with_other_parameters(module)  # where what has converged at the first ones moves on
         _output(call, elsewhere, pair)
         later = dict(elsewhere.named_buffers())
-        found.statistics = [
+        traits.statistics = [
             n for n, b in module.named_buffers() if not (torch.equal(b, before[n]) and torch.equal(b, later[n]))
         ]
-        for name in found.statistics:
+        for name in traits.statistics:
             if not torch.equal(before[name], second[name]):
                 _refuse_unkeyed(call, module, pair)
         several = _larger(call, module, x)
         writes = _writes(call, module, several)
-        found.assigns_data = writes.assigns
-        moving = {*found.statistics, *writes.buffers}
-        found.statistics = [name for name, _ in module.named_buffers() if name in moving]
-        found.statistics += [name for name, _ in module.named_parameters() if name in writes.frozen]
-        found.isolated = _hidden_state(call, module, several, found.statistics)
-        found.least = _least(call, module, pair)
-        found.mixes = (
-            found.least > 1
+        traits.assigns_data = writes.assigns
+        moving = {*traits.statistics, *writes.buffers}
+        traits.statistics = [name for name, _ in module.named_buffers() if name in moving]
+        traits.statistics += [name for name, _ in module.named_parameters() if name in writes.frozen]
+        traits.isolated = _hidden_state(call, module, several, traits.statistics)
+        traits.least = _least(call, module, pair)
+        traits.mixes = (
+            traits.least > 1
             or _mixed(call, copy_module(module).train(), first, pair)
             or any(
                 _mixed(call, copy_module(module).train(), _output(call, copy_module(module).train(), y), y)
@@ -115,15 +115,15 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
             or _depends_on_size(call, lambda: copy_module(module).train(), several)
         )
         evaluation = copy_module(module).eval()
-        told, _ = _watched(call, evaluation, pair, "evaluation")
+        evaluation_output, _ = _watched(call, evaluation, pair, "evaluation")
         several = _larger(call, evaluation, x)
-        found.evaluation_isolated = _hidden_state(call, module, several, [], training=False)
-        found.evaluation_mixes = (
-            _mixed(call, evaluation, told, pair)
+        traits.evaluation_isolated = _hidden_state(call, module, several, [], training=False)
+        traits.evaluation_mixes = (
+            _mixed(call, evaluation, evaluation_output, pair)
             or any(_mixed(call, evaluation, _output(call, evaluation, y), y) for y in several[1:])
             or _depends_on_size(call, lambda: evaluation, several)
         )
-    return found
+    return traits
 
 
 @contextlib.contextmanager
@@ -150,23 +150,23 @@ def _count(x: Any) -> int:
 
 def _larger(call: Calling, module: nn.Module, x: Any) -> list[Any]:
     """The first two samples and, where the module takes them and there are so many, more of them."""
-    pair, many = _first(x, 2), _first(x, MANY)
-    if _count(many) == 2:
+    pair, larger_batch = _first(x, 2), _first(x, MANY)
+    if _count(larger_batch) == 2:
         return [pair]
     copied = copy_module(module)
     try:
-        _output(call, copied if not module.training else copied.train(), many)
+        _output(call, copied if not module.training else copied.train(), larger_batch)
     except Exception:  # whatever it is, the pair does go through; batches of the run are tried later
         return [pair]
-    return [pair, many]
+    return [pair, larger_batch]
 
 
 def _depends_on_size(call: Calling, module: Callable[[], nn.Module], batches: list[Any]) -> bool:
     """Does a sample's output change with the number of samples in the batch?"""
     if len(batches) < 2:
         return False
-    pair, many = (_output(call, module(), batch) for batch in batches)
-    return not _same(pair, _first(many, 2), ALIKE)
+    pair_output, larger_output = (_output(call, module(), batch) for batch in batches)
+    return not _same(pair_output, _first(larger_output, 2), ALIKE)
 
 
 @dataclass
@@ -184,20 +184,20 @@ def _writes(call: Calling, module: nn.Module, batches: list[Any]) -> _Writes:
     Raises:
         ConfigError: they write to a trained parameter, in training or in evaluation.
     """
-    found = _Writes()
+    writes = _Writes()
     for training in (True, False):
         for copied in (copy_module(module), _with_other_parameters(module)):
             copied.train(training)
             for number in range(PASSES):
                 x = batches[number % len(batches)]
-                _watch_pass(call, copied, x if number < len(batches) else _varied(x, number), training, found, number)
-    return found
+                _watch_pass(call, copied, x if number < len(batches) else _varied(x, number), training, writes, number)
+    return writes
 
 
 def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, found: _Writes, number: int) -> None:
     """Add what one pass writes; inputs of another kind may be refused by the module."""
     parameters = dict(module.named_parameters())
-    places = {name: storage_of(value) for name, value in parameters.items()}
+    storages = {name: storage_of(value) for name, value in parameters.items()}
     values = {name: value.detach().clone() for name, value in parameters.items()}
     buffers = {name: value.clone() for name, value in module.named_buffers()}
     with WriteRecorder(parameters) as recorder, DataAssignments() as assigned:
@@ -208,16 +208,18 @@ def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, found:
         except Exception:
             if not number:
                 raise
-    after = dict(module.named_parameters())
+    parameters_after = dict(module.named_parameters())
     if training:
         found.assigns = found.assigns or assigned.count > 0
-        now = dict(module.named_buffers())
-        found.buffers |= {n for n, value in buffers.items() if n in now and not _identical(value, now[n])}
-    for name, value in after.items():
-        if name not in places:
+        buffers_after = dict(module.named_buffers())
+        found.buffers |= {
+            n for n, value in buffers.items() if n in buffers_after and not _identical(value, buffers_after[n])
+        }
+    for name, value in parameters_after.items():
+        if name not in storages:
             continue  # of a kind of input that the run may never meet
-        moved = storage_of(value) != places[name] or not _identical(value.detach(), values[name])
-        if name not in recorder.written and not moved:
+        has_changed = storage_of(value) != storages[name] or not _identical(value.detach(), values[name])
+        if name not in recorder.written and not has_changed:
             continue
         if value.requires_grad or not training:
             raise ConfigError(
@@ -238,10 +240,10 @@ def _refuse_new_parameters(module: nn.Module, odd: Set[str]) -> None:
 
 def _refuse_state_outside(module: nn.Module, around: Node) -> None:
     """Refuse what a pass has changed outside of the module since the snapshot `around`."""
-    outside = changed(around, snapshot(_surroundings(module)))
-    if outside:
+    changes = changed(around, snapshot(_surroundings(module)))
+    if changes:
         raise ConfigError(
-            f"model: the forward pass of {type(module).__name__} changes {outside[0]}, which lies outside of the "
+            f"model: the forward pass of {type(module).__name__} changes {changes[0]}, which lies outside of the "
             "module, so that all clients share it; keep it in a buffer (self.register_buffer), and every client has "
             "its own"
         )
@@ -259,11 +261,11 @@ def _varied(x: Any, number: int) -> Any:
 
 def _with_other_parameters(module: nn.Module) -> nn.Module:
     """A copy in training mode, somewhere else."""
-    moved = copy_module(module).train()
-    for parameter in moved.parameters():
+    perturbed = copy_module(module).train()
+    for parameter in perturbed.parameters():
         count = torch.arange(parameter.numel(), device=parameter.device)
         parameter.add_(0.1 * torch.sin(count + 1).view_as(parameter).to(parameter))
-    return moved
+    return perturbed
 
 
 def why_not(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | None:
@@ -295,25 +297,28 @@ def _key(x: Any) -> Tensor:
 
 def _watched(call: Calling, module: nn.Module, x: Any, mode: str = "training") -> tuple[Any, int]:
     """The output of a pass that must leave inputs and random streams as they are; random calls it made."""
-    given = tree_map(lambda value: value.clone(), x)
+    input_copy = tree_map(lambda value: value.clone(), x)
     before_it = streams.rng_state()
     parameters = dict(module.named_parameters()).keys()
     with KeyedRandomness(_key(x)) as keyed:
         buffers = {name: value.clone() for name, value in module.named_buffers()}
         output = call(module, x)
     _refuse_new_parameters(module, parameters ^ dict(module.named_parameters()).keys())
-    moved = [n for n, value in module.named_buffers() if n in buffers and not _identical(value, buffers[n])]
-    who = type(module).__name__
-    if mode == "evaluation" and moved:
-        raise ConfigError(f"model: {who} changes its buffer {moved[0]!r} in evaluation; ask for self.training first")
+    changed_buffers = [n for n, value in module.named_buffers() if n in buffers and not _identical(value, buffers[n])]
+    module_name = type(module).__name__
+    if mode == "evaluation" and changed_buffers:
+        raise ConfigError(
+            f"model: {module_name} changes its buffer {changed_buffers[0]!r} in evaluation; ask for self.training first"
+        )
     if mode == "evaluation" and keyed.calls:
         raise ConfigError(
-            f"model: {who} draws random numbers in evaluation, so that its score would be another one each time; "
-            "pass training=self.training to dropout"
+            f"model: {module_name} draws random numbers in evaluation, so that its score would be another one each "
+            "time; pass training=self.training to dropout"
         )
-    if not _same(given, x):
+    if not _same(input_copy, x):
         raise ConfigError(
-            f"model: the forward pass of {who} writes into its input, which is the stored data set's; work on a copy"
+            f"model: the forward pass of {module_name} writes into its input, which is the stored data set's; "
+            "work on a copy"
         )
     if not streams.equal(before_it, streams.rng_state()):
         _refuse_unkeyed(call, module, x)
@@ -322,21 +327,21 @@ def _watched(call: Calling, module: nn.Module, x: Any, mode: str = "training") -
 
 def _refuse_unkeyed(call: Calling, module: nn.Module, x: Any) -> None:
     """Name the innermost layer that gives another output from the same input and key under another seed."""
-    seen: list[dict[str, Any]] = [{}, {}]
+    outputs: list[dict[str, Any]] = [{}, {}]
     order: list[str] = []
-    for number, record in enumerate(seen):
+    for number, record in enumerate(outputs):
         copied = copy_module(module).train()
         for name, layer in copied.named_modules():
             layer.register_forward_hook(_keeping(record, name, order))
         streams.reseed(number)
         with contextlib.suppress(ConfigError):
             _output(call, copied, x)
-    named = dict(module.named_modules())
-    guilty = next((n for n in order if n in seen[1] and not _same(seen[0].get(n), seen[1][n])), "")
+    layers = dict(module.named_modules())
+    guilty = next((n for n in order if n in outputs[1] and not _same(outputs[0].get(n), outputs[1][n])), "")
     raise ConfigError(
-        f"model: {_where(guilty, named)} draws random numbers that cannot be keyed by client and step, so that results "
-        "would differ from run to run; draw them by torch.rand, torch.randn, torch.bernoulli or dropout in the forward "
-        "pass"
+        f"model: {_where(guilty, layers)} draws random numbers that cannot be keyed by client and step, so that "
+        "results would differ from run to run; draw them by torch.rand, torch.randn, torch.bernoulli or dropout in the "
+        "forward pass"
     )
 
 
@@ -365,47 +370,47 @@ def _hidden_state(
     Raises:
         ConfigError: what is kept changes results, or lies outside of the module, where copies share it.
     """
-    used = copy_module(module).train(training)
-    begun, around = snapshot(_attributes(used)), snapshot(_surroundings(used))
+    reused_module = copy_module(module).train(training)
+    initial_state, surroundings = snapshot(_attributes(reused_module)), snapshot(_surroundings(reused_module))
     for number in range(PASSES):
-        _output(call, used, batches[number % len(batches)])
-    ended = {name: tensor_of(used, name).detach().clone() for name in statistics}
-    _output(call, used, batches[(PASSES - 1) % len(batches)])
-    once = snapshot(_attributes(used))
-    put_tensors(used, {name: value.clone() for name, value in ended.items()})
-    _output(call, used, batches[(PASSES - 1) % len(batches)])
-    twice = snapshot(_attributes(used))
-    _refuse_state_outside(used, around)
-    moved = changed(begun, twice)
-    if not moved:
+        _output(call, reused_module, batches[number % len(batches)])
+    final_statistics = {name: tensor_of(reused_module, name).detach().clone() for name in statistics}
+    _output(call, reused_module, batches[(PASSES - 1) % len(batches)])
+    first_state = snapshot(_attributes(reused_module))
+    put_tensors(reused_module, {name: value.clone() for name, value in final_statistics.items()})
+    _output(call, reused_module, batches[(PASSES - 1) % len(batches)])
+    second_state = snapshot(_attributes(reused_module))
+    _refuse_state_outside(reused_module, surroundings)
+    changes = changed(initial_state, second_state)
+    if not changes:
         return None
     for number in range(PASSES):
         batch = batches[number % len(batches)]
         fresh = copy_module(module).train(training)
-        now = {name: tensor_of(used, name).detach().clone() for name in statistics}
-        put_tensors(fresh, now)
-        if not _same(_output(call, used, batch), _output(call, fresh, batch)) or any(
-            not _same(tensor_of(used, name), tensor_of(fresh, name)) for name in statistics
+        current_statistics = {name: tensor_of(reused_module, name).detach().clone() for name in statistics}
+        put_tensors(fresh, current_statistics)
+        if not _same(_output(call, reused_module, batch), _output(call, fresh, batch)) or any(
+            not _same(tensor_of(reused_module, name), tensor_of(fresh, name)) for name in statistics
         ):
-            _refuse_state(module, moved[0])
+            _refuse_state(module, changes[0])
     if training:
-        used.eval()
+        reused_module.eval()
         fresh = copy_module(module).eval()
-        put_tensors(fresh, {name: tensor_of(used, name).detach().clone() for name in statistics})
-        if not _same(_output(call, used, batches[0]), _output(call, fresh, batches[0])):
-            _refuse_state(module, moved[0])
-    accumulated = changed(once, twice)
+        put_tensors(fresh, {name: tensor_of(reused_module, name).detach().clone() for name in statistics})
+        if not _same(_output(call, reused_module, batches[0]), _output(call, fresh, batches[0])):
+            _refuse_state(module, changes[0])
+    accumulated = changed(first_state, second_state)
     if not accumulated:
         return None
-    name, what = _layer_and_attribute(accumulated[0])
-    return f"{_where(name, dict(module.named_modules()))} changes its attribute {what!r} in each forward pass"
+    name, attribute = _layer_and_attribute(accumulated[0])
+    return f"{_where(name, dict(module.named_modules()))} changes its attribute {attribute!r} in each forward pass"
 
 
 def _refuse_state(module: nn.Module, attribute: str) -> None:
-    name, what = _layer_and_attribute(attribute)
-    where = _where(name, dict(module.named_modules()))
+    name, attribute_name = _layer_and_attribute(attribute)
+    layer = _where(name, dict(module.named_modules()))
     raise ConfigError(
-        f"model: {where} keeps {what!r} from one forward pass to the next in a plain attribute, which all "
+        f"model: {layer} keeps {attribute_name!r} from one forward pass to the next in a plain attribute, which all "
         "clients would share; keep it in a buffer (self.register_buffer), and every client has its own"
     )
 
@@ -445,8 +450,8 @@ def _least(call: Calling, module: nn.Module, x: Any) -> int:
 
 def _mixed(call: Calling, module: nn.Module, output: Any, x: Any) -> bool:
     """Does the first sample's output change with the others?"""
-    other = _output(call, module, tree_map(_another_second, x))
-    return not _same(_first(output, 1), _first(other, 1))
+    other_output = _output(call, module, tree_map(_another_second, x))
+    return not _same(_first(output, 1), _first(other_output, 1))
 
 
 def _another_second(x: Tensor) -> Tensor:

@@ -60,17 +60,17 @@ class KeyedRandomness(TorchFunctionMode):
     def _drawn(self, law: Callable[..., Tensor], shape: Iterable[int], dtype: torch.dtype) -> Tensor:
         key, shape = rng.fold(self.key, FIRST + self.calls), tuple(shape)
         self.calls += 1
-        wanted = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+        draw_dtype = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         counters = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device)
-        return law(key[..., None], counters, wanted).reshape(shape).to(dtype)
+        return law(key[..., None], counters, draw_dtype).reshape(shape).to(dtype)
 
     def dropped(self, x: Tensor, p: float, shape: Iterable[int] | None = None) -> Tensor:
         """x with entries, or whatever `shape` broadcasts to, zeroed with probability p, the rest scaled to keep the
         mean."""
         if p >= 1:
             return x * 0
-        kept = self.uniform(x.shape if shape is None else shape, x.dtype) >= p
-        return x * kept.to(x.dtype) / (1 - p)
+        keep_mask = self.uniform(x.shape if shape is None else shape, x.dtype) >= p
+        return x * keep_mask.to(x.dtype) / (1 - p)
 
 
 def _numbers(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -131,16 +131,16 @@ def _randperm(mode: KeyedRandomness, func: Any, n: int, **_: Any) -> Tensor:
 
 def _dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """F.dropout, F.dropout1d … 3d, torch.dropout: of entries, or of whole channels."""
-    given = inspect.signature(F.dropout).bind(x, *args, **_train(kwargs)).arguments
-    p, training = given.get("p", 0.5), given.get("training", True)
+    arguments = inspect.signature(F.dropout).bind(x, *args, **_train(kwargs)).arguments
+    p, training = arguments.get("p", 0.5), arguments.get("training", True)
     if not training or p == 0:
         return x
     wide = func.__name__[-2:] in ("1d", "2d", "3d") or func.__name__.startswith("feature")
     if wide:
         batched = x.dim() - (int(func.__name__[-2]) if func.__name__[-1] == "d" else x.dim() - 2) > 1
         leading = 2 if batched else 1
-        return _kept(x, mode.dropped(x, p, x.shape[:leading] + (1,) * (x.dim() - leading)), given)
-    return _kept(x, mode.dropped(x, p), given)
+        return _kept(x, mode.dropped(x, p, x.shape[:leading] + (1,) * (x.dim() - leading)), arguments)
+    return _kept(x, mode.dropped(x, p), arguments)
 
 
 def _train(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -155,21 +155,21 @@ def _kept(x: Tensor, answer: Tensor, given: dict[str, Any]) -> Tensor:
 
 def _alpha_dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """F.alpha_dropout and F.feature_alpha_dropout (Klambauer et al., 2017, §3): mean and variance are kept."""
-    given = inspect.signature(F.alpha_dropout).bind(x, *args, **kwargs).arguments
-    p = given.get("p", 0.5)
-    if not given.get("training", False) or p == 0:
+    arguments = inspect.signature(F.alpha_dropout).bind(x, *args, **kwargs).arguments
+    p = arguments.get("p", 0.5)
+    if not arguments.get("training", False) or p == 0:
         return x
     shape = x.shape[:2] + (1,) * (x.dim() - 2) if "feature" in func.__name__ else x.shape
-    kept = (mode.uniform(shape, x.dtype) >= p).to(x.dtype)
+    keep_mask = (mode.uniform(shape, x.dtype) >= p).to(x.dtype)
     scale = ((1 - p) * (1 + p * ALPHA**2)) ** -0.5 if p < 1 else 0.0
-    return _kept(x, scale * (x * kept + ALPHA * (1 - kept) - ALPHA * p), given)
+    return _kept(x, scale * (x * keep_mask + ALPHA * (1 - keep_mask) - ALPHA * p), arguments)
 
 
 def _rrelu(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    given = inspect.signature(F.rrelu).bind(x, *args, **kwargs).arguments
-    low, high = given.get("lower", 1 / 8), given.get("upper", 1 / 3)
-    slope = mode.uniform(x.shape, x.dtype) * (high - low) + low if given.get("training") else (low + high) / 2
-    return _kept(x, torch.where(x >= 0, x, x * slope), given)
+    arguments = inspect.signature(F.rrelu).bind(x, *args, **kwargs).arguments
+    low, high = arguments.get("lower", 1 / 8), arguments.get("upper", 1 / 3)
+    slope = mode.uniform(x.shape, x.dtype) * (high - low) + low if arguments.get("training") else (low + high) / 2
+    return _kept(x, torch.where(x >= 0, x, x * slope), arguments)
 
 
 def _gumbel_softmax(
@@ -204,27 +204,29 @@ def _attention(
 
 def _multihead(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """F.multi_head_attention_forward: its weights, made without dropout, are dropped and applied anew."""
-    given = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs)
-    given.apply_defaults()
-    asked = given.arguments
-    p, needed, average = asked["dropout_p"], asked["need_weights"], asked["average_attn_weights"]
-    if p == 0 or not asked["training"]:
+    bound_arguments = inspect.signature(F.multi_head_attention_forward).bind(*args, **kwargs)
+    bound_arguments.apply_defaults()
+    arguments = bound_arguments.arguments
+    p, needed, average = arguments["dropout_p"], arguments["need_weights"], arguments["average_attn_weights"]
+    if p == 0 or not arguments["training"]:
         return func(*args, **kwargs)
-    if asked["bias_k"] is not None or asked["add_zero_attn"]:
+    if arguments["bias_k"] is not None or arguments["add_zero_attn"]:
         raise ConfigError(
             "model: nn.MultiheadAttention with dropout and with add_bias_kv or add_zero_attn cannot be keyed by "
             "client; set its dropout to 0"
         )
-    asked |= {"dropout_p": 0.0, "need_weights": True, "average_attn_weights": False}
-    _, weights = func(*given.args, **given.kwargs)
-    width, heads, value = asked["embed_dim_to_check"], asked["num_heads"], asked["value"]
-    weight = asked["v_proj_weight"] if asked["use_separate_proj_weight"] else asked["in_proj_weight"][-width:]
-    bias = None if asked["in_proj_bias"] is None else asked["in_proj_bias"][-width:]
+    arguments |= {"dropout_p": 0.0, "need_weights": True, "average_attn_weights": False}
+    _, weights = func(*bound_arguments.args, **bound_arguments.kwargs)
+    width, heads, value = arguments["embed_dim_to_check"], arguments["num_heads"], arguments["value"]
+    weight = (
+        arguments["v_proj_weight"] if arguments["use_separate_proj_weight"] else arguments["in_proj_weight"][-width:]
+    )
+    bias = None if arguments["in_proj_bias"] is None else arguments["in_proj_bias"][-width:]
     values = F.linear(value, weight, bias).unflatten(-1, (heads, -1))  # [S, (N,) H, e]
     dropped = mode.dropped(weights, p)
-    held = values.movedim(0, -2)  # [(N,) H, S, e]
-    out = (dropped @ held).movedim(-2, 0).flatten(-2)
-    out = F.linear(out, asked["out_proj_weight"], asked["out_proj_bias"])
+    head_values = values.movedim(0, -2)  # [(N,) H, S, e]
+    out = (dropped @ head_values).movedim(-2, 0).flatten(-2)
+    out = F.linear(out, arguments["out_proj_weight"], arguments["out_proj_bias"])
     return out, (dropped.mean(-3) if average else dropped) if needed else None
 
 

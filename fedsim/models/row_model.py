@@ -182,9 +182,9 @@ class RowModel:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(rng.generator(seed, rng.Purpose.MODEL).integers(2**63)))
                 module = self._made()
-            parts = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
-            parts += [tensor_of(module, name).detach().reshape(-1).to(self.dtype) for name in self.statistics]
-            rows[seed] = torch.cat([part.to(self.device, self.dtype) for part in parts])
+            flat_tensors = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
+            flat_tensors += [tensor_of(module, name).detach().reshape(-1).to(self.dtype) for name in self.statistics]
+            rows[seed] = torch.cat([tensor.to(self.device, self.dtype) for tensor in flat_tensors])
         return torch.stack([rows[seed] for seed in seeds])
 
     def in_double(self) -> RowModel:
@@ -210,8 +210,10 @@ class RowModel:
 
     def _columns(self) -> ParameterPartition:
         sizes = {name: shape.numel() for name, shape in (self.shapes | self.statistics).items()}
-        found = ParameterPartition.of(sizes, set(self.statistics), self.private_parameters)
-        return ParameterPartition(*(part.to(self.device) for part in (found.shared, found.own, found.averaged)))
+        partition = ParameterPartition.of(sizes, set(self.statistics), self.private_parameters)
+        return ParameterPartition(
+            *(indices.to(self.device) for indices in (partition.shared, partition.own, partition.averaged))
+        )
 
     def divide(self, selector: Selector) -> None:
         """Let a selector say what stays with the client; after `check`."""
@@ -231,10 +233,10 @@ class RowModel:
 
     def statistics_of(self, row: Tensor) -> dict[str, Tensor]:
         """[d] → the named statistics, copies of the buffers' types."""
-        moved = named(row[self.trained :], self.statistics) if self.statistics else {}
+        statistics = named(row[self.trained :], self.statistics) if self.statistics else {}
         return {
             name: value.clone() if (kind := self._kinds[name]).is_floating_point else value.round().to(kind)
-            for name, value in moved.items()
+            for name, value in statistics.items()
         }
 
     def as_columns(self, statistics: Mapping[str, Tensor]) -> Tensor:
@@ -249,11 +251,13 @@ class RowModel:
         Random numbers are keyed by batch['key']. `statistics` of the client's row are replaced by the moved ones.
         """
         buffers = {name: batch["key"] for name in self.dropout_keys}  # noqa: C420 (there may be neither)
-        parts = parameters | buffers | (statistics or {})
+        tensors = parameters | buffers | (statistics or {})
         with self.mixed(), self.drawing(batch), self._guard:
-            output = cast_output(self.call.functional(self.training_module, parts, self.call.inputs(batch)), self.dtype)
+            output = cast_output(
+                self.call.functional(self.training_module, tensors, self.call.inputs(batch)), self.dtype
+            )
         for name in statistics or {}:
-            statistics[name] = parts[name]  # type: ignore[index]
+            statistics[name] = tensors[name]  # type: ignore[index]
         return output
 
     def drawing(self, batch: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[Any]:
@@ -297,17 +301,19 @@ class RowModel:
         loss over the batch stands for each of its samples.
         """
         shape = next(iter(batch.values())).shape[:2] if weight is None else weight.shape
-        many = {name: value for name, value in batch.items() if value.shape[:2] == shape}
+        samples = {name: value for name, value in batch.items() if value.shape[:2] == shape}
         if not self.loss_mixes:
-            flat = {name: value.flatten(0, 1) for name, value in many.items()}
+            flat = {name: value.flatten(0, 1) for name, value in samples.items()}
             return self.loss(tree_map(lambda v: v.flatten(0, 1), output), flat).reshape(shape)
         losses = torch.zeros(shape, dtype=self.dtype, device=self.device)
         for client in range(shape[0]):
             pick = torch.ones(shape[1], dtype=torch.bool, device=self.device) if weight is None else weight[client] > 0
             if not bool(pick.any()):
                 continue
-            own = {name: value[client][pick] for name, value in many.items()}
-            losses[client, pick] = self.loss(tree_map(lambda v, c=client, p=pick: v[c][p], output), own).to(self.dtype)
+            client_samples = {name: value[client][pick] for name, value in samples.items()}
+            losses[client, pick] = self.loss(tree_map(lambda v, c=client, p=pick: v[c][p], output), client_samples).to(
+                self.dtype
+            )
         return losses
 
     def objective(self, output: Any, batch: Mapping[str, Tensor], parameters: Sequence[Tensor]) -> Tensor:
@@ -325,8 +331,8 @@ class RowModel:
             classes: how many outputs cross-entropy needs.
             dataset: its name, for the message.
         """
-        few = {name: value[:2] for name, value in batch.items()}
-        row, x, y, inputs = self.initial([0])[0], few["x"], few.get("y"), self.call.inputs(few)
+        samples = {name: value[:2] for name, value in batch.items()}
+        row, x, y, inputs = self.initial([0])[0], samples["x"], samples.get("y"), self.call.inputs(samples)
         self.call.whole = self.loss not in LOSSES.values()
         unfit = f"model does not fit dataset={dataset}, whose inputs have shape {list(x.shape[1:])}"
         output = self._first_output(row, inputs, unfit)
@@ -345,7 +351,7 @@ class RowModel:
             isinstance(output, Tensor),
         )
         if self.loss in LOSSES.values():
-            self._check_known_loss(output, few, dataset)
+            self._check_known_loss(output, samples, dataset)
         else:
             self._take_loss(row, batch, dataset)
             self._scores_second = _classes_second(output, y, classes)
@@ -354,7 +360,7 @@ class RowModel:
                 log.info("model: its outputs are no scores of the %d classes of dataset=%s: accuracies are left out",
                          classes, dataset)  # fmt: skip
         self._know(probe(self.training_module, self.call.inputs(batch), self.call))
-        row, self._checked = self.initial([0])[0] if self.statistics else row, few
+        row, self._checked = self.initial([0])[0] if self.statistics else row, samples
         if self.traits.assigns_data or self.traits.isolated is not None or not isinstance(output, Tensor):
             self.traits.evaluation_unvmapped = "it is evaluated one model at a time"
             return
@@ -381,8 +387,8 @@ class RowModel:
         except KeyError as error:
             raise ConfigError(f"model.loss needs {error}, which dataset={dataset} does not have") from error
         except (RuntimeError, ValueError, IndexError) as error:
-            what = str(error).splitlines()[0]
-            raise ConfigError(f"model.loss does not fit the model's output on dataset={dataset}: {what}") from error
+            message = str(error).splitlines()[0]
+            raise ConfigError(f"model.loss does not fit the model's output on dataset={dataset}: {message}") from error
         if losses.shape != (len(output),):
             raise ConfigError(f"model.loss returns shape {list(losses.shape)}; it must give one number per sample, [B]")
 
@@ -391,14 +397,14 @@ class RowModel:
         if isinstance(self.loss, UserLoss):
             return
         for count in (len(batch["x"]), 2):
-            few = {name: value[:count] for name, value in batch.items()}
+            samples = {name: value[:count] for name, value in batch.items()}
             try:
-                output = self.evaluate(row, self.call.inputs(few))
+                output = self.evaluate(row, self.call.inputs(samples))
             except Exception:
                 if count == 2:
                     raise
                 continue
-            self.loss = resolve_loss(self.loss, output, few, dataset, self.device, self.dtype)
+            self.loss = resolve_loss(self.loss, output, samples, dataset, self.device, self.dtype)
             return
 
     @functools.cached_property
@@ -426,8 +432,8 @@ class RowModel:
         def plainly() -> Tensor:
             leaves = {name: value.detach().clone().requires_grad_() for name, value in self.unflatten(row).items()}
             with torch.enable_grad():
-                found = torch.autograd.grad(loss(leaves, row, keyed), list(leaves.values()), materialize_grads=True)
-            return torch.cat([g.to_dense().reshape(-1) for g in found])
+                gradients = torch.autograd.grad(loss(leaves, row, keyed), list(leaves.values()), materialize_grads=True)
+            return torch.cat([g.to_dense().reshape(-1) for g in gradients])
 
         with self._untouched():
             reason = why_not(lambda: second_of_two(functionally, row, keyed), plainly)  # deep ones: by rounding?
@@ -436,9 +442,9 @@ class RowModel:
     @contextlib.contextmanager
     def _untouched(self) -> Iterator[None]:
         """Passes within the block, in full precision, may leave their tensors in the modules."""
-        kept, precision, self.precision = (self.training_module, self.evaluation_module), self.precision, "full"
-        self.training_module, self.evaluation_module = map(copy_module, kept)
+        modules, precision, self.precision = (self.training_module, self.evaluation_module), self.precision, "full"
+        self.training_module, self.evaluation_module = map(copy_module, modules)
         try:
             yield
         finally:
-            (self.training_module, self.evaluation_module), self.precision = kept, precision
+            (self.training_module, self.evaluation_module), self.precision = modules, precision

@@ -52,8 +52,8 @@ class ByName(Selector):
         for pattern, compiled in self.patterns.items():
             if not any(map(compiled.search, names)):
                 raise ConfigError(f"columns.{self.key}: {pattern!r} matches none of the model's {', '.join(names)}")
-        found = {name for name in names if any(p.search(name) for p in self.patterns.values())}
-        return found if self.key == "stays" else set(names) - found
+        matches = {name for name in names if any(p.search(name) for p in self.patterns.values())}
+        return matches if self.key == "stays" else set(names) - matches
 
 
 class Normalisation(Selector):
@@ -62,13 +62,13 @@ class Normalisation(Selector):
     def private_parameters(self, module: nn.Module, names: list[str]) -> set[str]:
         kinds = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
         layers = {name for name, layer in module.named_modules() if isinstance(layer, kinds)}
-        found = {name for name in names if name.rpartition(".")[0] in layers}
-        if not found:
+        private_names = {name for name in names if name.rpartition(".")[0] in layers}
+        if not private_names:
             raise ConfigError(
                 "columns=fedbn keeps layers of batch normalisation with the client, but "
                 f"{type(module).__name__} has none"
             )
-        return found
+        return private_names
 
 
 class Head(Selector):

@@ -32,8 +32,8 @@ class CharLSTM(nn.Module):
         self.head = nn.Linear(hidden, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found, _ = self.recurrence(self.embedding(tokens))
-        return self.head(found if self.every else found[:, -1])
+        hidden_states, _ = self.recurrence(self.embedding(tokens))
+        return self.head(hidden_states if self.every else hidden_states[:, -1])
 
 
 class Transformer(nn.Module):

@@ -99,7 +99,7 @@ def resolve_loss(
     with torch.no_grad(), streams.restored():
         takes_batch = _takes_batch(function, name, output, batch, dataset)
         resolved = UserLoss(function, takes_batch)
-        before, given = streams.rng_state(), snapshot([output, dict(batch)])
+        before, input_snapshot = streams.rng_state(), snapshot([output, dict(batch)])
         with KeyedRandomness(torch.tensor(EVALUATION_KEY, device=device)) as keyed:
             value = _called(resolved, name, output, batch, dataset)
         if not streams.equal(before, streams.rng_state()):
@@ -107,7 +107,7 @@ def resolve_loss(
                 f"{name} draws random numbers that cannot be keyed by client and step, so that results would differ "
                 "from run to run; draw them by torch.rand, torch.randn or torch.bernoulli"
             )
-        if changed(given, snapshot([output, dict(batch)])):
+        if changed(input_snapshot, snapshot([output, dict(batch)])):
             raise ConfigError(f"{name} writes into the model's output or the batch; let it work on a copy")
         _check_value(value, name, len(batch["x"]))
         resolved = UserLoss(function, takes_batch, value.dim() == 0, random=keyed.calls > 0)
@@ -139,9 +139,9 @@ def _takes_batch(
     function: Callable[..., Any], name: str, output: Any, batch: Mapping[str, Tensor], dataset: str
 ) -> bool:
     """Whether the second argument is the batch: by its name where that tells, else by trying both."""
-    called = function.forward if isinstance(function, nn.Module) else function
+    callee = function.forward if isinstance(function, nn.Module) else function
     try:
-        parameters = [p for p in inspect.signature(called).parameters.values() if p.kind in _POSITIONAL]
+        parameters = [p for p in inspect.signature(callee).parameters.values() if p.kind in _POSITIONAL]
     except (TypeError, ValueError):
         parameters = []
     if parameters and parameters[0].name.lower() in TARGET_NAMES:
@@ -176,10 +176,10 @@ def _called(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor],
     except KeyError as error:
         raise ConfigError(f"model.loss needs {error}, which dataset={dataset} does not have") from error
     except Exception as error:
-        how = "(output, batch)" if loss.takes_batch else "(output, target)"
+        signature = "(output, batch)" if loss.takes_batch else "(output, target)"
         raise ConfigError(
             f"model.loss does not fit the model's output on dataset={dataset}: {name} raised {_said(error)} when "
-            f"called as {how}"
+            f"called as {signature}"
         ) from error
 
 
@@ -228,13 +228,15 @@ def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[st
     count = len(value)
     for chosen in ([0], [0, 1], list(range(count - 1, -1, -1))):
         pick = torch.tensor(chosen, device=value.device)
-        part, few = (tree_map(lambda v, p=pick: _taken(v, p, count), of) for of in (output, dict(batch)))
+        output_subset, batch_subset = (
+            tree_map(lambda v, p=pick: _taken(v, p, count), of) for of in (output, dict(batch))
+        )
         try:
-            alone = loss(part, few)
+            subset_loss = loss(output_subset, batch_subset)
         except Exception:  # it needs more samples than these
             return True
-        if alone.shape != pick.shape or not torch.allclose(
-            alone,
+        if subset_loss.shape != pick.shape or not torch.allclose(
+            subset_loss,
             value[pick],
             rtol=TOLERANCE,
             atol=TOLERANCE * float(value.abs().nan_to_num(0, 0, 0).max()),

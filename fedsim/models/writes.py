@@ -35,10 +35,10 @@ class WriteRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func._schema.is_mutable:
-            given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+            arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
             for argument in func._schema.arguments:
                 if argument.alias_info is not None and argument.alias_info.is_write:
-                    for value in tree_leaves(given.get(argument.name)):
+                    for value in tree_leaves(arguments.get(argument.name)):
                         if isinstance(value, Tensor):
                             self.written.update(self._names.get(storage_of(value), ()))
         return func(*args, **kwargs)
@@ -69,8 +69,8 @@ class WriteGuard:
         if error[0] is not None:
             return
         for (name, tensors, leaf), (tensor, version) in zip(self._places, self._before, strict=True):
-            now = tensors.get(leaf)
-            if now is not tensor or self._state(now)[1] != version:
+            current_tensor = tensors.get(leaf)
+            if current_tensor is not tensor or self._state(current_tensor)[1] != version:
                 raise RunError(
                     f"the forward pass of {self._kind} writes to {name!r}, which it left alone when it was tried "
                     "before the run, so that clients would share it; move it in each training pass (for example by "

@@ -48,26 +48,30 @@ class Table:
 
     def first(self, clients: int) -> Table:
         """The table of the first clients alone."""
-        held = None if self.validation is None else self.validation.first(clients)
+        validation_table = None if self.validation is None else self.validation.first(clients)
         names = None if self.names is None else self.names[:clients]
-        return Table(self.order[: self.offsets[clients]], self.offsets[: clients + 1], held, names, self.skew)
+        return Table(
+            self.order[: self.offsets[clients]], self.offsets[: clients + 1], validation_table, names, self.skew
+        )
 
     def renumbered(self, numbers: np.ndarray) -> Table:
         """The same shares, sample k of which is called numbers[k]."""
-        held = None if self.validation is None else self.validation.renumbered(numbers)
-        return Table(numbers[self.order].astype(np.int32), self.offsets, held, self.names, self.skew)
+        validation_table = None if self.validation is None else self.validation.renumbered(numbers)
+        return Table(numbers[self.order].astype(np.int32), self.offsets, validation_table, self.names, self.skew)
 
     def split_off(self, share: float, draw: np.random.Generator) -> Table:
         """The same clients, ⌊share · n_i⌋ random samples of each (at least one is left) moved to `validation`."""
         sizes = self.sizes
         owner = np.repeat(np.arange(len(sizes)), sizes)
         shuffled = np.lexsort((draw.random(len(owner)), owner))  # positions, client by client, at random within each
-        held = np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)
+        validation_sizes = np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)
         out = np.zeros(len(owner), dtype=bool)
-        out[shuffled] = np.arange(len(owner)) - self.offsets[owner] < held[owner]
-        bounds = [np.concatenate([[0], np.cumsum(n)]).astype(np.int64) for n in (sizes - held, held)]
-        apart = Table(self.order[out], bounds[1], skew=self.skew)
-        return Table(self.order[~out], bounds[0], apart, self.names, self.skew)
+        out[shuffled] = np.arange(len(owner)) - self.offsets[owner] < validation_sizes[owner]
+        bounds = [
+            np.concatenate([[0], np.cumsum(n)]).astype(np.int64) for n in (sizes - validation_sizes, validation_sizes)
+        ]
+        validation_table = Table(self.order[out], bounds[1], skew=self.skew)
+        return Table(self.order[~out], bounds[0], validation_table, self.names, self.skew)
 
     def class_fractions(self, labels: np.ndarray, classes: int) -> np.ndarray:
         """[m, C] the label distribution each client really holds."""
@@ -135,9 +139,9 @@ class Partition(ABC):
 
     def table(self, samples: Samples, clients: int, seed: int) -> Table:
         """Split and check: every sample is used at most once, no client is empty."""
-        parts = self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION))
+        shares = self.split(samples, clients, rng.generator(seed, rng.Purpose.PARTITION))
         name = type(self).__name__ if self.name == Partition.name else self.name
-        table = parts if isinstance(parts, Table) else Table.of(_checked(name, parts))
+        table = shares if isinstance(shares, Table) else Table.of(_checked(name, shares))
         _check_table(name, table, samples.count, clients)
         table.skew = self.skew(clients)
         empty = np.flatnonzero(table.sizes == 0)
@@ -146,9 +150,9 @@ class Partition(ABC):
                 f"partition={name} leaves {len(empty)} of clients={clients} without samples "
                 f"(client {empty[0]} first); {self.remedy}"
             )
-        used = np.zeros(samples.count, dtype=bool)
-        used[table.order] = True
-        if used.sum() != len(table.order):
+        used_mask = np.zeros(samples.count, dtype=bool)
+        used_mask[table.order] = True
+        if used_mask.sum() != len(table.order):
             twice = int(np.flatnonzero(np.bincount(table.order) > 1)[0])
             raise ConfigError(f"partition={name} gives a sample to two clients, or twice to one: {twice}; give it once")
         if not self.validation:
@@ -169,18 +173,18 @@ def _checked(name: str, parts: object) -> list[np.ndarray]:
             f"partition={name}: split must return a list with one array of sample numbers per client, and returns "
             f"{'None' if parts is None else type(parts).__name__}"
         )
-    found = []
-    for client, part in enumerate(parts):
-        numbers = np.asarray(part)
+    sample_numbers = []
+    for client, share in enumerate(parts):
+        numbers = np.asarray(share)
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
-            what = f"{numbers.dtype} {list(numbers.shape)}"
+            description = f"{numbers.dtype} {list(numbers.shape)}"
             remedy = "; give np.flatnonzero of the mask" if numbers.dtype.kind == "b" else ""
             raise ConfigError(
                 f"partition={name}: client {client} must hold a one-dimensional array of whole sample numbers, and "
-                f"holds {what}{remedy}"
+                f"holds {description}{remedy}"
             )
-        found.append(numbers.astype(np.int64))
-    return found
+        sample_numbers.append(numbers.astype(np.int64))
+    return sample_numbers
 
 
 def _check_table(name: str, table: Table, samples: int, clients: int) -> None:

@@ -46,7 +46,7 @@ class ClassSplit(Partition):
             deal = draw.permutation(len(shards)).reshape(clients, self.per_client)
             return [np.concatenate([shards[s] for s in hand]) for hand in deal]
         holders = self._deal(np.unique(labels), clients, draw)
-        parts: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        client_shares: list[list[np.ndarray]] = [[] for _ in range(clients)]
         for label, members in holders.items():
             pool = draw.permutation(np.flatnonzero(labels == label))
             if len(pool) < len(members):
@@ -55,8 +55,8 @@ class ClassSplit(Partition):
                     f"(partition.classes_per_client={self.per_client}); lower either"
                 )
             for client, share in zip(members, np.array_split(pool, len(members)), strict=True):
-                parts[client].append(share)
-        return [np.concatenate(p) for p in parts]
+                client_shares[client].append(share)
+        return [np.concatenate(p) for p in client_shares]
 
     def _deal(self, present: np.ndarray, clients: int, draw: np.random.Generator) -> dict[int, list[int]]:
         """Which clients hold each class: k distinct classes a client, every class held about equally often."""

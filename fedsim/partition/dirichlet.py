@@ -88,9 +88,9 @@ class Dirichlet(Partition):
                 shares = np.exp(log_dirichlet(self.alpha, len(pools), clients, draw))
             else:
                 shares = self._proportional(log_dirichlet(self.alpha, clients, len(pools), draw).T, total / clients)
-            parts = self._share_out([draw.permutation(p) for p in pools], shares, clients)
-            if min(len(p) for p in parts) >= self.min_size:
-                return parts
+            client_samples = self._share_out([draw.permutation(p) for p in pools], shares, clients)
+            if min(len(p) for p in client_samples) >= self.min_size:
+                return client_samples
         raise ConfigError(
             f"partition=dirichlet found no split with partition.min_size={self.min_size} in {self.attempts} draws "
             f"(alpha={self.alpha}, form={self.form}, clients={clients}); raise partition.alpha, lower clients, "
@@ -101,35 +101,37 @@ class Dirichlet(Partition):
         """[C, m] every client's share of each class, from log ν [C, m] and the mean number of samples of a client."""
         if self.min_of_class:
             mixes = np.where(mixes < np.log(self.min_of_class / size), -np.inf, mixes)
-        held = np.isfinite(mixes).any(1, keepdims=True)
-        whole = np.logaddexp.reduce(mixes, axis=1, keepdims=True)
-        return np.where(held, np.exp(mixes - np.where(held, whole, 0.0)), 0.0)
+        finite_mask = np.isfinite(mixes).any(1, keepdims=True)
+        normaliser = np.logaddexp.reduce(mixes, axis=1, keepdims=True)
+        return np.where(finite_mask, np.exp(mixes - np.where(finite_mask, normaliser, 0.0)), 0.0)
 
     @staticmethod
     def _share_out(pools: list[np.ndarray], shares: np.ndarray, clients: int) -> list[np.ndarray]:
         """Cut each class's pool at the cumulated shares."""
-        parts: list[list[np.ndarray]] = [[pools[0][:0]] for _ in range(clients)]
+        client_pieces: list[list[np.ndarray]] = [[pools[0][:0]] for _ in range(clients)]
         for pool, share in zip(pools, shares, strict=True):
             if not share.any():
                 continue
             cuts = np.round(np.cumsum(share)[:-1] * len(pool)).astype(np.int64)
             for client, piece in enumerate(np.split(pool, cuts)):
-                parts[client].append(piece)
-        return [np.concatenate(p) for p in parts]
+                client_pieces[client].append(piece)
+        return [np.concatenate(p) for p in client_pieces]
 
     def _equal(self, pools: list[np.ndarray], size: int, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
         """Fill every client's places class by class; an exhausted class passes its share on."""
-        used = np.zeros(len(pools), dtype=np.int64)
+        used_counts = np.zeros(len(pools), dtype=np.int64)
         capacity = np.array([len(p) for p in pools])
-        parts: list[np.ndarray | None] = [None] * clients
+        client_samples: list[np.ndarray | None] = [None] * clients
         for client in draw.permutation(clients):
             mix = np.exp(log_dirichlet(self.alpha, 1, len(pools), draw)[0])
-            taken = np.zeros(len(pools), dtype=np.int64)
-            while (missing := size - taken.sum()) > 0:
-                free = capacity - used - taken
+            taken_counts = np.zeros(len(pools), dtype=np.int64)
+            while (missing := size - taken_counts.sum()) > 0:
+                free = capacity - used_counts - taken_counts
                 open_mix = np.where(free > 0, mix + 1e-12, 0.0)
-                want = draw.multinomial(missing, open_mix / open_mix.sum())
-                taken += np.minimum(want, free)
-            parts[client] = np.concatenate([pools[c][used[c] : used[c] + taken[c]] for c in range(len(pools))])
-            used += taken
-        return [p for p in parts if p is not None]
+                drawn_counts = draw.multinomial(missing, open_mix / open_mix.sum())
+                taken_counts += np.minimum(drawn_counts, free)
+            client_samples[client] = np.concatenate(
+                [pools[c][used_counts[c] : used_counts[c] + taken_counts[c]] for c in range(len(pools))]
+            )
+            used_counts += taken_counts
+        return [p for p in client_samples if p is not None]

@@ -20,8 +20,8 @@ class IID(Partition):
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
         _enough(samples.count, clients, self.name)
-        each, more = divmod(samples.count, clients)
-        offsets = np.arange(clients + 1) * each + np.minimum(np.arange(clients + 1), more)
+        size, remainder = divmod(samples.count, clients)
+        offsets = np.arange(clients + 1) * size + np.minimum(np.arange(clients + 1), remainder)
         return Table(draw.permutation(samples.count).astype(np.int32), offsets)
 
 
@@ -32,6 +32,6 @@ class Equal(Partition):
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
         _enough(samples.count, clients, self.name)
-        each = samples.count // clients
-        order = draw.permutation(samples.count)[: each * clients].astype(np.int32)
-        return Table(order, np.arange(clients + 1) * each)
+        size = samples.count // clients
+        order = draw.permutation(samples.count)[: size * clients].astype(np.int32)
+        return Table(order, np.arange(clients + 1) * size)

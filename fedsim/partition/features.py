@@ -52,11 +52,11 @@ class Turn(Skew):
             )
 
     def __call__(self, x: Tensor, client: Tensor, numbers: Tensor) -> Tensor:
-        which = (client % self.turns).reshape(-1, *[1] * (x.dim() - 1))
-        found = x
+        client_turn = (client % self.turns).reshape(-1, *[1] * (x.dim() - 1))
+        output = x
         for turn in range(1, self.turns):
-            found = torch.where(which == turn, torch.rot90(x, turn * (4 // self.turns), (-2, -1)), found)
-        return found
+            output = torch.where(client_turn == turn, torch.rot90(x, turn * (4 // self.turns), (-2, -1)), output)
+        return output
 
 
 class FeatureNoise(IID):

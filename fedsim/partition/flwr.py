@@ -55,10 +55,10 @@ class Flwr(Partition):
         try:
             partitioner.dataset = datasets.Dataset.from_dict(columns)
             count = partitioner.num_partitions
-            parts = [np.array(partitioner.load_partition(part)["number"]) for part in range(count)]
+            partitions = [np.array(partitioner.load_partition(partition)["number"]) for partition in range(count)]
         except Exception as error:  # whatever it may say
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ConfigError(f"partition.partitioner={type(partitioner).__name__} fails: {reason}") from error
         if count != clients:
             raise ConfigError(f"clients={clients}, but partition.partitioner makes {count} parts; make them the same")
-        return [part.astype(np.int64) for part in parts]
+        return [partition.astype(np.int64) for partition in partitions]

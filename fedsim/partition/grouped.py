@@ -28,22 +28,22 @@ class Grouped(Partition):
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
         if samples.owners is None:
             raise ConfigError("partition=grouped needs a data set with natural owners; use partition=dirichlet or iid")
-        there = np.unique(samples.owners)
-        if len(there) < clients:
+        owners = np.unique(samples.owners)
+        if len(owners) < clients:
             raise ConfigError(
-                f"clients={clients} exceeds the {len(there)} natural owners that partition=grouped groups; lower it"
+                f"clients={clients} exceeds the {len(owners)} natural owners that partition=grouped groups; lower it"
             )
         order = np.argsort(samples.owners, kind="stable")
-        first = np.searchsorted(samples.owners[order], there)
-        parts = np.split(order, first[1:])
-        groups = np.array_split(draw.permutation(len(there)) if self.shuffle else np.arange(len(there)), clients)
-        table = Table.of([np.concatenate([parts[k] for k in group]) for group in groups])
+        first = np.searchsorted(samples.owners[order], owners)
+        owner_samples = np.split(order, first[1:])
+        groups = np.array_split(draw.permutation(len(owners)) if self.shuffle else np.arange(len(owners)), clients)
+        table = Table.of([np.concatenate([owner_samples[k] for k in group]) for group in groups])
         if samples.names is not None:
-            table.names = tuple(called([samples.names[there[k]] for k in group]) for group in groups)
+            table.names = tuple(called([samples.names[owners[k]] for k in group]) for group in groups)
         return table
 
 
 def called(names: list[str]) -> str:
     """What a group of owners is called."""
-    more = len(names) - NAMED
-    return " + ".join(names) if more <= 1 else f"{' + '.join(names[:NAMED])} + {more} more"
+    unnamed_count = len(names) - NAMED
+    return " + ".join(names) if unnamed_count <= 1 else f"{' + '.join(names[:NAMED])} + {unnamed_count} more"

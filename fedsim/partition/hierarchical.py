@@ -36,32 +36,34 @@ class Hierarchical(Partition):
         self.groups = checks.whole("partition.groups", groups)
         self.outer = Dirichlet(form="proportional") if outer is None else outer
         self.inner = IID() if inner is None else inner
-        for key, part in (("outer", self.outer), ("inner", self.inner)):
-            if not isinstance(part, Partition):
-                raise ConfigError(f"partition.{key}={part!r} is no partition; give a class of one by its _target_")
-            if part.validation:
+        for key, partition in (("outer", self.outer), ("inner", self.inner)):
+            if not isinstance(partition, Partition):
+                raise ConfigError(f"partition.{key}={partition!r} is no partition; give a class of one by its _target_")
+            if partition.validation:
                 raise ConfigError(f"partition.{key}.validation is not looked at; set partition.validation")
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
         if clients < self.groups:
             raise ConfigError(f"clients={clients} leaves some of partition.groups={self.groups} empty; raise it")
         of_groups = as_parts(self.outer.split(samples, self.groups, draw))
-        sizes = [len(part) for part in np.array_split(np.arange(clients), self.groups)]
-        found = []
-        for group, (own, count) in enumerate(zip(of_groups, sizes, strict=True)):
-            if len(own) < count:
+        sizes = [len(indices) for indices in np.array_split(np.arange(clients), self.groups)]
+        client_samples = []
+        for group, (group_samples, count) in enumerate(zip(of_groups, sizes, strict=True)):
+            if len(group_samples) < count:
                 raise ConfigError(
-                    f"partition=hierarchical: group {group} has {len(own)} samples for its {count} clients; lower "
-                    "clients or partition.groups, or give partition.outer less skew"
+                    f"partition=hierarchical: group {group} has {len(group_samples)} samples for its {count} clients; "
+                    "lower clients or partition.groups, or give partition.outer less skew"
                 )
-            inside = Samples(
-                len(own),
-                None if samples.labels is None else samples.labels[own],
-                None if samples.owners is None else samples.owners[own],
+            group_subset = Samples(
+                len(group_samples),
+                None if samples.labels is None else samples.labels[group_samples],
+                None if samples.owners is None else samples.owners[group_samples],
                 samples.names,
             )
-            found += [own[part] for part in as_parts(self.inner.split(inside, count, draw))]
-        table = Table.of(found)
+            client_samples += [
+                group_samples[indices] for indices in as_parts(self.inner.split(group_subset, count, draw))
+            ]
+        table = Table.of(client_samples)
         table.names = tuple(f"{group}.{client}" for group, count in enumerate(sizes) for client in range(count))
         return table
 

@@ -41,17 +41,17 @@ class Matched(Partition):
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
         labels = samples.need_labels(self.name)
         classes = int(labels.max()) + 1
-        held = np.bincount(labels, minlength=classes)
-        wanted = held[None] / held.sum() if self.distribution is None else self.distribution
-        if wanted.shape[1] < classes or len(wanted) not in (1, clients):
+        class_counts = np.bincount(labels, minlength=classes)
+        distribution = class_counts[None] / class_counts.sum() if self.distribution is None else self.distribution
+        if distribution.shape[1] < classes or len(distribution) not in (1, clients):
             raise ConfigError(
-                f"partition.distribution has the shape {list(wanted.shape)}, but there are {classes} classes and "
+                f"partition.distribution has the shape {list(distribution.shape)}, but there are {classes} classes and "
                 f"clients={clients}; give a row of {classes} numbers, or one for each client"
             )
-        held = np.bincount(labels, minlength=wanted.shape[1])
-        rows = np.broadcast_to(wanted, (clients, wanted.shape[1]))
-        counts = self._counts(rows, held)
-        pools = [draw.permutation(np.flatnonzero(labels == c)) for c in range(len(held))]
+        class_counts = np.bincount(labels, minlength=distribution.shape[1])
+        rows = np.broadcast_to(distribution, (clients, distribution.shape[1]))
+        counts = self._counts(rows, class_counts)
+        pools = [draw.permutation(np.flatnonzero(labels == c)) for c in range(len(class_counts))]
         ends = np.cumsum(counts, axis=0)
         return [
             np.concatenate([pool[e - k : e] for pool, e, k in zip(pools, ends[i], counts[i], strict=True)])
@@ -88,12 +88,12 @@ class Matched(Partition):
 def shares(distribution: Sequence[float | Sequence[float]]) -> np.ndarray:
     """[1, C] or [m, C], 1 in sum in every row; an error where these are no distributions."""
     try:
-        found = np.atleast_2d(np.array(distribution, dtype=np.float64))
+        rows = np.atleast_2d(np.array(distribution, dtype=np.float64))
     except (TypeError, ValueError):
-        found = np.full((1, 1), np.nan)
-    if found.ndim != 2 or not np.isfinite(found).all() or (found < 0).any() or (found.sum(1) <= 0).any():
+        rows = np.full((1, 1), np.nan)
+    if rows.ndim != 2 or not np.isfinite(rows).all() or (rows < 0).any() or (rows.sum(1) <= 0).any():
         raise ConfigError(
             f"partition.distribution={distribution} must be a row of numbers, not negative and not all 0, or a list of "
             "such rows as long as each other"
         )
-    return found / found.sum(1, keepdims=True)
+    return rows / rows.sum(1, keepdims=True)

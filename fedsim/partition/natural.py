@@ -33,14 +33,15 @@ class Natural(Partition):
         owners = samples.owners
         if owners is None:
             raise ConfigError("partition=natural needs a data set with natural owners; use partition=dirichlet or iid")
-        found = int(owners.max()) + 1
-        if found < clients or (found > clients and not self.shuffle):
+        owner_count = int(owners.max()) + 1
+        if owner_count < clients or (owner_count > clients and not self.shuffle):
             raise ConfigError(
-                f"clients={clients}, but the data set has {found} natural owners; set clients={found}, or all"
+                f"clients={clients}, but the data set has {owner_count} natural owners; set "
+                f"clients={owner_count}, or all"
             )
         order = np.argsort(owners, kind="stable")
-        parts = np.split(order, np.searchsorted(owners[order], np.arange(1, found)))
-        chosen = draw.permutation(found)[:clients] if self.shuffle else range(found)
-        table = Table.of([parts[owner] for owner in chosen])
+        owner_samples = np.split(order, np.searchsorted(owners[order], np.arange(1, owner_count)))
+        chosen = draw.permutation(owner_count)[:clients] if self.shuffle else range(owner_count)
+        table = Table.of([owner_samples[owner] for owner in chosen])
         table.names = None if samples.names is None else tuple(samples.names[owner] for owner in chosen)
         return table

@@ -50,8 +50,8 @@ class Quantity(Partition):
         self.min_size = checks.whole("partition.min_size", min_size)
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
-        left = samples.count - clients * self.min_size
-        if left < 0:
+        surplus = samples.count - clients * self.min_size
+        if surplus < 0:
             raise ConfigError(
                 f"clients={clients} × partition.min_size={self.min_size} exceeds the {samples.count} samples"
             )
@@ -60,7 +60,7 @@ class Quantity(Partition):
         else:
             logarithms = -self.exponent * np.log(draw.permutation(clients) + 1.0)
         weights = np.exp(logarithms - logarithms.max())
-        sizes = self.min_size + apportioned(weights, left)
+        sizes = self.min_size + apportioned(weights, surplus)
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         return Table(draw.permutation(samples.count).astype(np.int32), offsets)
 
@@ -68,7 +68,7 @@ class Quantity(Partition):
 def apportioned(weights: np.ndarray, total: int) -> np.ndarray:
     """Whole numbers of that total as near as can be to shares w / Σw of it: the largest remainders are rounded up."""
     exact = weights / weights.sum() * total
-    found = np.floor(exact).astype(np.int64)
-    short = total - int(found.sum())
-    found[np.argsort(found - exact, kind="stable")[:short]] += 1
-    return found
+    counts = np.floor(exact).astype(np.int64)
+    short = total - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:short]] += 1
+    return counts

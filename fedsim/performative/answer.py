@@ -64,28 +64,29 @@ class Answer:
     @torch.no_grad()
     def __call__(self, models: Tensor) -> dict[str, np.ndarray]:
         """Column → [R], of models [R, d]."""
-        how = {POWER: self._power, GAP: self._gap}
+        measures = {POWER: self._power, GAP: self._gap}
         pairs = list(zip(self.risks, models.to(torch.float64), strict=True)) if self.columns else []
-        return {name: np.array([how[name](risk, theta) for risk, theta in pairs]) for name in self.columns}
+        return {name: np.array([measures[name](risk, theta) for risk, theta in pairs]) for name in self.columns}
 
     def _power(self, risk: Risk, theta: Tensor) -> float:
         if self.shift.unpadded:
-            each = by_client(risk.base)
-            here, there = (
-                padded([self.shift(own, point) for own in each]) for point in (theta, torch.zeros_like(theta))
+            client_batches = by_client(risk.base)
+            at_model, at_zero = (
+                padded([self.shift(client_batch, point) for client_batch in client_batches])
+                for point in (theta, torch.zeros_like(theta))
             )
-            return self._distance(here, there, here["weight"], risk.weights)
+            return self._distance(at_model, at_zero, at_model["weight"], risk.weights)
         of_clients = vmap(self.shift, in_dims=(0, None))
-        here, there = of_clients(risk.base, theta), of_clients(risk.base, torch.zeros_like(theta))
-        return self._distance(here, there, risk.base.get("weight"), risk.weights)
+        at_model, at_zero = of_clients(risk.base, theta), of_clients(risk.base, torch.zeros_like(theta))
+        return self._distance(at_model, at_zero, risk.base.get("weight"), risk.weights)
 
     @staticmethod
     def _distance(
         here: dict[str, Tensor], there: dict[str, Tensor], weight: Tensor | None, of_clients: Tensor
     ) -> float:
-        parts = [name for name in ("x", "y") if name in here and here[name].is_floating_point()]
-        moved = [(here[name] - there[name]).reshape(*here[name].shape[:2], -1) for name in parts]
-        return float(weighted_mean(torch.cat(moved, 2).norm(dim=2), weight) @ of_clients)
+        float_names = [name for name in ("x", "y") if name in here and here[name].is_floating_point()]
+        displacements = [(here[name] - there[name]).reshape(*here[name].shape[:2], -1) for name in float_names]
+        return float(weighted_mean(torch.cat(displacements, 2).norm(dim=2), weight) @ of_clients)
 
     def _gap(self, risk: Risk, theta: Tensor) -> float:
         if not torch.isfinite(theta).all():

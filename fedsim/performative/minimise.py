@@ -33,7 +33,7 @@ def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> t
             return None
     bounds = None if box is None else [box] * len(start)
     options = {"maxiter": 2000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-12, "maxcor": 20}
-    found = minimize(on_host, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    if not (np.isfinite(found.fun) and np.isfinite(found.x).all() and np.abs(found.x).max() < FAR):
+    result = minimize(on_host, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    if not (np.isfinite(result.fun) and np.isfinite(result.x).all() and np.abs(result.x).max() < FAR):
         return None
-    return torch.tensor(found.x, dtype=torch.float64, device=start.device), float(found.fun)
+    return torch.tensor(result.x, dtype=torch.float64, device=start.device), float(result.fun)

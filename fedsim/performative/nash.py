@@ -28,18 +28,18 @@ def nash_point(risk: Risk, start: Tensor, box: Box = None, tolerance: float = TO
     shift = risk.shift
     assert isinstance(shift, Players)
     clients = risk.base["client"]
-    own = torch.stack([shift.own(client, risk.weights) for client in clients])  # [m, d]
+    own_masks = torch.stack([shift.own(client, risk.weights) for client in clients])  # [m, d]
 
     def losses(theta: Tensor) -> Tensor:
         return vmap(risk.of_client, in_dims=(None, None, 0))(theta, theta, risk.base)
 
     def field(theta: Tensor) -> Tensor:
         risk.search.tick()
-        return (jacrev(losses, chunk_size=COLUMNS)(theta) * own).sum(0)
+        return (jacrev(losses, chunk_size=COLUMNS)(theta) * own_masks).sum(0)
 
     risk.search.doing = "gradients are followed to Nash's equilibrium"
     slope = jacrev(field, chunk_size=COLUMNS)
-    found = find_zero(field, slope, project(start.detach().to(torch.float64), box), box, tolerance)
-    if found is None or slowest_decay(slope(found), free(found, field(found), box)) <= FLAT:
+    point = find_zero(field, slope, project(start.detach().to(torch.float64), box), box, tolerance)
+    if point is None or slowest_decay(slope(point), free(point, field(point), box)) <= FLAT:
         raise NoReferenceError("shift=players has no Nash equilibrium that gradient play reaches; lower shift.coupling")
-    return found
+    return point

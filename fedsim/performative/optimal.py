@@ -31,13 +31,13 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
     best: tuple[Tensor, float] | None = None
     for number, start in enumerate(starts, 1):
         risk.search.doing = f"the performative risk is minimised from start {number} of {len(starts)} for θ^PO"
-        found = minimise(risk.performative, project(start.detach().to(torch.float64), box), box)
-        if found is None:
+        candidate = minimise(risk.performative, project(start.detach().to(torch.float64), box), box)
+        if candidate is None:
             raise NoReferenceError(
                 f"the performative risk of shift={type(risk.shift).__name__} falls without bound; give shift.box"
             )
-        if best is None or found[1] < best[1]:
-            best = found
+        if best is None or candidate[1] < best[1]:
+            best = candidate
     assert best is not None
     theta = best[0]
     if len(theta) <= MOST_PARAMETERS:
@@ -46,10 +46,10 @@ def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: 
             theta = polished
     gradient = risk.performative_gradient(theta)
     if not residual(theta, gradient, box) <= SETTLED * (1 + float(theta.norm())):
-        who = f"no minimum of the performative risk of shift={type(risk.shift).__name__} was found"
+        problem = f"no minimum of the performative risk of shift={type(risk.shift).__name__} was found"
         if risk.shift.nonsmooth:
-            raise NoReferenceError(f"{who} where it has a gradient: data answer with kinks, and it may lie on one")
-        raise NoReferenceError(f"{who}; give shift.box")
+            raise NoReferenceError(f"{problem} where it has a gradient: data answer with kinks, and it may lie on one")
+        raise NoReferenceError(f"{problem}; give shift.box")
     moving = free(theta, gradient, box)
     if len(theta) <= MOST_PARAMETERS and slowest_decay(risk.performative_hessian(theta), moving) <= FLAT:
         raise NoReferenceError(

@@ -58,29 +58,29 @@ class References(dict[str, Tensor]):
 
     def __init__(self, replicates: list[Solved] | None = None) -> None:
         self.replicates = replicates or []
-        found = [solved.points for solved in self.replicates]
-        names = found[0] if found else {}
+        points = [solved.points for solved in self.replicates]
+        names = points[0] if points else {}
         super().__init__(
-            {name: torch.stack([f[name] for f in found]) for name in names if all(name in f for f in found)}
+            {name: torch.stack([f[name] for f in points]) for name in names if all(name in f for f in points)}
         )
 
     def said(self) -> dict[str, Any]:
         """For summary.json, of θ^PS ('stable') and θ^PO ('optimal') by replicate: the verdict and, null where
         there is no such point, its norm, performative risk and, up to 100 parameters, values."""
-        told: dict[str, Any] = {}
-        known = self.replicates[0].verdicts if self.replicates else {}
+        summary: dict[str, Any] = {}
+        verdicts = self.replicates[0].verdicts if self.replicates else {}
         for column, name in (POINTS | OF_GAMES).items():
-            if column not in known:
+            if column not in verdicts:
                 continue
             points = [solved.points.get(column) for solved in self.replicates]
-            told[name] = {
+            summary[name] = {
                 "verdict": [solved.verdicts[column] for solved in self.replicates],
                 "risk": [solved.risks.get(column) for solved in self.replicates],
                 "norm": [None if point is None else float(point.norm()) for point in points],
             }
             if all(point is None or len(point) <= PARAMETERS for point in points):
-                told[name]["values"] = [None if point is None else point.tolist() for point in points]
-        return told
+                summary[name]["values"] = [None if point is None else point.tolist() for point in points]
+        return summary
 
 
 def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor) -> References:
@@ -93,22 +93,22 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
     if not shift.active or shift.references == "none":
         return References()
     if model.loss_mixes:
-        why = "not sought: the loss is one over the batch, and these points are those of means over samples"
-        log.info("θ^PS and θ^PO are %s", why)
-        return References([Solved(verdicts=dict.fromkeys(_sought(shift), why)) for _ in initial])
+        reason = "not sought: the loss is one over the batch, and these points are those of means over samples"
+        log.info("θ^PS and θ^PO are %s", reason)
+        return References([Solved(verdicts=dict.fromkeys(_sought(shift), reason)) for _ in initial])
     dear = too_dear(model, data)
     if shift.references == "auto" and dear:
         log.info("θ^PS and θ^PO are not solved for: %s; shift.references=always does it", dear)
-        why = f"not sought: {dear}; shift.references=always does it"
-        return References([Solved(verdicts=dict.fromkeys(_sought(shift), why)) for _ in initial])
-    found, search = list[Solved](), Search(shift.references_seconds)
+        reason = f"not sought: {dear}; shift.references=always does it"
+        return References([Solved(verdicts=dict.fromkeys(_sought(shift), reason)) for _ in initial])
+    solutions, search = list[Solved](), Search(shift.references_seconds)
     for r, start in enumerate(initial.to(torch.float64)):
         twins = [q for q in range(r) if data.dataset.stream and torch.equal(initial[q], initial[r])]
         if twins:  # a stream's law does not depend on the seed
-            found.append(found[twins[0]])
+            solutions.append(solutions[twins[0]])
         else:
-            found.append(_points(Risk(model, shift, data, r, search=search), start, shift.box))
-    return References(found)
+            solutions.append(_points(Risk(model, shift, data, r, search=search), start, shift.box))
+    return References(solutions)
 
 
 def unshifted(model: RowModel, data: ClientData, initial: Tensor) -> Tensor:
@@ -154,10 +154,10 @@ def _points(risk: Risk, start: Tensor, box: Box) -> Solved:
         except Exception as error:
             if not isinstance(error, NoReferenceError) and not is_numerical(error):
                 raise
-            said = " ".join(str(error).split())
-            why = said if isinstance(error, NoReferenceError) else f"its search met {said}"
-            log.info("no %s: %s", column, why)
-            solved.verdicts[column] = why
+            message = " ".join(str(error).split())
+            reason = message if isinstance(error, NoReferenceError) else f"its search met {message}"
+            log.info("no %s: %s", column, reason)
+            solved.verdicts[column] = reason
             continue
         starts.append(point)
         solved.points[column], solved.verdicts[column] = point, FOUND
@@ -174,7 +174,7 @@ def check_gradient(risk: Risk, start: Tensor) -> None:
     """
     if type(risk.shift).__module__.startswith("fedsim."):
         return
-    who = f"shift={type(risk.shift).__name__}"
+    shift_name = f"shift={type(risk.shift).__name__}"
     values, through = [float(risk(start, start))], 0.0
     for scale in STEPS:
         deployed = start + scale * torch.cos(1.0 + torch.arange(len(start), device=start.device)).to(start)
@@ -182,10 +182,10 @@ def check_gradient(risk: Risk, start: Tensor) -> None:
         try:
             through += float(grad(risk, argnums=1)(start, deployed).abs().sum())
         except RuntimeError as error:
-            why = " ".join(str(error).split())
-            raise NoReferenceError(f"{who} cannot be differentiated ({why}); {REMEDY}") from error
+            reason = " ".join(str(error).split())
+            raise NoReferenceError(f"{shift_name} cannot be differentiated ({reason}); {REMEDY}") from error
     if through == 0 and max(values) - min(values) > 1e-9 * (1 + abs(values[0])):
-        raise NoReferenceError(f"{who} moves the data, but no gradient flows from them to the model; {REMEDY}")
+        raise NoReferenceError(f"{shift_name} moves the data, but no gradient flows from them to the model; {REMEDY}")
 
 
 def too_dear(model: RowModel, data: ClientData) -> str:

@@ -55,15 +55,17 @@ class Risk:
         """R(θ, θ') [] for θ and θ' [d], differentiable in both."""
         self.search.tick()
         if self.shift.unpadded:
-            losses = torch.stack([self.of_client(theta, deployed, own) for own in by_client(self.base)])
+            losses = torch.stack(
+                [self.of_client(theta, deployed, client_batch) for client_batch in by_client(self.base)]
+            )
         else:
             losses = vmap(self.of_client, in_dims=(None, None, 0))(theta, deployed, self.base)
         return losses @ self.weights + 0.5 * self.model.ridge * theta.square().sum()
 
     def of_client(self, theta: Tensor, deployed: Tensor, base: dict[str, Tensor]) -> Tensor:
         """Its mean loss [] on its base sample, moved by `deployed`, without the ridge."""
-        moved = self.shift.smooth(base, deployed)
-        return self.model.mean_loss(self.model.evaluate(theta, moved["x"]), moved)
+        shifted_batch = self.shift.smooth(base, deployed)
+        return self.model.mean_loss(self.model.evaluate(theta, shifted_batch["x"]), shifted_batch)
 
     def performative(self, theta: Tensor) -> Tensor:
         """R(θ, θ) []."""

@@ -35,15 +35,15 @@ class Search:
         Raises:
             NoReferenceError: the time is over.
         """
-        now = self._clock()
-        spent, self.evaluations = now - self._began, self.evaluations + 1
+        current_time = self._clock()
+        spent, self.evaluations = current_time - self._began, self.evaluations + 1
         if self.seconds is not None and spent > self.seconds:
             raise NoReferenceError(
                 f"given up after {spent:.0f} s and {self.evaluations - 1} evaluations of the risk, while {self.doing}; "
                 "where data answer in jumps, as to a threshold, there may be none to be found; shift.references=none "
                 f"does not seek it, and shift.references_seconds={self.seconds:g} may be more, or null"
             )
-        if now - self._said > SILENT:
-            self._said = now
-            most = "" if self.seconds is None else f" of at most {self.seconds:g} (shift.references_seconds)"
-            log.info("reference points: %s; %.0f s%s", self.doing, spent, most)
+        if current_time - self._said > SILENT:
+            self._said = current_time
+            limit = "" if self.seconds is None else f" of at most {self.seconds:g} (shift.references_seconds)"
+            log.info("reference points: %s; %.0f s%s", self.doing, spent, limit)

@@ -41,15 +41,15 @@ def stable_point(
     if method == "repeated" or (method == "auto" and len(start) > MOST_PARAMETERS):
         return _repeated(risk, start, box, tolerance)
     risk.search.doing = "gradients are followed to θ^PS"
-    found = find_zero(risk.decoupled_gradient, risk.decoupled_jacobian, start, box, tolerance)
-    if found is None:
+    point = find_zero(risk.decoupled_gradient, risk.decoupled_jacobian, start, box, tolerance)
+    if point is None:
         if method == "auto":
             return _repeated(risk, start, box, tolerance)
         raise NoReferenceError(
             f"gradients find no performatively stable point of shift={_name(risk)}; give shift.box, or weaken it"
         )
-    gradient = risk.decoupled_gradient(found)
-    slowest = slowest_decay(risk.decoupled_jacobian(found), free(found, gradient, box))
+    gradient = risk.decoupled_gradient(point)
+    slowest = slowest_decay(risk.decoupled_jacobian(point), free(point, gradient, box))
     if abs(slowest) <= FLAT:
         raise NoReferenceError(
             f"the performatively stable point of shift={_name(risk)} is not unique: the loss is flat along some "
@@ -60,7 +60,7 @@ def stable_point(
             f"shift={_name(risk)} has no performatively stable point: data answer the model as strongly as it answers "
             "them, and repeated training moves away from its only fixed point; weaken the shift"
         )
-    return found
+    return point
 
 
 def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
@@ -69,13 +69,13 @@ def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
     growing = 0
     for count in range(ROUNDS):
         risk.search.doing = f"repeated minimisation, round {count + 1} of at most {ROUNDS}, goes to θ^PS"
-        found = minimise(lambda point, at=theta: risk(point, at), theta, box)  # type: ignore[misc]
-        if found is None:
+        minimum = minimise(lambda point, at=theta: risk(point, at), theta, box)  # type: ignore[misc]
+        if minimum is None:
             raise NoReferenceError(
                 f"repeated minimisation under shift={_name(risk)} runs away to infinity, so it reaches no "
                 "performatively stable point; give shift.box, or weaken the shift"
             )
-        new = found[0]
+        new = minimum[0]
         step = float((new - theta).norm())
         contraction = step / before if count else 1.0  # the first step tells nothing
         scale = 1 + float(new.norm())

@@ -52,12 +52,14 @@ class PersonalEvaluator:
         """Columns of metrics.csv that this run gains → what they are."""
         if self.options.over == "none":
             return {}
-        evaluator, found = self.scores.evaluator, dict[str, str]()
+        evaluator, descriptions = self.scores.evaluator, dict[str, str]()
         for model in self.models:
-            found |= {name: PERSONAL_COLUMNS[name] for name in also(model, measures(evaluator.labelled)).values()}
+            descriptions |= {
+                name: PERSONAL_COLUMNS[name] for name in also(model, measures(evaluator.labelled)).values()
+            }
             added = evaluator.metrics.measures(f", of {MODELS[model]}")
-            found |= {name: added[measure] for measure, name in also(model, added).items()}
-        return found | {VALIDATED: PERSONAL_COLUMNS[VALIDATED]}
+            descriptions |= {name: added[measure] for measure, name in also(model, added).items()}
+        return descriptions | {VALIDATED: PERSONAL_COLUMNS[VALIDATED]}
 
     @torch.no_grad()
     def __call__(
@@ -72,48 +74,48 @@ class PersonalEvaluator:
             online: those of the last round; None before the first.
         """
         cohort = self._whom(online)
-        found: dict[str, list[Tensor]] = {}
+        score_blocks: dict[str, list[Tensor]] = {}
         for first in range(0, len(cohort), ROWS):
             block = cohort.subset(np.arange(first, min(first + ROWS, len(cohort))))
             for name, values in self._scored(state, memory, t, block).items():
-                found.setdefault(name, []).append(values)
+                score_blocks.setdefault(name, []).append(values)
         names = [f"{model}_{measure}" for model in self.models for measure in self.scores.names]
         host = np.zeros((len(names), 0))
-        if found:
-            host = torch.stack([torch.cat(found[name]) for name in names]).cpu().numpy()
+        if score_blocks:
+            host = torch.stack([torch.cat(score_blocks[name]) for name in names]).cpu().numpy()
         host, _, bounds = cohort.all_gather_host(host)
         return self._reduced(dict(zip(names, host, strict=True)), bounds)
 
     def _whom(self, online: Cohort | None) -> Cohort:
         """Rows of the clients that are scored."""
         federation, options = self.federation, self.options
-        wanted = np.zeros((federation.replicates, federation.clients))
+        counts = np.zeros((federation.replicates, federation.clients))
         if options.over == "all" or online is None:
-            wanted[:] = 1
+            counts[:] = 1
         else:
-            wanted.reshape(-1)[online.host.virtual[online.host.count > 0]] = 1
-        return federation.cohort(wanted, np.ones_like(wanted))
+            counts.reshape(-1)[online.host.virtual[online.host.count > 0]] = 1
+        return federation.cohort(counts, np.ones_like(counts))
 
     def _scored(self, state: State, memory: Memory, t: int, block: Cohort) -> dict[str, Tensor]:
         """'model measure' → [n] of some clients."""
         start = self.strategy.start(state, block)
         carry = dict(start) if isinstance(start, dict) else {"params": start}
-        columns, made = self.own.trainer.model.columns, dict[str, Predictor]()
+        columns, predictors = self.own.trainer.model.columns, dict[str, Predictor]()
         deployed = block.broadcast(columns.of_server(state.model, memory, self.federation))
-        made["global"] = one_row(deployed)
+        predictors["global"] = one_row(deployed)
         before = columns.whole(carry["params"], block, memory)
-        held, at_end = (before, memory.gather(block)), self.options.at == "end" and "personal" in self.models
+        client_state, at_end = (before, memory.gather(block)), self.options.at == "end" and "personal" in self.models
         if at_end or self.own.plain is None:
-            ended = self.own.after(carry, block, t, state.model, memory)
-            made["localized"] = one_row(ended[0])
-            held = ended if at_end else held
+            end_state = self.own.after(carry, block, t, state.model, memory)
+            predictors["localized"] = one_row(end_state[0])
+            client_state = end_state if at_end else client_state
         if self.own.plain is not None:
-            made["localized"] = one_row(self.own.stepped(carry["params"], block, t, state.model, memory))
+            predictors["localized"] = one_row(self.own.stepped(carry["params"], block, t, state.model, memory))
         if "personal" in self.models:
-            made["personal"] = self.own.personal(held[0], block, t, state.model, held[1], memory)
+            predictors["personal"] = self.own.personal(client_state[0], block, t, state.model, client_state[1], memory)
         return {
             f"{model}_{measure}": values
-            for model, predictor in made.items()
+            for model, predictor in predictors.items()
             for measure, values in self.scores(predictor, block, deployed).items()
         }
 
@@ -129,7 +131,7 @@ class PersonalEvaluator:
                 row |= summarise(values[a:b], name, metric.better if metric else None)
             rows.append(row)
         metrics = {name: np.array([row[name] for row in rows]) for name in self.columns}
-        shown = "validation_accuracy" if self.scores.evaluator.labelled else "validation_loss"
-        every = {f"{m} {shown.replace('_', ' ')}": host[f"{m}_{shown}"] for m in self.models}
-        every |= {f"{m} {n.replace('_', ' ')}": host[f"{m}_{n}"] for m in self.models for n in self.scores.added}
-        return metrics, {name: values[~np.isnan(values)] for name, values in every.items()}
+        measure = "validation_accuracy" if self.scores.evaluator.labelled else "validation_loss"
+        histograms = {f"{m} {measure.replace('_', ' ')}": host[f"{m}_{measure}"] for m in self.models}
+        histograms |= {f"{m} {n.replace('_', ' ')}": host[f"{m}_{n}"] for m in self.models for n in self.scores.added}
+        return metrics, {name: values[~np.isnan(values)] for name, values in histograms.items()}

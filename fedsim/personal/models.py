@@ -54,13 +54,13 @@ class OwnModels:
         self.ruled = type(self.rule).personal is not LocalRule.personal
         adaptation = self.rule.adaptation()
         self.adapt = None if adaptation is None else trainer_of(adaptation)
-        own = len(trainer.model.columns.own) > 0
-        if own and localize == "sgd":
+        has_own_columns = len(trainer.model.columns.own) > 0
+        if has_own_columns and localize == "sgd":
             raise ConfigError(
                 "personal.localize=sgd does not know columns that stay with the client; use localize=rule"
             )
         self.plain = trainer_of(plain(self.rule)) if localize == "sgd" else None
-        self.kept = isinstance(strategy, KeepsClientModels) or strategy.clustered or own
+        self.kept = isinstance(strategy, KeepsClientModels) or strategy.clustered or has_own_columns
 
     @property
     def has_personal(self) -> bool:
@@ -75,15 +75,15 @@ class OwnModels:
         `memory` is that of the run, where clients keep their own columns.
         """
         if self.ruled:
-            made: Predictor = vmap(self.rule.personal)({"params": rows} | remembered)  # type: ignore[assignment]
-            return made
+            predictor: Predictor = vmap(self.rule.personal)({"params": rows} | remembered)  # type: ignore[assignment]
+            return predictor
         if self.adapt is not None:
             lent = self.adapt.memory(model)
             for mine, theirs in ((lent.clients, memory.clients), (lent.server, memory.server)):
                 mine |= {name: value for name, value in theirs.items() if name in (OWN, AVERAGED)}
             lent.kept = False
-            seen = self.adapt.model.columns.seen(rows)
-            return one_row(self.adapt.run(seen, cohort, t, model, lent).arrived)
+            shared_rows = self.adapt.model.columns.seen(rows)
+            return one_row(self.adapt.run(shared_rows, cohort, t, model, lent).arrived)
         return one_row(rows)
 
     def after(

@@ -65,28 +65,30 @@ class Newcomers:
         `trained` is the members' memory, whose averaged columns newcomers get with the model.
         """
         federation, model = self.scores.evaluator.federation, state.model
-        who = np.zeros((federation.replicates, federation.clients))
-        who[:, federation.clients - self.options.newcomers :] = 1
-        cohort = federation.cohort(who, np.ones_like(who))
+        counts = np.zeros((federation.replicates, federation.clients))
+        counts[:, federation.clients - self.options.newcomers :] = 1
+        cohort = federation.cohort(counts, np.ones_like(counts))
         memory, columns = self.trainer.memory(model), self.trainer.model.columns
         memory.server |= {name: value for name, value in trained.server.items() if name == AVERAGED}
         handed = self.strategy.start(self._with_room(state), cohort)
         start = dict(handed) if isinstance(handed, dict) else {"params": handed}
         start |= {} if self.strategy.clustered else {"params": cohort.broadcast(model)}
-        first = whole = plain = columns.whole(start["params"], cohort, memory)
-        found = []
+        first = full_rows = plain = columns.whole(start["params"], cohort, memory)
+        epochs = []
         for epoch in range(self.options.newcomer_epochs + 1):
-            made: dict[str, Predictor] = {"global": one_row(first), "localized": one_row(plain)}
+            predictors: dict[str, Predictor] = {"global": one_row(first), "localized": one_row(plain)}
             if self.own.ruled or self.own.adapt is not None:
-                made["personal"] = self.own.personal(whole, cohort, epoch, model, memory.gather(cohort), memory)
-            found.append({"epoch": epoch} | self._measured(made, cohort, first))
+                predictors["personal"] = self.own.personal(
+                    full_rows, cohort, epoch, model, memory.gather(cohort), memory
+                )
+            epochs.append({"epoch": epoch} | self._measured(predictors, cohort, first))
             if epoch < self.options.newcomer_epochs:
                 if self.own.plain is not None:
                     plain = self.own.stepped(columns.seen(plain), cohort, epoch, model, memory)
-                seen = start | {"params": columns.seen(whole)}
-                whole = self.trainer.run(seen, cohort, epoch, model, memory).arrived
-                plain = whole if self.own.plain is None else plain
-        return found
+                carry = start | {"params": columns.seen(full_rows)}
+                full_rows = self.trainer.run(carry, cohort, epoch, model, memory).arrived
+                plain = full_rows if self.own.plain is None else plain
+        return epochs
 
     def _with_room(self, state: State) -> State:
         """The state with newcomers as clients of whom nothing is remembered yet: what it holds of every client is that
@@ -103,11 +105,11 @@ class Newcomers:
 
     def _measured(self, made: dict[str, Predictor], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
         """Means per replicate, plain numbers for summary.json; `deployed` [n, d] moves the data where it does so."""
-        found: Epoch = {}
+        means: Epoch = {}
         for name in (name for name in MODELS if name in made):
             scores = self.scores(made[name], cohort, deployed)
             for measure in self.scores.names:
                 values, _, bounds = cohort.all_gather_host(scores[measure].cpu().numpy())
-                each = [values[a:b] for a, b in itertools.pairwise(bounds)]
-                found[f"{name}_{measure}"] = [summarise(value, measure)[measure] for value in each]
-        return found
+                replicate_values = [values[a:b] for a, b in itertools.pairwise(bounds)]
+                means[f"{name}_{measure}"] = [summarise(value, measure)[measure] for value in replicate_values]
+        return means

@@ -70,7 +70,7 @@ class Personal:
                 f"personal.newcomers={self.newcomers} leaves none of clients={clients} to train; lower it"
             )
         if self.active and not validation:
-            asked = f"over={self.over}" if self.over != "none" else f"newcomers={self.newcomers}"
+            option = f"over={self.over}" if self.over != "none" else f"newcomers={self.newcomers}"
             raise ConfigError(
-                f"personal.{asked} needs validation samples of every client's own; add partition.validation=0.2"
+                f"personal.{option} needs validation samples of every client's own; add partition.validation=0.2"
             )

@@ -65,10 +65,10 @@ class ClientScores:
         """Of the cohort's predictors, NaN where a client has no samples; `deployed` [n, d] moves the data where
         `shift.deploy` is 'round'."""
         loss, accuracy, added = self._on(self.validation, predictor, cohort, deployed, self.evaluator.metrics)
-        same = self.validation is self.training
-        training = loss if same else self._on(self.training, predictor, cohort, deployed)[0]
-        found = {"validation_loss": loss, "training_loss": training} | dict(zip(self.added, added, strict=True))
-        return found if accuracy is None else found | {"validation_accuracy": accuracy}
+        same_samples = self.validation is self.training
+        training = loss if same_samples else self._on(self.training, predictor, cohort, deployed)[0]
+        scores = {"validation_loss": loss, "training_loss": training} | dict(zip(self.added, added, strict=True))
+        return scores if accuracy is None else scores | {"validation_accuracy": accuracy}
 
     def _on(
         self,
@@ -87,9 +87,9 @@ class ClientScores:
         step = max(1, BLOCK // max(samples.width, 1))
         for first in range(0, len(cohort), step):
             pick = slice(first, first + step)
-            part = [(share[pick], rows[pick]) for share, rows in predictor]
-            batch = self._moved(samples.batch(cohort.virtual[pick]), part, deployed[pick])
-            output = self._output(part, self.evaluator.model.call.inputs(batch), batch["weight"])
+            block = [(share[pick], rows[pick]) for share, rows in predictor]
+            batch = self._moved(samples.batch(cohort.virtual[pick]), block, deployed[pick])
+            output = self._output(block, self.evaluator.model.call.inputs(batch), batch["weight"])
             weight, model = batch["weight"], self.evaluator.model
             by_sample = {name: value for name, value in batch.items() if value.dim() > 1}
             per_sample = model.client_losses(output, by_sample, weight)

@@ -37,22 +37,22 @@ def bars(
     width = 0.8 / len(tints)
     with matplotlib.rc_context(STYLE):
         drawing, grid = panels(len(boxes), width=max(4.4, 0.26 * len(groups) * max(len(tints), 5)), columns=1)
-        for axes, (box, shown) in zip(grid, boxes, strict=True):
-            axes.set_title(formulas(", ".join([box, shown] if box and len(names) > 1 else [box or shown])))
+        for axes, (box, quantity) in zip(grid, boxes, strict=True):
+            axes.set_title(formulas(", ".join([box, quantity] if box and len(names) > 1 else [box or quantity])))
             axes.grid(visible=False, axis="x")
             for number, tint in enumerate(tints):
                 literal = not all(cell.fitted for cell in at(cells, colours, tint))
-                for place, name in enumerate(groups):
+                for group_index, name in enumerate(groups):
                     for cell in at(at(at(cells, panel, box), group, name), colours, tint):
-                        values, x = cell.numbers[shown], place + (number - (len(tints) - 1) / 2) * width
+                        values, x = cell.numbers[quantity], group_index + (number - (len(tints) - 1) / 2) * width
                         spread = values.std(ddof=1) if len(values) > 1 else None
                         axes.bar(
                             x, values.mean(), width * 0.9, yerr=spread, color=colour(number),
                             label=None if literal and cell.fitted else tint or "ours",
                             **(HATCHED if cell.fitted else {}),
                         )  # fmt: skip
-                        if shown in cell.paper:
-                            paper = cell.paper[shown]
+                        if quantity in cell.paper:
+                            paper = cell.paper[quantity]
                             axes.plot(
                                 x, paper, "o", color="black", markeredgecolor="white", markersize=5, label="paper"
                             )
@@ -84,9 +84,9 @@ def heatmap(
     table = np.full((len(boxes), len(rows), len(columns)), np.nan)
     printed, fitted = np.full_like(table, np.nan), np.zeros(table.shape, dtype=bool)
     for cell in cells:
-        where = (boxes.index(cell.at[panel]) if panel else 0, rows.index(cell.at[y]), columns.index(cell.at[x]))
-        table[where] = cell.numbers[measure].mean()
-        printed[where], fitted[where] = cell.paper.get(measure, np.nan), cell.fitted
+        index = (boxes.index(cell.at[panel]) if panel else 0, rows.index(cell.at[y]), columns.index(cell.at[x]))
+        table[index] = cell.numbers[measure].mean()
+        printed[index], fitted[index] = cell.paper.get(measure, np.nan), cell.fitted
     low, high = np.nanmin(table), np.nanmax(table)
     with matplotlib.rc_context(STYLE):
         drawing, grid = panels(len(boxes), width=0.85 * len(columns) + 2, height=0.62 * len(rows) + 1.4)

@@ -40,23 +40,23 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     try:
         runs = find(options.runs)
-        known = measured_by(runs)
+        available_metrics = measured_by(runs)
         for name in options.metric or []:
-            checks.choice("--metric", name, known)
+            checks.choice("--metric", name, available_metrics)
         if options.x is not None:
             checks.choice("--x", options.x, growing(runs))
         out = options.out
         if out is None and options.html is None:
             out = options.runs[0] if options.runs[0].is_dir() else runs[0].folder
-        print(table(runs, options.metric or known, "markdown" if options.markdown else "text"))
-        said = [f"pictures: {_save(runs, options.metric, out, options.x)}"] if out is not None else []
+        print(table(runs, options.metric or available_metrics, "markdown" if options.markdown else "text"))
+        messages = [f"pictures: {_save(runs, options.metric, out, options.x)}"] if out is not None else []
         if options.html is not None:
-            said.append(f"report:   {_write(options.html, html(runs, options.metric, options.x))}")
+            messages.append(f"report:   {_write(options.html, html(runs, options.metric, options.x))}")
     except ConfigError as error:
         sys.exit(f"fedsim-plot: {error}")
     folders = " ".join(map(str, options.runs))
     if not options.markdown:
-        print("\n" + "\n".join([*said, f"curves:   tensorboard --logdir {folders}"]))
+        print("\n" + "\n".join([*messages, f"curves:   tensorboard --logdir {folders}"]))
 
 
 def growing(runs: list[Run]) -> list[str]:

@@ -27,42 +27,42 @@ def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
     """A box of the clients' accuracies, or of another metric, for each run, a dot for each client; replicates put
     together."""
     tints = [look.tint for look in looks(runs).of]
-    known = [(n, run, run.clients) for n, run in enumerate(runs) if run.clients is not None]
-    held = metric is None and all(c.held_out is not None for _, _, c in known)
-    found = [
-        (n, run.label, c.metrics.get(metric) if metric is not None else c.held_out if held else c.accuracy)
-        for n, run, c in known
+    client_records = [(n, run, run.clients) for n, run in enumerate(runs) if run.clients is not None]
+    has_held_out = metric is None and all(c.held_out is not None for _, _, c in client_records)
+    candidates = [
+        (n, run.label, c.metrics.get(metric) if metric is not None else c.held_out if has_held_out else c.accuracy)
+        for n, run, c in client_records
     ]
     scale = 100 if metric is None else 1
-    shown = [(n, label, scale * values[np.isfinite(values)]) for n, label, values in found if values is not None]
-    shown = [(n, label, values) for n, label, values in shown if len(values)]
-    if not shown:
+    series = [(n, label, scale * values[np.isfinite(values)]) for n, label, values in candidates if values is not None]
+    series = [(n, label, values) for n, label, values in series if len(values)]
+    if not series:
         return None
     draw = np.random.default_rng(0)  # where the dots lie across their box means nothing
     with matplotlib.rc_context(STYLE):
-        drawing, (axes,) = panels(1, width=8.0, height=1.1 + 0.62 * len(shown))
-        for place, (number, _, values) in enumerate(shown):
+        drawing, (axes,) = panels(1, width=8.0, height=1.1 + 0.62 * len(series))
+        for position, (number, _, values) in enumerate(series):
             tint = tints[number]
-            across = place + draw.uniform(-0.26, 0.26, len(values))
+            across = position + draw.uniform(-0.26, 0.26, len(values))
             axes.scatter(values, across, s=9, color=tint, alpha=0.35, linewidths=0, rasterized=len(values) > 300)
             axes.boxplot(
-                values, positions=[place], orientation="horizontal", widths=0.62, showfliers=False, whis=(10, 90),
+                values, positions=[position], orientation="horizontal", widths=0.62, showfliers=False, whis=(10, 90),
                 medianprops={"color": "#111111", "linewidth": 2.2}, boxprops={"color": "#444444"},
                 whiskerprops={"color": "#444444"}, capprops={"color": "#444444"}, manage_ticks=False,
             )  # fmt: skip
-            axes.plot(values.mean(), place, "D", color="white", markeredgecolor=tint, markersize=5.5)
-        axes.set_yticks(range(len(shown)), [wrapped(name) for _, name, _ in shown])
-        axes.set_ylim(len(shown) - 0.45, -0.55)
+            axes.plot(values.mean(), position, "D", color="white", markeredgecolor=tint, markersize=5.5)
+        axes.set_yticks(range(len(series)), [wrapped(name) for _, name, _ in series])
+        axes.set_ylim(len(series) - 0.45, -0.55)
         axes.grid(visible=False, axis="y")
-        which = "what was held out of the client" if held else "the client's own data"
-        axes.set_xlabel(f"{metric or 'accuracy'} on {which}" + ("" if metric else ", %"))
+        data_source = "what was held out of the client" if has_held_out else "the client's own data"
+        axes.set_xlabel(f"{metric or 'accuracy'} on {data_source}" + ("" if metric else ", %"))
     return drawing
 
 
 def availability(runs: list[Run]) -> Figure | None:
     """Who could take part: a row per client, a column per round, how many there were above; a panel per process."""
     groups = _alike(runs, "present")
-    if all(seen.all() for _, seen, _ in groups):  # nothing to see, or nothing known
+    if all(presence.all() for _, presence, _ in groups):  # nothing to see, or nothing known
         return None
     columns = min(len(groups), 3)
     rows = -(-len(groups) // columns)
@@ -74,21 +74,21 @@ def availability(runs: list[Run]) -> Figure | None:
         for unused in range(len(groups), rows * columns):
             for axes in grid[2 * (unused // columns) :, unused % columns][:2]:
                 axes.axis("off")
-        for number, (heading, seen, some) in enumerate(groups):
+        for number, (heading, presence, clients) in enumerate(groups):
             above, below = grid[2 * (number // columns) :, number % columns][:2]
-            count = seen.sum(0)
+            count = presence.sum(0)
             above.fill_between(range(len(count)), count, step="mid", color=PRESENT, alpha=0.35, linewidth=0)
             above.axhline(count.mean(), color=colour(1), linewidth=1.2)
-            above.set_ylim(0, len(seen))
+            above.set_ylim(0, len(presence))
             above.set_xlim(-0.5, len(count) - 0.5)
-            above.set_yticks([0, len(seen)])
+            above.set_yticks([0, len(presence)])
             above.set_xticks([])
-            above.set_title(wrapped(f"{heading}: {count.mean():.1f} of {len(seen)} on average".lstrip(": "), 52))
+            above.set_title(wrapped(f"{heading}: {count.mean():.1f} of {len(presence)} on average".lstrip(": "), 52))
             below.imshow(
-                seen, cmap=ListedColormap([ABSENT, PRESENT]), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
+                presence, cmap=ListedColormap([ABSENT, PRESENT]), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
             )
             below.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-            _called(below.yaxis, some.names)
+            _called(below.yaxis, clients.names)
             below.xaxis.set_major_locator(MaxNLocator(integer=True))
             below.set_xlabel("round")
             below.set_ylabel("client")
@@ -102,12 +102,12 @@ def partitions(runs: list[Run]) -> Figure | None:
     if not groups:
         return None
     with matplotlib.rc_context(STYLE):
-        most = max(shares.shape[1] for _, shares, _ in groups)
-        drawing, grid = panels(len(groups), width=max(3.6, 0.3 * most), height=4.6, columns=min(len(groups), 3))
-        for axes, (heading, shares, some) in zip(grid, groups, strict=True):
+        class_count = max(shares.shape[1] for _, shares, _ in groups)
+        drawing, grid = panels(len(groups), width=max(3.6, 0.3 * class_count), height=4.6, columns=min(len(groups), 3))
+        for axes, (heading, shares, clients) in zip(grid, groups, strict=True):
             draw_bubbles(axes, shares[:MOST_BUBBLES])
-            _called(axes.yaxis, some.names)
-            _called(axes.xaxis, some.labels)
+            _called(axes.yaxis, clients.names)
+            _called(axes.xaxis, clients.labels)
             axes.set_title(wrapped(heading, 40))
     return drawing
 
@@ -130,8 +130,8 @@ def _called(axis: Axis, names: np.ndarray | None) -> None:
     if names is not None:
 
         def name(place: float, _: int | None = None) -> str:
-            known = place == int(place) and 0 <= place < len(names)
-            return shortened(str(names[int(place)]), LONGEST_NAME) if known else ""
+            in_range = place == int(place) and 0 <= place < len(names)
+            return shortened(str(names[int(place)]), LONGEST_NAME) if in_range else ""
 
         axis.set_major_formatter(FuncFormatter(name))
 
@@ -145,10 +145,13 @@ def _alike(runs: list[Run], what: str) -> list[tuple[str, np.ndarray, Clients]]:
     """Of every group of runs in which an array and the clients' names are the same: what the group is called, the
     array, and what else is known of its clients; the first few groups."""
     groups: dict[tuple[object, ...], list[tuple[Run, Clients]]] = {}
-    for run, known in ((run, run.clients) for run in runs if run.clients is not None):
-        array = getattr(known, what)
+    for run, clients in ((run, run.clients) for run in runs if run.clients is not None):
+        array = getattr(clients, what)
         if array is not None:
-            names = None if known.names is None else known.names.tobytes()
-            groups.setdefault((array.shape, array.tobytes(), names), []).append((run, known))
-    some = list(groups.values())[:MOST_PANELS]
-    return [(shared_name([run for run, _ in group], runs), getattr(group[0][1], what), group[0][1]) for group in some]
+            names = None if clients.names is None else clients.names.tobytes()
+            groups.setdefault((array.shape, array.tobytes(), names), []).append((run, clients))
+    panel_groups = list(groups.values())[:MOST_PANELS]
+    return [
+        (shared_name([run for run, _ in group], runs), getattr(group[0][1], what), group[0][1])
+        for group in panel_groups
+    ]

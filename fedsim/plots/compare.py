@@ -59,24 +59,28 @@ def pictures(
         ends = f"After the last round.{' Whiskers are ±1 standard deviation, dots the replicates.' if several else ''}"
         yield Picture("final", "Where the runs ended", ends, final(runs))
     if distances := [name for name in DISTANCES if any(name in run.metrics for run in runs)]:
-        known = f"Euclidean distance of the evaluated model, on a logarithmic axis.{inner}"
-        yield Picture("distances", "How far from the reference points", known, figure(runs, distances, x))
+        distance_caption = f"Euclidean distance of the evaluated model, on a logarithmic axis.{inner}"
+        yield Picture("distances", "How far from the reference points", distance_caption, figure(runs, distances, x))
     if drawing := clients.accuracies(runs):
-        how = "A dot is a client, evaluated after the last round; all replicates together. Boxes hold "
-        how += "the middle half, whiskers the middle 80 %, the line is the median, the diamond the mean."
-        yield Picture("clients", "From client to client", how, drawing)
+        caption = "A dot is a client, evaluated after the last round; all replicates together. Boxes hold "
+        caption += "the middle half, whiskers the middle 80 %, the line is the median, the diamond the mean."
+        yield Picture("clients", "From client to client", caption, drawing)
     for metric in dict.fromkeys(name for run in runs if run.clients is not None for name in run.clients.metrics):
         if drawing := clients.accuracies(runs, metric):
-            how = "A dot is a client for which it exists, as above."
-            yield Picture(f"clients_{metric}", f"From client to client: {metric}", how, drawing)
+            caption = "A dot is a client for which it exists, as above."
+            yield Picture(f"clients_{metric}", f"From client to client: {metric}", caption, drawing)
     if drawing := clients.availability(runs):
-        how = f"First replicate, at most the first {MOST_ROUNDS} rounds and {MOST_CLIENTS} clients. Dark: the client "
-        how += "could take part. Above: how many could; the line is their mean."
-        yield Picture("availability", "Who was there", how, drawing)
+        caption = (
+            f"First replicate, at most the first {MOST_ROUNDS} rounds and {MOST_CLIENTS} clients. Dark: the client "
+        )
+        caption += "could take part. Above: how many could; the line is their mean."
+        yield Picture("availability", "Who was there", caption, drawing)
     if drawing := clients.partitions(runs):
-        how = f"First replicate, at most the first {clients.MOST_BUBBLES} clients. A circle's area is the share of the "
-        how += "class in the client's samples."
-        yield Picture("partition", "Who holds what", how, drawing)
+        caption = (
+            f"First replicate, at most the first {clients.MOST_BUBBLES} clients. A circle's area is the share of the "
+        )
+        caption += "class in the client's samples."
+        yield Picture("partition", "Who holds what", caption, drawing)
 
 
 def final(runs: list[Run]) -> Figure:
@@ -86,16 +90,16 @@ def final(runs: list[Run]) -> Figure:
         width = 5.4 if len(metrics) > 1 else 8.0
         drawing, grid = panels(len(metrics), width=width, height=1.0 + 0.42 * len(runs))
         for axes, metric in zip(grid, metrics, strict=True):
-            for place, run in enumerate(runs):
+            for position, run in enumerate(runs):
                 values = run.ended(metric)
                 mean, spread = run.final(metric)
                 if run.has(metric):
-                    axes.barh(place, mean, 0.62, color=tints[place], alpha=0.85)
+                    axes.barh(position, mean, 0.62, color=tints[position], alpha=0.85)
                 if len(values) > 1:
-                    axes.errorbar(mean, place, xerr=spread, color="#333333", capsize=3, linewidth=1.2)
-                    axes.plot(values, np.full(len(values), place), ".", color="#333333", markersize=4, alpha=0.6)
+                    axes.errorbar(mean, position, xerr=spread, color="#333333", capsize=3, linewidth=1.2)
+                    axes.plot(values, np.full(len(values), position), ".", color="#333333", markersize=4, alpha=0.6)
                 axes.annotate(
-                    written(metric, mean, spread) if run.has(metric) else ABSENT, (1, place), (6, 0),
+                    written(metric, mean, spread) if run.has(metric) else ABSENT, (1, position), (6, 0),
                     xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=9,
                 )  # fmt: skip
             axes.set_xlabel(measured_in(metric))

@@ -62,13 +62,13 @@ def rasters(cells: list[Cell], rounds: int = 100) -> Figure:
         for column, cell in enumerate(cells):
             availability = _availability(cell)
             p = np.stack([availability.probabilities(t)[0] for t in range(rounds)], axis=1)
-            there = np.stack([availability.counts(t)[0] > 0 for t in range(rounds)], axis=1)
+            presence = np.stack([availability.counts(t)[0] > 0 for t in range(rounds)], axis=1)
             base = base_probabilities(_availability(cell))
             above, below = grid[:, column]
             for client, curve in enumerate(p):
                 above.plot(curve, color=colour(client), linewidth=1.3, label=f"$p_i$ = {base[client]:g}")
                 below.eventplot(
-                    np.flatnonzero(there[client]), lineoffsets=client, linelengths=0.8, linewidths=2.0,
+                    np.flatnonzero(presence[client]), lineoffsets=client, linelengths=0.8, linewidths=2.0,
                     colors=colour(client),
                 )  # fmt: skip
             above.set_title(_heading(cell))

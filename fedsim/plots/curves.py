@@ -68,8 +68,10 @@ def draw_curve(
         spread = values.std(1, ddof=1)
         low, high = mean - spread, mean + spread
         if axes.get_yscale() == "log":
-            known = [row.compressed() for row in values]
-            low, high = np.array([np.quantile(k, QUANTILES) if len(k) else (np.nan, np.nan) for k in known]).T
+            samples = [row.compressed() for row in values]
+            low, high = np.array(
+                [np.quantile(sample, QUANTILES) if len(sample) else (np.nan, np.nan) for sample in samples]
+            ).T
         if fraction(metric):
             low, high = low.clip(0, 1), high.clip(0, 1)
         axes.fill_between(rounds, low, high, color=tint, alpha=0.18, linewidth=0)
@@ -126,10 +128,10 @@ def beside_a_loss(metrics: list[str], runs: list[Run]) -> list[str]:
 
 def telling(runs: list[Run]) -> list[str]:
     """The metrics that runs have, those of all runs before those of some, the most telling first."""
-    known = measured_by(runs)
-    order = [*PREFERRED, *(name for name in known if name not in PREFERRED)]
-    found = [name for name in PREFERRED if name in known] or known
-    return sorted(found, key=lambda name: (not all(run.has(name) for run in runs), order.index(name)))
+    available_metrics = measured_by(runs)
+    order = [*PREFERRED, *(name for name in available_metrics if name not in PREFERRED)]
+    selected_metrics = [name for name in PREFERRED if name in available_metrics] or available_metrics
+    return sorted(selected_metrics, key=lambda name: (not all(run.has(name) for run in runs), order.index(name)))
 
 
 def curves(
@@ -187,15 +189,15 @@ def curves(
                     dash = FITTED_DASHES if dashes else "--"
                     names += [FITTED] * all(FITTED not in name for name in names)
                 drawn_here = [(name, names, dash)]
-                if also and cell.run.has(other := f"{also}_{name}"):
-                    drawn_here.append((other, [*names, MODELS[also].removeprefix("the ")], ":"))
+                if also and cell.run.has(companion_metric := f"{also}_{name}"):
+                    drawn_here.append((companion_metric, [*names, MODELS[also].removeprefix("the ")], ":"))
                 for quantity, words, style in drawn_here:
                     rounds, values = cell.run.along(quantity, x)
                     if ema is not None:
                         values = smooth(values, ema ** float(np.diff(rounds).mean()))
-                    shown = rounds >= first
-                    along = rounds[shown] * (cell.run.settings["local_steps"] if iterations else 1)
-                    draw_curve(axes, along, values[shown], quantity, ", ".join(words), tint, style)
+                    visible_mask = rounds >= first
+                    along = rounds[visible_mask] * (cell.run.settings["local_steps"] if iterations else 1)
+                    draw_curve(axes, along, values[visible_mask], quantity, ", ".join(words), tint, style)
         if least is not None:
             _begin_at(least, grid, [name for name, _ in boxes])
         legend_below(drawing, grid)
@@ -205,15 +207,17 @@ def curves(
 def _begin_at(least: float, grid: list[Axes], names: list[str]) -> None:
     """The vertical axes begin there, and end above what panels of the same name show."""
     for axes, name in zip(grid, names, strict=True):
-        highest = max(other.dataLim.ymax for other, its in zip(grid, names, strict=True) if its == name)
+        highest = max(
+            panel_axes.dataLim.ymax for panel_axes, panel_name in zip(grid, names, strict=True) if panel_name == name
+        )
         logarithmic = axes.get_yscale() == "log"
         axes.set_ylim(least, 1.3 * highest if logarithmic else highest + 0.05 * (highest - least))
 
 
 def metrics_of(options: dict[str, Any]) -> list[str]:
     """What a picture of this kind with these options shows, of the runs that have it."""
-    given = options["metric"]
-    metrics = [given] if isinstance(given, str) else list(given)
+    metric_option = options["metric"]
+    metrics = [metric_option] if isinstance(metric_option, str) else list(metric_option)
     return metrics + [f"{options['also']}_{name}" for name in metrics if options.get("also")]
 
 

@@ -25,9 +25,9 @@ KINDS: dict[str, Callable[..., Figure]] = {
 
 def draw(cells: list[Cell], options: dict[str, Any]) -> Figure:
     """The picture that `options` (`kind` and its arguments) describe."""
-    given = dict(options)
-    kind = given.pop("kind")
+    arguments = dict(options)
+    kind = arguments.pop("kind")
     try:
-        return KINDS[kind](cells, **given)
+        return KINDS[kind](cells, **arguments)
     except TypeError as error:
         raise ConfigError(f"figure: {kind} does not take these options ({error})") from error

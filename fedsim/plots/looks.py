@@ -52,9 +52,9 @@ class Looks:
 
 def looks(runs: list[Run]) -> Looks:
     """The runs' looks, no two alike as long as there are such."""
-    found = _by_keys(runs)
-    if found is not None and len(set(found.of)) == len(runs):
-        return found
+    swept_looks = _by_keys(runs)
+    if swept_looks is not None and len(set(swept_looks.of)) == len(runs):
+        return swept_looks
     shaped = [EACH[number % len(EACH)] for number in range(len(runs))]
     of = [Look(colour(tint), *SHAPES[shape]) for shape, tint in shaped]
     return Looks(of, [(run.label, look) for run, look in zip(runs, of, strict=True)])
@@ -67,16 +67,16 @@ def _by_keys(runs: list[Run]) -> Looks | None:
     a third by markers. Numbers of a single key are deep to pale colours. None where keys are more, or their values.
     """
     keys = swept_settings(runs)
-    told = {key: [named(run, key, keys) for run in runs] for key in keys}
-    values = {key: list(dict.fromkeys(texts)) for key, texts in told.items()}
-    if len(keys) == 2 and all(len(found) <= len(SHAPES) for found in values.values()):
-        return _by_channels(told, values, sorted(keys, key=lambda key: len(values[key]) <= len(DASHES)), SHAPES)
+    texts_by_key = {key: [named(run, key, keys) for run in runs] for key in keys}
+    values = {key: list(dict.fromkeys(texts)) for key, texts in texts_by_key.items()}
+    if len(keys) == 2 and all(len(key_values) <= len(SHAPES) for key_values in values.values()):
+        return _by_channels(texts_by_key, values, sorted(keys, key=lambda key: len(values[key]) <= len(DASHES)), SHAPES)
     if len(keys) == 3 and _fits(sorted(map(len, values.values()))):
-        first, *others = keys
-        order = [first, *sorted(others, key=lambda key: len(values[key]))]
+        first, *remaining_keys = keys
+        order = [first, *sorted(remaining_keys, key=lambda key: len(values[key]))]
         if len(values[order[1]]) > len(DASHES) or len(values[first]) > len(COLOURS):
             order = [max(keys, key=lambda key: len(values[key])), *sorted(keys, key=lambda key: len(values[key]))[:2]]
-        return _by_channels(told, values, order, [(dash, "") for dash in DASHES])
+        return _by_channels(texts_by_key, values, order, [(dash, "") for dash in DASHES])
     if len(keys) == 1 and len(runs) > 2 and (ranks := _in_order(runs, keys[0])):
         shades = matplotlib.colormaps["viridis"]
         step = (PALE - DEEP) / (len(runs) - 1)

@@ -80,18 +80,18 @@ def _about(runs: list[Run]) -> str:
         ("rounds", "{} rounds"),
         ("seeds", "seeds {}"),
     ):
-        seen = {value(run.settings, key) for run in runs}
-        if len(seen) == 1 and seen != {ABSENT}:
-            facts.append(form.format(*seen))
+        distinct_values = {value(run.settings, key) for run in runs}
+        if len(distinct_values) == 1 and distinct_values != {ABSENT}:
+            facts.append(form.format(*distinct_values))
     return " · ".join(facts)
 
 
 def _differences(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
     """The differing settings: name, whether it is an option of a class that differs, a value per run."""
-    own = of_their_own(keys)
+    class_options = of_their_own(keys)
     return [
-        {"name": said(key), "own": key in own, "values": [value(run.settings, key) for run in runs]}
-        for key in sorted(keys, key=lambda key: key in own)
+        {"name": said(key), "own": key in class_options, "values": [value(run.settings, key) for run in runs]}
+        for key in sorted(keys, key=lambda key: key in class_options)
     ]
 
 
@@ -103,8 +103,8 @@ def _results(runs: list[Run]) -> list[dict[str, Any]]:
         ends = [run.final(metric) for run in runs]
         means = [mean for mean, _ in ends]
         directed = not first.meanings.get(metric, "").endswith(UNDIRECTED)
-        known = [mean for mean in means if directed and not math.isnan(mean)]
-        best = (max if first.rises(metric) else min)(known, default=math.nan)
+        comparable_means = [mean for mean in means if directed and not math.isnan(mean)]
+        best = (max if first.rises(metric) else min)(comparable_means, default=math.nan)
         texts = [
             written(metric, mean, std) if run.has(metric) else ABSENT
             for run, (mean, std) in zip(runs, ends, strict=True)
@@ -118,11 +118,11 @@ def _notes(runs: list[Run]) -> list[str]:
     """What a reader should know before comparing."""
     notes = []
     for run in runs:
-        done, planned = run.rows[-1]["round"], run.settings.get("rounds")
+        completed_rounds, planned = run.rows[-1]["round"], run.settings.get("rounds")
         if run.summary.get("stopped"):
             notes.append(f"{run.label} was stopped by {run.summary['stopped']} of {planned}.")
-        elif planned is not None and done < planned:
-            notes.append(f"{run.label} has completed {done} of {planned} rounds.")
+        elif planned is not None and completed_rounds < planned:
+            notes.append(f"{run.label} has completed {completed_rounds} of {planned} rounds.")
         elif run.clients is None:
             notes.append(f"{run.label} has no clients.npz, so pictures of its clients are missing.")
     return notes

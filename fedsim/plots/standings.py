@@ -25,8 +25,8 @@ def critical_differences(
         groups: first and last of names under one bar.
     """
     count = len(names)
-    left, bars = (count + 1) // 2, 0.11 * len(groups)
-    height = 0.9 + bars + ROOM * left
+    left_count, bars = (count + 1) // 2, 0.11 * len(groups)
+    height = 0.9 + bars + ROOM * left_count
     with matplotlib.rc_context({**STYLE, "axes.grid": False}):
         drawing = Figure(figsize=(9, height))
         axes = drawing.add_axes((0, 0, 1, 1))
@@ -45,9 +45,9 @@ def critical_differences(
             y = -0.1 - 0.11 * number
             reach = 0.003 * (high - low)
             axes.plot([ranks[first] - reach, ranks[last] + reach], [y, y], color="#D55E00", linewidth=2.6)
-        for place, (name, rank) in enumerate(zip(names, ranks, strict=True)):
-            on_left = place < left
-            line = place if on_left else count - 1 - place
+        for position, (name, rank) in enumerate(zip(names, ranks, strict=True)):
+            on_left = position < left_count
+            line = position if on_left else count - 1 - position
             y, x = -0.3 - bars - ROOM * line, low - 0.02 * room if on_left else high + 0.02 * room
             axes.plot([rank, rank, x], [0, y, y], color="#7F7F7F", linewidth=0.7)
             text = f"{literal(name)}  {rank:.1f}" if on_left else f"{rank:.1f}  {literal(name)}"
@@ -100,9 +100,9 @@ def heat(
         unit: beside the colour bar.
         blocks: what neighbouring columns are called together, and how many they are.
     """
-    known = np.abs(values[np.isfinite(values)])
-    most = float(np.quantile(known, 0.97)) if len(known) else 1.0
-    shades = {"cmap": "RdBu", "vmin": -most or None, "vmax": most or None}
+    magnitudes = np.abs(values[np.isfinite(values)])
+    limit = float(np.quantile(magnitudes, 0.97)) if len(magnitudes) else 1.0
+    shades = {"cmap": "RdBu", "vmin": -limit or None, "vmax": limit or None}
     return _by_cell(names, columns, values, blocks, unit, "both", shades)
 
 

@@ -68,9 +68,9 @@ def title(metric: str) -> str:
     metric = metric.removeprefix("newcomers ")
     if metric in TITLES:
         return TITLES[metric] + of
-    for model, what in MODELS.items():
+    for model, model_name in MODELS.items():
         if (name := metric.removeprefix(f"{model}_")) in TITLES:
-            return f"{TITLES[name]}, {what.removeprefix('the ')}"
+            return f"{TITLES[name]}, {model_name.removeprefix('the ')}"
     if metric.startswith("client_") and metric.endswith("_worst10"):  # of a metric that a user added
         metric = f"{metric[len('client_') : -len('_worst10')]} of the worst tenth of clients"
     return metric.replace("_", " ") + of
@@ -131,15 +131,15 @@ def legend_below(figure: Figure, grid: list[Axes], entries: dict[str, Artist] | 
         figure, grid: with its panels.
         entries: names and what they stand for; those of the panels' curves unless given.
     """
-    known: dict[str, Artist] = {} if entries is None else entries
+    handles: dict[str, Artist] = {} if entries is None else entries
     for axes in grid if entries is None else []:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
-            known.setdefault(formulas(name), handle)
-    if len(known) > 1:
-        room = int(figure.get_figwidth() / (0.65 + 0.085 * max(map(len, known))))
-        columns = max(1, min(len(known), room))
-        figure.set_figheight(figure.get_figheight() + 0.2 * (-(-len(known) // columns) - 1))
-        figure.legend(list(known.values()), list(known), loc="outside lower center", ncols=columns, fontsize=9)
+            handles.setdefault(formulas(name), handle)
+    if len(handles) > 1:
+        room = int(figure.get_figwidth() / (0.65 + 0.085 * max(map(len, handles))))
+        columns = max(1, min(len(handles), room))
+        figure.set_figheight(figure.get_figheight() + 0.2 * (-(-len(handles) // columns) - 1))
+        figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns, fontsize=9)
 
 
 def wrapped(text: str, width: int = 30) -> str:

@@ -27,15 +27,22 @@ def differing(runs: Sequence[Run]) -> list[str]:
     """The dotted keys whose values differ: classes first, the strategy's before all, then numbers and options."""
     keys = {key for run in runs for key in run.settings}
     values = {key: [run.settings.get(key) for run in runs] for key in keys}
-    found = {k for k, seen in values.items() if any(v != seen[0] for v in seen) and k not in _NOT_A_DIFFERENCE}
-    found -= {k for k in found if k.rpartition(".")[2] in found and "." in k}  # lr says local.lr too
-    return sorted(found, key=lambda key: (not key.endswith(_CLASS), not key.startswith("strategy"), "." in key, key))
+    differing_keys = {
+        k
+        for k, run_values in values.items()
+        if any(v != run_values[0] for v in run_values) and k not in _NOT_A_DIFFERENCE
+    }
+    # lr says local.lr too.
+    differing_keys -= {k for k in differing_keys if k.rpartition(".")[2] in differing_keys and "." in k}
+    return sorted(
+        differing_keys, key=lambda key: (not key.endswith(_CLASS), not key.startswith("strategy"), "." in key, key)
+    )
 
 
 def of_their_own(keys: Sequence[str]) -> set[str]:
     """Those of the keys that are options of a class which itself differs: one run may not know another's."""
-    inside = tuple(key.removesuffix(_CLASS) for key in keys if key.endswith(_CLASS))
-    return {key for key in keys if not key.endswith(_CLASS) and key.startswith(inside)}
+    class_prefixes = tuple(key.removesuffix(_CLASS) for key in keys if key.endswith(_CLASS))
+    return {key for key in keys if not key.endswith(_CLASS) and key.startswith(class_prefixes)}
 
 
 def named(run: Run, key: str, among: Sequence[str] = ()) -> str:
@@ -56,7 +63,7 @@ def shortened(text: str, most: int = 24) -> str:
 
 def name(run: Run, keys: Sequence[str]) -> str:
     """A run by its values of some keys."""
-    return " ".join(part for part in (named(run, key, keys) for key in keys) if part)
+    return " ".join(text for text in (named(run, key, keys) for key in keys) if text)
 
 
 def label(runs: list[Run]) -> None:
@@ -84,12 +91,12 @@ def value(settings: dict[str, Any], key: str) -> str:
     """A setting as a person says it; a dash where the run knows no such setting."""
     if key not in settings:
         return ABSENT
-    given = settings[key]
+    setting = settings[key]
     if key.endswith(_CLASS):
-        return str(given).rpartition(".")[2]
-    if isinstance(given, bool):
-        return "yes" if given else "no"
-    return "none" if given is None else str(given)
+        return str(setting).rpartition(".")[2]
+    if isinstance(setting, bool):
+        return "yes" if setting else "no"
+    return "none" if setting is None else str(setting)
 
 
 def find(folders: list[Path]) -> list[Run]:
@@ -101,18 +108,20 @@ def find(folders: list[Path]) -> list[Run]:
     Raises:
         ConfigError: no run is left.
     """
-    found: dict[Path, None] = {}
+    run_folders: dict[Path, None] = {}
     damaged: list[ConfigError] = []
-    for folder in (place for given in folders for place in ([given] if os.path.exists(given) else _matching(given))):
+    for folder in (
+        location for pattern in folders for location in ([pattern] if os.path.exists(pattern) else _matching(pattern))
+    ):
         try:
             below = {path.parent for name in (NAME, ENVIRONMENT) for path in folder.rglob(name)}
         except OSError as error:
             raise ConfigError(f"{folder} cannot be read ({error.strerror}); give another folder") from error
         if not below:
             raise ConfigError(f"{folder} holds no run: there is no {NAME} in it or below it")
-        found.update(dict.fromkeys(sorted(below)))
+        run_folders.update(dict.fromkeys(sorted(below)))
     runs = []
-    for folder in found:
+    for folder in run_folders:
         try:
             runs.append(load(folder))
         except ConfigError as error:
@@ -151,13 +160,13 @@ def swept(runs: Sequence[Run]) -> list[str]:
 def swept_settings(runs: Sequence[Run]) -> list[str]:
     """The keys that tell the runs apart: no option of a class that itself differs unless nothing else does."""
     keys = differing(runs)
-    own = of_their_own(keys)
-    first = [key for key in keys if key not in own]
+    class_options = of_their_own(keys)
+    first = [key for key in keys if key not in class_options]
 
     def apart(chosen: Sequence[str]) -> int:
         return len({tuple(str(run.settings.get(key)) for key in chosen) for run in runs})
 
-    for key in (key for key in keys if key in own):
+    for key in (key for key in keys if key in class_options):
         if apart(first) < apart([*first, key]):
             first.append(key)
     return first
@@ -175,8 +184,8 @@ def given(run: Run, key: str) -> Any:
 
 def same(run: Run, key: str, text: str) -> bool:
     """Is this the run's value of the key? A class goes by its name too, however it is written."""
-    known = {str(given(run, key)), str(run.settings.get(f"{key}.{_CLASS}", "")).rpartition(".")[2]}
-    return _plain(text) in map(_plain, known)
+    run_values = {str(given(run, key)), str(run.settings.get(f"{key}.{_CLASS}", "")).rpartition(".")[2]}
+    return _plain(text) in map(_plain, run_values)
 
 
 def _plain(text: str) -> str:

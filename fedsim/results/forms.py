@@ -48,9 +48,9 @@ def markdown(found: Table) -> str:
 
 
 def _lined(found: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str:
-    shown = in_markdown if edge else printable
-    cells = [[shown(text) for text in (*found.keys, *(measure.heading for measure in found.measures))]]
-    cells += _entries(found, 0, bold, shown)
+    escape = in_markdown if edge else printable
+    cells = [[escape(text) for text in (*found.keys, *(measure.heading for measure in found.measures))]]
+    cells += _entries(found, 0, bold, escape)
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     count = len(found.keys)
     lines = [
@@ -111,13 +111,17 @@ def comma_separated(found: Table) -> str:
     file.writelines(f"# {note}\n" for note in found.notes)
     suffixes = [_suffixes(found, column) for column in range(len(found.measures))]
     writer = csv.writer(file, lineterminator="\n")
-    headings = [m.heading + suffix for m, some in zip(found.measures, suffixes, strict=True) for suffix in some]
+    headings = [
+        m.heading + suffix
+        for m, column_suffixes in zip(found.measures, suffixes, strict=True)
+        for suffix in column_suffixes
+    ]
     writer.writerow([_no_formula(text) for text in (*found.keys, *headings)])
     for keys, cells in found.lines:
         numbers: list[float] = []
-        for cell, some in zip(cells, suffixes, strict=True):
-            known = {} if cell is None else cell.numbers()
-            numbers += [known.get(suffix, math.nan) for suffix in some]
+        for cell, column_suffixes in zip(cells, suffixes, strict=True):
+            cell_numbers = {} if cell is None else cell.numbers()
+            numbers += [cell_numbers.get(suffix, math.nan) for suffix in column_suffixes]
         writer.writerow([*map(_no_formula, keys), *("" if math.isnan(number) else number for number in numbers)])
     return file.getvalue().rstrip("\n")
 
@@ -133,8 +137,8 @@ def _no_formula(text: str) -> str:
 
 def _suffixes(found: Table, column: int) -> list[str]:
     """What CSV tells of a column: that of the first cell there is."""
-    known = [cell for _, cells in found.lines if (cell := cells[column]) is not None]
-    return list(known[0].numbers()) if known else [""]
+    present_cells = [cell for _, cells in found.lines if (cell := cells[column]) is not None]
+    return list(present_cells[0].numbers()) if present_cells else [""]
 
 
 FORMS = {"text": terminal, "markdown": markdown, "latex": latex, "csv": comma_separated}

@@ -54,8 +54,8 @@ def friedman(ranks: np.ndarray) -> Friedman:
     if spread == 0:  # every problem calls all of them equal
         return Friedman(ranks.mean(0), 0.0, 0.0, 1.0, problems)
     chi_square = (k - 1) * float(((ranks.sum(0) - problems * middle) ** 2).sum()) / spread
-    left = problems * (k - 1) - chi_square
-    f = (problems - 1) * chi_square / left if left > 1e-9 * chi_square else math.inf
+    residual = problems * (k - 1) - chi_square
+    f = (problems - 1) * chi_square / residual if residual > 1e-9 * chi_square else math.inf
     p = 0.0 if math.isinf(f) else float(stats.f.sf(f, k - 1, (k - 1) * (problems - 1)))
     return Friedman(ranks.mean(0), chi_square, f, p, problems)
 

@@ -56,8 +56,8 @@ def costs(name: str, target: float, runs: list[Run]) -> list[Measure]:
     def measure(what: str, columns: tuple[str, ...]) -> Measure:
         return Measure(f"{what} to {name} {target:g}", lambda run: cost(run, name, target, columns), False)
 
-    known = [(what, columns) for what, columns in COSTS.items() if all(_has(run, columns) for run in runs)]
-    return [measure(what, columns) for what, columns in known]
+    available_costs = [(what, columns) for what, columns in COSTS.items() if all(_has(run, columns) for run in runs)]
+    return [measure(what, columns) for what, columns in available_costs]
 
 
 def _has(run: Run, columns: tuple[str, ...]) -> bool:
@@ -92,12 +92,12 @@ class Cell:
         """As it is read."""
         if not len(self.known):
             return "–", "--"
-        some = f" ({len(self.known)} of {len(self.values)})" if len(self.known) < len(self.values) else ""
+        count_note = f" ({len(self.known)} of {len(self.values)})" if len(self.known) < len(self.values) else ""
         mean, unit = by.digits(self.mean), " %" if by.percent else ""
         if len(self.known) == 1:
-            return f"{mean}{unit}{some}", f"${mean}${some}"
+            return f"{mean}{unit}{count_note}", f"${mean}${count_note}"
         spread = by.spread(self.std)
-        return f"{mean} ± {spread}{unit}{some}", rf"${mean} \pm {spread}${some}"
+        return f"{mean} ± {spread}{unit}{count_note}", rf"${mean} \pm {spread}${count_note}"
 
 
 @dataclass

@@ -54,11 +54,11 @@ class _File:
         """
         if (*self._version, name) not in self._seen:
             try:
-                other = checksums.damaged(self.header, {name: self._file.get_tensor(name)})
+                damage = checksums.damaged(self.header, {name: self._file.get_tensor(name)})
             except (SafetensorError, ValueError) as error:
-                other = str(error)
-            if other is not None:
-                raise CheckpointError(f"{self._path} is damaged: {other} is not what was written; take a copy of it")
+                damage = str(error)
+            if damage is not None:
+                raise CheckpointError(f"{self._path} is damaged: {damage} is not what was written; take a copy of it")
             self._seen.add((*self._version, name))
         return self._file.get_slice(name)
 
@@ -69,8 +69,8 @@ class _File:
             CheckpointError: it, or the header, is damaged.
         """
         self.rows(name)
-        found: Tensor = self._file.get_tensor(name)
-        return found
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
 
 
 class StoredModels:
@@ -88,12 +88,12 @@ class StoredModels:
     def last(self, replicate: int) -> dict[str, Tensor]:
         """The server's model as the run's checkpoint has it; what stays with clients is its mean over them."""
         with intact(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
-            naming, told, rows = self._told(file)
+            naming, header, rows = self._told(file)
             row = file.rows("model")[replicate]
             if naming.columns.divided:
-                own, averaged = self._kept(file, replicate, range(rows))
+                private_columns, averaged = self._kept(file, replicate, range(rows))
                 row = naming.columns.joined(
-                    row, own.mean(0) if len(told["naming"]["private_parameters"]) else row[:0], averaged
+                    row, private_columns.mean(0) if len(header["naming"]["private_parameters"]) else row[:0], averaged
                 )
         return naming.state_dict(row)
 
@@ -116,42 +116,42 @@ class StoredModels:
             ConfigError: there is no such client, or clients keep nothing.
         """
         with intact(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
-            naming, told, rows = self._told(file)
+            naming, header, rows = self._told(file)
             if not 0 <= client < rows:
                 raise ConfigError(f"client={client}, but {self.folder} has the clients 0 to {rows - 1}")
             at = replicate * rows + client
-            if told["own"]:
-                return naming.state_dict(file.rows(f"clients.{told['own'][0]}")[at])
-            clustered = bool(told.get("clustered"))
-            if not (told["kept"] or clustered or naming.private_parameters):
+            if header["own"]:
+                return naming.state_dict(file.rows(f"clients.{header['own'][0]}")[at])
+            clustered = bool(header.get("clustered"))
+            if not (header["kept"] or clustered or naming.private_parameters):
                 raise ConfigError(
                     f"the clients of {self.folder} keep no models: neither its local rule, its strategy nor columns "
                     "that stay with the client make any"
                 )
-            row = file.rows("models")[at] if told["kept"] else file.rows("model")[replicate]
+            row = file.rows("models")[at] if header["kept"] else file.rows("model")[replicate]
             if clustered and (choice := int(file.rows("choice")[at : at + 1])) >= 0:
                 row = file.rows("clusters")[replicate][choice]
             if naming.columns.divided:
-                own, averaged = self._kept(file, replicate, range(client, client + 1))
-                row = naming.columns.joined(row, own[0] if naming.private_parameters else row[:0], averaged)
+                private_columns, averaged = self._kept(file, replicate, range(client, client + 1))
+                row = naming.columns.joined(row, private_columns[0] if naming.private_parameters else row[:0], averaged)
         return naming.state_dict(row)
 
     def _kept(self, file: _File, replicate: int, clients: range) -> tuple[Tensor, Tensor]:
         """Own columns [c, d_o] of some clients, and the averaged ones [d_a]; empty where there are none."""
-        nothing, there = torch.zeros(0), file.names
-        own, averaged = f"clients.{OWN}", f"server.{AVERAGED}"
-        rows = file.rows(own) if own in there else None
+        nothing, stored_names = torch.zeros(0), file.names
+        private_name, averaged_name = f"clients.{OWN}", f"server.{AVERAGED}"
+        rows = file.rows(private_name) if private_name in stored_names else None
         first = 0 if rows is None else replicate * (rows.get_shape()[0] // file.rows("model").get_shape()[0])
         return (
             nothing[None] if rows is None else rows[first + clients.start : first + clients.stop],
-            file.rows(averaged)[replicate] if averaged in there else nothing,
+            file.rows(averaged_name)[replicate] if averaged_name in stored_names else nothing,
         )
 
     def _told(self, file: _File) -> tuple[Naming, dict[str, Any], int]:
         """Names, what else the header tells of models, and how many clients each replicate has."""
         try:
-            told = json.loads(file.header[HEADER])
-            return Naming.from_json(told["naming"], self._constants), told, int(told["clients"])
+            header = json.loads(file.header[HEADER])
+            return Naming.from_json(header["naming"], self._constants), header, int(header["clients"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint in {self.folder} does not tell the names of its model's parts: it was written by an "

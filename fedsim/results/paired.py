@@ -67,10 +67,10 @@ class Paired:
         low, high = self.interval
         factor, unit = (100, " percentage points") if percent else (1, "")
         reach = f"{factor * low:.4g} to {factor * high:.4g}{unit}"
-        said = f"better in {self.better(rises)} of {pairs}, {100 * self.confidence:g} % interval {reach}"
+        summary = f"better in {self.better(rises)} of {pairs}, {100 * self.confidence:g} % interval {reach}"
         if low <= 0 <= high:
-            return f"{said}: no difference is shown"
-        return f"{said}: {'better' if (low > 0) == rises else 'worse'}"
+            return f"{summary}: no difference is shown"
+        return f"{summary}: {'better' if (low > 0) == rises else 'worse'}"
 
 
 def paired(

@@ -38,9 +38,9 @@ def intact(path: Path) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:  # readers raise all kinds: of YAML, ZIP and JSON, memory, recursion, attributes
-        why = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
-        why = why if len(why) <= LONGEST else f"{why[: LONGEST - 1]}…"
-        raise CheckpointError(f"{path} is damaged ({why}); restore it, or run again") from error
+        reason = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
+        reason = reason if len(reason) <= LONGEST else f"{reason[: LONGEST - 1]}…"
+        raise CheckpointError(f"{path} is damaged ({reason}); restore it, or run again") from error
 
 
 def demand(fact: bool, why: str) -> None:
@@ -86,23 +86,23 @@ def read_config(path: Path) -> dict[str, Any]:
 def read_summary(path: Path) -> dict[str, Any]:
     """summary.json; empty where there is none."""
     with intact(path):
-        found = _json(path)
-        _has(found, {"stopped": str, "samples_per_second": Real, "final": dict, "newcomers": list})
-        newcomers = found.get("newcomers") or []
+        summary = _json(path)
+        _has(summary, {"stopped": str, "samples_per_second": Real, "final": dict, "newcomers": list})
+        newcomers = summary.get("newcomers") or []
         for epoch in newcomers:
             demand(isinstance(epoch, dict) and epoch.keys() == newcomers[0].keys(), "newcomers are no rows")
             per_seed = (value if isinstance(value, list) else [value] for value in epoch.values())
             demand("epoch" in epoch and all(map(_number, itertools.chain(*per_seed))), "newcomers are no rows")
-        return found
+        return summary
 
 
 def read_environment(path: Path) -> dict[str, Any]:
     """environment.json; empty where there is none."""
     with intact(path):
-        found = _json(path)
+        environment = _json(path)
         kinds: dict[str, type] = dict.fromkeys(("command", "device", "gpu", "commit", "started"), str)
-        _has(found, {"settings": dict, "versions": dict} | kinds)
-        return found
+        _has(environment, {"settings": dict, "versions": dict} | kinds)
+        return environment
 
 
 def read_clients(path: Path) -> Clients | None:
@@ -110,25 +110,32 @@ def read_clients(path: Path) -> Clients | None:
     if not _there(path):
         return None
     with intact(path):
-        known = clients.read(regular(path))
-        demand(known.number > 0, f"number is {known.number}")
+        stored_clients = clients.read(regular(path))
+        demand(stored_clients.number > 0, f"number is {stored_clients.number}")
         arrays = {"accuracy": 2, "samples": 1, "class_fractions": 2, "present": 2, "held_out": 2}
-        of = {name: getattr(known, name) for name in arrays} | known.metrics
-        demand(known.present is not None, "present is missing")
+        of = {name: getattr(stored_clients, name) for name in arrays} | stored_clients.metrics
+        demand(stored_clients.present is not None, "present is missing")
         for name, array in of.items():
             fits = array is None or (array.ndim == arrays.get(name, 2) and array.dtype.kind in "biuf")
             demand(fits, f"{name} is not what was written")
         for name in ("names", "accuracy_names", "labels"):
-            array = getattr(known, name)
+            array = getattr(stored_clients, name)
             demand(array is None or (array.ndim == 1 and array.dtype.kind in "Uiuf"), f"{name} is not what was written")
-        rows = {len(array) for array in (known.samples, known.class_fractions, known.present) if array is not None}
+        rows = {
+            len(array)
+            for array in (stored_clients.samples, stored_clients.class_fractions, stored_clients.present)
+            if array is not None
+        }
         demand(len(rows) == 1, "its arrays are of different clients")
-        demand(known.names is None or {len(known.names)} == rows, "its names are of other clients")
-        fractions = known.class_fractions
+        demand(stored_clients.names is None or {len(stored_clients.names)} == rows, "its names are of other clients")
+        fractions = stored_clients.class_fractions
         if fractions is not None:
             demand(bool(np.isfinite(fractions).all() and (fractions >= 0).all()), "class_fractions are no fractions")
-            demand(known.labels is None or len(known.labels) == fractions.shape[1], "labels are of other classes")
-        return known
+            demand(
+                stored_clients.labels is None or len(stored_clients.labels) == fractions.shape[1],
+                "labels are of other classes",
+            )
+        return stored_clients
 
 
 def _there(path: Path) -> bool:
@@ -140,10 +147,10 @@ def _json(path: Path) -> dict[str, Any]:
     """What the file holds; nothing where there is none."""
     if not _there(path):
         return {}
-    found = json.loads(regular(path).read_text(encoding="utf-8"))
-    demand(isinstance(found, dict), "it holds no names and values")
-    json.dumps(found, ensure_ascii=False).encode()  # half of a surrogate pair cannot be shown
-    return dict(found)
+    content = json.loads(regular(path).read_text(encoding="utf-8"))
+    demand(isinstance(content, dict), "it holds no names and values")
+    json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair cannot be shown
+    return dict(content)
 
 
 def _has(found: dict[str, Any], kinds: dict[str, type]) -> None:

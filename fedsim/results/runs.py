@@ -148,10 +148,10 @@ class Run:
                 f"{self.folder} has no {CONFIG}: it was begun in Python; make its data set as it was made"
             )
         with targets.trusting(self.trusted, own=False, remedy="fedsim.load(folder, trusted=['{root}']) says so"):
-            part = targets.parse("dataset", self.config["dataset"], DATASET)
+            dataset_part = targets.parse("dataset", self.config["dataset"], DATASET)
             try:
-                made: Dataset = part.build()
-                return made
+                dataset: Dataset = dataset_part.build()
+                return dataset
             except ConfigError as error:
                 raise ConfigError(f"the data set of {self.folder} cannot be made: {error}") from error
 
@@ -182,9 +182,9 @@ class Run:
         rounds, values = self.curve(metric)
         if x is None or metric.startswith(NEWCOMERS):
             return rounds, values
-        places = self.curve(x)[1]
-        shared = np.linspace(places[0].max(), places[-1].min(), len(rounds))
-        return shared, np.stack([np.interp(shared, *pair) for pair in zip(places.T, values.T, strict=True)], axis=1)
+        positions = self.curve(x)[1]
+        shared = np.linspace(positions[0].max(), positions[-1].min(), len(rounds))
+        return shared, np.stack([np.interp(shared, *pair) for pair in zip(positions.T, values.T, strict=True)], axis=1)
 
     def has(self, metric: str) -> bool:
         """Did the run measure it?"""

@@ -11,9 +11,9 @@ from fedsim.results.runs import Run
 def judge(runs: Sequence[Run], reported: str) -> tuple[str, str]:
     """The metric that chooses among the runs, and what a reader must know of it ('' where it is validation data)."""
     shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
-    found = validation_metric(shared)
-    if found is not None:
-        return found, ""
+    metric = validation_metric(shared)
+    if metric is not None:
+        return metric, ""
     return reported, (
         f"chosen by {reported} itself, since the runs have no validation samples: what is reported of the chosen is "
         "optimistic; partition.validation=0.2 gives them some"

@@ -33,10 +33,10 @@ class Table:
     def best(self, column: int) -> int | None:
         """The line of the best mean; None among fewer than two, or of differences."""
         cells = [(n, line[1][column]) for n, line in enumerate(self.lines)]
-        known = [(n, cell.mean) for n, cell in cells if isinstance(cell, Cell) and not math.isnan(cell.mean)]
-        if len(known) < 2:
+        means = [(n, cell.mean) for n, cell in cells if isinstance(cell, Cell) and not math.isnan(cell.mean)]
+        if len(means) < 2:
             return None
-        return (max if self.measures[column].more else min)(known, key=lambda pair: pair[1])[0]
+        return (max if self.measures[column].more else min)(means, key=lambda pair: pair[1])[0]
 
 
 @dataclass
@@ -71,16 +71,18 @@ def choose(runs: list[Run], over: Sequence[str], reported: str, by: str | None =
         checks.choice("--best", name, keys)
     if not over:
         return Choice(runs, keys)
-    left = [key for key in keys if key not in over]
+    remaining_keys = [key for key in keys if key not in over]
     metric, warning = (by, "") if by is not None else judge(runs, reported)
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        groups.setdefault(_at(run, left), []).append(run)
-    taken = [best(group, metric, last) for group in groups.values()]
-    most = max(map(len, groups.values()))
-    named = ", ".join(over)
-    note = f"{named}: {warning}" if warning else f"{named}: the best of at most {most} values by {metric}"
-    return Choice(taken, left, list(over), [note])
+        groups.setdefault(_at(run, remaining_keys), []).append(run)
+    selected_runs = [best(group, metric, last) for group in groups.values()]
+    largest_group = max(map(len, groups.values()))
+    key_names = ", ".join(over)
+    note = (
+        f"{key_names}: {warning}" if warning else f"{key_names}: the best of at most {largest_group} values by {metric}"
+    )
+    return Choice(selected_runs, remaining_keys, list(over), [note])
 
 
 def table(
@@ -104,50 +106,50 @@ def table(
         ConfigError: two runs have the same place, or there is nothing to be held against.
     """
     runs, keys, against = choice.runs, choice.keys, against or {}
-    known = [*keys, *choice.chosen]
+    available_keys = [*keys, *choice.chosen]
     for option, names in (("--rows", rows), ("--columns", columns)):
         for name in names:
-            checks.choice(option, name, known)
+            checks.choice(option, name, available_keys)
     rows = list(rows) or [key for key in keys if key not in columns] + choice.chosen * (not columns)
-    places: dict[tuple[str, ...], dict[tuple[str, ...], Run]] = {}
+    runs_by_row: dict[tuple[str, ...], dict[tuple[str, ...], Run]] = {}
     for run in runs:
-        beside = places.setdefault(_at(run, rows), {})
-        if (at := _at(run, columns)) in beside:
-            which = ", ".join(
+        row_runs = runs_by_row.setdefault(_at(run, rows), {})
+        if (at := _at(run, columns)) in row_runs:
+            settings_text = ", ".join(
                 f"{key}={text}" for key, text in zip([*rows, *columns], [*_at(run, rows), *at], strict=True)
             )
-            more = [key for key in keys if key not in (*rows, *columns)]
+            extra_keys = [key for key in keys if key not in (*rows, *columns)]
             raise ConfigError(
-                f"several runs have {which or 'nothing that tells them apart'}; "
+                f"several runs have {settings_text or 'nothing that tells them apart'}; "
                 + (
-                    f"add {' or '.join(more)} to --rows or --columns, or take --best of it"
-                    if more
+                    f"add {' or '.join(extra_keys)} to --rows or --columns, or take --best of it"
+                    if extra_keys
                     else "give one of them"
                 )
             )
-        beside[at] = run
+        row_runs[at] = run
     across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [order(text) for text in at])
-    found = Table(rows or ["run"], [], notes=list(choice.notes))
+    result = Table(rows or ["run"], [], notes=list(choice.notes))
     pairs = {id(run): partner(run, runs, keys, against) for run in runs} if against else {}
     for at in across:
-        found.measures += [replace(m, heading=" ".join([m.heading, _called(columns, at)]).strip()) for m in measures]
+        result.measures += [replace(m, heading=" ".join([m.heading, _called(columns, at)]).strip()) for m in measures]
         if against:
-            found.measures += [
+            result.measures += [
                 replace(m, heading=" ".join([f"difference of {m.heading}", _called(columns, at)]).strip())
                 for m in measures
             ]
-    for place in sorted(places, key=lambda place: [order(text) for text in place]):
+    for place in sorted(runs_by_row, key=lambda place: [order(text) for text in place]):
         cells: list[Cell | Difference | None] = []
         for at in across:
-            cell = places[place].get(at)
+            cell = runs_by_row[place].get(at)
             cells += [None if cell is None else Cell(m.of(cell)) for m in measures]
             if against:
                 cells += [_difference(m, cell, pairs, confidence) for m in measures]
-        here = next(iter(places[place].values()))
-        found.lines.append((list(place) or [here.label or here.folder.name], cells))
+        first_run = next(iter(runs_by_row[place].values()))
+        result.lines.append((list(place) or [first_run.label or first_run.folder.name], cells))
     if against:
-        found.notes += _said(found, confidence, against)
-    return found
+        result.notes += _said(result, confidence, against)
+    return result
 
 
 def partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, str]) -> Run | None:
@@ -158,41 +160,47 @@ def partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, str])
     """
     for key in against:
         checks.choice("--against", key, keys)
-    others = [key for key in keys if key not in against and key != "seeds"]  # `paired` refuses other seeds
-    there = [other for other in runs if all(same(other, key, text) for key, text in against.items())]
-    wanted = " ".join(f"{key}={text}" for key, text in against.items())
-    if not there:
-        values = {key: ", ".join(dict.fromkeys(_text(other, key) for other in runs)) for key in against}
-        raise ConfigError(f"--against {wanted}: no run has it; {'; '.join(f'{k} is {v}' for k, v in values.items())}")
-    if any(run is other for other in there):
+    shared_keys = [key for key in keys if key not in against and key != "seeds"]  # `paired` refuses other seeds
+    candidates = [candidate for candidate in runs if all(same(candidate, key, text) for key, text in against.items())]
+    reference_text = " ".join(f"{key}={text}" for key, text in against.items())
+    if not candidates:
+        values = {key: ", ".join(dict.fromkeys(_text(candidate, key) for candidate in runs)) for key in against}
+        raise ConfigError(
+            f"--against {reference_text}: no run has it; {'; '.join(f'{k} is {v}' for k, v in values.items())}"
+        )
+    if any(run is candidate for candidate in candidates):
         return None
-    found = [other for other in there if _at(other, others) == _at(run, others)]
-    if len(found) != 1:
-        raise ConfigError(f"--against {wanted}: {len(found)} such runs for {run.label or run.folder}")
-    return found[0]
+    partners = [candidate for candidate in candidates if _at(candidate, shared_keys) == _at(run, shared_keys)]
+    if len(partners) != 1:
+        raise ConfigError(f"--against {reference_text}: {len(partners)} such runs for {run.label or run.folder}")
+    return partners[0]
 
 
 def _difference(
     measure: Measure, run: Run | None, pairs: dict[int, Run | None], confidence: float
 ) -> Difference | None:
-    other = None if run is None else pairs[id(run)]
-    if run is None or other is None:
+    partner_run = None if run is None else pairs[id(run)]
+    if run is None or partner_run is None:
         return None
-    return Difference(paired(measure.of(run), measure.of(other), run.seeds, other.seeds, confidence), measure.more)
+    return Difference(
+        paired(measure.of(run), measure.of(partner_run), run.seeds, partner_run.seeds, confidence), measure.more
+    )
 
 
 def _said(found: Table, confidence: float, against: dict[str, str]) -> list[str]:
     """A sentence for every difference, and what they have in common."""
-    held = " ".join(f"{key}={text}" for key, text in against.items())
-    said = [
-        f"{' '.join(place)} against {held}, {measure.heading.removeprefix('difference of ')}: "
+    reference_text = " ".join(f"{key}={text}" for key, text in against.items())
+    sentences = [
+        f"{' '.join(row_keys)} against {reference_text}, {measure.heading.removeprefix('difference of ')}: "
         f"{cell.by.said(cell.more, measure.percent)}"
-        for place, cells in found.lines
+        for row_keys, cells in found.lines
         for measure, cell in zip(found.measures, cells, strict=True)
         if isinstance(cell, Difference)
     ]
-    how = f"differences are paired by seed; [low, high] is Student's {100 * confidence:g} % interval, each by itself"
-    return [*said, f"{how}, and k/n says that k of n pairs are better"]
+    method_note = (
+        f"differences are paired by seed; [low, high] is Student's {100 * confidence:g} % interval, each by itself"
+    )
+    return [*sentences, f"{method_note}, and k/n says that k of n pairs are better"]
 
 
 def _at(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
@@ -200,8 +208,8 @@ def _at(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _text(run: Run, key: str) -> str:
-    found = given(run, key)
-    return value({key: found}, key) if found is not None or key in run.settings else value({}, key)
+    setting = given(run, key)
+    return value({key: setting}, key) if setting is not None or key in run.settings else value({}, key)
 
 
 def _called(columns: Sequence[str], at: tuple[str, ...]) -> str:

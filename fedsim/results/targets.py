@@ -24,8 +24,8 @@ def reached(values: np.ndarray, target: float, above: bool) -> np.ndarray:
 
 def first_reached(values: np.ndarray, target: float, above: bool) -> np.ndarray:
     """[R] the first evaluation of values [E, R] that is there; −1 where none is."""
-    there = reached(values, target, above)
-    return np.where(there.any(0), there.argmax(0), -1)
+    reached_mask = reached(values, target, above)
+    return np.where(reached_mask.any(0), reached_mask.argmax(0), -1)
 
 
 def cost(run: Run, metric: str, target: float, columns: tuple[str, ...]) -> np.ndarray:

@@ -48,16 +48,18 @@ class BestModels:
         try:
             with safe_open(regular(self.path), framework="pt") as file:
                 header, models = file.metadata(), file.get_tensor("model")
-            told, other = json.loads(header["best"]), checksums.damaged(header, {"model": models})
-            if other is not None:
-                raise ValueError(f"it is damaged: the checksum of {other} is another")
+            record, damaged_name = json.loads(header["best"]), checksums.damaged(header, {"model": models})
+            if damaged_name is not None:
+                raise ValueError(f"it is damaged: the checksum of {damaged_name} is another")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             log.warning("%s cannot be read (%s); the best model is sought from here on", self.path, error)
             return
-        if told["metric"] != self.metric:
-            log.warning("the best model was chosen by %s; by %s it is sought from here on", told["metric"], self.metric)
+        if record["metric"] != self.metric:
+            log.warning(
+                "the best model was chosen by %s; by %s it is sought from here on", record["metric"], self.metric
+            )
             return
-        self.models, self.rounds, self.values = models, told["rounds"], told["values"]
+        self.models, self.rounds, self.values = models, record["rounds"], record["values"]
 
     def see(self, completed: int, models: Tensor, values: np.ndarray) -> None:
         """An evaluation after so many rounds: models [R, d], and the metric [R]."""
@@ -74,8 +76,8 @@ class BestModels:
         """To the file, if there is a better one."""
         if not self._changed or self.models is None:
             return
-        told = {"metric": self.metric, "rounds": self.rounds, "values": self.values}
-        header = {"format": "fedsim-best", "best": json.dumps(told), HEADER: json.dumps(self.about)}
+        record = {"metric": self.metric, "rounds": self.rounds, "values": self.values}
+        header = {"format": "fedsim-best", "best": json.dumps(record), HEADER: json.dumps(self.about)}
         tensors = {"model": self.models.contiguous()}
         with replacing(self.path, "wb", durable=True) as file:
             file.write(save(tensors, metadata=checksums.signed(header, tensors)))

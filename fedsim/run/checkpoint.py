@@ -68,10 +68,10 @@ def write(
     """
     memory = dataclasses.replace(memory or Memory())
     memory.in_flight = layout.gather_rows(memory.in_flight)
-    kept = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | memory.tensors()
-    whole = {name: layout.gather(name, value) for name, value in kept.items()}
+    local_tensors = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | memory.tensors()
+    full_tensors = {name: layout.gather(name, value) for name, value in local_tensors.items()}
     if layout.ranks.first:
-        _write(path, whole, progress, identity, about or {})
+        _write(path, full_tensors, progress, identity, about or {})
     layout.ranks.wait()
 
 
@@ -79,8 +79,8 @@ def _write(
     path: Path, kept: dict[str, torch.Tensor], progress: Progress, identity: dict[str, Any], about: dict[str, Any]
 ) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
-    told = {"progress": vars(progress), "identity": identity} | about
-    header = {"format": FORMAT} | {name: json.dumps(value) for name, value in told.items()}
+    entries = {"progress": vars(progress), "identity": identity} | about
+    header = {"format": FORMAT} | {name: json.dumps(value) for name, value in entries.items()}
     with replacing(path, "wb", durable=True) as file:
         file.write(save(tensors, metadata=checksums.signed(header, tensors)))
 
@@ -107,11 +107,13 @@ def read(
     fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
     remembered = (memory or Memory()).tensors()
     for name, expected in (fields | remembered).items() if ranks.first else ():
-        found, shape = tensors.get(name), layout.whole_shape(name, expected)
-        if found is None or found.shape != shape or found.dtype != expected.dtype:
-            was = None if found is None else f"{list(found.shape)} of {str(found.dtype).removeprefix('torch.')}"
+        tensor, shape = tensors.get(name), layout.whole_shape(name, expected)
+        if tensor is None or tensor.shape != shape or tensor.dtype != expected.dtype:
+            description = (
+                None if tensor is None else f"{list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
+            )
             raise CheckpointError(
-                f"checkpoint {path}: {name} is {was}, expected {list(shape)} of "
+                f"checkpoint {path}: {name} is {description}, expected {list(shape)} of "
                 f"{str(expected.dtype).removeprefix('torch.')}; it is another model's"
             )
     if memory is not None and ranks.first:
@@ -121,20 +123,25 @@ def read(
     if content is not None and ranks.first:
         contents.check(path, made_of, content)
     for name, expected in (fields | remembered).items():
-        part = layout.deal(name, tensors.get(name), expected)
+        local_tensor = layout.deal(name, tensors.get(name), expected)
         if name in remembered or mapped(expected):
-            expected.copy_(part)
+            expected.copy_(local_tensor)
         else:
-            fields[name] = part.to(expected.device)
+            fields[name] = local_tensor.to(expected.device)
     return type(like)(**fields), ranks.broadcast_object(progress)
 
 
 def _in_flight(path: Path, tensors: dict[str, torch.Tensor], model: torch.Tensor) -> dict[str, torch.Tensor]:
     """The rows that had not arrived: any number, of a model like this one [R, d]."""
-    found = {name.partition(".")[2]: rows for name, rows in tensors.items() if name.startswith(f"{IN_FLIGHT}.")}
-    if found and (len({len(rows) for rows in found.values()}) != 1 or found["start"].shape[1:] != model.shape[1:]):
+    in_flight_rows = {
+        name.partition(".")[2]: rows for name, rows in tensors.items() if name.startswith(f"{IN_FLIGHT}.")
+    }
+    if in_flight_rows and (
+        len({len(rows) for rows in in_flight_rows.values()}) != 1
+        or in_flight_rows["start"].shape[1:] != model.shape[1:]
+    ):
         raise CheckpointError(f"checkpoint {path}: the rows under way do not fit together; they are another model's")
-    return found
+    return in_flight_rows
 
 
 def _load(
@@ -150,20 +157,24 @@ def _load(
         raise CheckpointError(f"checkpoint {path} cannot be read ({reason}); delete it to start afresh") from error
     if header.get("format") != FORMAT:
         raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start afresh")
-    was, progress, made_of, versions = _told(path, header, tensors)
-    for key in sorted(was.keys() | identity.keys(), key=lambda name: (name.count("."), name)):
-        if was.get(key) != json.loads(json.dumps(identity.get(key))):
+    stored_identity, progress, made_of, versions = _told(path, header, tensors)
+    for key in sorted(stored_identity.keys() | identity.keys(), key=lambda name: (name.count("."), name)):
+        if stored_identity.get(key) != json.loads(json.dumps(identity.get(key))):
             raise CheckpointError(
-                f"checkpoint {path} belongs to another run: {key} was {was.get(key)!r}, now {identity.get(key)!r}; "
-                "give the same settings, or another out"
+                f"checkpoint {path} belongs to another run: {key} was {stored_identity.get(key)!r}, "
+                f"now {identity.get(key)!r}; give the same settings, or another out"
             )
     if not len(progress.samples) == len(progress.participants) == len(progress.links) == replicates:
         raise CheckpointError(f"checkpoint {path} has a damaged header (its counts); delete it to start afresh")
-    now = _versions()
-    if other := [
-        f"{name} {versions[name]}, not {now[name]}" for name in now if versions.get(name, now[name]) != now[name]
+    current_versions = _versions()
+    if version_changes := [
+        f"{name} {versions[name]}, not {current_versions[name]}"
+        for name in current_versions
+        if versions.get(name, current_versions[name]) != current_versions[name]
     ]:
-        log.warning("the run was begun with %s: what follows may differ in its last bits", " and ".join(other))
+        log.warning(
+            "the run was begun with %s: what follows may differ in its last bits", " and ".join(version_changes)
+        )
     return tensors, progress, made_of
 
 
@@ -175,16 +186,16 @@ def _told(
     try:
         identity, progress = json.loads(header["identity"]), Progress.read(header["progress"])
         content, versions = (json.loads(header.get(name, "{}")) for name in (CONTENT, VERSIONS))
-        if not all(isinstance(found, dict) for found in (identity, content, versions)):
+        if not all(isinstance(entry, dict) for entry in (identity, content, versions)):
             raise ValueError("an entry is no mapping")
         if versions and checksums.SUMS not in header:  # an earlier version wrote neither
             raise ValueError("it has no checksums")
-        other = checksums.damaged(header, tensors)
+        damaged_name = checksums.damaged(header, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} has a damaged header ({error}); delete it to start afresh") from error
-    if other is not None:
+    if damaged_name is not None:
         raise CheckpointError(
-            f"checkpoint {path} is damaged: {other} is not what was written (its checksum differs); restore "
+            f"checkpoint {path} is damaged: {damaged_name} is not what was written (its checksum differs); restore "
             "the file from a copy, or delete it to start afresh"
         )
     return identity, progress, content, versions

@@ -54,15 +54,18 @@ def check(path: Path, was: dict[str, Any], now: dict[str, list[Any]]) -> None:
 def _parts(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
     for name, value in vars(run.dataset).items():
         if not name.startswith("_") and name != "optimum":  # which follows from the others
-            each = value if isinstance(value, dict) else {"": value}
-            for of, found in each.items():
-                if isinstance(found, (Tensor, np.ndarray)):
-                    yield f"{name}{of and f'.{of}'} of the data", _array(found)
+            values_by_name = value if isinstance(value, dict) else {"": value}
+            for of, array in values_by_name.items():
+                if isinstance(array, (Tensor, np.ndarray)):
+                    yield f"{name}{of and f'.{of}'} of the data", _array(array)
     for number, table in enumerate(run.tables):
-        for of, part in (("", table), ("'s validation samples", table.validation)):
-            if part is not None:
-                whose = f"the partition{of} of replicate {number}"
-                yield whose, np.concatenate([part.offsets.astype(np.int64), part.order.astype(np.int64)])
+        for of, split_table in (("", table), ("'s validation samples", table.validation)):
+            if split_table is not None:
+                description = f"the partition{of} of replicate {number}"
+                yield (
+                    description,
+                    np.concatenate([split_table.offsets.astype(np.int64), split_table.order.astype(np.int64)]),
+                )
     for name, values in run.availability.record_of().items():
         yield f"the record of availability ({name})", values
     for name, value in run.naming.constants.items():
@@ -71,8 +74,8 @@ def _parts(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
 
 def _array(values: Tensor | np.ndarray) -> np.ndarray:
     """On the host, at most so many numbers of it, whole rows."""
-    whole = values.dtype.kind not in "fc" if isinstance(values, np.ndarray) else not values.is_floating_point()
-    step = max(1, -(-int(np.prod(values.shape)) // MOST[whole])) if len(values.shape) else 1
+    is_integral = values.dtype.kind not in "fc" if isinstance(values, np.ndarray) else not values.is_floating_point()
+    step = max(1, -(-int(np.prod(values.shape)) // MOST[is_integral])) if len(values.shape) else 1
     rows = values[::step] if step > 1 else values
     if isinstance(rows, np.ndarray):
         return rows
@@ -86,16 +89,16 @@ def fingerprint(values: np.ndarray) -> list[Any]:
     if values.dtype.kind in "biuSU":
         return [shape, hashlib.blake2b(np.ascontiguousarray(values).tobytes(), digest_size=12).hexdigest()]
     flat = values.reshape(-1)
-    found = np.zeros(3)
+    sums = np.zeros(3)
     finite = 0
     for number, begin in enumerate(range(0, len(flat), BLOCK)):
-        part = flat[begin : begin + BLOCK].astype(np.float64)
-        good = np.isfinite(part)
+        block = flat[begin : begin + BLOCK].astype(np.float64)
+        good = np.isfinite(block)
         finite += int(good.sum())
-        part = np.where(good, part, 0.0)
-        weights = np.random.default_rng(number).uniform(0.5, 1.5, (2, len(part)))
-        found += [part @ part, *(weights @ part)]
-    return [shape, finite, float(np.sqrt(found[0])), float(found[1]), float(found[2])]
+        block = np.where(good, block, 0.0)
+        weights = np.random.default_rng(number).uniform(0.5, 1.5, (2, len(block)))
+        sums += [block @ block, *(weights @ block)]
+    return [shape, finite, float(np.sqrt(sums[0])), float(sums[1]), float(sums[2])]
 
 
 def match(was: Any, now: list[Any]) -> bool:

@@ -75,10 +75,14 @@ def brings_foreign(part: Any, depth: int = 3) -> bool:
     if part is None or isinstance(part, (*OF_RUN, Tensor, np.ndarray, nn.Module, str, bytes, int, float, type)):
         return False
     if isinstance(part, (list, tuple, Mapping)):
-        inside = list(part.values()) if isinstance(part, Mapping) else list(part)
-        return any(brings_foreign(one, depth - 1) for one in inside[:100]) if depth else False
+        members = list(part.values()) if isinstance(part, Mapping) else list(part)
+        return any(brings_foreign(member, depth - 1) for member in members[:100]) if depth else False
     if type(part).__module__.startswith("fedsim."):
-        return any(brings_foreign(one, depth - 1) for one in getattr(part, "__dict__", {}).values()) if depth else False
+        return (
+            any(brings_foreign(member, depth - 1) for member in getattr(part, "__dict__", {}).values())
+            if depth
+            else False
+        )
     return bool(getattr(type(part), "__module__", "").partition(".")[0] not in LIBRARIES)
 
 
@@ -91,10 +95,10 @@ def _of_run(part: Any, depth: int) -> Iterator[Any]:
     if isinstance(part, OF_RUN):
         yield part
     elif depth and not isinstance(part, (Tensor, np.ndarray, str, bytes, int, float, type)):
-        inside = list(part.values()) if isinstance(part, Mapping) else []
-        inside += list(part) if isinstance(part, (list, tuple)) else []
-        for one in [*inside, *getattr(part, "__dict__", {}).values()]:
-            yield from _of_run(one, depth - 1)
+        members = list(part.values()) if isinstance(part, Mapping) else []
+        members += list(part) if isinstance(part, (list, tuple)) else []
+        for member in [*members, *getattr(part, "__dict__", {}).values()]:
+            yield from _of_run(member, depth - 1)
 
 
 def look(part: Any) -> Node:
@@ -141,9 +145,9 @@ def within(what: str, part: Any) -> Iterator[None]:
     except Exception as error:
         if not is_user_defined(part):
             raise
-        own = [f for f in traceback.extract_tb(error.__traceback__) if _elsewhere(f.filename)]
-        where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-        raise ConfigError(f"{what} raised {type(error).__name__}: {first_line(error)}{where}") from error
+        user_frames = [f for f in traceback.extract_tb(error.__traceback__) if _elsewhere(f.filename)]
+        location = f" ({Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno})" if user_frames else ""
+        raise ConfigError(f"{what} raised {type(error).__name__}: {first_line(error)}{location}") from error
     if not streams.equal(before, streams.rng_state()):
         raise ConfigError(
             f"{what} draws from a global random stream, which depends on all that was drawn before; use "
@@ -161,8 +165,8 @@ def fields(state: Any) -> dict[str, Any]:
 
 def copied(of: Any) -> Any:
     """The same with tensors of its own, which may be written to."""
-    own = {name: value.clone() for name, value in fields(of).items() if isinstance(value, Tensor)}
-    return dataclasses.replace(of, **own)
+    clones = {name: value.clone() for name, value in fields(of).items() if isinstance(value, Tensor)}
+    return dataclasses.replace(of, **clones)
 
 
 def kind(value: Any) -> str:

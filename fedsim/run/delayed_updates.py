@@ -81,18 +81,26 @@ class DelayedUpdates:
         if not self.active:
             return report
         t, virtual = report.cohort.round, report.cohort.host.virtual
-        takes = self.delay.rounds(t, virtual) if self.delay.active else self.pace.behind[virtual]
-        fresh = _parts(report, t + takes)
-        known = memory.in_flight or {name: rows[:0] for name, rows in fresh.items()}
-        due, now = known["due"].numpy() <= t, takes == 0
+        delays = self.delay.rounds(t, virtual) if self.delay.active else self.pace.behind[virtual]
+        new_rows = _parts(report, t + delays)
+        in_flight = memory.in_flight or {name: rows[:0] for name, rows in new_rows.items()}
+        due_mask, on_time_mask = in_flight["due"].numpy() <= t, delays == 0
         device = self.federation.device
-        here, there = device, device if self.federation.place == "device" else torch.device("cpu")
-        came, on_time = _at(known, np.flatnonzero(due), here), _at(fresh, np.flatnonzero(now), here)
-        left, late = _at(known, np.flatnonzero(~due), there), _at(fresh, np.flatnonzero(~now), there)
-        memory.in_flight = {name: torch.cat([left[name], late[name]]) for name in fresh}
-        (self.held,) = self.federation.ranks.all_reduce_host(self._counted(late) - self._counted(came))
-        order = torch.argsort(torch.cat([came["virtual"], on_time["virtual"]]))
-        return self._report(report, {name: _picked(torch.cat([came[name], on_time[name]]), order) for name in fresh})
+        compute_device, storage_device = device, device if self.federation.place == "device" else torch.device("cpu")
+        arrived_rows, on_time_rows = (
+            _at(in_flight, np.flatnonzero(due_mask), compute_device),
+            _at(new_rows, np.flatnonzero(on_time_mask), compute_device),
+        )
+        waiting_rows, delayed_rows = (
+            _at(in_flight, np.flatnonzero(~due_mask), storage_device),
+            _at(new_rows, np.flatnonzero(~on_time_mask), storage_device),
+        )
+        memory.in_flight = {name: torch.cat([waiting_rows[name], delayed_rows[name]]) for name in new_rows}
+        (self.held,) = self.federation.ranks.all_reduce_host(self._counted(delayed_rows) - self._counted(arrived_rows))
+        order = torch.argsort(torch.cat([arrived_rows["virtual"], on_time_rows["virtual"]]))
+        return self._report(
+            report, {name: _picked(torch.cat([arrived_rows[name], on_time_rows[name]]), order) for name in new_rows}
+        )
 
     def _counted(self, parts: dict[str, Tensor]) -> np.ndarray:
         """[R] clients of each replicate among those that take part."""
@@ -105,8 +113,8 @@ class DelayedUpdates:
         cohort = Cohort(self.federation, self.federation.rows_of(virtual), count, probability, now.cohort.round)
         carry = {name.removeprefix(CARRY): rows for name, rows in parts.items() if name.startswith(CARRY)}
         of_rows = {name: parts[name] for name in ROWS if name in parts}
-        late = now.cohort.round - began
-        return replace(now, cohort=cohort, carry=carry, samples=samples, staleness=late, **of_rows)  # type: ignore[arg-type]
+        staleness = now.cohort.round - began
+        return replace(now, cohort=cohort, carry=carry, samples=samples, staleness=staleness, **of_rows)  # type: ignore[arg-type]
 
 
 def _parts(report: Report, due: np.ndarray) -> dict[str, Tensor]:
@@ -114,9 +122,9 @@ def _parts(report: Report, due: np.ndarray) -> dict[str, Tensor]:
     host, n = report.cohort.host, len(report.cohort)
     began = np.full(n, report.cohort.round)
     numbers = (host.virtual, began, due, report.samples, host.count, host.probability)
-    parts = {name: torch.as_tensor(values) for name, values in zip(HOST, numbers, strict=True)}
-    parts |= {name: value for name in ROWS if (value := getattr(report, name)) is not None}
-    return parts | {f"{CARRY}{name}": rows for name, rows in report.carry.items()}
+    rows_by_name = {name: torch.as_tensor(values) for name, values in zip(HOST, numbers, strict=True)}
+    rows_by_name |= {name: value for name in ROWS if (value := getattr(report, name)) is not None}
+    return rows_by_name | {f"{CARRY}{name}": rows for name, rows in report.carry.items()}
 
 
 def _picked(rows: Tensor, at: Tensor) -> Tensor:

@@ -110,10 +110,12 @@ class DivergenceGuard:
     def present(self, cohort: Cohort, t: int) -> Cohort:
         """The rows of replicates that are not given up. When one leaves depends on nothing but its round of divergence:
         at the evaluation after it, which looks at the device anyway."""
-        gone = [r for r, at in self.lost.items() if t >= (at // self.eval_every + 1) * self.eval_every]
-        if not gone:
+        dropped_replicates = [r for r, at in self.lost.items() if t >= (at // self.eval_every + 1) * self.eval_every]
+        if not dropped_replicates:
             return cohort
-        return cohort.subset(np.flatnonzero(~np.isin(cohort.host.virtual // self.federation.clients, gone)))
+        return cohort.subset(
+            np.flatnonzero(~np.isin(cohort.host.virtual // self.federation.clients, dropped_replicates))
+        )
 
     def accept(self, t: int, cohort: Cohort, finite: Tensor) -> np.ndarray | None:
         """Positions of the rows that are taken and remembered, given which of them are finite [n]; None: all are.
@@ -122,21 +124,21 @@ class DivergenceGuard:
         """
         if self.on_nonfinite != "drop_client":
             return None
-        fine = finite.cpu().numpy()
-        lost = self.federation.ranks.gather(cohort.host.virtual[~fine])
-        known = {(entry["replicate"], entry["client"]): entry for entry in self.dropped}
-        new: dict[int, list[int]] = {}
-        for row in np.sort(np.concatenate(lost)):
+        finite_mask = finite.cpu().numpy()
+        nonfinite_rows = self.federation.ranks.gather(cohort.host.virtual[~finite_mask])
+        dropped_entries = {(entry["replicate"], entry["client"]): entry for entry in self.dropped}
+        new_clients: dict[int, list[int]] = {}
+        for row in np.sort(np.concatenate(nonfinite_rows)):
             replicate, client = divmod(int(row), self.federation.clients)
-            if (replicate, client) in known:
-                known[replicate, client]["times"] += 1
+            if (replicate, client) in dropped_entries:
+                dropped_entries[replicate, client]["times"] += 1
                 continue
-            new.setdefault(replicate, []).append(client)
+            new_clients.setdefault(replicate, []).append(client)
             seed = self.federation.seeds[replicate]
             self.dropped.append({"replicate": replicate, "seed": seed, "client": client, "round": t, "times": 1})
-        if new:
-            log.warning("%s; such clients count as absent", self._described(t, new))
-        return None if fine.all() else np.flatnonzero(fine)
+        if new_clients:
+            log.warning("%s; such clients count as absent", self._described(t, new_clients))
+        return None if finite_mask.all() else np.flatnonzero(finite_mask)
 
     def see(self, t: int, state: State, report: Report) -> None:
         """Note rows and server's models after round t (no transfer)."""
@@ -162,8 +164,8 @@ class DivergenceGuard:
         self.on_nonfinite = "stop"  # the state may be half a round ahead: no replicate can go on with it
         try:
             self.check()
-        except DivergenceError as found:
-            return DivergenceError(f"{found} ({in_one_line(error)})")
+        except DivergenceError as divergence:
+            return DivergenceError(f"{divergence} ({in_one_line(error)})")
         return DivergenceError(f"round {t} of {self.strategy}: {in_one_line(error)}; {self.remedy}")
 
     def evaluate(self, evaluator: Callable[[Tensor], Measured], models: Tensor, completed: int) -> Measured:
@@ -183,13 +185,13 @@ class DivergenceGuard:
                 if bool(finite.all()) or not bool(finite.any()):
                     raise
                 return evaluator(torch.where(finite[:, None], models, models[finite][:1]))
-            except Exception as again:
-                if not is_numerical(again):
+            except Exception as retry_error:
+                if not is_numerical(retry_error):
                     raise
                 raise DivergenceError(
-                    f"models of {self.strategy} cannot be evaluated after round {completed}: {in_one_line(again)}; "
-                    f"{self.remedy}"
-                ) from again
+                    f"models of {self.strategy} cannot be evaluated after round {completed}: "
+                    f"{in_one_line(retry_error)}; {self.remedy}"
+                ) from retry_error
 
     def check(self) -> None:
         """Act on what was seen; costs one transfer, and of several ranks one exchange.
@@ -198,34 +200,44 @@ class DivergenceGuard:
             DivergenceError: if the run cannot go on.
         """
         federation, lost = self.federation, self.lost
-        rows, models = (seen.cpu().numpy() for seen in (self.rows, self.models))
+        rows, models = (first_rounds.cpu().numpy() for first_rounds in (self.rows, self.models))
         rows = rows.reshape(federation.replicates, -1)
         first = federation.ranks.least(np.minimum(rows.min(1), models))
-        found = {r: int(t) for r, t in enumerate(first) if t != _NEVER and r not in lost}
-        if not found:
+        divergence_rounds = {r: int(t) for r, t in enumerate(first) if t != _NEVER and r not in lost}
+        if not divergence_rounds:
             return
         bad = federation.all_gather_clients((rows == first[:, None]).reshape(-1)).reshape(federation.replicates, -1)
-        clients = {r: np.flatnonzero(bad[r]).tolist() for r in found}
-        left = self.federation.replicates - len(lost) - len(found)
-        if self.on_nonfinite != "drop_replicate" or not left:
-            when = min(found.values()) if left or self.on_nonfinite != "drop_replicate" else max(found.values())
-            where = self._described(when, {r: clients[r] for r, t in found.items() if t == when})
-            ill = self.ill & {r for r, t in found.items() if t == when}
-            raise DivergenceError(f"{where}; {BEFORE if ill else self.remedy}")
-        for replicate, t in sorted(found.items(), key=lambda item: item[1]):
+        clients = {r: np.flatnonzero(bad[r]).tolist() for r in divergence_rounds}
+        remaining_count = self.federation.replicates - len(lost) - len(divergence_rounds)
+        if self.on_nonfinite != "drop_replicate" or not remaining_count:
+            divergence_round = (
+                min(divergence_rounds.values())
+                if remaining_count or self.on_nonfinite != "drop_replicate"
+                else max(divergence_rounds.values())
+            )
+            description = self._described(
+                divergence_round, {r: clients[r] for r, t in divergence_rounds.items() if t == divergence_round}
+            )
+            ill = self.ill & {r for r, t in divergence_rounds.items() if t == divergence_round}
+            raise DivergenceError(f"{description}; {BEFORE if ill else self.remedy}")
+        for replicate, t in sorted(divergence_rounds.items(), key=lambda item: item[1]):
             log.warning("%s; this replicate is given up", self._described(t, {replicate: clients[replicate]}))
             seed = self.federation.seeds[replicate]
             self.dropped.append({"replicate": replicate, "seed": seed, "round": t, "clients": clients[replicate]})
 
     def _described(self, t: int, clients: dict[int, list[int]]) -> str:
         """Strategy, round, replicates and clients; where no client is to blame, the aggregated model."""
-        parts = []
-        for replicate, those in sorted(clients.items()):
+        descriptions = []
+        for replicate, client_numbers in sorted(clients.items()):
             names = self.federation.names or range(self.federation.clients)
-            named = ", ".join(str(names[client]) for client in those[:_NAMED]) + (
-                f" and {len(those) - _NAMED} more" if those[_NAMED:] else ""
+            client_names = ", ".join(str(names[client]) for client in client_numbers[:_NAMED]) + (
+                f" and {len(client_numbers) - _NAMED} more" if client_numbers[_NAMED:] else ""
             )
             seed = self.federation.seeds[replicate]
-            which = f"seed {seed}" + (f" (replicate {replicate})" if self.federation.seeds.count(seed) > 1 else "")
-            parts.append(f"{which}: " + (f"clients {named}" if those else "the aggregated model"))
-        return f"non-finite values in round {t} of {self.strategy}, {'; '.join(parts)}"
+            replicate_label = f"seed {seed}" + (
+                f" (replicate {replicate})" if self.federation.seeds.count(seed) > 1 else ""
+            )
+            descriptions.append(
+                f"{replicate_label}: " + (f"clients {client_names}" if client_numbers else "the aggregated model")
+            )
+        return f"non-finite values in round {t} of {self.strategy}, {'; '.join(descriptions)}"

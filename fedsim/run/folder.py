@@ -49,8 +49,8 @@ def locked_folder(path: Path | None, ranks: Ranks) -> Iterator[None]:
         except ConfigError as error:
             problem = str(error)
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", error)
-            problem = f"out={_said(path)} cannot be written ({why}); choose another folder"
+            reason = getattr(error, "strerror", error)
+            problem = f"out={_said(path)} cannot be written ({reason}); choose another folder"
     problem = ranks.broadcast_object(problem)
     if problem is not None:
         raise ConfigError(problem)

@@ -39,16 +39,16 @@ class Layout:
         ranks, shape = federation.ranks, (federation.replicates, federation.clients)
         if ranks.count == 1:
             return cls()
-        here, single = (
+        local_lengths, single_lengths = (
             {f.name: getattr(state, f.name).shape[:1] for f in dataclasses.fields(state)}
             for state in (
                 strategy.initial(model[:, :1], federation),
                 strategy.initial(model[:, :1], dataclasses.replace(federation, ranks=Ranks())),
             )
         )
-        divided = {name for name in here if here[name] != single[name]}
-        for name in sorted(here.keys() - divided):
-            if here[name] == (federation.replicates * federation.clients,):
+        divided = {name for name in local_lengths if local_lengths[name] != single_lengths[name]}
+        for name in sorted(local_lengths.keys() - divided):
+            if local_lengths[name] == (federation.replicates * federation.clients,):
                 raise ConfigError(
                     f"strategy={type(strategy).__name__} keeps {name} of every client on every rank; "
                     "make it with federation.rows and federation.broadcast"
@@ -65,16 +65,16 @@ class Layout:
         if name not in self.divided:
             return value
         ranks = self.ranks
-        own = value.detach().cpu()
+        local_rows = value.detach().cpu()
         if not ranks.first:
-            ranks.send(own.contiguous(), 0)
+            ranks.send(local_rows.contiguous(), 0)
             return value
-        whole = torch.empty(*self.shape, *value.shape[1:], dtype=value.dtype)
-        whole[:, ranks.share] = own.unflatten(0, (self.shape[0], -1))
+        full_tensor = torch.empty(*self.shape, *value.shape[1:], dtype=value.dtype)
+        full_tensor[:, ranks.share] = local_rows.unflatten(0, (self.shape[0], -1))
         for rank in range(1, ranks.count):
-            part = whole[:, rank :: ranks.count]
-            part.copy_(ranks.receive(part, rank))
-        return whole.flatten(0, 1)
+            rank_rows = full_tensor[:, rank :: ranks.count]
+            rank_rows.copy_(ranks.receive(rank_rows, rank))
+        return full_tensor.flatten(0, 1)
 
     def gather_rows(self, kept: dict[str, Tensor]) -> dict[str, Tensor]:
         """What is under way, name → [k', …] here → [k, …] on rank 0, on the host, in a single process's order: by the
@@ -83,17 +83,19 @@ class Layout:
         if ranks.count == 1 or not kept:  # before the first round, or where nothing is late: on every rank
             return kept
         counts = ranks.gather(len(kept["virtual"]))
-        own = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
+        local_rows = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
         if not ranks.first:
-            for name in sorted(own):
-                ranks.send(own[name], 0)
+            for name in sorted(local_rows):
+                ranks.send(local_rows[name], 0)
             return kept
-        whole = {}
-        for name in sorted(own):
-            empty = (own[name].new_empty(k, *own[name].shape[1:]) for k in counts[1:])
-            whole[name] = torch.cat([own[name], *(ranks.receive(like, n + 1) for n, like in enumerate(empty))])
-        order = torch.from_numpy(np.lexsort((whole["virtual"].numpy(), whole["began"].numpy())))
-        return {name: value[order] for name, value in whole.items()}
+        gathered_rows = {}
+        for name in sorted(local_rows):
+            buffers = (local_rows[name].new_empty(k, *local_rows[name].shape[1:]) for k in counts[1:])
+            gathered_rows[name] = torch.cat(
+                [local_rows[name], *(ranks.receive(buffer, n + 1) for n, buffer in enumerate(buffers))]
+            )
+        order = torch.from_numpy(np.lexsort((gathered_rows["virtual"].numpy(), gathered_rows["began"].numpy())))
+        return {name: value[order] for name, value in gathered_rows.items()}
 
     def deal_rows(self, whole: dict[str, Tensor]) -> dict[str, Tensor]:
         """Those of the rows under way that are of this rank's clients, of what rank 0 holds."""
@@ -120,7 +122,7 @@ class Layout:
             return ranks.broadcast_tensor(whole, like)
         if whole is None:
             return ranks.receive(like, 0)
-        every = whole.unflatten(0, self.shape)
+        rows_by_client = whole.unflatten(0, self.shape)
         for rank in range(1, ranks.count):
-            ranks.send(every[:, rank :: ranks.count].contiguous(), rank)
-        return every[:, ranks.share].flatten(0, 1)
+            ranks.send(rows_by_client[:, rank :: ranks.count].contiguous(), rank)
+        return rows_by_client[:, ranks.share].flatten(0, 1)

@@ -50,8 +50,8 @@ class PartCopies:
 
     def __call__(self, part: T) -> T:
         """The simulation's own copy of a part."""
-        least = 0 if isinstance(part, Dataset) else LARGE
-        shared = [value for value in _tensors(part, DEPTH) if value.nbytes >= least]
+        min_bytes = 0 if isinstance(part, Dataset) else LARGE
+        shared = [value for value in _tensors(part, DEPTH) if value.nbytes >= min_bytes]
         self._memo |= {id(value): value for value in shared}
         self._alive += shared
         return self._copied(part, type(part).__name__)
@@ -61,27 +61,27 @@ class PartCopies:
             return self._memo[id(value)]
         memo = dict(self._memo)  # a copy that fails half-way leaves halves behind
         try:
-            own = copy.deepcopy(value, memo)
+            clone = copy.deepcopy(value, memo)
         except Exception:
             return self._by_attributes(value, name)
         self._alive += [value, memo.pop(id(memo), None)]  # an id stays an object's own as long as the object lives
         self._memo = memo
-        return own
+        return clone
 
     def _by_attributes(self, value: Any, name: str) -> Any:
         """A copy of an object, some attribute of which cannot be copied."""
         try:
-            own = copy.copy(value)
+            clone = copy.copy(value)
         except Exception:
-            own = value
-        if own is value or not hasattr(own, "__dict__"):
+            clone = value
+        if clone is value or not hasattr(clone, "__dict__"):
             log.warning("%s (%s) cannot be copied; simulations that are given it share it", name, type(value).__name__)
             return value
-        self._memo[id(value)] = own
+        self._memo[id(value)] = clone
         self._alive.append(value)
-        for attribute, inside in vars(value).items():
-            vars(own)[attribute] = self._copied(inside, f"{name}.{attribute}")
-        return own
+        for attribute, attribute_value in vars(value).items():
+            vars(clone)[attribute] = self._copied(attribute_value, f"{name}.{attribute}")
+        return clone
 
 
 def _tensors(value: Any, depth: int) -> Iterator[Any]:
@@ -89,7 +89,7 @@ def _tensors(value: Any, depth: int) -> Iterator[Any]:
     if isinstance(value, (Tensor, np.ndarray)):
         yield value
     elif depth and not isinstance(value, (str, bytes, int, float, type)):
-        inside = list(value.values()) if isinstance(value, Mapping) else []
-        inside += list(value) if isinstance(value, (list, tuple)) else []
-        for one in [*inside, *getattr(value, "__dict__", {}).values()]:
-            yield from _tensors(one, depth - 1)
+        members = list(value.values()) if isinstance(value, Mapping) else []
+        members += list(value) if isinstance(value, (list, tuple)) else []
+        for member in [*members, *getattr(value, "__dict__", {}).values()]:
+            yield from _tensors(member, depth - 1)

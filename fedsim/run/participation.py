@@ -50,16 +50,16 @@ class Participation:
 
     def memory(self) -> dict[str, Tensor]:
         """[R·m'] each, before round 0; the same memory as the arrays that a round changes."""
-        rows, kept = self.federation.rows, dict[str, np.ndarray]()
+        rows, arrays = self.federation.rows, dict[str, np.ndarray]()
         if {"absent", "staleness"} & set(self.wanted):
-            kept["last_round"] = self.last = np.full(rows, -1, dtype=np.int64)
+            arrays["last_round"] = self.last = np.full(rows, -1, dtype=np.int64)
         if "staleness" in self.wanted:
-            kept["longest_absence"] = self.longest = np.zeros(rows, dtype=np.int64)
-            kept["past_staleness"] = self.away = np.zeros(rows)
+            arrays["longest_absence"] = self.longest = np.zeros(rows, dtype=np.int64)
+            arrays["past_staleness"] = self.away = np.zeros(rows)
         if "utility" in self.wanted:
-            kept["opportunities"] = self.opportunities = np.zeros(rows, dtype=np.int64)
-            kept["first_loss"] = self.before = np.full(rows, np.nan)
-        return {name: torch.from_numpy(values) for name, values in kept.items()}
+            arrays["opportunities"] = self.opportunities = np.zeros(rows, dtype=np.int64)
+            arrays["first_loss"] = self.before = np.full(rows, np.nan)
+        return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
     def see(self, t: int, cohort: Cohort) -> None:
         """Round t is complete."""
@@ -77,40 +77,42 @@ class Participation:
     @property
     def columns(self) -> dict[str, str]:
         """Column → what it is."""
-        found = {}
+        descriptions = {}
         if "absent" in self.wanted:
             mean = subject(self.of)
-            found[f"{self.of}_absent"] = f"mean over the clients that did not take part in the last round, of {mean}"
-            found[f"{self.of}_unseen"] = f"mean over the clients that never took part so far, of {mean}"
+            descriptions[f"{self.of}_absent"] = (
+                f"mean over the clients that did not take part in the last round, of {mean}"
+            )
+            descriptions[f"{self.of}_unseen"] = f"mean over the clients that never took part so far, of {mean}"
         if "drift" in self.wanted:
-            found[DRIFT] = (
+            descriptions[DRIFT] = (
                 "distance between a client's model after its local work and the server's model with which the round "
                 "began: mean over the clients that took part in the last round"
             )
-        found |= STALE if "staleness" in self.wanted else {}
+        descriptions |= STALE if "staleness" in self.wanted else {}
         if "utility" in self.wanted:
-            found[UTILITY] = (
+            descriptions[UTILITY] = (
                 f"mean over clients of what {subject('client_loss')} has fallen by since round 0, divided by the "
                 "rounds in which the client could take part"
             )
-            found[f"{UTILITY}_cv"] = "its coefficient of variation over clients: standard deviation by mean"
-        return found
+            descriptions[f"{UTILITY}_cv"] = "its coefficient of variation over clients: standard deviation by mean"
+        return descriptions
 
     def __call__(self, found: Measured, completed: int, report: Report | None) -> dict[str, np.ndarray]:
         """Columns [R] after so many rounds; `report` is the last's. NaN where they are of nobody."""
-        told: dict[str, np.ndarray] = {}
+        column_values: dict[str, np.ndarray] = {}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Mean of empty slice|Degrees of freedom", RuntimeWarning)
             if "absent" in self.wanted:
-                told |= self._absent(found.by_client[self.of], completed)
+                column_values |= self._absent(found.by_client[self.of], completed)
             if "utility" in self.wanted:
-                told |= self._utility(found, completed)
+                column_values |= self._utility(found, completed)
         if "drift" in self.wanted:
-            told[DRIFT] = self._drift(report)
+            column_values[DRIFT] = self._drift(report)
         if "staleness" in self.wanted:
             age = self._replicates(completed - 1 - self._everywhere(self.last))
-            told |= {"staleness_mean": age.mean(1), "staleness_max": age.max(1)}
-        return told
+            column_values |= {"staleness_mean": age.mean(1), "staleness_max": age.max(1)}
+        return column_values
 
     def said(self, completed: int) -> dict[str, Any]:
         """For summary.json: τ_max and τ_avg of every replicate over clients and rounds."""
@@ -125,33 +127,34 @@ class Participation:
         last = self._replicates(self._everywhere(self.last))
         last = last[:, self.evaluator.everyone] if self.of != TEST.format(self.evaluator.of) else last
         values = values[:, : last.shape[1]]
-        found = {}
-        for name, who in (("absent", last < completed - 1 if completed else last < 0), ("unseen", last < 0)):
-            found[f"{self.of}_{name}"] = np.nanmean(np.where(who, values, np.nan), axis=1)
-        return found
+        column_values = {}
+        for name, client_mask in (("absent", last < completed - 1 if completed else last < 0), ("unseen", last < 0)):
+            column_values[f"{self.of}_{name}"] = np.nanmean(np.where(client_mask, values, np.nan), axis=1)
+        return column_values
 
     def _utility(self, found: Measured, completed: int) -> dict[str, np.ndarray]:
-        whom, loss = self.evaluator.everyone, found.client_loss
+        everyone, loss = self.evaluator.everyone, found.client_loss
         assert loss is not None
         if not completed:
-            here = np.isin(self.federation.own, whom)
-            of = np.searchsorted(whom, self.federation.own[here])
-            self._replicates(self.before)[:, here] = loss[:, of]
+            local_mask = np.isin(self.federation.own, everyone)
+            positions = np.searchsorted(everyone, self.federation.own[local_mask])
+            self._replicates(self.before)[:, local_mask] = loss[:, positions]
         before, opportunities = (
-            self._replicates(self._everywhere(values))[:, whom] for values in (self.before, self.opportunities)
+            self._replicates(self._everywhere(values))[:, everyone] for values in (self.before, self.opportunities)
         )
-        each = np.where(opportunities > 0, (before - loss) / np.maximum(opportunities, 1), np.nan)
-        mean, spread = np.nanmean(each, axis=1), np.nanstd(each, axis=1)
-        some = np.where(mean == 0, np.nan, mean)  # nobody has gained anything yet: there is no spread relative to it
-        return {UTILITY: mean, f"{UTILITY}_cv": spread / some}
+        gains = np.where(opportunities > 0, (before - loss) / np.maximum(opportunities, 1), np.nan)
+        mean, spread = np.nanmean(gains, axis=1), np.nanstd(gains, axis=1)
+        # where nobody has gained anything yet, there is no spread relative to it
+        nonzero_mean = np.where(mean == 0, np.nan, mean)
+        return {UTILITY: mean, f"{UTILITY}_cv": spread / nonzero_mean}
 
     def _drift(self, report: Report | None) -> np.ndarray:
         if report is None or report.server is None:
             return np.full(self.federation.replicates, np.nan)
         cohort = report.cohort
         distances = (report.end - cohort.broadcast(report.server)).norm(dim=1)
-        some, mean = cohort.nonempty, cohort.mean(distances)
-        return np.asarray(torch.where(some, mean, torch.nan).cpu().numpy())
+        nonempty, mean = cohort.nonempty, cohort.mean(distances)
+        return np.asarray(torch.where(nonempty, mean, torch.nan).cpu().numpy())
 
     def _everywhere(self, values: np.ndarray) -> np.ndarray:
         return self.federation.all_gather_clients(values)

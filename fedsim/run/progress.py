@@ -49,32 +49,38 @@ class Progress:
         Raises:
             ValueError, TypeError, RecursionError: it tells of no run's progress.
         """
-        found = cls(**json.loads(text))
-        whole = [("rounds", found.rounds), ("unevaluated", found.unevaluated), ("rows", found.rows or 0)]
-        whole.append(("checksum of rows", found.crc or 0))
-        whole += [
-            (name, each) for name in ("samples", "links", "unanswered") for each in _each(name, getattr(found, name))
+        progress = cls(**json.loads(text))
+        counts = [("rounds", progress.rounds), ("unevaluated", progress.unevaluated), ("rows", progress.rows or 0)]
+        counts.append(("checksum of rows", progress.crc or 0))
+        counts += [
+            (name, number)
+            for name in ("samples", "links", "unanswered")
+            for number in _each(name, getattr(progress, name))
         ]
-        for entry in _each("dropped", found.dropped):
-            known = (
+        for entry in _each("dropped", progress.dropped):
+            entry_keys = (
                 ("replicate", "round", "clients") if "clients" in entry else ("replicate", "round", "client", "times")
             )
-            whole += [(f"dropped {name}", each) for name in known for each in _flat(entry[name])]
+            counts += [(f"dropped {name}", number) for name in entry_keys for number in _flat(entry[name])]
         numbers = [
-            ("seconds", found.seconds),
-            *((name, each) for name in ("participants", "virtual") for each in _each(name, getattr(found, name))),
+            ("seconds", progress.seconds),
+            *(
+                (name, number)
+                for name in ("participants", "virtual")
+                for number in _each(name, getattr(progress, name))
+            ),
         ]
-        for name, value in whole:
+        for name, value in counts:
             if type(value) is not int or not 0 <= value <= LARGEST:
                 raise ValueError(f"it tells of {str(value)[:40]} {name}")
         for name, value in numbers:
             if type(value) not in (int, float) or not 0 <= value < math.inf:
                 raise ValueError(f"it tells of {str(value)[:40]} {name}")
-        if not found.rounds:
+        if not progress.rounds:
             raise ValueError("it tells of no round")
-        if not isinstance(found.executors, dict) or not all(isinstance(v, str) for v in found.executors.values()):
+        if not isinstance(progress.executors, dict) or not all(isinstance(v, str) for v in progress.executors.values()):
             raise ValueError("it tells of no executors")
-        return found
+        return progress
 
 
 def _flat(value: Any) -> list[Any]:

@@ -63,23 +63,23 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
     _availability(run)
     steps = (run.shift, run.trainer.batches.contamination, run.trainer.rule)
     if any(map(brings_foreign, steps)):
-        known = _known_by(run, steps)
-        if known not in _outcomes:
+        outcome_key = _known_by(run, steps)
+        if outcome_key not in _outcomes:
             counts = np.zeros((run.federation.replicates, run.federation.clients))
             counts[:, :CLIENTS] = 1
             cohort = run.federation.cohort(counts, np.ones_like(counts))
             if len(cohort):
                 _samples(run, state, memory, cohort)
-                _local_steps(run, state, memory, known)
-        elif _outcomes[known]:
+                _local_steps(run, state, memory, outcome_key)
+        elif _outcomes[outcome_key]:
             trial = Trial(run, state, memory)
-            for invariance, broken in _outcomes[known]:
+            for invariance, broken in _outcomes[outcome_key]:
                 invariance.otherwise(trial, broken)
     if is_user_defined(run.strategy) or brings_foreign(run.strategy):
-        known = ("strategy", *_known_by(run, (run.strategy, run.availability.law)))
-        if known not in _outcomes:
+        outcome_key = ("strategy", *_known_by(run, (run.strategy, run.availability.law)))
+        if outcome_key not in _outcomes:
             check_strategy(run, memory)
-            _outcomes[known] = []
+            _outcomes[outcome_key] = []
     check_stages(run, memory)
     while len(_outcomes) > KNOWN:
         _outcomes.popitem(last=False)
@@ -90,38 +90,38 @@ def _known_by(run: Setup, parts: tuple[Any, ...]) -> tuple[Hashable, ...]:
     model, federation, dataset = run.model, run.federation, run.dataset
     with_it = (repr(model.training_module), model.dimension, model.dtype, str(model.device), key(look(model.loss)))
     of_data = (dataset.name, dataset.shape, dataset.classes, federation.replicates, federation.clients, run.rounds)
-    how = (run.execution.executor, type(run.trainer.rule), type(run.strategy))
-    return (*with_it, *of_data, *how, *(key(look(part)) for part in parts))
+    algorithms = (run.execution.executor, type(run.trainer.rule), type(run.strategy))
+    return (*with_it, *of_data, *algorithms, *(key(look(part)) for part in parts))
 
 
 def _local_steps(run: Setup, state: State, memory: Memory, known: Hashable) -> None:
-    trial, broken = Trial(run, state, memory), []
+    trial, violations = Trial(run, state, memory), []
     for invariance in INVARIANCES:
-        how = invariance.violation(trial)
-        if how is not None:
-            invariance.otherwise(trial, how)
-            broken.append((invariance, how))
-            log.info("%s: clients are trained one at a time, on batches without padding", how)
-    _outcomes[known] = broken
+        violation = invariance.violation(trial)
+        if violation is not None:
+            invariance.otherwise(trial, violation)
+            violations.append((invariance, violation))
+            log.info("%s: clients are trained one at a time, on batches without padding", violation)
+    _outcomes[known] = violations
 
 
 def _availability(run: Setup) -> None:
     """Rounds in another order, twice, and for other seeds in between: the same answers."""
     process = run.availability
-    what = f"availability={type(process).__name__}"
+    label = f"availability={type(process).__name__}"
     if not brings_foreign(process):
         return
     rounds = [t for t in (0, 1, 2, 7) if t < max(run.rounds, 1)]
     tried = trial_copy(process, run.federation)
 
     def ask(of: Availability, t: int) -> dict[str, np.ndarray]:
-        found = {}
+        answers = {}
         for name, call in (("probabilities", of.probabilities), ("counts", of.counts)):
-            with within(f"{what}: {name}", process):
-                found[name] = call(t)
-            of.check_numbers(t, name, found[name])
-            found[name] = found[name].copy()
-        return found
+            with within(f"{label}: {name}", process):
+                answers[name] = call(t)
+            of.check_numbers(t, name, answers[name])
+            answers[name] = answers[name].copy()
+        return answers
 
     before = look(tried)
     first = {t: ask(tried, t) for t in rounds}
@@ -132,9 +132,9 @@ def _availability(run: Setup) -> None:
             for name, values in ask(tried, t).items():
                 if not np.array_equal(first[t][name], values):
                     paths = moved(tried, before)
-                    where = f" ({paths[0]} has changed)" if paths else ""
+                    detail = f" ({paths[0]} has changed)" if paths else ""
                     raise ConfigError(
-                        f"{what}: {name}({t}) is not the same when asked twice{where}; draw by "
+                        f"{label}: {name}({t}) is not the same when asked twice{detail}; draw by "
                         "fedsim.core.rng.generator, a function of seed, purpose and round"
                     )
 
@@ -143,10 +143,10 @@ def _ask_for_other_seeds(process: Availability, rounds: Iterable[int]) -> None:
     """What another simulation does with a copy."""
     population = process.population
     with contextlib.suppress(Exception), streams.restored():
-        other = trial_copy(process)
-        other.setup(dataclasses.replace(population, seeds=tuple(seed + 1 for seed in population.seeds)))
+        reseeded_copy = trial_copy(process)
+        reseeded_copy.setup(dataclasses.replace(population, seeds=tuple(seed + 1 for seed in population.seeds)))
         for t in rounds:
-            other.probabilities(t), other.counts(t)
+            reseeded_copy.probabilities(t), reseeded_copy.counts(t)
 
 
 def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
@@ -160,16 +160,16 @@ def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
     carry |= rule.round_state(carry["params"])
     if rule.knows_round or shift.knows_round:
         carry["round"] = torch.zeros(len(cohort), dtype=torch.int64, device=carry["params"].device)
-    own = {name: value[0].clone() for name, value in carry.items()}
+    client_carry = {name: value[0].clone() for name, value in carry.items()}
     plan = batches.plan(cohort, 0)
     chunk = plan.chunk(np.arange(1))
     if not chunk.steps[0]:
         return
     batch = first(chunk.batch(0, 0, 1, run.model.dtype))
     if shift.active:
-        theta = own["params"].clone()
-        moved = _moved(f"shift={type(shift).__name__}", shift, lambda given: shift(given, theta), batch)
-        batch = moved | ({"deployed": theta} if rule.knows_deployed else {})
+        theta = client_carry["params"].clone()
+        shifted_batch = _moved(f"shift={type(shift).__name__}", shift, lambda given: shift(given, theta), batch)
+        batch = shifted_batch | ({"deployed": theta} if rule.knows_deployed else {})
     contamination = batches.contamination
     if contamination.active:
         batch = _moved(
@@ -177,54 +177,58 @@ def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
             lambda given: first(chunk.contaminate(chunk_of(given), 0, 0, 1)), batch,
         )  # fmt: skip
     if is_user_defined(rule):
-        _step(run, own, batch)
+        _step(run, client_carry, batch)
 
 
 def _moved(what: str, part: Any, move: Any, batch: Named) -> Named:
     """The batch that shift or contamination make of one, which must be whole."""
     if not is_user_defined(part):
-        found: Named = move(batch)
-        return found
-    given = {name: value.clone() for name, value in batch.items()}
+        output_batch: Named = move(batch)
+        return output_batch
+    input_batch = {name: value.clone() for name, value in batch.items()}
     with within(what, part):
-        found = move(given)
-    if not isinstance(found, dict):
-        raise ConfigError(f"{what} must return a batch, a dictionary of tensors, and returns {kind(found)}")
+        output_batch = move(input_batch)
+    if not isinstance(output_batch, dict):
+        raise ConfigError(f"{what} must return a batch, a dictionary of tensors, and returns {kind(output_batch)}")
     for name, value in batch.items():
-        if not torch.equal(given[name], value):
+        if not torch.equal(input_batch[name], value):
             raise ConfigError(f"{what} writes into the batch that it is given ({name}); return batch | {{{name!r}: …}}")
-        if name not in found:
+        if name not in output_batch:
             raise ConfigError(f"{what} loses {name!r} of the batch; return batch | {{…}} with what it changes")
-        if name in ("x", "y") and (found[name].shape, found[name].dtype) != (value.shape, value.dtype):
-            raise ConfigError(f"{what} must return {name} {kind(value)}, as it was, and returns {kind(found[name])}")
-    return found
+        if name in ("x", "y") and (output_batch[name].shape, output_batch[name].dtype) != (value.shape, value.dtype):
+            raise ConfigError(
+                f"{what} must return {name} {kind(value)}, as it was, and returns {kind(output_batch[name])}"
+            )
+    return output_batch
 
 
 def _step(run: Setup, own: Named, batch: Named) -> None:
     rule = run.trainer.rule
-    what = f"local={type(rule).__name__}"
+    label = f"local={type(rule).__name__}"
     objective = BufferRecordingObjective(PlainObjective(run.model), by_rows if rule.batched else None)
     lr = run.trainer.rates[0]
-    before, given = {name: value.clone() for name, value in own.items()}, dict(batch)
-    with within(what, rule):
+    before, batch_before = {name: value.clone() for name, value in own.items()}, dict(batch)
+    with within(label, rule):
         if rule.batched:
-            found: Any = objective.step(rule, chunk_of(own), chunk_of(batch), lr[None])
+            outcome: Any = objective.step(rule, chunk_of(own), chunk_of(batch), lr[None])
         else:
-            found = objective.step(rule, own, batch, lr)
-    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], dict)):
-        raise ConfigError(f"{what}: step must return the new carry and the loss, and returns {kind(found)}")
-    after, loss = found
+            outcome = objective.step(rule, own, batch, lr)
+    if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[0], dict)):
+        raise ConfigError(f"{label}: step must return the new carry and the loss, and returns {kind(outcome)}")
+    after, loss = outcome
     after, loss = (first(after), loss[0]) if rule.batched else (after, loss)
     if not isinstance(loss, Tensor) or loss.shape:
-        raise ConfigError(f"{what}: the loss must be one number per client, a tensor [], and is {kind(loss)}")
+        raise ConfigError(f"{label}: the loss must be one number per client, a tensor [], and is {kind(loss)}")
     if after.keys() != before.keys():
         odd = sorted(after.keys() ^ before.keys())[0]
         verb = "adds" if odd in after else "loses"
-        raise ConfigError(f"{what}: step {verb} {odd!r}; a carry keeps its names, and `memory` says what is remembered")
+        raise ConfigError(
+            f"{label}: step {verb} {odd!r}; a carry keeps its names, and `memory` says what is remembered"
+        )
     for name, value in before.items():
         if not torch.equal(own[name], value):
-            raise ConfigError(f"{what}: step writes into {name!r} that it is given; return a new tensor")
+            raise ConfigError(f"{label}: step writes into {name!r} that it is given; return a new tensor")
         if after[name].shape != value.shape:
-            raise ConfigError(f"{what}: step must return {name!r} {kind(value)}, and returns {kind(after[name])}")
-    if batch.keys() != given.keys():
-        raise ConfigError(f"{what}: step writes into the batch that it is given; use batch | {{…}}")
+            raise ConfigError(f"{label}: step must return {name!r} {kind(value)}, and returns {kind(after[name])}")
+    if batch.keys() != batch_before.keys():
+        raise ConfigError(f"{label}: step writes into the batch that it is given; use batch | {{…}}")

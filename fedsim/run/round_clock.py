@@ -58,15 +58,15 @@ class RoundClock:
         if not clock.active:
             return Cohort(asked.federation, host.rows, host.count, host.probability, t, steps)
         times = clock.times(t, host.virtual, self.traffic.down, self.traffic.up)
-        steps, samples, least = self._within(times, load, steps)
+        steps, samples, minimum_samples = self._within(times, load, steps)
         waited = host.count > 0  # for whoever computes without taking part nobody waits
         needed = np.where(steps > 0, times.link + samples * times.sample, np.inf)
         if clock.delivers:
             return self._tick(asked, needed, steps)
         counts = self._wait(asked, needed, waited) | ~waited
-        chance = clock.chance(times, host.virtual, least) if clock.cuts else 1.0
-        whole = Cohort(asked.federation, host.rows, host.count, host.probability * chance, t, steps)
-        return whole if counts.all() else whole.subset(np.flatnonzero(counts))
+        chance = clock.chance(times, host.virtual, minimum_samples) if clock.cuts else 1.0
+        cohort = Cohort(asked.federation, host.rows, host.count, host.probability * chance, t, steps)
+        return cohort if counts.all() else cohort.subset(np.flatnonzero(counts))
 
     def _tick(self, asked: Cohort, needed: np.ndarray, steps: np.ndarray) -> Cohort:
         """All of them; who needs more than a round arrives in that in which it is done."""
@@ -74,9 +74,9 @@ class RoundClock:
         host, replicates = asked.host, len(self.seconds)
         behind = np.maximum(np.ceil(needed / self.clock.deadline) - 1, 0).astype(np.int64)
         self.behind[host.virtual] = behind
-        late = (behind > 0) & (host.count > 0)
-        here = np.bincount(host.virtual[late] // asked.federation.clients, minlength=replicates)
-        self.late = asked.ranks.all_reduce_host(here)[0].astype(np.int64)
+        late_mask = (behind > 0) & (host.count > 0)
+        late_counts = np.bincount(host.virtual[late_mask] // asked.federation.clients, minlength=replicates)
+        self.late = asked.ranks.all_reduce_host(late_counts)[0].astype(np.int64)
         self.seconds += self.clock.server + self.clock.deadline
         return Cohort(asked.federation, host.rows, host.count, host.probability, asked.round, steps)
 
@@ -86,10 +86,14 @@ class RoundClock:
         if self.clock.late != "partial" or self.clock.deadline is None or not sizes.shape[1]:
             samples = sizes.sum(1)
             return steps, samples, samples
-        done = np.cumsum(sizes, axis=1)
-        fits = times.link[:, None] + done * times.sample[:, None] <= self.clock.deadline
-        most = np.minimum(fits.sum(1), steps)
-        return most, np.where(np.arange(sizes.shape[1]) < most[:, None], sizes, 0).sum(1), sizes[:, 0]
+        cumulative_samples = np.cumsum(sizes, axis=1)
+        fits = times.link[:, None] + cumulative_samples * times.sample[:, None] <= self.clock.deadline
+        completed_steps = np.minimum(fits.sum(1), steps)
+        return (
+            completed_steps,
+            np.where(np.arange(sizes.shape[1]) < completed_steps[:, None], sizes, 0).sum(1),
+            sizes[:, 0],
+        )
 
     def _wait(self, asked: Cohort, needed: np.ndarray, waited: np.ndarray) -> np.ndarray:
         """[n] who counts, given what each takes and for whom the server waits; time goes by."""
@@ -98,12 +102,12 @@ class RoundClock:
         deadline = np.inf if clock.deadline is None else clock.deadline
         counts = np.zeros(len(virtual), dtype=bool)
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):
-            there = a + np.flatnonzero(waits[a:b])
-            order = there[np.argsort(took[there], kind="stable")]
-            kept = order[took[order] <= deadline][: clock.first]
-            counts[kept] = True
-            self.late[r] = self.cut[r] = len(there) - len(kept)
-            complete = len(kept) == min(len(there), clock.first or len(there)) and len(there) > 0
-            lasts = took[kept[-1]] if complete else deadline
+            candidates = a + np.flatnonzero(waits[a:b])
+            order = candidates[np.argsort(took[candidates], kind="stable")]
+            arrivals = order[took[order] <= deadline][: clock.first]
+            counts[arrivals] = True
+            self.late[r] = self.cut[r] = len(candidates) - len(arrivals)
+            complete = len(arrivals) == min(len(candidates), clock.first or len(candidates)) and len(candidates) > 0
+            lasts = took[arrivals[-1]] if complete else deadline
             self.seconds[r] += clock.server + (lasts if np.isfinite(lasts) else 0.0)
         return counts[np.searchsorted(virtual, asked.host.virtual)]

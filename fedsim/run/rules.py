@@ -81,18 +81,18 @@ class Stop:
             raise ConfigError(
                 f"stop.virtual_seconds={self.virtual_seconds:g}, but no virtual time goes by; add clock=devices"
             )
-        known = measured([dict.fromkeys(columns)])
+        metrics = measured([dict.fromkeys(columns)])
         for name in self.target or {}:
-            checks.choice("stop.target", str(name), known)
+            checks.choice("stop.target", str(name), metrics)
         if self.metric is not None:
-            return checks.choice("stop.metric", self.metric, known)
-        found = validation_metric(columns)
-        if found is None and self.patience is not None:
+            return checks.choice("stop.metric", self.metric, metrics)
+        default_metric = validation_metric(columns)
+        if default_metric is None and self.patience is not None:
             raise ConfigError(
                 f"stop.patience={self.patience} has nothing to look at, since no validation samples are held out; give "
                 "partition.validation=0.2, or a metric by stop.metric"
             )
-        return found
+        return default_metric
 
     def why(
         self, history: list[Row], seconds: float, metric: str | None, meanings: Mapping[str, str] | None = None
@@ -108,18 +108,18 @@ class Stop:
         if not history or not history[-1]["round"]:
             return None
         at = f"after round {history[-1]['round']}"
-        whose = "in every replicate" if self.over == "all" else "in the mean over replicates"
+        scope = "in every replicate" if self.over == "all" else "in the mean over replicates"
         if self.target and all((self._reached(history, *goal, meanings) >= 0).all() for goal in self.target.items()):
             goals = " and ".join(f"{name} {value:g}" for name, value in self.target.items())
-            return f"stop.target: {goals} was reached {whose} {at}"
+            return f"stop.target: {goals} was reached {scope} {at}"
         if self.patience is not None and metric is not None:
             best = best_of(self._values(history, metric), rises(metric, meanings))
             if len(self._values(history, metric)) - 1 - best.max() >= self.patience:
-                return f"stop.patience: {metric} was not better {whose} for {self.patience} evaluations {at}"
+                return f"stop.patience: {metric} was not better {scope} for {self.patience} evaluations {at}"
         if self.seconds is not None and seconds >= self.seconds:
             return f"stop.seconds: {self.seconds:g} seconds were over {at}"
         if self.virtual_seconds is not None and self.late(self._times(history)[-1]):
-            return f"stop.virtual_seconds: {self.virtual_seconds:g} virtual seconds were over {whose} {at}"
+            return f"stop.virtual_seconds: {self.virtual_seconds:g} virtual seconds were over {scope} {at}"
         return None
 
     def late(self, times: np.ndarray) -> bool:
@@ -138,15 +138,15 @@ class Stop:
     def targets(self, history: list[Row], meanings: Mapping[str, str] | None = None) -> dict[str, Any]:
         """For summary.json: of every target its value, and the rounds each replicate took to it, None where it is not
         there yet; with 'mean', those of the mean. Under a clock the virtual seconds as well."""
-        found: dict[str, Any] = {}
+        target_entries: dict[str, Any] = {}
         for name, value in (self.target or {}).items():
             rounds = sorted({row["round"] for row in history})
             at = self._reached(history, name, value, meanings, given_up=True)
-            found[name] = {"value": value, "rounds": [rounds[e] if e >= 0 else None for e in at]}
+            target_entries[name] = {"value": value, "rounds": [rounds[e] if e >= 0 else None for e in at]}
             if VIRTUAL in history[-1]:
                 times = self._values(history, VIRTUAL, given_up=True)
-                found[name][VIRTUAL] = [float(times[e, r]) if e >= 0 else None for r, e in enumerate(at)]
-        return {"targets": found} if found else {}
+                target_entries[name][VIRTUAL] = [float(times[e, r]) if e >= 0 else None for r, e in enumerate(at)]
+        return {"targets": target_entries} if target_entries else {}
 
     def _reached(
         self, history: list[Row], name: str, value: float, meanings: Mapping[str, str] | None, given_up: bool = False
@@ -166,5 +166,5 @@ class Stop:
 def best_of(values: np.ndarray, more: bool) -> np.ndarray:
     """[R] the first evaluation at which values [E, R] were best; what is not a number is not."""
     worst = -np.inf if more else np.inf
-    known = np.where(np.isnan(values), worst, values)
-    return np.asarray(known.argmax(0) if more else known.argmin(0))
+    filled_values = np.where(np.isnan(values), worst, values)
+    return np.asarray(filled_values.argmax(0) if more else filled_values.argmin(0))

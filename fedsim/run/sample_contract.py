@@ -70,8 +70,8 @@ class MadeUpChunk:
         pick = slice(first, stop)
         sizes = self.sizes[pick, step]
         width = int(sizes.max())
-        own = [self._trial.samples(row, step, width) for row in self._rows[pick]]
-        batch = {name: torch.stack([one[name] for one in own]) for name in own[0]}
+        client_samples = [self._trial.samples(row, step, width) for row in self._rows[pick]]
+        batch = {name: torch.stack([samples[name] for samples in client_samples]) for name in client_samples[0]}
         batch["client"], batch["row"] = self.clients[pick], self.rows[pick]
         if self._trial.run.trainer.batches.keyed:
             batch["key"] = self.keys.of_step(rng.Purpose.DROPOUT, step, pick)
@@ -98,8 +98,8 @@ class Trial:
         self.run, self.device, self.dtype = run, run.device, run.model.dtype
         self.began = time.perf_counter()
         trainer = run.trainer
-        whole = (trainer.rule, trainer.shift, trainer.batches.contamination)
-        self.parts = trial_copy(whole, run.federation, run.data, run.model, run.dataset)
+        run_parts = (trainer.rule, trainer.shift, trainer.batches.contamination)
+        self.parts = trial_copy(run_parts, run.federation, run.data, run.model, run.dataset)
         self.rule, self.shift, self.contamination = self.parts
         self.carry, self.rows, self.deployed = self._carry(state, memory)
         self.clients = self.rows % run.federation.clients
@@ -117,9 +117,9 @@ class Trial:
             name: value.clone() for name, value in memory.server.items()
         })  # fmt: skip
         counts = np.zeros((federation.replicates, federation.clients))
-        here = counts[:, federation.ranks.share].reshape(-1)
-        here[: min(3, len(here))] = 1
-        counts[:, federation.ranks.share] = here.reshape(federation.replicates, -1)
+        local_counts = counts[:, federation.ranks.share].reshape(-1)
+        local_counts[: min(3, len(local_counts))] = 1
+        counts[:, federation.ranks.share] = local_counts.reshape(federation.replicates, -1)
         cohort = federation.cohort(counts, np.ones_like(counts))
         handed = (
             run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
@@ -132,39 +132,39 @@ class Trial:
             carry["round"] = torch.zeros(len(cohort), dtype=torch.int64, device=self.device)
         deployed = None
         if shift.active:
-            whole = columns.of_server(state.model, memory, federation)
-            answered = shift.deployed(memory.server, whole, 0)
-            deployed = None if answered is None else answered[cohort.replicate]
-        again = torch.arange(3, device=self.device) % len(cohort)
-        carry = {name: value[again].clone() for name, value in carry.items()}
+            server_model = columns.of_server(state.model, memory, federation)
+            deployed_models = shift.deployed(memory.server, server_model, 0)
+            deployed = None if deployed_models is None else deployed_models[cohort.replicate]
+        row_index = torch.arange(3, device=self.device) % len(cohort)
+        carry = {name: value[row_index].clone() for name, value in carry.items()}
         # clients at three different models, since a first model may be zero
         trained = carry["params"][:, : run.model.trained]
         trained += 0.05 * torch.sin(torch.arange(1.0, trained.numel() + 1)).reshape(trained.shape).to(trained)
-        return carry, cohort.virtual[again], None if deployed is None else deployed[again].clone()
+        return carry, cohort.virtual[row_index], None if deployed is None else deployed[row_index].clone()
 
     def samples(self, row: int, step: int, width: int) -> Batch:
         """[width, …] samples of a client, its own in turn; others' past the size of its batch at this step."""
         fixed, size = self._fixed, SIZES[row][step]
         weight = fixed.get("weight")
-        there = (
+        sample_indices = (
             torch.arange(len(fixed["x"][row]), device=self.device) if weight is None else weight[row].nonzero()[:, 0]
         )
         slot = torch.arange(width, device=self.device)
-        own = there[(slot + 2 * step) % len(there)]
-        other, any_sample = (row + 1) % 3, (slot + 1) % len(fixed["x"][0])
+        own_indices = sample_indices[(slot + 2 * step) % len(sample_indices)]
+        other_client, any_sample = (row + 1) % 3, (slot + 1) % len(fixed["x"][0])
         real = slot < size
-        found = {}
+        batch = {}
         for name, value in fixed.items():
             if name == "weight":
                 continue
-            mine, others = value[row][own], value[other][any_sample]
-            found[name] = torch.where(real.reshape(-1, *[1] * (mine.dim() - 1)), mine, others)
-        return found
+            own_values, other_values = value[row][own_indices], value[other_client][any_sample]
+            batch[name] = torch.where(real.reshape(-1, *[1] * (own_values.dim() - 1)), own_values, other_values)
+        return batch
 
     def label(self) -> str:
         """The user's parts among those that are tried."""
-        named = zip(("local", "shift", "contamination"), self.parts, strict=True)
-        return " and ".join(f"{kind}={type(part).__name__}" for kind, part in named if brings_foreign(part))
+        labelled_parts = zip(("local", "shift", "contamination"), self.parts, strict=True)
+        return " and ".join(f"{kind}={type(part).__name__}" for kind, part in labelled_parts if brings_foreign(part))
 
     def foreign(self) -> Any:
         """One of the user's parts, for `within`."""
@@ -192,28 +192,28 @@ class Trial:
 def _order(trial: Trial) -> str | None:
     """The same clients in another order, other rounds in between: what is kept in attributes shows."""
     with torch.no_grad(), within(trial.label(), trial.foreign()):
-        how = trial.loop()
-        trial.exact = [trial.local_steps(how, [row], 0) for row in range(3)]
+        loop_executor = trial.loop()
+        trial.exact = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
         for t, order in [(0, (2, 0, 1))] if trial.slow() else ORDERS:
             for row in order:
-                carry, loss = trial.local_steps(how, [row], t)
+                carry, loss = trial.local_steps(loop_executor, [row], t)
                 if t == 0:
                     right, right_loss = trial.exact[row]
                     name = identical(right | {"loss": right_loss}, carry | {"loss": loss})
                     if name is not None:
                         return _remembers(trial, name)
-    return _waits(trial, how)
+    return _waits(trial, loop_executor)
 
 
 def _remembers(trial: Trial, name: str) -> str:
-    named = zip(("local", "shift", "contamination"), trial.parts, trial.before, strict=True)
-    for kind, part, before in named:
+    labelled_parts = zip(("local", "shift", "contamination"), trial.parts, trial.before, strict=True)
+    for kind, part, before in labelled_parts:
         paths = moved(part, before)
         if paths and (is_user_defined(part) or brings_foreign(part)):
-            where = {"local": "return it from `memory`", "shift": "return it from `memory`"}
+            remedies = {"local": "return it from `memory`", "shift": "return it from `memory`"}
             return (
                 f"{kind}={type(part).__name__} remembers in {paths[0]} what it computed before, which clients share "
-                f"and no checkpoint holds; {where.get(kind, 'draw it from the keys that it is given')}"
+                f"and no checkpoint holds; {remedies.get(kind, 'draw it from the keys that it is given')}"
             )
     return (
         f"{trial.label()} gives another {name!r} when asked again for the same client, round and batch; it must be a "
@@ -226,10 +226,10 @@ def _waits(trial: Trial, how: LoopExecutor) -> str | None:
     for kind, part, before in zip(("local", "shift", "contamination"), trial.parts, trial.before, strict=True):
         names = [path for path in moved(part, before) if path.isidentifier() and path in getattr(part, "__dict__", {})]
         for name in names:
-            now, far = vars(part)[name], _far(vars(part)[name])
-            if far is None or trial.slow():
+            original_value, enlarged_value = vars(part)[name], _far(vars(part)[name])
+            if enlarged_value is None or trial.slow():
                 continue
-            vars(part)[name] = far
+            vars(part)[name] = enlarged_value
             with contextlib.suppress(Exception), torch.no_grad():
                 carry, loss = trial.local_steps(how, [0], 0)
                 right, right_loss = trial.exact[0]
@@ -238,7 +238,7 @@ def _waits(trial: Trial, how: LoopExecutor) -> str | None:
                         f"{kind}={type(part).__name__} counts in {name} what later steps depend on, which clients "
                         "share and no checkpoint holds; return it from `memory`"
                     )
-            vars(part)[name] = now
+            vars(part)[name] = original_value
     return None
 
 
@@ -255,24 +255,27 @@ def _shift_padding(trial: Trial) -> str | None:
     shift = trial.shift
     if not shift.active or not brings_foreign(shift):
         return None
-    what = f"shift={type(shift).__name__}"
+    label = f"shift={type(shift).__name__}"
     theta = trial.carry["params"] if trial.deployed is None else shift.newest(trial.deployed)
     chunk = MadeUpChunk(trial, [0, 1, 2], 0)
     for step in range(2):
-        together = chunk.batch(step, 0, 3, trial.dtype)
+        joint_batch = chunk.batch(step, 0, 3, trial.dtype)
         for move in (shift, shift.smooth):
-            with within(what, shift), torch.no_grad():
-                alone = [
+            with within(label, shift), torch.no_grad():
+                single_results = [
                     move({k: v[0] for k, v in chunk.batch(step, row, row + 1, trial.dtype).items()}, theta[row])
                     for row in range(3)
                 ]
             try:
                 with torch.no_grad():
-                    found: Named = vmap(move)(together, theta)
+                    joint_result: Named = vmap(move)(joint_batch, theta)
             except Exception as error:
-                return f"{what} cannot be vmapped ({_said(error)})"
-            if any(_differs(one, {k: v[row] for k, v in found.items()}) for row, one in enumerate(alone)):
-                return f"{what} gives other samples where a batch is padded or clients go together"
+                return f"{label} cannot be vmapped ({_said(error)})"
+            if any(
+                _differs(single_result, {k: v[row] for k, v in joint_result.items()})
+                for row, single_result in enumerate(single_results)
+            ):
+                return f"{label} gives other samples where a batch is padded or clients go together"
     return None
 
 
@@ -282,34 +285,36 @@ def _differs(alone: Named, padded: Named) -> bool:
     for name, value in alone.items():
         if name in OF_CLIENTS or name == "weight" or name not in padded:
             continue
-        other = padded[name][:size] if value.dim() and len(value) == size else padded[name]
-        if not same(other, value):
+        padded_value = padded[name][:size] if value.dim() and len(value) == size else padded[name]
+        if not same(padded_value, value):
             return True
     weight = padded.get("weight", torch.ones(1))
-    wanted = alone.get("weight", torch.ones_like(weight[:size]))
-    return not same(weight[:size] if len(weight) > 1 else wanted, wanted) or bool((weight[size:] != 0).any())
+    expected_weight = alone.get("weight", torch.ones_like(weight[:size]))
+    return not same(weight[:size] if len(weight) > 1 else expected_weight, expected_weight) or bool(
+        (weight[size:] != 0).any()
+    )
 
 
 def _contamination_padding(trial: Trial) -> str | None:
     """A contamination on several clients at once, padded, and on each alone."""
-    part: Contamination = trial.contamination
-    if not part.active or not brings_foreign(part):
+    contamination: Contamination = trial.contamination
+    if not contamination.active or not brings_foreign(contamination):
         return None
-    what = f"contamination={type(part).__name__}"
+    label = f"contamination={type(contamination).__name__}"
     chunk = MadeUpChunk(trial, [0, 1, 2], 0)
     for step in range(2):
-        with within(what, part), torch.no_grad():
-            alone = [
+        with within(label, contamination), torch.no_grad():
+            single_results = [
                 chunk.contaminate(chunk.batch(step, row, row + 1, trial.dtype), step, row, row + 1) for row in range(3)
             ]
         try:
             with torch.no_grad():
-                found = chunk.contaminate(chunk.batch(step, 0, 3, trial.dtype), step, 0, 3)
+                joint_result = chunk.contaminate(chunk.batch(step, 0, 3, trial.dtype), step, 0, 3)
         except Exception as error:
-            return f"{what} takes batches of one client alone ({_said(error)})"
-        for row, one in enumerate(alone):
-            if _differs({k: v[0] for k, v in one.items()}, {k: v[row] for k, v in found.items()}):
-                return f"{what} gives other samples where a batch is padded or clients go together"
+            return f"{label} takes batches of one client alone ({_said(error)})"
+        for row, single_result in enumerate(single_results):
+            if _differs({k: v[0] for k, v in single_result.items()}, {k: v[row] for k, v in joint_result.items()}):
+                return f"{label} gives other samples where a batch is padded or clients go together"
     return None
 
 
@@ -319,10 +324,10 @@ def _executors(trial: Trial) -> str | None:
     for choice in trainer.candidates:
         if choice.executor == "loop":
             continue
-        how = executor(choice, trial.rule, trial.run.model, trial.shift, trial.contamination.active)
+        candidate_executor = executor(choice, trial.rule, trial.run.model, trial.shift, trial.contamination.active)
         try:
             with torch.no_grad():
-                carry, loss = trial.local_steps(how, [0, 1, 2], 0)
+                carry, loss = trial.local_steps(candidate_executor, [0, 1, 2], 0)
         except Exception as error:
             return f"{trial.label()} cannot be run for several clients at once ({_said(error)})"
         for row, (right, right_loss) in enumerate(trial.exact):

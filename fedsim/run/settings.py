@@ -56,11 +56,11 @@ class RunFacts:
     @property
     def passes_end_short(self) -> bool:
         """Does a client take, within a round, the last batch of a pass, and has it fewer samples than `batch_size`?"""
-        work, held = self.rule.work, np.asarray(self.federation.sizes)
+        work, sizes = self.rule.work, np.asarray(self.federation.sizes)
         if self.dataset.stream or work.batch_size is None or work.sampling != "pass":
             return False
-        short = (held > work.batch_size) & (held % work.batch_size > 0)
-        return bool((short & ((work.steps or math.inf) > held // work.batch_size)).any())
+        short = (sizes > work.batch_size) & (sizes % work.batch_size > 0)
+        return bool((short & ((work.steps or math.inf) > sizes // work.batch_size)).any())
 
     @property
     def clients_are_judged(self) -> bool:
@@ -140,8 +140,8 @@ def _stops_training(run: RunFacts) -> Iterator[str]:
     process = run.availability
     rounds = range(min(run.rounds, LOOKED_AT))
     if not process.unknown_reason and not any((process.probabilities(t) > 0).any() for t in rounds):
-        said = "in any round" if len(rounds) == run.rounds else f"in the first {len(rounds)} rounds"
+        period = "in any round" if len(rounds) == run.rounds else f"in the first {len(rounds)} rounds"
         yield (
-            f"availability={type(process).__name__} trains nothing: no client can take part {said}, since all "
+            f"availability={type(process).__name__} trains nothing: no client can take part {period}, since all "
             "probabilities are 0; raise them, such as availability.base.p"
         )

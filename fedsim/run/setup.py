@@ -167,16 +167,21 @@ class Setup:
         self.rounds = checks.whole("rounds", rounds)
         self.start = checks.choice("start", start, STARTS)
         self.on_nonfinite = checks.choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
-        own = PartCopies()
+        copies = PartCopies()
         self.evaluation, self.execution, self.stop = (
-            own(evaluation or Evaluation()),
+            copies(evaluation or Evaluation()),
             execution or Execution(),
             stop or Stop(),
         )
-        uplink = uplink if uplink is None else own(as_uplink(uplink))
-        partition, availability, strategy, local = own(partition), own(availability), own(strategy), own(local)
-        shift, contamination, attack, columns = own(shift), own(contamination), own(attack), own(columns)
-        clock, work, delay = own(clock), own(work), own(delay)
+        uplink = uplink if uplink is None else copies(as_uplink(uplink))
+        partition, availability, strategy, local = (
+            copies(partition),
+            copies(availability),
+            copies(strategy),
+            copies(local),
+        )
+        shift, contamination, attack, columns = copies(shift), copies(contamination), copies(attack), copies(columns)
+        clock, work, delay = copies(clock), copies(work), copies(delay)
         self.parts = SimpleNamespace(
             dataset=dataset, partition=partition, availability=availability, shift=shift, contamination=contamination,
             local=local, strategy=strategy, uplink=uplink, attack=attack, clock=clock, work=work, delay=delay,
@@ -189,7 +194,7 @@ class Setup:
         self.strategy, self.shift = strategy or FedAvg(), shift or NoShift()
         self.per_seed = per_seed_of(self.strategy, rule, seeds)
         check_samples(dataset, loss)
-        self.dataset, clients = clients_of(own(dataset.to(self.device)), partition, clients)
+        self.dataset, clients = clients_of(copies(dataset.to(self.device)), partition, clients)
         if rule.pooled:
             self._pool(clients, rule)
             clients, partition, availability = 1, None, None
@@ -197,8 +202,8 @@ class Setup:
         personal.check(clients, not self.tables or self.tables[0].validation is not None)
         members = clients - personal.newcomers
         tables = [table.first(members) for table in self.tables]
-        how = (self.device, dtype, ranks, self.execution.memory, self.strategy.weighting)
-        self.data = client_data(seeds, members, self.dataset, tables, *how, late=personal.newcomers)
+        data_options = (self.device, dtype, ranks, self.execution.memory, self.strategy.weighting)
+        self.data = client_data(seeds, members, self.dataset, tables, *data_options, late=personal.newcomers)
         self.federation = self.data.federation
         self.model = row_model(model, self.data, loss, ridge, self.execution.precision, output)
         if columns is not None:
@@ -211,18 +216,23 @@ class Setup:
         self.uplink = uplink_of(self.strategy, uplink, attack)
         self.uplink.setup(self.federation, self.availability)
         everybody = (
-            client_data(seeds, clients, self.dataset, self.tables, *how, members) if personal.newcomers else self.data
+            client_data(seeds, clients, self.dataset, self.tables, *data_options, members)
+            if personal.newcomers
+            else self.data
         )
         for stage in self.uplink.stages:
             contamination = stage.of_samples(contamination) if isinstance(stage, Attack) else contamination
         contamination.setup(everybody.federation, self.dataset)
-        late = copy.deepcopy(self.shift) if personal.newcomers else self.shift  # of newcomers, set up for everybody
+        # of newcomers, set up for everybody
+        newcomer_shift = copy.deepcopy(self.shift) if personal.newcomers else self.shift
         trainers = self._train(rule, contamination)
         self.pace = RoundClock(clock or NoClock(), work or AllWork(), self.trainer, self.traffic)
         self.delivery = DelayedUpdates(delay or NoDelay(), self.pace, self.strategy, self.trainer)
         self._build_evaluation(personal, trainers, tables)
         self.newcomers = (
-            self._build_newcomers(personal, everybody, late, rule, contamination) if personal.newcomers else None
+            self._build_newcomers(personal, everybody, newcomer_shift, rule, contamination)
+            if personal.newcomers
+            else None
         )
         report_settings(self)
 
@@ -245,18 +255,20 @@ class Setup:
     def _build_evaluation(self, personal: Personal, trainers: Trainers, tables: list[Table]) -> None:
         """What judges the models: the federation's, and where it is asked for clients' own."""
         self._metrics = Metrics(self.evaluation.metrics, self.model, self.data)
-        wanted = list(self.evaluation.diagnostics)  # else all models are scored on validation samples there
-        held = validation_of(self.data, tables) if personal.over == "none" or wanted else None
-        self.evaluator = self._evaluator(self.data, self.shift, held)
-        self.evaluator.further = Answer(wanted, self.model, self.shift, self.data)
+        diagnostics = list(self.evaluation.diagnostics)  # else all models are scored on validation samples there
+        validation_data = validation_of(self.data, tables) if personal.over == "none" or diagnostics else None
+        self.evaluator = self._evaluator(self.data, self.shift, validation_data)
+        self.evaluator.further = Answer(diagnostics, self.model, self.shift, self.data)
         self.models = EvaluatedModels(self.evaluation.models, self.strategy, self.federation, self.model.columns)
-        whose = owners_are_clients(self.data, tables)
-        self.participation = Participation(wanted, self.federation, self.availability, self.evaluator, whose)
+        owners_match = owners_are_clients(self.data, tables)
+        self.participation = Participation(
+            diagnostics, self.federation, self.availability, self.evaluator, owners_match
+        )
         self.personal: PersonalEvaluator | None = None
         if personal.over != "none":
-            own = OwnModels(self.trainer, self.strategy, trainers, personal.localize)
+            own_models = OwnModels(self.trainer, self.strategy, trainers, personal.localize)
             scores = scores_of(self.evaluator, personal, tables)
-            self.personal = PersonalEvaluator(personal, self.federation, self.strategy, own, scores)
+            self.personal = PersonalEvaluator(personal, self.federation, self.strategy, own_models, scores)
 
     def _build_newcomers(
         self, personal: Personal, everybody: ClientData, shift: Shift, rule: LocalRule, contamination: Contamination
@@ -309,9 +321,9 @@ class Setup:
             "how late clients are shows how much data they have": self.pace.clock.cuts or self.delivery.active,
             "statistics of the model are averaged": len(self.model.columns.averaged) > 0,
         }
-        said = [what for what, so in leaks.items() if so]
+        active_leaks = [leak for leak, applies in leaks.items() if applies]
         remember = isinstance(self.availability, UniformK) and bool(self.uplink.stages) and self._clients_remember()
-        return privacy(self.uplink.stages, self.availability, server_sees, said, rounds, remember)
+        return privacy(self.uplink.stages, self.availability, server_sees, active_leaks, rounds, remember)
 
     def _clients_remember(self) -> bool:
         """Does local work depend on the earlier rounds in which a client took part?"""
@@ -328,9 +340,13 @@ class Setup:
 
     def model_metadata(self) -> dict[str, Any]:
         """What a checkpoint tells of the models in it: names, and whether clients keep some."""
-        kept = isinstance(self.strategy, KeepsClientModels)
-        told = {"own": list(self.trainer.rule.own_models), "kept": kept, "clustered": self.strategy.clustered}
-        return {"naming": self.naming.as_json(), "clients": self.federation.clients} | told
+        keeps_models = isinstance(self.strategy, KeepsClientModels)
+        metadata = {
+            "own": list(self.trainer.rule.own_models),
+            "kept": keeps_models,
+            "clustered": self.strategy.clustered,
+        }
+        return {"naming": self.naming.as_json(), "clients": self.federation.clients} | metadata
 
     @property
     def column_descriptions(self) -> dict[str, str]:
@@ -338,16 +354,19 @@ class Setup:
         measured, added = self.evaluator.columns, self.evaluator.added()
         for model in self.evaluation.models[1:]:
             measured |= set(also(model, self.evaluator.columns).values())
-            other = self.evaluator.added(f", of {MODELS[model]}")
-            added |= {name: other[of] for of, name in also(model, other).items()}
-        known = {name: what for name, what in COLUMNS.items() if name in {*PLACE, *measured, *WORK}}
-        known |= TIME if self.pace.clock.active else {}
-        return known | added | (self.personal.columns if self.personal else {}) | self.participation.columns
+            model_descriptions = self.evaluator.added(f", of {MODELS[model]}")
+            added |= {name: model_descriptions[of] for of, name in also(model, model_descriptions).items()}
+        descriptions = {
+            name: description for name, description in COLUMNS.items() if name in {*PLACE, *measured, *WORK}
+        }
+        descriptions |= TIME if self.pace.clock.active else {}
+        return descriptions | added | (self.personal.columns if self.personal else {}) | self.participation.columns
 
     @functools.cached_property
     def references(self) -> References:
         """θ^PS and θ^PO, those there are and are wanted."""
         if not self.shift.active:
             return References()
-        found = references(self.model, self.shift, self.data, self.model.initial(self.federation.seeds))
-        return self.federation.ranks.broadcast_object(found)  # their clocks differ, and a search may be ended by one
+        reference_points = references(self.model, self.shift, self.data, self.model.initial(self.federation.seeds))
+        # their clocks differ, and a search may be ended by one
+        return self.federation.ranks.broadcast_object(reference_points)

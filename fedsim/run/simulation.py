@@ -113,8 +113,8 @@ class Simulation(Setup):
         ranks = self.federation.ranks
         layout = Layout.of(self.strategy, memory, state.model, self.federation)
         made_of = content(self) if folder is not None and ranks.first else {}
-        about = {HEADER: self.model_metadata(), CONTENT: made_of}
-        checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, about)
+        header = {HEADER: self.model_metadata(), CONTENT: made_of}
+        checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, header)
         if resume and checkpoints.path is not None and ranks.broadcast_object(checkpoints.path.exists()):
             state, progress = read(checkpoints.path, state, identity, memory, layout, made_of)
             if progress.rounds > self.rounds:
@@ -122,7 +122,7 @@ class Simulation(Setup):
                     f"rounds={self.rounds}, but the run in {folder} has completed {progress.rounds}; raise rounds"
                 )
             log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
-        first, begun = state.model.clone(), progress.rounds
+        first_model, first_round = state.model.clone(), progress.rounds
         self.settled.update(progress.executors)
         progress.executors = self.settled
         self._check_carry(state, memory)
@@ -131,10 +131,15 @@ class Simulation(Setup):
         self.evaluator.references = self.references
         if (private := self.privacy(self.rounds)) is not None:
             log.info("privacy: %s", private.said)
-        name, written = type(self.strategy).__name__, folder if ranks.first else None
-        how = (self.on_nonfinite, self.evaluation.every, progress.dropped, remedy(self.trainer.rule, self.strategy))
-        guard = DivergenceGuard(self.federation, name, *how)
-        with Tracker(self, written, tracking, checkpoints, guard, progress, settings, config) as tracker:
+        name, output_folder = type(self.strategy).__name__, folder if ranks.first else None
+        guard_options = (
+            self.on_nonfinite,
+            self.evaluation.every,
+            progress.dropped,
+            remedy(self.trainer.rule, self.strategy),
+        )
+        guard = DivergenceGuard(self.federation, name, *guard_options)
+        with Tracker(self, output_folder, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
             for t in tracker.rounds():
                 active = self.delivery.idle(self.availability.sample(t), memory)
@@ -145,7 +150,7 @@ class Simulation(Setup):
                 with guard.watching(t, state, report):
                     state = self.strategy.aggregate(state, report, t)
                 tracker.round(t, state, report)
-            report_standstill(self, first, state.model, progress.rounds - begun)
+            report_standstill(self, first_model, state.model, progress.rounds - first_round)
             return tracker.finish(state)
 
     def _try_evaluation(self) -> None:

@@ -48,26 +48,26 @@ def check_state(run: Setup, state: Any) -> None:
     """The state that somebody's own strategy begins with: tensors that share no memory, and the models [R, d]."""
     if not is_user_defined(run.strategy):
         return
-    what = f"strategy={type(run.strategy).__name__}"
+    label = f"strategy={type(run.strategy).__name__}"
     if not isinstance(state, State):
-        raise ConfigError(f"{what}: initial must return a State, and returns {kind(state)}")
+        raise ConfigError(f"{label}: initial must return a State, and returns {kind(state)}")
     rows = run.federation.replicates
     shape = [rows, len(run.model.columns.seen(run.model.initial(run.federation.seeds[:1]))[0])]
-    places: dict[int, str] = {}
+    names_by_address: dict[int, str] = {}
     for name, value in fields(state).items():
         if not isinstance(value, Tensor):
             raise ConfigError(
-                f"{what}: {name} of the state must be a tensor, which a checkpoint can hold, and is {kind(value)}"
+                f"{label}: {name} of the state must be a tensor, which a checkpoint can hold, and is {kind(value)}"
             )
-        place = value.untyped_storage().data_ptr()
-        if value.numel() and name != "model" and place in places:
+        address = value.untyped_storage().data_ptr()
+        if value.numel() and name != "model" and address in names_by_address:
             raise ConfigError(
-                f"{what}: {name} and {places[place]} of the state share memory, so that writing to one writes to both; "
-                f"make it {name}.clone()"
+                f"{label}: {name} and {names_by_address[address]} of the state share memory, so that writing to one "
+                f"writes to both; make it {name}.clone()"
             )
-        places[place] = name
+        names_by_address[address] = name
     if list(state.model.shape) != shape:
-        raise ConfigError(f"{what}: the state's model must be {shape}, one row per seed, and is {kind(state.model)}")
+        raise ConfigError(f"{label}: the state's model must be {shape}, one row per seed, and is {kind(state.model)}")
 
 
 class StrategyTrial:
@@ -108,27 +108,27 @@ class StrategyTrial:
 
     def strategy(self, replicates: range) -> Any:
         """A copy for some of the replicates; what is given per seed is theirs."""
-        own = trial_copy(self.run.strategy, self.run.federation, self.run.data, self.run.model)
-        for name, value in list(getattr(own, "__dict__", {}).items()):
-            if isinstance(value, PerSeed) and own is not self.run.strategy:
-                setattr(own, name, PerSeed(value.values[replicates.start : replicates.stop]))
-        return own
+        strategy_copy = trial_copy(self.run.strategy, self.run.federation, self.run.data, self.run.model)
+        for name, value in list(getattr(strategy_copy, "__dict__", {}).items()):
+            if isinstance(value, PerSeed) and strategy_copy is not self.run.strategy:
+                setattr(strategy_copy, name, PerSeed(value.values[replicates.start : replicates.stop]))
+        return strategy_copy
 
     def _federation(self, replicates: range) -> Federation:
         """These replicates alone."""
-        whole, pick = self.run.federation, slice(replicates.start, replicates.stop)
-        m = whole.clients
-        if whole.ranks.count == 1 and whole.replicates * m * self.models.shape[1] > NUMBERS:
+        federation, pick = self.run.federation, slice(replicates.start, replicates.stop)
+        m = federation.clients
+        if federation.ranks.count == 1 and federation.replicates * m * self.models.shape[1] > NUMBERS:
             m = min(m, 8)  # memory of all clients would take longer than what is tried
-        sizes = whole.sizes.reshape(whole.replicates, whole.clients)[pick, :m].reshape(-1)
-        own = dataclasses.replace(
-            whole, seeds=whole.seeds[pick], clients=m, sizes=sizes, members=None,
-            class_fractions=None if whole.class_fractions is None else whole.class_fractions[pick, :m],
-            shares=None if whole.shares is None else whole.shares[:m],
-            names=None if whole.names is None else whole.names[:m],
+        sizes = federation.sizes.reshape(federation.replicates, federation.clients)[pick, :m].reshape(-1)
+        trial_federation = dataclasses.replace(
+            federation, seeds=federation.seeds[pick], clients=m, sizes=sizes, members=None,
+            class_fractions=None if federation.class_fractions is None else federation.class_fractions[pick, :m],
+            shares=None if federation.shares is None else federation.shares[:m],
+            names=None if federation.names is None else federation.names[:m],
         )  # fmt: skip
-        own.ask = None if whole.ask is None else _made_up_answers
-        return own
+        trial_federation.ask = None if federation.ask is None else _made_up_answers
+        return trial_federation
 
     def play(self, counts: Sequence[Sequence[int]], replicates: range, fresh: bool = False) -> list[State]:
         """The states after consecutive rounds in which so many clients of every replicate come, counts [T][R].
@@ -136,57 +136,61 @@ class StrategyTrial:
         `fresh`: every round is played by another copy, as after a resumed run.
         """
         federation = self._federation(replicates)
-        strategy, what = self.strategy(replicates), self.what
+        strategy, label = self.strategy(replicates), self.what
         models = self.models[replicates.start : replicates.stop]
-        with within(f"{what}: initial", strategy):
+        with within(f"{label}: initial", strategy):
             state = strategy.initial(models.clone(), federation)
-        found = []
+        states = []
         for t in self.rounds:
             if fresh:
                 strategy = self.strategy(replicates)
-                with within(f"{what}: initial", strategy):
+                with within(f"{label}: initial", strategy):
                     strategy.initial(models.clone(), federation)
-            here = np.zeros((len(replicates), federation.clients))
+            client_counts = np.zeros((len(replicates), federation.clients))
             for r in range(len(replicates)):
                 count = self.present if self.constant else max(counts[t][r], 1) if self.steady else counts[t][r]
-                place = np.arange(min(count, federation.clients))
-                here[r, (place + t + replicates.start + r) % federation.clients] = 1
-            active = federation.cohort(here, np.full_like(here, 1.0 if self.constant else 0.5), t)
-            given = copied(state)
-            with within(f"{what}: cohort, in round {t}", strategy):
-                cohort = strategy.cohort(given, active)
+                positions = np.arange(min(count, federation.clients))
+                client_counts[r, (positions + t + replicates.start + r) % federation.clients] = 1
+            active = federation.cohort(client_counts, np.full_like(client_counts, 1.0 if self.constant else 0.5), t)
+            state_copy = copied(state)
+            with within(f"{label}: cohort, in round {t}", strategy):
+                cohort = strategy.cohort(state_copy, active)
             if not isinstance(cohort, Cohort):
-                raise ConfigError(f"{what}: cohort must return a Cohort, and returns {kind(cohort)}")
-            with within(f"{what}: start, in round {t}", strategy):
-                start = strategy.start(given, cohort)
+                raise ConfigError(f"{label}: cohort must return a Cohort, and returns {kind(cohort)}")
+            with within(f"{label}: start, in round {t}", strategy):
+                start = strategy.start(state_copy, cohort)
             carry = start if isinstance(start, dict) else {"params": start}
             shape = [len(cohort), state.model.shape[1]]
             if not isinstance(carry.get("params"), Tensor) or list(carry["params"].shape) != shape:
-                raise ConfigError(f"{what}: start must return rows {shape}, one per client, and returns {kind(start)}")
+                raise ConfigError(f"{label}: start must return rows {shape}, one per client, and returns {kind(start)}")
             report = _report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
-            after = _next(strategy, what, given, report, t)
+            next_state = _next(strategy, label, state_copy, report, t)
             if not fresh and t == self.rounds[0]:
-                again = _next(strategy, what, copied(state), report, t)
-                name = identical(fields(after), fields(again))
+                repeated_state = _next(strategy, label, copied(state), report, t)
+                name = identical(fields(next_state), fields(repeated_state))
                 if name is not None:
                     raise ConfigError(self.remembers(name, strategy))
-            state = after
-            found.append(state)
-        return found
+            state = next_state
+            states.append(state)
+        return states
 
     def _memory(self, replicates: range) -> Memory:
-        whole, few = self.run.federation, len(self._federation(replicates).own)
-        own = {name: value.unflatten(0, (whole.replicates, -1)) for name, value in self.memory.clients.items()}
+        federation, client_count = self.run.federation, len(self._federation(replicates).own)
+        rows_by_replicate = {
+            name: value.unflatten(0, (federation.replicates, -1)) for name, value in self.memory.clients.items()
+        }
         pick = slice(replicates.start, replicates.stop)
-        return Memory({name: value[pick, :few].flatten(0, 1).clone() for name, value in own.items()})
+        return Memory(
+            {name: value[pick, :client_count].flatten(0, 1).clone() for name, value in rows_by_replicate.items()}
+        )
 
     def remembers(self, name: str, strategy: Any) -> str:
         """How another `name` than before came about."""
         paths = moved(strategy, self.before) or moved(self.run.strategy, self.before)
-        where = f" ({paths[0]})" if paths else ""
+        location = f" ({paths[0]})" if paths else ""
         return (
             f"{self.what}: the same state and report give another {name} the second time; what it keeps in attributes "
-            f"of its own{where} is in no checkpoint, so make it a field of its State"
+            f"of its own{location} is in no checkpoint, so make it a field of its State"
         )
 
 
@@ -196,8 +200,8 @@ def _repeated(trial: StrategyTrial) -> str | None:
     counts = [[3, 3], [0, 2], [2, 1]]
     right = trial.play(counts, everybody)
     for fresh in (True,) if trial.slow() else (True, False):
-        for one, other in zip(right, trial.play(counts, everybody, fresh), strict=True):
-            name = identical(fields(one), fields(other))
+        for expected_state, repeated_state in zip(right, trial.play(counts, everybody, fresh), strict=True):
+            name = identical(fields(expected_state), fields(repeated_state))
             if name is not None:
                 return trial.remembers(name, trial.strategy(everybody))
     return None
@@ -222,14 +226,14 @@ def _replicates(trial: StrategyTrial) -> str | None:
     if len(trial.models) < 2 or trial.run.federation.ranks.count > 1:
         return None
     for counts in ([[3, 1], [2, 3], [1, 2]], [[1, 3], [0, 2], [3, 0]]):
-        together = trial.play(counts, range(2))
+        joint_states = trial.play(counts, range(2))
         for r in (1, 0):
             try:
-                alone = trial.play([[row[r]] for row in counts], range(r, r + 1))
+                single_states = trial.play([[row[r]] for row in counts], range(r, r + 1))
             except ConfigError:  # it was set up for all replicates
                 return _apart(trial)
-            for t, (one, both) in enumerate(zip(alone, together, strict=True)):
-                if not same(both.model[r], one.model[0]):
+            for t, (single_state, joint_state) in enumerate(zip(single_states, joint_states, strict=True)):
+                if not same(joint_state.model[r], single_state.model[0]):
                     return _mixes(trial, 1 - r, r, f" in round {t}" if t else "")
         if trial.slow():
             return None
@@ -240,8 +244,10 @@ def _apart(trial: StrategyTrial) -> str | None:
     """What the first replicate's clients bring, however many they are, must change no other replicate's model."""
     counts = [[3, 1], [2, 3], [1, 2]]
     right = trial.play(counts, range(2))
-    for t, (one, other) in enumerate(zip(right, trial.play([[1, c[1]] for c in counts], range(2)), strict=True)):
-        if not same(one.model[1], other.model[1]):
+    for t, (state, changed_state) in enumerate(
+        zip(right, trial.play([[1, c[1]] for c in counts], range(2)), strict=True)
+    ):
+        if not same(state.model[1], changed_state.model[1]):
             return _mixes(trial, 0, 1, f" in round {t}" if t else "")
     return None
 
@@ -284,29 +290,29 @@ def _report(
     model, rows = state.model, carry["params"]
     n, d = rows.shape
     rates = run.trainer.rates[replicates.start : replicates.stop]
-    who = (cohort.replicate + replicates.start) * 7 + cohort.client + 3 * t + 1
-    wave = torch.sin(who.to(rows)[:, None] + torch.arange(1.0, d + 1).to(rows))
+    phases = (cohort.replicate + replicates.start) * 7 + cohort.client + 3 * t + 1
+    wave = torch.sin(phases.to(rows)[:, None] + torch.arange(1.0, d + 1).to(rows))
     steps = int(run.trainer.batches.longest[0])
     sums = (rates[cohort.replicate] * steps).to(rows)
-    loss = 1 + 0.1 * torch.sin(who.to(rows))
-    ended = {name: value.clone() for name, value in carry.items()} | {"params": rows + 0.1 * wave}
-    known = Memory({name: value.clone() for name, value in memory.clients.items()})
+    loss = 1 + 0.1 * torch.sin(phases.to(rows))
+    end_carry = {name: value.clone() for name, value in carry.items()} | {"params": rows + 0.1 * wave}
+    memory_copy = Memory({name: value.clone() for name, value in memory.clients.items()})
     return Report(
-        cohort, rows.clone(), ended, loss, rates.clone(), sums, np.full(n, 10), model.clone(),
-        torch.isfinite(loss), ended["params"].clone(), sums.clone(), known, model.clone(),
+        cohort, rows.clone(), end_carry, loss, rates.clone(), sums, np.full(n, 10), model.clone(),
+        torch.isfinite(loss), end_carry["params"].clone(), sums.clone(), memory_copy, model.clone(),
     )  # fmt: skip
 
 
 def _next(strategy: Any, what: str, state: State, report: Report, t: int) -> State:
     """The state after the round, from copies of its own."""
-    given = copied(state)
+    state_copy = copied(state)
     with within(f"{what}: aggregate, in round {t}" if t else what, strategy):
-        after = strategy.aggregate(given, copied(report), t)
+        after = strategy.aggregate(state_copy, copied(report), t)
     if type(after) is not type(state):
         raise ConfigError(f"{what}: aggregate must return a {type(state).__name__}, and returns {kind(after)}")
     for name, value in fields(state).items():
         got = fields(after)[name]
         if not isinstance(got, Tensor) or (got.shape, got.dtype) != (value.shape, value.dtype):
             raise ConfigError(f"{what}: {name} must stay {kind(value)} in the next state, and becomes {kind(got)}")
-    found: State = after
-    return found
+    next_state: State = after
+    return next_state

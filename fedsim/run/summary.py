@@ -55,9 +55,11 @@ def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
 
 def _references(run: Setup, history: list[Row]) -> dict[str, Any]:
     """θ^PS and θ^PO of data that answer, and how far from each every replicate began and ended."""
-    said, count = run.references.said(), len(run.federation.seeds)
+    reference_entries, count = run.references.said(), len(run.federation.seeds)
     for column, name in POINTS.items():
-        if said and column in history[0]:
+        if reference_entries and column in history[0]:
             ends = zip(history[:count], history[-count:], strict=True)
-            said[name]["distance"] = [{"first": first[column], "last": last[column]} for first, last in ends]
-    return {"references": said} if said else {}
+            reference_entries[name]["distance"] = [
+                {"first": first[column], "last": last[column]} for first, last in ends
+            ]
+    return {"references": reference_entries} if reference_entries else {}

@@ -53,11 +53,11 @@ class Lockstep(Generic[T]):
             KeyboardInterrupt: asked a second time; the runs that were under way are closed.
         """
         waiting = enumerate(runs)
-        asked = False
-        while not asked and (some := list(itertools.islice(waiting, self.at_once))):
-            for number, ended in self._together(dict(some)):
-                asked = asked or isinstance(ended, Stopped)
-                yield number, ended
+        stop_requested = False
+        while not stop_requested and (batch := list(itertools.islice(waiting, self.at_once))):
+            for number, outcome in self._together(dict(batch)):
+                stop_requested = stop_requested or isinstance(outcome, Stopped)
+                yield number, outcome
 
     def _together(self, runs: dict[int, Callable[[], Steps[T]]]) -> Iterator[tuple[int, T | BaseException]]:
         in_flight: dict[int, tuple[Steps[T], LocalTask]] = {}
@@ -67,19 +67,19 @@ class Lockstep(Generic[T]):
                     break
                 yield from self._advance(number, begin, None, in_flight)
             while in_flight:
-                least = min(work.plan.t for _, work in in_flight.values())
-                now = [number for number, (_, work) in in_flight.items() if work.plan.t == least]
-                found = self.company([in_flight[number][1] for number in now])
-                self.watch(least, len(now))
+                earliest_round = min(work.plan.t for _, work in in_flight.values())
+                numbers = [number for number, (_, work) in in_flight.items() if work.plan.t == earliest_round]
+                local_results = self.company([in_flight[number][1] for number in numbers])
+                self.watch(earliest_round, len(numbers))
                 with (
                     StopSignals.held_back()
                 ):  # one that arrives between two of them must not end the second a round earlier
-                    ended = [
+                    outcomes = [
                         outcome
-                        for number, done in zip(now, found, strict=True)
-                        for outcome in self._advance(number, in_flight.pop(number)[0], done, in_flight)
+                        for number, local_result in zip(numbers, local_results, strict=True)
+                        for outcome in self._advance(number, in_flight.pop(number)[0], local_result, in_flight)
                     ]
-                yield from ended
+                yield from outcomes
         finally:
             for steps, _ in in_flight.values():
                 steps.close()
@@ -117,9 +117,9 @@ def run_together(simulations: Sequence[Simulation], at_once: int | None = None) 
     """
     results: dict[int, Result | BaseException] = {}
     with determinism.deterministic(any(simulation.deterministic for simulation in simulations)):
-        for number, ended in Lockstep[Result](at_once)([simulation.steps for simulation in simulations]):
-            results[number] = ended
-    failed = [ended for _, ended in sorted(results.items()) if isinstance(ended, BaseException)]
+        for number, outcome in Lockstep[Result](at_once)([simulation.steps for simulation in simulations]):
+            results[number] = outcome
+    failed = [outcome for _, outcome in sorted(results.items()) if isinstance(outcome, BaseException)]
     for error in sorted(failed, key=lambda error: isinstance(error, Exception)):  # being asked to stop comes first
         raise error
     return [result for _, result in sorted(results.items()) if not isinstance(result, BaseException)]

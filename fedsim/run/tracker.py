@@ -112,8 +112,10 @@ class Tracker:
         """A signal that no further round of this run could act on is for whoever would go on behind the run."""
         if self._signals.seen is None and not self._asked:
             return
-        how = "ended" if error is None else "failed"
-        message = f"stopped by {self._signal} after the run {how} in round {self.progress.rounds} of {self.run.rounds}"
+        ending = "ended" if error is None else "failed"
+        message = (
+            f"stopped by {self._signal} after the run {ending} in round {self.progress.rounds} of {self.run.rounds}"
+        )
         raise Stopped(message, self._result) from error
 
     @property
@@ -165,8 +167,8 @@ class Tracker:
         stop = self.run.stop
         if not (stop.active or self.options.observers):
             return None
-        why = stop.why(self.history, self.progress.seconds, self._metric, self.run.column_descriptions)
-        return self.ranks.broadcast_object(why or self._wish)
+        reason = stop.why(self.history, self.progress.seconds, self._metric, self.run.column_descriptions)
+        return self.ranks.broadcast_object(reason or self._wish)
 
     @property
     def _going(self) -> list[int]:
@@ -175,39 +177,39 @@ class Tracker:
 
     def _on_models(self, state: State, deployed: Tensor | None = None) -> Measured:
         """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
-        run, kept = self.run, self.checkpoints.memory
-        first, *others = run.evaluation.models
-        self._models = run.models(first, state, kept)
+        run, memory = self.run, self.checkpoints.memory
+        first, *further_names = run.evaluation.models
+        self._models = run.models(first, state, memory)
 
         def evaluate(models: Tensor) -> Measured:
             return self.guard.evaluate(lambda rows: run.evaluator(rows, deployed), models, self.progress.rounds)
 
-        found = evaluate(self._models)
-        for name in others:
-            metrics = evaluate(run.models(name, state, kept)).metrics
-            called = also(name, metrics)
-            found.metrics |= {called[column]: values for column, values in metrics.items()}
-        return found
+        measured = evaluate(self._models)
+        for name in further_names:
+            metrics = evaluate(run.models(name, state, memory)).metrics
+            column_names = also(name, metrics)
+            measured.metrics |= {column_names[column]: values for column, values in metrics.items()}
+        return measured
 
     def _evaluate(self, state: State, completed: int, report: Report | None = None) -> Measured:
         """The run's models and, where asked for, the clients' own, after so many rounds; `report` is the last's."""
         run = self.run
-        found = self._on_models(state, None if report is None else report.deployed)
-        found.metrics |= run.participation(found, completed, report)
+        measured = self._on_models(state, None if report is None else report.deployed)
+        measured.metrics |= run.participation(measured, completed, report)
         if run.personal is not None:
             online = None if report is None else report.cohort
-            metrics, found.histograms = run.personal(state, self.checkpoints.memory, completed, online)
-            found.metrics |= metrics
+            metrics, measured.histograms = run.personal(state, self.checkpoints.memory, completed, online)
+            measured.metrics |= metrics
         if self.options.watching:
-            if found.client_accuracy is not None:
-                found.histograms["accuracy"] = found.client_accuracy[self._going].reshape(-1)
-            for name, values in found.client_metrics.items():
+            if measured.client_accuracy is not None:
+                measured.histograms["accuracy"] = measured.client_accuracy[self._going].reshape(-1)
+            for name, values in measured.client_metrics.items():
                 going = values[self._going].reshape(-1)
-                found.histograms[name] = going[np.isfinite(going)]
+                measured.histograms[name] = going[np.isfinite(going)]
             if report is not None:
                 lengths = report.cohort.all_gather_host(report.innovation.norm(dim=1).cpu().numpy())[0]
-                found.histograms["length of update"] = lengths[np.isfinite(lengths)]
-        return found
+                measured.histograms["length of update"] = lengths[np.isfinite(lengths)]
+        return measured
 
     def round(self, t: int, state: State, report: Report) -> None:
         """Round t is complete."""
@@ -218,9 +220,11 @@ class Tracker:
         progress.rounds, progress.unevaluated = t + 1, progress.unevaluated + 1
         progress.seconds = self._before + time.monotonic() - self._start
         last, limit = t + 1 == run.rounds, run.stop.seconds
-        late = limit is not None and self.ranks.first and progress.seconds >= limit
-        late = late or (self.ranks.first and run.stop.late(run.pace.seconds[self._going]))
-        wishes = np.array([self._signals.seen is not None, self.checkpoints.due(t + 1, self._signals.together), late])
+        time_over = limit is not None and self.ranks.first and progress.seconds >= limit
+        time_over = time_over or (self.ranks.first and run.stop.late(run.pace.seconds[self._going]))
+        wishes = np.array(
+            [self._signals.seen is not None, self.checkpoints.due(t + 1, self._signals.together), time_over]
+        )
         count = cohort.host.count  # a multiset's client is linked once, however often it counts
         counts = (per_replicate(values, cohort.bounds) for values in (count, count > 0, report.samples))
         self._active, self._linked, worked, wishes = self.ranks.all_reduce_host(*counts, wishes)
@@ -231,8 +235,8 @@ class Tracker:
         progress.virtual = run.pace.seconds.tolist() if run.pace.clock.active else []
         progress.samples = [int(a + b) for a, b in zip(progress.samples, worked, strict=True)]
         self._view.round(t + 1, float(self._active.mean()))
-        stopping, due, late = (bool(wish) for wish in wishes)
-        time_to_evaluate = last or late or (t + 1) % run.evaluation.every == 0
+        stopping, due, time_over = (bool(wish) for wish in wishes)
+        time_to_evaluate = last or time_over or (t + 1) % run.evaluation.every == 0
         time_to_save = last or stopping or due
         if time_to_evaluate or time_to_save or run.device.type == "cpu":
             self.guard.check()
@@ -261,8 +265,8 @@ class Tracker:
             given_up = r in self.guard.lost
             row |= {name: math.nan if given_up else float(values[r]) for name, values in measured.metrics.items()}
             row |= {"active_clients": int(self._active[r]), "mean_active_clients": float(mean_active[r])}
-            sent, late, pace = int(self._linked[r]), progress.unanswered[r], self.run.pace
-            heard = (sent + int(self._unheard[r]), sent), (progress.links[r] + late, progress.links[r])
+            sent, unanswered, pace = int(self._linked[r]), progress.unanswered[r], self.run.pace
+            heard = (sent + int(self._unheard[r]), sent), (progress.links[r] + unanswered, progress.links[r])
             row |= self.run.traffic.columns(*heard)
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
             row |= {"virtual_seconds": float(pace.seconds[r]), "late_clients": int(pace.late[r])}
@@ -275,8 +279,10 @@ class Tracker:
         if self._files is not None:
             self._files.record(rows)
         models, naming = self._models, self.run.naming
-        seen = EvaluationEvent(progress.rounds, rows, measured.histograms, lambda r: naming.state_dict(models[r].cpu()))
-        self._wish = self._observers.evaluated(seen)
+        event = EvaluationEvent(
+            progress.rounds, rows, measured.histograms, lambda r: naming.state_dict(models[r].cpu())
+        )
+        self._wish = self._observers.evaluated(event)
         self._view.evaluated(progress.rounds, facts(rows, self._speed()), float(self._active.mean()))
 
     def _speed(self) -> float | None:
@@ -304,17 +310,17 @@ class Tracker:
             accuracy = None if last.client_accuracy is None else last.client_accuracy[self._going]
             metrics = {name: values[self._going] for name, values in last.client_metrics.items()}
             held_out = None if last.held_out is None else last.held_out[self._going]
-            known = clients.gather(
+            client_table = clients.gather(
                 run.federation, run.availability, progress.rounds, bool(run.tables), accuracy,
                 run.evaluator.everyone, metrics, run.dataset.label_names, held_out,
             )  # fmt: skip
-            self._files.know(known)
-        told = summary(run, result, progress)
+            self._files.know(client_table)
+        run_summary = summary(run, result, progress)
         self._observers.finish(
-            RunEnded(progress.rounds, told, self._files.pictures if self._files else lambda: iter(()))
+            RunEnded(progress.rounds, run_summary, self._files.pictures if self._files else lambda: iter(()))
         )
         if self._files is not None:
-            self._files.finish(told)
+            self._files.finish(run_summary)
         self._result = result
         return result
 

@@ -45,7 +45,8 @@ class Traffic:
         for way, count in zip(("down", "up"), vectors, strict=True):
             checks.whole(f"strategy={name}: vectors_{way}", count, least=0)
         down, up = (
-            n * len(columns.shared) + len(columns.averaged) + more for n, more in zip(vectors, added, strict=True)
+            n * len(columns.shared) + len(columns.averaged) + extra_numbers
+            for n, extra_numbers in zip(vectors, added, strict=True)
         )
         plain = len(columns.shared) * size
         saved = 0 if uplink is None or not strategy.vectors_up else plain - uplink.code(len(columns.shared), size).bytes
@@ -54,7 +55,7 @@ class Traffic:
     def columns(self, last: tuple[int, int], ever: tuple[int, int]) -> dict[str, int]:
         """The columns of metrics.csv where so many clients were sent the model and sent theirs, in the last round and
         in all rounds together."""
-        found: dict[str, int] = {}
-        for of, (asked, answered) in (("", last), ("total_", ever)):
-            found |= {f"{of}bytes_down": asked * self.down, f"{of}bytes_up": answered * self.up}
-        return found
+        byte_columns: dict[str, int] = {}
+        for prefix, (receivers, senders) in (("", last), ("total_", ever)):
+            byte_columns |= {f"{prefix}bytes_down": receivers * self.down, f"{prefix}bytes_up": senders * self.up}
+        return byte_columns

@@ -38,8 +38,10 @@ class StageTrial:
         self.what = f"uplink={type(run.uplink.stages[number]).__name__}"
         self.stage: Stage = trial_copy(run.uplink.stages[number], run.federation, run.data, run.model)
         self.before = look(self.stage)
-        known = [{name: value.clone() for name, value in part.items()} for part in (memory.uplink, memory.server)]
-        self.memory = Memory(uplink=known[0], server=known[1])
+        memories = [
+            {name: value.clone() for name, value in tensors.items()} for tensors in (memory.uplink, memory.server)
+        ]
+        self.memory = Memory(uplink=memories[0], server=memories[1])
         self.dimension = len(run.model.columns.shared) if run.model.columns.divided else run.model.dimension
         self.rounds = range(min(3, max(run.rounds, 1)))
 
@@ -53,24 +55,24 @@ class StageTrial:
         rows = self.rows(cohort, t)
         if loud:
             rows = torch.where((cohort.replicate == 0)[:, None], 1000 * rows, rows)
-        given = rows.clone()
+        rows_before = rows.clone()
         memory = Memory(
             uplink={name: value.clone() for name, value in self.memory.uplink.items()},
             server={name: value.clone() for name, value in self.memory.server.items()},
         )
         with within(f"{self.what}, in round {t}" if t else self.what, self.stage), torch.no_grad():
-            found = self.stage(rows, StageContext(cohort, memory, self.number))
-        if not torch.equal(rows, given):
+            arrived_rows = self.stage(rows, StageContext(cohort, memory, self.number))
+        if not torch.equal(rows, rows_before):
             refuse(self, f"{self.what} writes into the rows that it is given; return new ones")
-        if not isinstance(found, Tensor) or (found.shape, found.dtype) != (rows.shape, rows.dtype):
-            refuse(self, f"{self.what} must return rows {kind(rows)}, and returns {kind(found)}")
-        return found
+        if not isinstance(arrived_rows, Tensor) or (arrived_rows.shape, arrived_rows.dtype) != (rows.shape, rows.dtype):
+            refuse(self, f"{self.what} must return rows {kind(rows)}, and returns {kind(arrived_rows)}")
+        return arrived_rows
 
     def rows(self, cohort: Cohort, t: int) -> Tensor:
         """[n, d], each in its own way."""
-        who = (cohort.virtual * 7 + 3 * t + 1).to(self.run.model.dtype)
-        wave = torch.arange(1.0, self.dimension + 1, dtype=who.dtype, device=who.device)
-        return 0.1 * torch.sin(who[:, None] + wave)
+        phases = (cohort.virtual * 7 + 3 * t + 1).to(self.run.model.dtype)
+        wave = torch.arange(1.0, self.dimension + 1, dtype=phases.dtype, device=phases.device)
+        return 0.1 * torch.sin(phases[:, None] + wave)
 
 
 def _again(trial: StageTrial) -> str | None:
@@ -81,9 +83,9 @@ def _again(trial: StageTrial) -> str | None:
         for t in reversed(trial.rounds):
             if identical({"rows": first[t]}, {"rows": trial.arrives([3, 1], t)}) is not None:
                 paths = moved(trial.stage, trial.before)
-                where = f"; it remembers in {paths[0]} what it met before, so return that" if paths else "; return it"
+                hint = f"; it remembers in {paths[0]} what it met before, so return that" if paths else "; return it"
                 return (
-                    f"{trial.what} gives other rows when asked again for the same round{where} from `memory` or "
+                    f"{trial.what} gives other rows when asked again for the same round{hint} from `memory` or "
                     "`server_memory`, and draw by link.keys"
                 )
     return None
@@ -94,10 +96,13 @@ def _replicates(trial: StageTrial) -> str | None:
     federation = trial.run.federation
     if federation.replicates < 2 or federation.ranks.count > 1:
         return None
-    one = trial.arrives([3, 1], 0)
-    first, few = (min(count, federation.clients) for count in (3, 2))
-    for other, own in ((trial.arrives([3, 1], 0, loud=True), first), (trial.arrives([2, 1], 0), few)):
-        if not same(one[first:], other[own:]):
+    base_rows = trial.arrives([3, 1], 0)
+    first, reduced_count = (min(count, federation.clients) for count in (3, 2))
+    for changed_rows, start in (
+        (trial.arrives([3, 1], 0, loud=True), first),
+        (trial.arrives([2, 1], 0), reduced_count),
+    ):
+        if not same(base_rows[first:], changed_rows[start:]):
             return (
                 f"{trial.what} mixes the clients of different seeds: a change in those of seed {federation.seeds[0]} "
                 f"changes the rows of seed {federation.seeds[1]}; work row by row, or by link.cohort"

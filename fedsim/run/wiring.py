@@ -95,34 +95,40 @@ def per_seed_of(strategy: Strategy[Any], rule: LocalRule, seeds: Sequence[int]) 
     Raises:
         ConfigError: there are not as many numbers as seeds.
     """
-    found = {**given_per_seed("strategy", strategy, Strategy), **given_per_seed("local", rule, LocalRule)}
-    for key, numbers in found.items():
+    settings = {**given_per_seed("strategy", strategy, Strategy), **given_per_seed("local", rule, LocalRule)}
+    for key, numbers in settings.items():
         if len(numbers) != len(seeds):
             raise ConfigError(f"{key} has {len(numbers)} entries, but there are {len(seeds)} seeds; give one per seed")
-    return {**({"lr": rule.rates} if len(rule.rates) > 1 else {}), **found}
+    return {**({"lr": rule.rates} if len(rule.rates) > 1 else {}), **settings}
 
 
 def clients_of(data: Dataset, partition: Partition | None, clients: int | str) -> tuple[Dataset, int]:
     """The data of those who take part, and how many they are: 'all' that come with the data, or so many of them, drawn
     by `partition.seed` for all replicates alike; a partition that makes clients of its own makes so many."""
-    found = data.natural_clients
+    natural_count = data.natural_clients
     if isinstance(clients, str):
         if clients != "all":
             raise ConfigError(f"clients={clients!r} must be a whole number of at least 1, or all")
-        if found is None:
+        if natural_count is None:
             raise ConfigError(
                 f"clients=all are those that come with the data, and dataset={data.name} has none; give their number"
             )
-        clients = found
+        clients = natural_count
     checks.whole("clients", clients)
     natural = partition or (None if data.owners is None else Natural())
-    if data.stream or data.owners is None or found is None or not isinstance(natural, Natural) or natural.shuffle:
+    if (
+        data.stream
+        or data.owners is None
+        or natural_count is None
+        or not isinstance(natural, Natural)
+        or natural.shuffle
+    ):
         return data, clients
-    if clients >= found:
+    if clients >= natural_count:
         return data, clients
     draw = rng.generator(natural.seed, rng.Purpose.CLIENTS)
-    log.info("partition: %d of the data's %d clients, drawn by partition.seed=%d", clients, found, natural.seed)
-    return data.of_clients(np.sort(draw.choice(found, clients, replace=False))), clients
+    log.info("partition: %d of the data's %d clients, drawn by partition.seed=%d", clients, natural_count, natural.seed)
+    return data.of_clients(np.sort(draw.choice(natural_count, clients, replace=False))), clients
 
 
 def split(data: Dataset, partition: Partition | None, clients: int, seeds: Sequence[int]) -> list[Table]:
@@ -141,18 +147,20 @@ def split(data: Dataset, partition: Partition | None, clients: int, seeds: Seque
     partition = partition or (IID() if data.owners is None else Natural())
     if data.owners is not None and not partition.by_owner:
         log.info("partition: the data's %s clients are not asked for (partition=natural does)", data.natural_clients)
-    kept = None if data.kept is None else data.kept.cpu().numpy()
-    found = (None if values is None else values.cpu().numpy() for values in (data.labels, data.owners))
-    labels, owners = (values if kept is None or values is None else values[kept] for values in found)
-    samples = Samples(len(data.train_x) if kept is None else len(kept), labels, owners, data.client_names)
+    kept_indices = None if data.kept is None else data.kept.cpu().numpy()
+    arrays = (None if values is None else values.cpu().numpy() for values in (data.labels, data.owners))
+    labels, owners = (values if kept_indices is None or values is None else values[kept_indices] for values in arrays)
+    samples = Samples(
+        len(data.train_x) if kept_indices is None else len(kept_indices), labels, owners, data.client_names
+    )
     if brings_foreign(partition):
         drawn = _tables_of_users(partition, samples, clients, seeds)
     else:
         drawn = {seed: partition.table(samples, clients, seed) for seed in dict.fromkeys(seeds)}
-    drawn = drawn if kept is None else {seed: table.renumbered(kept) for seed, table in drawn.items()}
+    drawn = drawn if kept_indices is None else {seed: table.renumbered(kept_indices) for seed, table in drawn.items()}
     tables = [drawn[seed] for seed in seeds]
-    used = [len(t.order) + (0 if t.validation is None else len(t.validation.order)) for t in tables]
-    left_out = samples.count - min(used)
+    used_counts = [len(t.order) + (0 if t.validation is None else len(t.validation.order)) for t in tables]
+    left_out = samples.count - min(used_counts)
     if left_out:
         log.info("partition: %d of %d samples are left out", left_out, samples.count)
     return tables
@@ -165,25 +173,27 @@ def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds
         ConfigError: the second time it is another one, or the partition draws from a global stream, writes into what it
             is given, or fails.
     """
-    what, distinct = f"partition={type(partition).__name__}", list(dict.fromkeys(seeds))
+    setting, distinct = f"partition={type(partition).__name__}", list(dict.fromkeys(seeds))
     labels, owners = (None if values is None else values.copy() for values in (samples.labels, samples.owners))
     for values in (labels, owners):
         if values is not None:
             values.setflags(write=False)  # else labels that were sorted in place would be the data's
-    given = Samples(samples.count, labels, owners, samples.names)
+    read_only_samples = Samples(samples.count, labels, owners, samples.names)
     before = look(partition)
-    with within(what, partition):
-        drawn = {seed: partition.table(given, clients, seed) for seed in distinct}
+    with within(setting, partition):
+        drawn = {seed: partition.table(read_only_samples, clients, seed) for seed in distinct}
     with streams.restored():
         streams.reseed(1)
-        again = partition.table(given, clients, distinct[0])
+        repeated_table = partition.table(read_only_samples, clients, distinct[0])
     first = drawn[distinct[0]]
-    if not (np.array_equal(first.order, again.order) and np.array_equal(first.offsets, again.offsets)):
+    if not (
+        np.array_equal(first.order, repeated_table.order) and np.array_equal(first.offsets, repeated_table.offsets)
+    ):
         paths = moved(partition, before)
-        where = f" ({paths[0]} has changed)" if paths else ""
+        detail = f" ({paths[0]} has changed)" if paths else ""
         raise ConfigError(
-            f"{what} divides the samples in another way when it is asked twice for seed {distinct[0]}{where}; draw by "
-            "the generator that split is given, or np.random.default_rng(seed)"
+            f"{setting} divides the samples in another way when it is asked twice for seed {distinct[0]}{detail}; "
+            "draw by the generator that split is given, or np.random.default_rng(seed)"
         )
     return drawn
 
@@ -214,10 +224,10 @@ def client_data(
         labels = dataset.labels.cpu().numpy()
         fractions = np.stack([table.class_fractions(labels, dataset.classes) for table in tables])
     sizes = np.concatenate([table.sizes for table in tables])
-    alike = all(table.names == tables[0].names for table in tables)
+    same_names = all(table.names == tables[0].names for table in tables)
     federation = Federation(
         seeds, clients, sizes, fractions, device, dtype, None, ranks, place, weighting, members,
-        tables[0].names if alike else None, late=late,
+        tables[0].names if same_names else None, late=late,
     )  # fmt: skip
     return Stored(dataset, federation, tables)
 
@@ -230,10 +240,10 @@ def among_members(members: int, late: int) -> Iterator[None]:
     except ConfigError as error:
         if not late:
             raise
-        whole = members + late
-        said = f"the {members} of clients={whole} that are no newcomers (personal.newcomers={late})"
+        all_clients = members + late
+        description = f"the {members} of clients={all_clients} that are no newcomers (personal.newcomers={late})"
         text = re.sub(r"\bset clients=(\d+)", lambda m: f"set clients={int(m[1]) + late}", str(error))
-        raise type(error)(re.sub(rf"(?<!set )\bclients={members}\b", said, text)) from error
+        raise type(error)(re.sub(rf"(?<!set )\bclients={members}\b", description, text)) from error
 
 
 def row_model(
@@ -257,16 +267,18 @@ def row_model(
 
 def _check_more(dataset: Dataset) -> None:
     """Further inputs belong to every sample, of training and test alike, and have names of their own."""
-    taken = sorted({"x", "y", "weight", "client", "row", "key", "deployed", "round"} & dataset.more.keys())
-    if taken:
-        raise ConfigError(f"dataset={dataset.name}: a further input is called {taken[0]!r}, which is taken; rename it")
+    name_clashes = sorted({"x", "y", "weight", "client", "row", "key", "deployed", "round"} & dataset.more.keys())
+    if name_clashes:
+        raise ConfigError(
+            f"dataset={dataset.name}: a further input is called {name_clashes[0]!r}, which is taken; rename it"
+        )
     if dataset.test_x is not None and dataset.more.keys() != dataset.test_more.keys():
         raise ConfigError(
             f"dataset={dataset.name}: training samples have the further inputs {sorted(dataset.more)}, test samples "
             f"{sorted(dataset.test_more)}; give both the same"
         )
-    parts = ((dataset.more, dataset.train_x), (dataset.test_more, dataset.test_x))
-    for name, value, x in ((name, value, x) for of, x in parts if x is not None for name, value in of.items()):
+    input_pairs = ((dataset.more, dataset.train_x), (dataset.test_more, dataset.test_x))
+    for name, value, x in ((name, value, x) for of, x in input_pairs if x is not None for name, value in of.items()):
         if len(value) != len(x):
             raise ConfigError(f"dataset={dataset.name}: {name} has {len(value)} entries for {len(x)} samples")
 
@@ -286,12 +298,12 @@ def _builder(
     except ValueError as error:
         raise ConfigError(f"model cannot be built: {error}") from error
     fixed = model.keywords if isinstance(model, functools.partial) else {}
-    known: dict[str, Any] = {"shape": dataset.shape, "classes": 1 if loss == "logistic" else dataset.classes}
-    known = {name: value for name, value in known.items() if value and name not in fixed}
+    arguments: dict[str, Any] = {"shape": dataset.shape, "classes": 1 if loss == "logistic" else dataset.classes}
+    arguments = {name: value for name, value in arguments.items() if value and name not in fixed}
     labels = dataset.train_y if dataset.classes else None
     if labels is not None and fixed.get("every") is None:
-        known["every"] = labels.dim() > 1 and not labels.is_floating_point()
-    return functools.partial(model, **{name: value for name, value in known.items() if name in accepted})
+        arguments["every"] = labels.dim() > 1 and not labels.is_floating_point()
+    return functools.partial(model, **{name: value for name, value in arguments.items() if name in accepted})
 
 
 def bound(
@@ -315,14 +327,14 @@ def owners_are_clients(data: ClientData, tables: list[Table]) -> bool:
     owners = data.dataset.owners
     if owners is None or data.dataset.test_owners is None or not tables:
         return False
-    held = owners.cpu().numpy()
-    return all(bool((held[t.order] == np.repeat(np.arange(len(t.sizes)), t.sizes)).all()) for t in tables)
+    sample_owners = owners.cpu().numpy()
+    return all(bool((sample_owners[t.order] == np.repeat(np.arange(len(t.sizes)), t.sizes)).all()) for t in tables)
 
 
 def validation_of(data: ClientData, tables: list[Table]) -> ClientData | None:
     """The clients' validation samples, where the partition split some off."""
-    held = [t.validation for t in tables if t.validation is not None]
-    return Stored(data.dataset, data.federation, held) if held else None
+    validation_tables = [t.validation for t in tables if t.validation is not None]
+    return Stored(data.dataset, data.federation, validation_tables) if validation_tables else None
 
 
 def as_uplink(uplink: Any) -> Uplink:
@@ -340,10 +352,10 @@ def uplink_of(strategy: Strategy[Any], uplink: Uplink | None, attack: Attack | N
     """
     lies = [attack] if attack is not None and attack.active else []
     stages = [*lies, *(uplink.stages if uplink is not None else ())]
-    found = Uplink(*(stages if strategy.vectors_up else ()))
-    if found.stages and not strategy.sends_rows:
+    combined_uplink = Uplink(*(stages if strategy.vectors_up else ()))
+    if combined_uplink.stages and not strategy.sends_rows:
         raise ConfigError(
             f"strategy={type(strategy).__name__} sends no rows for uplink or attack to change: "
             f"{strategy.beside}; use uplink=none and attack=none, or another strategy"
         )
-    return found
+    return combined_uplink

@@ -62,8 +62,8 @@ class Batches:
         """Samples of the smallest batch that anybody will meet, and a virtual client that meets it."""
         load, sizes = self._everyone, self._everyone.size
         if load.short_last:
-            left = load.held % np.maximum(load.size, 1)
-            sizes = np.where((left > 0) & (load.steps >= load.per_pass), np.minimum(left, sizes), sizes)
+            remainder = load.held % np.maximum(load.size, 1)
+            sizes = np.where((remainder > 0) & (load.steps >= load.per_pass), np.minimum(remainder, sizes), sizes)
         return int(sizes.min()), int(sizes.argmin())
 
     @functools.cached_property
@@ -75,11 +75,11 @@ class Batches:
     def sizes(self) -> tuple[int, ...]:
         """Samples of the batches that occur among all clients, ascending, those of shorter last ones included."""
         load = self._everyone
-        found = set(np.unique(load.size[load.steps > 0]).tolist())
+        batch_sizes = set(np.unique(load.size[load.steps > 0]).tolist())
         if load.short_last:
-            left = load.held % np.maximum(load.size, 1)
-            found |= set(np.unique(left[(left > 0) & (load.steps >= load.per_pass)]).tolist())
-        return tuple(sorted(found - {0}))
+            remainder = load.held % np.maximum(load.size, 1)
+            batch_sizes |= set(np.unique(remainder[(remainder > 0) & (load.steps >= load.per_pass)]).tolist())
+        return tuple(sorted(batch_sizes - {0}))
 
     def under(self, work: LocalWork) -> Batches:
         """The same samples under other work."""
@@ -95,11 +95,11 @@ class Batches:
 
     def plan(self, cohort: Cohort, t: int) -> Plan:
         """The work of the cohort in round t."""
-        asked, steps = self.load(cohort), cohort.host.steps
-        load = asked if steps is None else dataclasses.replace(asked, steps=steps)
+        requested_load, steps = self.load(cohort), cohort.host.steps
+        load = requested_load if steps is None else dataclasses.replace(requested_load, steps=steps)
         replicate, names = np.divmod(cohort.host.virtual, self.federation.clients)
         seeds = np.array(self.federation.seeds, dtype=np.int64)[replicate]
-        return Plan(self, t, load, cohort.virtual, cohort.virtual, cohort.client, seeds, names, asked)
+        return Plan(self, t, load, cohort.virtual, cohort.virtual, cohort.client, seeds, names, requested_load)
 
 
 @dataclass
@@ -138,10 +138,10 @@ class Plan:
         batches = first.batches.of(data)
         before = np.cumsum([0, *(len(plan.batches.federation.sizes) for plan in plans[:-1])])
         loads = [plan.load for plan in plans]
-        held, size, per_pass, steps = (
+        sample_counts, size, per_pass, steps = (
             np.concatenate([getattr(load, name) for load in loads]) for name in ("held", "size", "per_pass", "steps")
         )
-        load = Workload(held, size, per_pass, steps, first.load.short_last)
+        load = Workload(sample_counts, size, per_pass, steps, first.load.short_last)
         stored = torch.cat([plan.stored + int(start) for plan, start in zip(plans, before, strict=True)])
         rows, clients = (torch.cat([getattr(p, name) for p in plans]) for name in ("rows", "clients"))
         seeds, names = (np.concatenate([getattr(p, name) for p in plans]) for name in ("seeds", "names"))
@@ -158,17 +158,17 @@ class Chunk:
 
     def __init__(self, plan: Plan, rows: np.ndarray) -> None:
         self._batches = plan.batches
-        whole = len(rows) == len(plan.load.steps) and bool((rows == np.arange(len(rows))).all())
-        pick = slice(None) if whole else torch.as_tensor(rows, device=plan.rows.device)
+        all_rows = len(rows) == len(plan.load.steps) and bool((rows == np.arange(len(rows))).all())
+        pick = slice(None) if all_rows else torch.as_tensor(rows, device=plan.rows.device)
         load = plan.load.of(rows)
         self.steps, self.sizes = load.steps, load.batch_sizes()
         self.rows = plan.rows[pick]
         stored = self.rows if plan.stored is plan.rows else plan.stored[pick]
-        kept = None if self._batches.redraw is None else plan.t - plan.t % self._batches.redraw
+        redraw_round = None if self._batches.redraw is None else plan.t - plan.t % self._batches.redraw
         names = plan.seeds[rows], plan.names[rows]
-        self.clients, self.keys = plan.clients[pick], Keys(*names, self.rows.device, plan.t, kept)
-        how = (self.keys, load, self.sizes, self._batches.work.sampling)
-        self._feed = self._batches.data.feed(stored, self.clients, *how)
+        self.clients, self.keys = plan.clients[pick], Keys(*names, self.rows.device, plan.t, redraw_round)
+        feed_options = (self.keys, load, self.sizes, self._batches.work.sampling)
+        self._feed = self._batches.data.feed(stored, self.clients, *feed_options)
         ragged = bool(np.any(self.sizes != self.sizes[:1]))
         self._device_sizes = torch.as_tensor(self.sizes, device=self.rows.device) if ragged else None
 

@@ -66,8 +66,8 @@ class Keys:
 
     def of_steps(self, purpose: rng.Purpose, steps: range, pick: slice = slice(None)) -> Tensor:
         """[s, c'] of some rows at some local steps, in one call."""
-        kept = self.kept is not None and purpose in DRAWS
-        number = np.zeros(len(steps), dtype=np.int64) if kept else np.arange(steps.start, steps.stop)
+        fixed_key = self.kept is not None and purpose in DRAWS
+        number = np.zeros(len(steps), dtype=np.int64) if fixed_key else np.arange(steps.start, steps.stop)
         keys = rng.fold_host(self.of_round(purpose)[pick], number[:, None])
         return torch.as_tensor(keys).to(self.device, non_blocking=True)
 

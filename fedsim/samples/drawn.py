@@ -33,8 +33,8 @@ class Drawn(ClientData):
             )
         if work.batch_size is None:
             raise ConfigError(f"batch_size=null has no meaning for dataset={self.dataset.name}; give a number")
-        size, ones = np.full(len(rows), work.batch_size, dtype=np.int64), np.ones(len(rows), dtype=np.int64)
-        return Workload(self.federation.sizes[rows], size, ones, np.full(len(rows), work.steps), False)
+        size, per_pass = np.full(len(rows), work.batch_size, dtype=np.int64), np.ones(len(rows), dtype=np.int64)
+        return Workload(self.federation.sizes[rows], size, per_pass, np.full(len(rows), work.steps), False)
 
     def one_epoch(self, work: LocalWork) -> LocalWork:
         return work
@@ -63,11 +63,11 @@ class Drawn(ClientData):
         return self  # what a client draws depends on its number and on keys alone
 
     def means(self) -> Tensor | None:
-        known = self.dataset.client_means()
-        if known is None:
+        means = self.dataset.client_means()
+        if means is None:
             return None
-        known = known[: self.federation.clients]
-        return known.expand(self.federation.replicates, *known.shape)
+        means = means[: self.federation.clients]
+        return means.expand(self.federation.replicates, *means.shape)
 
     def few(self, count: int, dtype: torch.dtype) -> Batch:
         nobody = torch.zeros(1, dtype=torch.int64, device=self.federation.device)
@@ -91,7 +91,7 @@ class DrawnFeed:
         shared = self.keys.distinct()
         if shared is None:
             return self.keys, self.clients, None
-        first, like = (torch.as_tensor(places).to(self.clients.device, non_blocking=True) for places in shared)
+        first, like = (torch.as_tensor(indices).to(self.clients.device, non_blocking=True) for indices in shared)
         return self.keys.at(shared[0]), self.clients[first], like
 
     def take(self, step: int, pick: slice, width: int, dtype: torch.dtype) -> Batch:
@@ -102,11 +102,11 @@ class DrawnFeed:
         drawing, clients, like = self._drawing
         steps, drawn = self._ahead
         if step not in steps:
-            most = DRAWN_AHEAD // (len(clients) * width * math.prod(self.stream.shape))
-            steps = range(step, min(step + max(most, 1), self.steps))
+            max_steps = DRAWN_AHEAD // (len(clients) * width * math.prod(self.stream.shape))
+            steps = range(step, min(step + max(max_steps, 1), self.steps))
             keys = drawing.of_steps(rng.Purpose.NOISE, steps)
             drawn = self.stream.draw(clients.repeat(len(steps)), keys.flatten(), width, dtype)
             drawn = {name: value.unflatten(0, keys.shape) for name, value in drawn.items()}
             self._ahead = steps, drawn
-        now = {name: value[step - steps.start] for name, value in drawn.items()}
-        return now if like is None else {name: value[like] for name, value in now.items()}
+        step_samples = {name: value[step - steps.start] for name, value in drawn.items()}
+        return step_samples if like is None else {name: value[like] for name, value in step_samples.items()}

@@ -49,12 +49,16 @@ class Stored(ClientData):
             self.skew.check(dataset.name, dataset.shape, dataset.tokens)
 
     def workload(self, work: LocalWork, rows: np.ndarray) -> Workload:
-        held = self.sizes[rows]
-        again = work.sampling == "replacement"  # a client may draw more than it has
-        size = held if work.batch_size is None else np.where(again, work.batch_size, np.minimum(held, work.batch_size))
-        per_pass = np.maximum(held // size, 1) if work.drop_last else -(-held // size)
+        sample_counts = self.sizes[rows]
+        with_replacement = work.sampling == "replacement"  # a client may draw more than it has
+        size = (
+            sample_counts
+            if work.batch_size is None
+            else np.where(with_replacement, work.batch_size, np.minimum(sample_counts, work.batch_size))
+        )
+        per_pass = np.maximum(sample_counts // size, 1) if work.drop_last else -(-sample_counts // size)
         steps = np.full(len(rows), work.steps) if work.epochs is None else work.epochs * per_pass
-        return Workload(held, size, per_pass, steps, work.sampling == "pass" and not work.drop_last)
+        return Workload(sample_counts, size, per_pass, steps, work.sampling == "pass" and not work.drop_last)
 
     def one_epoch(self, work: LocalWork) -> LocalWork:
         return dataclasses.replace(work, steps=None, epochs=1)
@@ -66,11 +70,11 @@ class Stored(ClientData):
         device = self.order.device
         if self.several:
             first, twin = twins(of_batches, load)
-            own = positions(of_batches[first], load.of(first), sizes.shape[1], sampling, device)
-            own = own[:, torch.as_tensor(twin, device=device)]
+            sample_positions = positions(of_batches[first], load.of(first), sizes.shape[1], sampling, device)
+            sample_positions = sample_positions[:, torch.as_tensor(twin, device=device)]
         else:
-            own = positions(of_batches, load, sizes.shape[1], sampling, device)
-        return StoredFeed(self, self.order[self.offsets[rows][:, None] + own], clients, keys)
+            sample_positions = positions(of_batches, load, sizes.shape[1], sampling, device)
+        return StoredFeed(self, self.order[self.offsets[rows][:, None] + sample_positions], clients, keys)
 
     def width(self, most: int | None, rows: np.ndarray | None = None) -> int:
         longest = int((self.sizes if rows is None else self.sizes[rows]).max())
@@ -92,11 +96,11 @@ class Stored(ClientData):
         A larger share is thinned evenly along its order; entries beyond a smaller one are any samples.
         """
         slot = torch.arange(width, device=rows.device)
-        held = torch.as_tensor(self.sizes, device=rows.device)[rows][..., None]
-        taken = held.clamp(max=width)
-        own = torch.where(slot < taken, slot * held // taken.clamp(min=1), 0)
-        place = (self.offsets[rows][..., None] + own).clamp(max=len(self.order) - 1)
-        return self.order[place].to(torch.int64), slot < taken
+        sample_counts = torch.as_tensor(self.sizes, device=rows.device)[rows][..., None]
+        taken_counts = sample_counts.clamp(max=width)
+        sample_positions = torch.where(slot < taken_counts, slot * sample_counts // taken_counts.clamp(min=1), 0)
+        order_index = (self.offsets[rows][..., None] + sample_positions).clamp(max=len(self.order) - 1)
+        return self.order[order_index].to(torch.int64), slot < taken_counts
 
     def share(self, row: int) -> Tensor:
         """[n] numbers of all samples of one virtual client."""
@@ -112,8 +116,8 @@ class Stored(ClientData):
         y = self.dataset.train_y
         if y is None:
             return {}
-        found = y.index_select(0, samples.reshape(-1)).reshape(*samples.shape, *y.shape[1:])
-        return {"y": found.to(dtype) if y.is_floating_point() else found}
+        targets = y.index_select(0, samples.reshape(-1)).reshape(*samples.shape, *y.shape[1:])
+        return {"y": targets.to(dtype) if y.is_floating_point() else targets}
 
     def unlabelled(self, samples: Tensor, dtype: torch.dtype) -> Batch:
         """All but those."""
@@ -204,15 +208,20 @@ def positions(keys: np.ndarray, load: Workload, steps: int, sampling: str, devic
         sampling: 'pass' or 'replacement'.
         device: of the numbers.
     """
-    alike = len(keys) > 0 and not any(map(np.ptp, (load.held, load.size, load.per_pass, load.steps)))
-    few = load.of(np.arange(1)) if alike else load  # rows that are alike share what does not depend on their keys
-    held, size, per_pass = (numbers[:, None] for numbers in (few.held, few.size, few.per_pass))
+    uniform_load = len(keys) > 0 and not any(map(np.ptp, (load.held, load.size, load.per_pass, load.steps)))
+    # rows that are alike share what does not depend on their keys
+    shared_load = load.of(np.arange(1)) if uniform_load else load
+    sample_counts, size, per_pass = (
+        numbers[:, None] for numbers in (shared_load.held, shared_load.size, shared_load.per_pass)
+    )
     step, slot = np.arange(steps)[:, None, None], np.arange(load.size.max(initial=0))
     if sampling == "replacement":
-        return rng.integers(_sent(keys[:, None], device), _sent(step * size + slot, device), _sent(held, device))
+        return rng.integers(
+            _sent(keys[:, None], device), _sent(step * size + slot, device), _sent(sample_counts, device)
+        )
     shuffled, first, last = shuffles(keys, load, device)
-    turn = np.minimum(step // per_pass, last[: len(few.held), None])
-    position = turn * held + np.minimum((step % per_pass) * size + slot, held - 1)
+    turn = np.minimum(step // per_pass, last[: len(shared_load.held), None])
+    position = turn * sample_counts + np.minimum((step % per_pass) * size + slot, sample_counts - 1)
     return shuffled[_sent(first[:, None], device) + _sent(position, device)]
 
 
@@ -228,24 +237,24 @@ def shuffles(keys: np.ndarray, load: Workload, device: torch.device) -> tuple[Te
     One sort by (row and pass, random bits), so that a row costs what it holds, not what the largest one does. A row
     whose batch is all it has keeps its order: shuffling would change nothing but rounding.
     """
-    whole = load.size == load.held
-    passes = np.where(whole, 1, -(-load.steps // load.per_pass))
+    full_batch_mask = load.size == load.held
+    passes = np.where(full_batch_mask, 1, -(-load.steps // load.per_pass))
     row = np.repeat(np.arange(len(passes)), passes)
     turn = np.arange(len(row)) - np.repeat(np.cumsum(passes) - passes, passes)
     length = load.held[row]
     begin = np.cumsum(length) - length
     first, last = begin[np.cumsum(passes) - passes], passes - 1
     folded = _sent(rng.fold_host(keys[row], turn)[:, None], device)
-    kept = _sent(whole[row, None], device) if whole.any() else None
+    unshuffled_mask = _sent(full_batch_mask[row, None], device) if full_batch_mask.any() else None
     if np.ptp(length) == 0:  # many short sorts beat a long one
         slot = torch.arange(int(length[0]), dtype=torch.int32, device=device)
         random = rng.bits(folded, slot)
-        random = random if kept is None else torch.where(kept, slot, random)
+        random = random if unshuffled_mask is None else torch.where(unshuffled_mask, slot, random)
         return ordered(random, slot, int(length[0])).flatten(), first, last
     segment = torch.as_tensor(np.repeat(np.arange(len(row)), length), device=device)
     slot = torch.as_tensor(np.arange(len(segment)) - np.repeat(begin, length), device=device)
     random = rng.bits(folded[segment, 0], slot)
-    random = random if kept is None else torch.where(kept[segment, 0], slot, random)
+    random = random if unshuffled_mask is None else torch.where(unshuffled_mask[segment, 0], slot, random)
     return ordered(random, slot, int(length.max()), segment, len(row)), first, last
 
 
@@ -262,18 +271,18 @@ def ordered(random: Tensor, slot: Tensor, most: int, segment: Tensor | None = No
     """
     width = most.bit_length()
     if width + segments.bit_length() > 31:  # they do not fit beside one another
-        place = random if segment is None else (segment << 32) + random + (1 << 31)
-        order = place.argsort(dim=-1, stable=True)
+        sort_keys = random if segment is None else (segment << 32) + random + (1 << 31)
+        order = sort_keys.argsort(dim=-1, stable=True)
         return order if segment is None else slot[order]
     packed = ((random.to(torch.int64) + (1 << 31)) << width) | slot
     if segment is not None:
         packed |= segment << (32 + width)
-    found = torch.from_numpy(np.sort(packed.numpy())) if packed.device.type == "cpu" else packed.sort().values
-    return found & ((1 << width) - 1)
+    sorted_keys = torch.from_numpy(np.sort(packed.numpy())) if packed.device.type == "cpu" else packed.sort().values
+    return sorted_keys & ((1 << width) - 1)
 
 
 def twins(keys: np.ndarray, load: Workload) -> tuple[np.ndarray, np.ndarray]:
     """Rows that draw alike, by keys [c] and load: the first of each kind, and the kind of each row [c]."""
-    told = np.stack([keys, load.held, load.size, load.per_pass, load.steps], axis=1)
-    _, first, kind = np.unique(told, axis=0, return_index=True, return_inverse=True)
+    signatures = np.stack([keys, load.held, load.size, load.per_pass, load.steps], axis=1)
+    _, first, kind = np.unique(signatures, axis=0, return_index=True, return_inverse=True)
     return first, kind.reshape(-1)

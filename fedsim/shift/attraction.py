@@ -92,14 +92,14 @@ class LossAttraction(Attraction):
         self.share = of_group / of_group.sum(1, keepdim=True).clamp(min=1)  # [R·m, q, K]
 
     def __call__(self, theta: Tensor, batch: Batch) -> Tensor:
-        own = {name: entry(value, batch["row"]) for name, value in self.sample.items()}
-        if "number" in own:
+        samples = {name: entry(value, batch["row"]) for name, value in self.sample.items()}
+        if "number" in samples:
             assert self.dataset.train_y is not None
-            x = self.dataset.prepare(self.dataset.inputs(own["number"]), theta.dtype)
-            own = {"x": x, "y": self.dataset.train_y[own["number"]]}
-        own = {k: v.to(theta.dtype) if v.is_floating_point() else v for k, v in own.items()}
+            x = self.dataset.prepare(self.dataset.inputs(samples["number"]), theta.dtype)
+            samples = {"x": x, "y": self.dataset.train_y[samples["number"]]}
+        samples = {k: v.to(theta.dtype) if v.is_floating_point() else v for k, v in samples.items()}
         with self._lock:
-            losses = self.model.loss(self.model.evaluate(theta, own["x"]), own)
+            losses = self.model.loss(self.model.evaluate(theta, samples["x"]), samples)
         loss = losses @ entry(self.share, batch["row"]).to(theta.dtype)
         return (loss.sum() - loss + self.constant).clamp(min=1e-6)
 
@@ -107,20 +107,20 @@ class LossAttraction(Attraction):
 def group_means(federation: Federation, data: ClientData, groups: int) -> Tensor:
     """[R·m, K, d] E[x] in every group of every virtual client; zero where it holds none."""
     dataset = data.dataset
-    known = getattr(dataset, "group_means", None)
-    if known is not None:
-        return known.repeat(federation.replicates, 1, 1)
+    known_means = getattr(dataset, "group_means", None)
+    if known_means is not None:
+        return known_means.repeat(federation.replicates, 1, 1)
     if not isinstance(data, Stored) or dataset.train_y is None:
         raise ConfigError(
             f"shift.form=budget needs the means of groups, unknown for dataset={dataset.name}; use form=loss"
         )
-    found = []
+    means = []
     for row in range(len(federation.sizes)):
-        own = data.share(row)
-        x = dataset.prepare(dataset.inputs(own), torch.float64).flatten(1)
-        chosen = (dataset.train_y[own][:, None] == torch.arange(groups, device=x.device)).to(x.dtype)
-        found.append(chosen.T @ x / chosen.sum(0).clamp(min=1)[:, None])
-    return torch.stack(found)
+        indices = data.share(row)
+        x = dataset.prepare(dataset.inputs(indices), torch.float64).flatten(1)
+        chosen = (dataset.train_y[indices][:, None] == torch.arange(groups, device=x.device)).to(x.dtype)
+        means.append(chosen.T @ x / chosen.sum(0).clamp(min=1)[:, None])
+    return torch.stack(means)
 
 
 def components(batch: Batch, groups: int, lead: int = 1) -> tuple[Batch, Tensor]:
@@ -131,12 +131,12 @@ def components(batch: Batch, groups: int, lead: int = 1) -> tuple[Batch, Tensor]
         groups: K.
         lead: axes up to and including B.
     """
-    found = {}
+    expanded = {}
     for name in ("x", "y"):
         if f"component_{name}" in batch:
-            found[name] = batch[f"component_{name}"].flatten(lead - 1, lead)
+            expanded[name] = batch[f"component_{name}"].flatten(lead - 1, lead)
         elif name in batch:
-            found[name] = batch[name].repeat_interleave(groups, dim=lead - 1)
+            expanded[name] = batch[name].repeat_interleave(groups, dim=lead - 1)
     shape = batch["uniform"].shape
     group = torch.arange(groups, device=batch["x"].device).expand(*shape, groups)
-    return found, group.flatten(lead - 1, lead)
+    return expanded, group.flatten(lead - 1, lead)

@@ -94,8 +94,8 @@ class Shift(ABC):
         self.inertia = checks.fraction("shift.inertia", inertia)
         if inertia == 1:
             raise ConfigError("shift.inertia=1 means that data never answer; use less than 1, or shift=none")
-        made = Mixture(mixture)
-        self.mixture = made if len(made) > 1 else None
+        parsed_mixture = Mixture(mixture)
+        self.mixture = parsed_mixture if len(parsed_mixture) > 1 else None
         self.redraw = None if redraw is None else checks.whole("shift.redraw", redraw)
         if redraw is not None and deploy == "step":
             raise ConfigError(f"shift.redraw={redraw} is how often the server deploys; it needs shift.deploy=round")
@@ -120,10 +120,10 @@ class Shift(ABC):
 
     def memory(self, federation: Federation, model: Tensor) -> dict[str, Tensor]:
         """What every client's data remember: name → [R·m, …], from the initial models [R, d]."""
-        kept = {} if not self.inertia or self.deploy == "round" else {ANSWERED: federation.broadcast(model)}
+        memory = {} if not self.inertia or self.deploy == "round" else {ANSWERED: federation.broadcast(model)}
         if self.mixture is None:
-            return kept
-        kept[OF_SEED] = federation.broadcast(federation.seed_of_replicate)
+            return memory
+        memory[OF_SEED] = federation.broadcast(federation.seed_of_replicate)
         if self.deploy == "step":
             needed = federation.rows * len(self.mixture) * model.shape[1] * federation.dtype.itemsize
             if needed > room(federation.device, federation.place):
@@ -131,9 +131,9 @@ class Shift(ABC):
                     f"shift.mixture keeps {len(self.mixture)} models for each of {federation.rows} clients, "
                     f"{needed / 2**30:,.0f} GiB and more than there is; lower it, or set shift.deploy=round"
                 )
-            kept[PAST] = federation.broadcast(self._all_of(model))
-            kept[TURN] = federation.zeros(dtype=torch.int64)
-        return kept
+            memory[PAST] = federation.broadcast(self._all_of(model))
+            memory[TURN] = federation.zeros(dtype=torch.int64)
+        return memory
 
     def _all_of(self, model: Tensor) -> Tensor:
         """[R, L, d] of [R, d]: before round 0 all samples answer the initial model."""
@@ -144,8 +144,8 @@ class Shift(ABC):
         """What all data of a replicate remember: name → [R, …]."""
         if self.deploy == "step":
             return {}
-        kept = {ANSWERED: model.clone()} if self.inertia or self.redraw else {}
-        return kept if self.mixture is None else kept | {PAST: self._all_of(model)}
+        memory = {ANSWERED: model.clone()} if self.inertia or self.redraw else {}
+        return memory if self.mixture is None else memory | {PAST: self._all_of(model)}
 
     def deployed(self, server: dict[str, Tensor], model: Tensor, t: int = 0) -> Tensor | None:
         """[R, d] what all data answer to in round t, at whose beginning the server's model is `model`; [R, L, d] with a
@@ -230,43 +230,50 @@ class Shift(ABC):
         other, without padding; the results are padded again, with weight 0."""
         if not self.unpadded:
             return vmap(self.smooth)(batch, theta)
-        each = zip(by_client(batch), theta, strict=True)
-        return padded([self.smooth(own, point) if len(own["x"]) else own for own, point in each])
+        pairs = zip(by_client(batch), theta, strict=True)
+        return padded(
+            [
+                self.smooth(client_batch, point) if len(client_batch["x"]) else client_batch
+                for client_batch, point in pairs
+            ]
+        )
 
 
 def by_client(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     """The batches of n clients [n, B, …], one by one and without padding: only what has a positive weight."""
     weight = batch.get("weight")
-    found = []
+    batches = []
     for n in range(len(batch["x"])):
-        own = {name: value[n] for name, value in batch.items()}
+        client_batch = {name: value[n] for name, value in batch.items()}
         if weight is not None:
-            there = weight[n] > 0
-            del own["weight"]
-            own = {name: value if name in OF_CLIENTS else value[there] for name, value in own.items()}
-        found.append(own)
-    return found
+            real_mask = weight[n] > 0
+            del client_batch["weight"]
+            client_batch = {
+                name: value if name in OF_CLIENTS else value[real_mask] for name, value in client_batch.items()
+            }
+        batches.append(client_batch)
+    return batches
 
 
 def padded(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Batches of n clients [B_n, …] as one [n, B, …]; its 'weight' is 0 for padding."""
-    most = max(len(batch["x"]) for batch in batches)
-    parts: dict[str, list[Tensor]] = {name: [] for name in (*batches[0], "weight")}
+    width = max(len(batch["x"]) for batch in batches)
+    columns: dict[str, list[Tensor]] = {name: [] for name in (*batches[0], "weight")}
     for batch in batches:
         size = len(batch["x"])
         weight = batch.get("weight", batch["x"].new_ones(size) if batch["x"].is_floating_point() else torch.ones(size))
-        parts["weight"].append(torch.cat([weight, weight.new_zeros(most - size)]))
+        columns["weight"].append(torch.cat([weight, weight.new_zeros(width - size)]))
         for name, value in batch.items():
             if name == "weight":
                 continue
             if value.dim() and len(value) == size and name not in OF_CLIENTS:
                 value = (
-                    torch.cat([value, value[:1].expand(most - size, *value.shape[1:])])
+                    torch.cat([value, value[:1].expand(width - size, *value.shape[1:])])
                     if size
-                    else (value.new_zeros(most, *value.shape[1:]))
+                    else (value.new_zeros(width, *value.shape[1:]))
                 )
-            parts[name].append(value)
-    return {name: torch.stack(values) for name, values in parts.items()}
+            columns[name].append(value)
+    return {name: torch.stack(values) for name, values in columns.items()}
 
 
 class NoShift(Shift):

@@ -77,49 +77,50 @@ class Contribution(Shift):
                 f"shift=contribution moves the fractions of groups, which dataset={dataset.name} does not have; use "
                 "dataset=pricing_groups, regression_groups or one with classes"
             )
-        where = (federation, data, model, self.groups)
+        context = (federation, data, model, self.groups)
         self.attraction: Attraction
         if self.form == "linear":
-            self.attraction = LinearAttraction(*where)
+            self.attraction = LinearAttraction(*context)
         elif self.form == "budget":
-            self.attraction = BudgetAttraction(*where, self.budget)
+            self.attraction = BudgetAttraction(*context, self.budget)
         else:
-            self.attraction = LossAttraction(*where, self.constant, self.samples)
+            self.attraction = LossAttraction(*context, self.constant, self.samples)
 
     def fractions(self, batch: dict[str, Tensor], theta: Tensor) -> Tensor:
         """[K] ν_{i,k}(θ) of the batch's client; they sum to 1."""
-        found = self.attraction(theta, batch)
+        fractions = self.attraction(theta, batch)
         if self.held is not None:
-            held = entry(self.held, batch["row"])
-            found = found * (held > 0)
-            found = torch.where(found.sum() > 0, found, held.to(found.dtype))  # nobody it holds is attracted: all stay
-        return found / found.sum()
+            held_fractions = entry(self.held, batch["row"])
+            fractions = fractions * (held_fractions > 0)
+            # nobody it holds is attracted: all stay
+            fractions = torch.where(fractions.sum() > 0, fractions, held_fractions.to(fractions.dtype))
+        return fractions / fractions.sum()
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         fractions = self.fractions(batch, theta)
         if self.held is not None:
             return self._weighted(batch, fractions)
         group = pick_group(fractions, batch["uniform"])
-        moved = batch | {"group": group}
+        shifted_batch = batch | {"group": group}
         for name in ("x", "y"):
             component = batch.get(f"component_{name}")
             if component is not None:
                 pick = group.reshape(-1, *[1] * (component.dim() - 1)).expand(-1, 1, *component.shape[2:])
-                moved[name] = component.gather(1, pick)[:, 0]
-        return moved
+                shifted_batch[name] = component.gather(1, pick)[:, 0]
+        return shifted_batch
 
     def smooth(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         fractions = self.fractions(batch, theta)
         if self.held is not None:
             return self._weighted(batch, fractions)
-        every, group = components(batch, self.groups)
+        expanded, group = components(batch, self.groups)
         weight = fractions[group]
         if "weight" in batch:
             weight = weight * batch["weight"].repeat_interleave(self.groups)
-        return every | {"weight": weight, "group": group, "client": batch["client"], "row": batch["row"]}
+        return expanded | {"weight": weight, "group": group, "client": batch["client"], "row": batch["row"]}
 
     def _weighted(self, batch: dict[str, Tensor], fractions: Tensor) -> dict[str, Tensor]:
         assert self.held is not None
-        held = entry(self.held, batch["row"]).to(fractions.dtype)
-        weight = torch.where(held > 0, fractions / held.clamp(min=1e-12), 0.0)[batch["y"]]
+        held_fractions = entry(self.held, batch["row"]).to(fractions.dtype)
+        weight = torch.where(held_fractions > 0, fractions / held_fractions.clamp(min=1e-12), 0.0)[batch["y"]]
         return batch | {"weight": weight * batch["weight"] if "weight" in batch else weight}

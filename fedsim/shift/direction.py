@@ -76,11 +76,11 @@ def _is_linear(model: RowModel, layer: nn.Linear, name: str, shape: tuple[int, .
     count = torch.arange(model.dimension + 2 * layer.in_features, device=model.device, dtype=model.dtype)
     row, x = torch.sin(count + 1).split([model.dimension, 2 * layer.in_features])
     x = x.reshape(2, *shape)
-    named = model.unflatten(row)
-    bias = named.get(f"{name}.bias" if name else "bias")
-    expected = x.flatten(1) @ named[f"{name}.weight" if name else "weight"].T + (0 if bias is None else bias)
-    found = model.evaluate(row, x)
-    return found.shape == expected.shape and torch.allclose(found, expected, atol=1e-4)
+    parameters = model.unflatten(row)
+    bias = parameters.get(f"{name}.bias" if name else "bias")
+    expected = x.flatten(1) @ parameters[f"{name}.weight" if name else "weight"].T + (0 if bias is None else bias)
+    output = model.evaluate(row, x)
+    return output.shape == expected.shape and torch.allclose(output, expected, atol=1e-4)
 
 
 def _mask(features: Sequence[int] | None, size: int, dataset: str) -> Tensor:

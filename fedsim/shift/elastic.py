@@ -46,8 +46,8 @@ class Elastic(Strategic):
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         epsilon, direction = entry(self.epsilons, batch["client"]).to(theta.dtype), self.direction(theta)
-        wanted = epsilon * direction.sign() * (direction.abs() - self.reluctance).clamp(min=0)
-        return batch | {"x": batch["x"] - (wanted if self.reach is None else in_ball(wanted, self.reach))}
+        displacement = epsilon * direction.sign() * (direction.abs() - self.reluctance).clamp(min=0)
+        return batch | {"x": batch["x"] - (displacement if self.reach is None else in_ball(displacement, self.reach))}
 
 
 def in_ball(point: Tensor, radius: float) -> Tensor:

@@ -59,9 +59,9 @@ class Location(Shift):
         m = federation.clients
         need_one_parameter_per_input("location", data.dataset, model)
         if self.given is not None:
-            if len(self.given) != (every := m + federation.late):
+            if len(self.given) != (total_clients := m + federation.late):
                 raise ConfigError(
-                    f"shift.epsilons has {len(self.given)} entries, but clients={every}; give one per client"
+                    f"shift.epsilons has {len(self.given)} entries, but clients={total_clients}; give one per client"
                 )
             drawn = torch.as_tensor(self.given[:m], dtype=torch.float64)
         else:

@@ -31,12 +31,12 @@ class Mixture:
 
     def __init__(self, given: float | Sequence[float]) -> None:
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-            kept = checks.fraction("shift.mixture", given)
-            length = 1 if kept == 0 else math.inf if kept == 1 else 1 + math.ceil(math.log(REST) / math.log(kept))
+            decay = checks.fraction("shift.mixture", given)
+            length = 1 if decay == 0 else math.inf if decay == 1 else 1 + math.ceil(math.log(REST) / math.log(decay))
             if length > MOST:
-                raise ConfigError(f"shift.mixture={kept:g} asks for more than {MOST} earlier models; lower it")
-            powers = kept ** torch.arange(int(length), dtype=torch.float64)
-            self.weights = torch.cat([(1 - kept) * powers[:-1], powers[-1:]])
+                raise ConfigError(f"shift.mixture={decay:g} asks for more than {MOST} earlier models; lower it")
+            powers = decay ** torch.arange(int(length), dtype=torch.float64)
+            self.weights = torch.cat([(1 - decay) * powers[:-1], powers[-1:]])
             return
         self.weights = torch.tensor([checks.fraction("shift.mixture", a) for a in given], dtype=torch.float64)
         if not len(self.weights) or abs(float(self.weights.sum()) - 1) > 1e-9 or not self.weights[0]:
@@ -58,10 +58,10 @@ class Mixture:
         """One client's batch, each of its samples moved on its own by its model; past [L, d], the newest first."""
         theta = past[self.lags(key, len(batch["x"]))]
         samples = {name: value[:, None] for name, value in batch.items() if value.dim()}
-        whole = {name: value for name, value in batch.items() if not value.dim()}
+        client_entries = {name: value for name, value in batch.items() if not value.dim()}
 
         def of_one(sample: Batch, theta: Tensor) -> Batch:
-            moved = shift(whole | sample, theta)
-            return {name: value for name, value in moved.items() if name not in whole}
+            shifted = shift(client_entries | sample, theta)
+            return {name: value for name, value in shifted.items() if name not in client_entries}
 
-        return whole | {name: value.flatten(0, 1) for name, value in vmap(of_one)(samples, theta).items()}
+        return client_entries | {name: value.flatten(0, 1) for name, value in vmap(of_one)(samples, theta).items()}

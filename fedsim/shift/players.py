@@ -70,8 +70,8 @@ class Players(Shift):
                 )
             kappa = torch.tensor([[checks.real("shift.coupling", k) for k in row] for row in rows], dtype=torch.float64)
         else:
-            each = checks.real("shift.coupling", self.coupling) / max(m - 1, 1)
-            kappa = each * (1 - torch.eye(m, dtype=torch.float64))
+            pair_coupling = checks.real("shift.coupling", self.coupling) / max(m - 1, 1)
+            kappa = pair_coupling * (1 - torch.eye(m, dtype=torch.float64))
         self.answer = (kappa - torch.diag(gammas)).to(federation.device)  # [m, m]
         self.players, self.goods = m, goods
 

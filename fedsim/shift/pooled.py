@@ -63,12 +63,12 @@ class PooledShift(Shift):
         """The samples one by one, as batches of their members."""
         member = batch.get("member", torch.arange(len(batch["x"]), device=theta.device) % self.members)
         samples = {name: value[:, None] for name, value in batch.items() if value.dim() and name != "member"}
-        whole = {name: value for name, value in batch.items() if not value.dim()}
-        row = whole["row"] * self.members
+        client_entries = {name: value for name, value in batch.items() if not value.dim()}
+        row = client_entries["row"] * self.members
 
         def of_one(sample: dict[str, Tensor], member: Tensor) -> dict[str, Tensor]:
-            moved = move(whole | sample | {"client": member, "row": row + member}, theta)
-            return {name: value for name, value in moved.items() if name not in whole}
+            shifted = move(client_entries | sample | {"client": member, "row": row + member}, theta)
+            return {name: value for name, value in shifted.items() if name not in client_entries}
 
-        moved = vmap(of_one)(samples, member)
-        return whole | {name: value.flatten(0, 1) for name, value in moved.items()}
+        shifted = vmap(of_one)(samples, member)
+        return client_entries | {name: value.flatten(0, 1) for name, value in shifted.items()}

@@ -59,8 +59,8 @@ class AFL(ServerStep[AFLState]):
         cohort = report.cohort
         mixture = cohort.gather(state.mixture)
         iterate = state.iterate - self.server_lr * cohort.mean(report.innovation, mixture)
-        moved = mixture + self.mixture_lr * answers(cohort, state.iterate).loss
-        cohort.scatter(state.mixture, onto_simplex(cohort, moved, mixture))
+        unprojected = mixture + self.mixture_lr * answers(cohort, state.iterate).loss
+        cohort.scatter(state.mixture, onto_simplex(cohort, unprojected, mixture))
         steps = state.steps + cohort.nonempty
         mean = state.model + (iterate - state.model) / steps.clamp(min=1)[:, None]
         model = cohort.unless_empty(mean if self.average else iterate.clone(), state.model)
@@ -70,14 +70,14 @@ class AFL(ServerStep[AFLState]):
 def onto_simplex(cohort: Cohort, values: Tensor, before: Tensor) -> Tensor:
     """[n] the nearest point to the values [n] whose entries are not negative and, replicate by replicate, have the sum
     of those `before`: max(v − τ, 0), with τ by sorting."""
-    both = torch.stack([values, before]).double().cpu().numpy()
-    (host, kept), virtual, bounds = cohort.all_gather_host(both)
-    found = np.zeros_like(host)
+    stacked = torch.stack([values, before]).double().cpu().numpy()
+    (host, previous), virtual, bounds = cohort.all_gather_host(stacked)
+    projected = np.zeros_like(host)
     for a, b in itertools.pairwise(bounds):
         if b > a:
             ordered = -np.sort(-host[a:b])
-            levels = (np.cumsum(ordered) - kept[a:b].sum()) / np.arange(1, b - a + 1)
+            levels = (np.cumsum(ordered) - previous[a:b].sum()) / np.arange(1, b - a + 1)
             below = levels[ordered > levels]  # none where the sum is 0, or a loss is not a number, which is passed on
-            found[a:b] = np.maximum(host[a:b] - below[-1], 0) if len(below) else 0 * host[a:b]
-    own = found[np.searchsorted(virtual, cohort.host.virtual)]
-    return torch.as_tensor(own, dtype=values.dtype).to(values.device)
+            projected[a:b] = np.maximum(host[a:b] - below[-1], 0) if len(below) else 0 * host[a:b]
+    local_values = projected[np.searchsorted(virtual, cohort.host.virtual)]
+    return torch.as_tensor(local_values, dtype=values.dtype).to(values.device)

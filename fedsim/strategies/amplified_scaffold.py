@@ -90,9 +90,15 @@ class AmplifiedScaffold(RemembersClients[AmplifiedScaffoldState]):
         """The control variates of all who came since the last time, and with them c [R, d], which is returned. The
         host waits."""
         rows = np.flatnonzero(state.rates.cpu().numpy())
-        seen = Cohort(federation, rows, np.ones(len(rows)), np.ones(len(rows)), t)
-        gradients = seen.gather(state.gradients)
-        mean = stored(state.memory, state.mean, seen, gradients / seen.gather(state.rates)[:, None], self.weighting)
-        seen.scatter(state.gradients, torch.zeros_like(gradients))
+        participants = Cohort(federation, rows, np.ones(len(rows)), np.ones(len(rows)), t)
+        gradients = participants.gather(state.gradients)
+        mean = stored(
+            state.memory,
+            state.mean,
+            participants,
+            gradients / participants.gather(state.rates)[:, None],
+            self.weighting,
+        )
+        participants.scatter(state.gradients, torch.zeros_like(gradients))
         state.rates.zero_()
         return mean

@@ -84,40 +84,40 @@ class CAFed(ServerStep[CAFedState]):
 
     def aggregate(self, state: CAFedState, report: Report, t: int) -> CAFedState:
         cohort = report.cohort
-        known = self.watched(state, cohort, t)
-        share = (known.taken + self.prior / 2) / (t + 1 + self.prior)
-        stays = (known.stayed + self.prior / 2) / (state.taken + self.prior)
-        misses = (known.missed + self.prior / 2) / (t - state.taken + self.prior)
-        kept = self.kept(known, share, stays + misses - 1, cohort)
-        weights = kept * cohort.weights(self.weighting) / share[cohort.rows]
-        known.model = state.model - self.server_lr * cohort.sum(report.innovation, weights)
-        return known
+        new_state = self.watched(state, cohort, t)
+        share = (new_state.taken + self.prior / 2) / (t + 1 + self.prior)
+        stays = (new_state.stayed + self.prior / 2) / (state.taken + self.prior)
+        misses = (new_state.missed + self.prior / 2) / (t - state.taken + self.prior)
+        kept_mask = self.kept(new_state, share, stays + misses - 1, cohort)
+        weights = kept_mask * cohort.weights(self.weighting) / share[cohort.rows]
+        new_state.model = state.model - self.server_lr * cohort.sum(report.innovation, weights)
+        return new_state
 
     def watched(self, state: CAFedState, cohort: Cohort, t: int) -> CAFedState:
         """What is known when this round's clients have said their losses."""
-        rows, here = cohort.rows, torch.zeros_like(state.here)
-        here[rows] = 1
-        old = torch.where(state.taken[rows] > 0, self.smoothness, 0.0).to(here.dtype)
+        rows, active = cohort.rows, torch.zeros_like(state.here)
+        active[rows] = 1
+        old = torch.where(state.taken[rows] > 0, self.smoothness, 0.0).to(active.dtype)
         loss = state.loss.clone()
         loss[rows] = old * state.loss[rows] + (1 - old) * answers(cohort, state.model).loss
-        missed = state.missed + ((1 - here) * (1 - state.here) if t else 0.0)
-        return CAFedState(state.model, loss, here, state.taken + here, state.stayed + here * state.here, missed)
+        missed = state.missed + ((1 - active) * (1 - state.here) if t else 0.0)
+        return CAFedState(state.model, loss, active, state.taken + active, state.stayed + active * state.here, missed)
 
     def kept(self, state: CAFedState, share: Tensor, correlation: Tensor, cohort: Cohort) -> Tensor:
         """[n] 1 for those of the cohort who are not left out, else 0."""
         federation = cohort.federation
         everyone = federation.everyone(cohort)
-        about = torch.stack([state.loss, state.taken, share, correlation, federation.weights(self.weighting)])
-        host, virtual, _ = everyone.all_gather_host(about.double().cpu().numpy())
+        statistics = torch.stack([state.loss, state.taken, share, correlation, federation.weights(self.weighting)])
+        host, virtual, _ = everyone.all_gather_host(statistics.double().cpu().numpy())
         keep = np.zeros(federation.replicates * federation.clients)
         rounding = ties.tolerance(share.dtype)
-        for seed, own in zip(federation.seeds, virtual.reshape(federation.replicates, -1), strict=True):
-            loss, taken, pi, rho, w = host[:, own]
-            if taken.any():
-                excess = np.where(taken > 0, loss, loss[taken > 0].mean()) - self.optimum
-                breakers = ties.tie_breakers(seed, own % federation.clients, cohort.round)
+        for seed, replicate_rows in zip(federation.seeds, virtual.reshape(federation.replicates, -1), strict=True):
+            loss, participations, pi, rho, w = host[:, replicate_rows]
+            if participations.any():
+                excess = np.where(participations > 0, loss, loss[participations > 0].mean()) - self.optimum
+                breakers = ties.tie_breakers(seed, replicate_rows % federation.clients, cohort.round)
                 order = [*np.lexsort((breakers, -abs(rho))), *np.lexsort((breakers, pi))]
-                keep[own] = self.left(w, excess, order, rounding)
+                keep[replicate_rows] = self.left(w, excess, order, rounding)
         return torch.as_tensor(keep[cohort.host.virtual]).to(share)
 
     def left(self, w: np.ndarray, excess: np.ndarray, order: list[int], rounding: float = 0.0) -> np.ndarray:
@@ -128,11 +128,11 @@ class CAFed(ServerStep[CAFedState]):
             return float(a @ excess + self.bias * (abs(w - a).sum() / 2) ** 2 * excess.max())
 
         keep = np.ones(len(w), dtype=bool)
-        least = error(keep)
+        lowest_error = error(keep)
         for client in order:
-            without = keep.copy()
-            without[client] = False
-            slack = rounding * abs(least)
-            if keep[client] and (w * without).sum() > 0 and least - error(without) >= self.tolerance - slack:
-                keep, least = without, error(without)
+            candidate = keep.copy()
+            candidate[client] = False
+            slack = rounding * abs(lowest_error)
+            if keep[client] and (w * candidate).sum() > 0 and lowest_error - error(candidate) >= self.tolerance - slack:
+                keep, lowest_error = candidate, error(candidate)
         return keep

@@ -52,17 +52,17 @@ class Debiasing(ServerStep[DebiasingState]):
         return DebiasingState(model, federation.zeros(dtype=model.dtype))
 
     def start(self, state: DebiasingState, cohort: Cohort) -> dict[str, Tensor]:
-        taken, total = self.counted(state, cohort)
-        scale = cohort.weights(self.weighting) * cohort.broadcast(total) / taken[cohort.rows]
+        participations, total = self.counted(state, cohort)
+        scale = cohort.weights(self.weighting) * cohort.broadcast(total) / participations[cohort.rows]
         scale = scale if self.cap is None else scale.clamp(max=self.cap)
         return {"params": cohort.broadcast(state.model), "scale": scale}
 
     def aggregate(self, state: DebiasingState, report: Report, t: int) -> DebiasingState:
-        taken, total = self.counted(state, report.cohort)
+        participations, total = self.counted(state, report.cohort)
         mean = report.cohort.sum(report.innovation) * ((t + 1) / total.clamp(min=1))[:, None]
-        return DebiasingState(state.model - self.server_lr * mean, taken)
+        return DebiasingState(state.model - self.server_lr * mean, participations)
 
     def counted(self, state: DebiasingState, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """[R·m] and [R]: how often each client has taken part, this round included, and all of them together."""
-        taken = state.taken.index_add(0, cohort.rows, cohort.count)
-        return taken, cohort.federation.sum_over_clients(taken, torch.ones_like(taken))
+        participations = state.taken.index_add(0, cohort.rows, cohort.count)
+        return participations, cohort.federation.sum_over_clients(participations, torch.ones_like(participations))

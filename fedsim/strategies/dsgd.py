@@ -90,11 +90,11 @@ class DSGD(KeepsClientModels[ClientModels]):
         """[n, d] Σ_j W_ij of the rows [n, d] of each replicate's clients."""
         network, m = self.network(cohort.federation), cohort.federation.clients
         _, virtual, bounds = cohort.all_gather_host(cohort.host.count)
-        found = torch.empty_like(rows)
+        mixed_rows = torch.empty_like(rows)
         everybody = zip(cohort.by_replicate(rows), itertools.pairwise(bounds), strict=True)
-        for (own, (first, last)), (a, b) in zip(everybody, itertools.pairwise(cohort.bounds), strict=True):
-            there = virtual[first:last] % m
-            here = np.searchsorted(there, cohort.host.virtual[a:b] % m)  # of those, this rank's
-            weights = network.mixing(there, self.degrees == "all")[here]
-            found[a:b] = torch.as_tensor(weights, dtype=rows.dtype, device=rows.device) @ own
-        return found
+        for (replicate_rows, (first, last)), (a, b) in zip(everybody, itertools.pairwise(cohort.bounds), strict=True):
+            participants = virtual[first:last] % m
+            local_positions = np.searchsorted(participants, cohort.host.virtual[a:b] % m)  # of those, this rank's
+            weights = network.mixing(participants, self.degrees == "all")[local_positions]
+            mixed_rows[a:b] = torch.as_tensor(weights, dtype=rows.dtype, device=rows.device) @ replicate_rows
+        return mixed_rows

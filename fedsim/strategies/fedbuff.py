@@ -69,16 +69,22 @@ class FedBuff(ServerStep[FedBuffState]):
     def aggregate(self, state: FedBuffState, report: Report, t: int) -> FedBuffState:
         cohort, k = report.cohort, self.buffer
         sent, virtual, bounds = cohort.all_gather_host(cohort.host.count > 0)
-        place, came = np.cumsum(sent) - 1, []
+        positions, arrivals = np.cumsum(sent) - 1, []
         for a, b in itertools.pairwise(bounds):
-            place[a:b] -= place[a] - sent[a] + 1 if b > a else 0
-            came.append(int(sent[a:b].sum()))
-        own = torch.as_tensor(place[np.searchsorted(virtual, cohort.host.virtual)], device=state.model.device)
-        there = state.waiting + torch.tensor(came, device=state.model.device)
-        used = there // k * k  # rows that are in a full buffer
-        now = (cohort.broadcast(state.waiting) + own < cohort.broadcast(used)).to(state.model.dtype)
-        weights = torch.as_tensor(self.discount(report.rounds_late)).to(now)
-        steps = (used > 0)[:, None]
-        full = torch.where(steps, state.buffer, 0.0) + cohort.sum(report.innovation, weights * now)
-        rest = torch.where(steps, 0.0, state.buffer) + cohort.sum(report.innovation, weights * (1 - now))
-        return FedBuffState(state.model - self.server_lr / k * full, rest, there - used)
+            positions[a:b] -= positions[a] - sent[a] + 1 if b > a else 0
+            arrivals.append(int(sent[a:b].sum()))
+        local_positions = torch.as_tensor(
+            positions[np.searchsorted(virtual, cohort.host.virtual)], device=state.model.device
+        )
+        pending = state.waiting + torch.tensor(arrivals, device=state.model.device)
+        consumed = pending // k * k  # rows that are in a full buffer
+        in_full_buffer = (cohort.broadcast(state.waiting) + local_positions < cohort.broadcast(consumed)).to(
+            state.model.dtype
+        )
+        weights = torch.as_tensor(self.discount(report.rounds_late)).to(in_full_buffer)
+        steps = (consumed > 0)[:, None]
+        full = torch.where(steps, state.buffer, 0.0) + cohort.sum(report.innovation, weights * in_full_buffer)
+        remainder = torch.where(steps, 0.0, state.buffer) + cohort.sum(
+            report.innovation, weights * (1 - in_full_buffer)
+        )
+        return FedBuffState(state.model - self.server_lr / k * full, remainder, pending - consumed)

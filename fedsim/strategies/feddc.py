@@ -69,7 +69,7 @@ class FedDC(Strategy[FedDCState]):
         cohort = report.cohort
         control = report.innovation / report.lr_sum[:, None] - report.carry["correction"]
         mean_control = stored(state.control, state.mean_control, cohort, control, self.weighting)
-        moved = cohort.gather(state.drift) - report.innovation
-        mean_drift = stored(state.drift, state.mean_drift, cohort, moved, self.weighting)
+        drift = cohort.gather(state.drift) - report.innovation
+        mean_drift = stored(state.drift, state.mean_drift, cohort, drift, self.weighting)
         model = cohort.unless_empty(self.mean(cohort, report.end) + mean_drift, state.model)
         return FedDCState(model, state.drift, mean_drift, state.control, mean_control)

@@ -34,13 +34,13 @@ class FedDyn(RemembersClients[ClientMemory]):
         self.alpha = per_seed("strategy.alpha", alpha, checks.positive)
 
     def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
-        model, moved = cohort.broadcast(state.model), self.recall(state, cohort)
+        model, displacement = cohort.broadcast(state.model), self.recall(state, cohort)
         alpha = cohort.of_rows(self.alpha) / (cohort.weights(self.weighting) * cohort.federation.clients)  # α_i, [n]
-        return {"params": model, "anchor": model, "proximal": alpha, "correction": alpha[:, None] * moved}
+        return {"params": model, "anchor": model, "proximal": alpha, "correction": alpha[:, None] * displacement}
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
         cohort = report.cohort
-        moved = self.recall(state, cohort) - report.innovation
-        mean = stored(state.memory, state.mean, cohort, moved)  # the plain mean: α_i weighs
+        displacement = self.recall(state, cohort) - report.innovation
+        mean = stored(state.memory, state.mean, cohort, displacement)  # the plain mean: α_i weighs
         model = cohort.mean(report.end) + mean
         return replace(state, model=cohort.unless_empty(model, state.model), mean=mean)

@@ -56,8 +56,8 @@ class Focus(RemembersClients[ClientMemory]):
         self.steps_if_empty = self.empty_rounds == "step"
 
     def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
-        own, model = self.recall(state, cohort), cohort.broadcast(state.model)
-        return {"params": model, "correction": -own, "gradient": torch.zeros_like(own)}
+        last_gradient, model = self.recall(state, cohort), cohort.broadcast(state.model)
+        return {"params": model, "correction": -last_gradient, "gradient": torch.zeros_like(last_gradient)}
 
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
         cohort = report.cohort

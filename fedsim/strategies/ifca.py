@@ -80,8 +80,8 @@ class IFCA(ServerStep[IFCAState]):
         (replicates, d), device = model.shape, model.device
         clusters = model[:, None].clone()
         if self.k > 1:
-            seeds, every = federation.seed_of_replicate[:, None], torch.arange(self.k, device=device)
-            keys = rng.row_keys(seeds, rng.Purpose.CLUSTER, every)
+            seeds, cluster_index = federation.seed_of_replicate[:, None], torch.arange(self.k, device=device)
+            keys = rng.row_keys(seeds, rng.Purpose.CLUSTER, cluster_index)
             clusters = clusters + self.spread * rng.normal(keys[..., None], torch.arange(d, device=device), model.dtype)
         never = torch.full((federation.rows,), -1, dtype=torch.int64, device=device)
         members = torch.zeros(replicates, self.k, dtype=torch.int64, device=device)
@@ -91,14 +91,15 @@ class IFCA(ServerStep[IFCAState]):
         if self.k == 1:
             return cohort.broadcast(state.model)
         losses = torch.stack([answers(cohort, state.clusters[:, j]).loss for j in range(self.k)], dim=1)
-        least = losses.min(1, keepdim=True).values
-        equal = losses <= least + ties.tolerance(losses.dtype) * least.abs()  # up to rounding
+        lowest_loss = losses.min(1, keepdim=True).values
+        equal = losses <= lowest_loss + ties.tolerance(losses.dtype) * lowest_loss.abs()  # up to rounding
         return state.clusters[cohort.replicate, equal.to(torch.uint8).argmax(1)]
 
     def aggregate(self, state: IFCAState, report: Report, t: int) -> IFCAState:
         cohort, before = report.cohort, state.choice[report.cohort.rows]
-        same = [(report.start == cohort.broadcast(state.clusters[:, j])).all(1) for j in range(self.k)]
-        chosen = torch.stack(same, dim=1).to(torch.uint8).argmax(1)  # where models are equal the first, as in `start`
+        matches = [(report.start == cohort.broadcast(state.clusters[:, j])).all(1) for j in range(self.k)]
+        # where models are equal the first, as in `start`
+        chosen = torch.stack(matches, dim=1).to(torch.uint8).argmax(1)
         mine, w = one_hot(chosen, self.k), cohort.weights(self.weighting)
         clusters = torch.stack([self.moved(state, report, j, mine[:, j] * w) for j in range(self.k)], dim=1)
         joined = mine - one_hot(before.clamp(min=0), self.k) * (before >= 0)[:, None]
@@ -118,10 +119,10 @@ class IFCA(ServerStep[IFCAState]):
 
     def client_mean(self, state: IFCAState, federation: Federation) -> Tensor:
         met = (state.choice >= 0)[:, None]
-        has = torch.where(met, one_hot(state.choice.clamp(min=0), self.k), 0).to(state.model.dtype)
-        share = federation.sum_over_clients(has, federation.weights("uniform"))  # [R, k]
-        known = (share[:, :, None] * state.clusters).sum(1)
-        return known + (1 - share.sum(1, keepdim=True)) * state.model
+        membership = torch.where(met, one_hot(state.choice.clamp(min=0), self.k), 0).to(state.model.dtype)
+        share = federation.sum_over_clients(membership, federation.weights("uniform"))  # [R, k]
+        clustered_sum = (share[:, :, None] * state.clusters).sum(1)
+        return clustered_sum + (1 - share.sum(1, keepdim=True)) * state.model
 
 
 def _largest(clusters: Tensor, members: Tensor) -> Tensor:

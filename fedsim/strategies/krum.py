@@ -12,8 +12,8 @@ from fedsim.strategies.robust import Robust, middle, weighted_mean
 
 def scores(squares: Tensor, bad: int) -> Tensor:
     """[k] the sum of the k − f − 2 smallest squared distances of each row to others, from all of them [k, k]."""
-    others = squares.clone().fill_diagonal_(torch.inf)
-    return others.sort(1).values[:, : max(0, len(squares) - bad - 2)].sum(1)
+    distances = squares.clone().fill_diagonal_(torch.inf)
+    return distances.sort(1).values[:, : max(0, len(squares) - bad - 2)].sum(1)
 
 
 def squared_distances(rows: Tensor) -> Tensor:
@@ -55,8 +55,8 @@ class MultiKrum(Krum):
         return rows[order[: len(rows) - bad]].mean(0)
 
     def combine_weighted(self, rows: Tensor, weights: Tensor, bad: int, memory: Named) -> Tensor:
-        kept = scores(squared_distances(rows), bad).sort(stable=True).indices[: len(rows) - bad]
-        return weighted_mean(rows[kept], weights[kept])
+        selected = scores(squared_distances(rows), bad).sort(stable=True).indices[: len(rows) - bad]
+        return weighted_mean(rows[selected], weights[selected])
 
 
 class Bulyan(Krum):
@@ -73,13 +73,13 @@ class Bulyan(Krum):
 
     def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
         squares = squared_distances(rows)
-        left = torch.arange(len(rows), device=rows.device)
+        remaining = torch.arange(len(rows), device=rows.device)
         chosen = []
         for _ in range(len(rows) - 2 * bad):
-            best = scores(squares[left][:, left], bad).argmin(0, keepdim=True)
-            chosen.append(left[best])
-            place = torch.arange(len(left) - 1, device=left.device)
-            left = left[place + (place >= best)]  # without it
-        kept = rows[torch.cat(chosen)]
-        nearest = (kept - middle(kept)).abs().sort(dim=0, stable=True).indices[: len(kept) - 2 * bad]
-        return kept.gather(0, nearest).mean(0)
+            best = scores(squares[remaining][:, remaining], bad).argmin(0, keepdim=True)
+            chosen.append(remaining[best])
+            positions = torch.arange(len(remaining) - 1, device=remaining.device)
+            remaining = remaining[positions + (positions >= best)]  # without it
+        selected = rows[torch.cat(chosen)]
+        nearest = (selected - middle(selected)).abs().sort(dim=0, stable=True).indices[: len(selected) - 2 * bad]
+        return selected.gather(0, nearest).mean(0)

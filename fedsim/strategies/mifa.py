@@ -106,8 +106,8 @@ class MIFA(RemembersClients[MIFAState]):
             step = federation.sum_over_clients(state.memory, weights)
         met = state.met.to(step.dtype)
         if self.divide_by == "seen":
-            seen = federation.mean_over_clients(met, self.weighting)[:, None]
-            step = step / torch.where(seen > 0, seen, 1.0)
+            seen_share = federation.mean_over_clients(met, self.weighting)[:, None]
+            step = step / torch.where(seen_share > 0, seen_share, 1.0)
         model = state.model - self.server_lr * rate * step
         if self.wait_for_all:
             ready = federation.mean_over_clients(met) > 1 - 0.5 / federation.clients
@@ -116,5 +116,5 @@ class MIFA(RemembersClients[MIFAState]):
 
     def discount(self, age: Tensor) -> Tensor:
         """[R·m] ψ of whole numbers of rounds."""
-        kept = torch.ones_like(age) if self.max_age is None else age <= self.max_age
-        return kept / (1 + age) ** self.age_power
+        recent = torch.ones_like(age) if self.max_age is None else age <= self.max_age
+        return recent / (1 + age) ** self.age_power

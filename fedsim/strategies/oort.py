@@ -93,10 +93,10 @@ class Oort(FedAvg):
         rounding = ties.tolerance(state.utility.dtype)
 
         def choose(draw: np.random.Generator, utility: np.ndarray, last: np.ndarray) -> np.ndarray:
-            known, new = np.flatnonzero(last >= 0), np.flatnonzero(last < 0)
-            exploited = min(len(known), max(self.k - round(share * self.k), self.k - len(new)))
-            explored = draw.permutation(new)[: self.k - exploited]
-            best = self.exploited(draw, known, utility, last, active.round, exploited, rounding)
+            past_clients, new_clients = np.flatnonzero(last >= 0), np.flatnonzero(last < 0)
+            exploited = min(len(past_clients), max(self.k - round(share * self.k), self.k - len(new_clients)))
+            explored = draw.permutation(new_clients)[: self.k - exploited]
+            best = self.exploited(draw, past_clients, utility, last, active.round, exploited, rounding)
             return np.concatenate([explored, best])
 
         return chosen(active, choose, state.utility[active.rows], state.last_seen[active.rows])
@@ -115,9 +115,11 @@ class Oort(FedAvg):
         if not count:
             return known[:0]
         capped = np.minimum(utility[known], np.quantile(utility[known], self.clip))
-        apart = np.ptp(capped)
-        equal = apart <= rounding * np.abs(capped).max()  # then the range is rounding alone, and scales nothing
-        scores = (0.0 if equal else (capped - capped.min()) / apart) + np.sqrt(0.1 * np.log(t + 1) / (last[known] + 1))
+        utility_range = np.ptp(capped)
+        equal = utility_range <= rounding * np.abs(capped).max()  # then the range is rounding alone, and scales nothing
+        scores = (0.0 if equal else (capped - capped.min()) / utility_range) + np.sqrt(
+            0.1 * np.log(t + 1) / (last[known] + 1)
+        )
         admitted = scores >= (self.cutoff - rounding) * np.sort(scores)[-count]  # also where rounding lowers one
         keys = np.log(draw.random(len(known))) / np.maximum(scores, 1e-12)  # the largest are such a draw
         return known[np.argsort(-np.where(admitted, keys, -np.inf), kind="stable")[:count]]

@@ -108,10 +108,10 @@ class PerReplicate(Strategy[State]):
         """
 
     def initial(self, model: Tensor, federation: Federation) -> State:
-        each = [self.memory(own) for own in model]
-        fields = [(name, Tensor) for name in each[0]]
-        made = dataclasses.make_dataclass(f"{type(self).__name__}State", fields, bases=(State,))
-        state: State = made(model, *(torch.stack([memory[name] for memory in each]) for name in each[0]))
+        memories = [self.memory(replicate_model) for replicate_model in model]
+        fields = [(name, Tensor) for name in memories[0]]
+        state_class = dataclasses.make_dataclass(f"{type(self).__name__}State", fields, bases=(State,))
+        state: State = state_class(model, *(torch.stack([memory[name] for memory in memories]) for name in memories[0]))
         return state
 
     def aggregate(self, state: State, report: Report, t: int) -> State:

@@ -54,9 +54,9 @@ class PowerOfChoice(ServerStep[LossesState]):
         return LossesState(model, torch.full((federation.rows,), torch.inf, dtype=model.dtype, device=model.device))
 
     def cohort(self, state: LossesState, active: Cohort) -> Cohort:
-        some = drawn(active, self.candidates, active.weights("data"))
-        losses = answers(some, state.model).loss if self.needs_full_gradients else state.losses[some.rows]
-        return some.largest(losses, self.k)
+        candidates = drawn(active, self.candidates, active.weights("data"))
+        losses = answers(candidates, state.model).loss if self.needs_full_gradients else state.losses[candidates.rows]
+        return candidates.largest(losses, self.k)
 
     def aggregate(self, state: LossesState, report: Report, t: int) -> LossesState:
         state.losses[report.cohort.rows] = report.loss

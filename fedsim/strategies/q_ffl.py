@@ -41,7 +41,7 @@ class QFFL(Strategy[State]):
         weight = loss**self.q
         curvature = self.q * loss ** (self.q - 1) * gradient.square().sum(1) + weight / rate
         if self.weighting == "data":
-            curvature, weight = (cohort.weights("data") * each for each in (curvature, weight))
+            curvature, weight = (cohort.weights("data") * values for values in (curvature, weight))
         total = cohort.sum(curvature)
         step = cohort.sum(gradient, weight) / torch.where(total > 0, total, 1.0)[:, None]
         return replace(state, model=state.model - step)

@@ -68,8 +68,8 @@ class Robust(PerReplicate):
         raise ConfigError(f"strategy.weighting=data has no meaning for {type(self).__name__}; use uniform")
 
     def next_model(self, model: Tensor, rows: Rows, memory: Named, t: int) -> Tensor:
-        found = self.combined(rows, memory, t)
-        return model if found is None else model - rows.number(self.server_lr) * found
+        aggregated = self.combined(rows, memory, t)
+        return model if aggregated is None else model - rows.number(self.server_lr) * aggregated
 
     def combined(self, rows: Rows, memory: Named, t: int) -> Tensor | None:
         """[d] what it makes of a replicate's rows in round t; None where they are too few."""
@@ -81,13 +81,13 @@ class Robust(PerReplicate):
             turned = torch.as_tensor(order, device=sent.device)
             mixed = sent[turned]
             if weights is None:
-                sent = torch.stack([part.mean(0) for part in mixed.split(self.bucket)])
+                sent = torch.stack([bucket.mean(0) for bucket in mixed.split(self.bucket)])
             else:
                 shares = weights[turned].split(self.bucket)
                 sent = torch.stack(
-                    [weighted_mean(part, w) for part, w in zip(mixed.split(self.bucket), shares, strict=True)]
+                    [weighted_mean(bucket, w) for bucket, w in zip(mixed.split(self.bucket), shares, strict=True)]
                 )
-                weights = torch.stack([each.sum() for each in shares])
+                weights = torch.stack([bucket_shares.sum() for bucket_shares in shares])
         if len(sent) < self.least(bad):
             if not self._told:
                 log.warning(

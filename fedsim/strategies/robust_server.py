@@ -48,42 +48,46 @@ class RobustServer(Strategy[State]):
         self.weighting = self.rule.weighting
 
     def check(self, availability: Availability) -> None:
-        for part, own in (("rule", self.rule), ("server", self.server)):
+        for part_name, strategy in (("rule", self.rule), ("server", self.server)):
             try:
-                own.check(availability)
+                strategy.check(availability)
             except ConfigError as error:
-                raise of_part(error, "strategy", part) from None
+                raise of_part(error, "strategy", part_name) from None
 
     def check_local(self, rule: LocalRule) -> None:
         self.server.check_local(rule)
 
     def initial(self, model: Tensor, federation: Federation) -> State:
-        own, remembered = self.server.initial(model, federation), self.rule.initial(model, federation)
+        server_state, remembered = self.server.initial(model, federation), self.rule.initial(model, federation)
         mine = {f.name: getattr(remembered, f.name) for f in dataclasses.fields(remembered) if f.name != "model"}
-        kind = dataclasses.make_dataclass("RobustServerState", [(name, Tensor) for name in mine], bases=(type(own),))
-        state: State = kind(**{f.name: getattr(own, f.name) for f in dataclasses.fields(own)}, **mine)
+        kind = dataclasses.make_dataclass(
+            "RobustServerState", [(name, Tensor) for name in mine], bases=(type(server_state),)
+        )
+        state: State = kind(**{f.name: getattr(server_state, f.name) for f in dataclasses.fields(server_state)}, **mine)
         return state
 
     def start(self, state: State, cohort: Cohort) -> Tensor | dict[str, Tensor]:
         return self.server.start(state, cohort)
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
-        cohort, everybody, told, known = report.cohort, dict[str, list[Tensor]](), [], []
+        cohort, everybody, aggregates, has_aggregate = report.cohort, dict[str, list[Tensor]](), [], []
         before = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
         of_rule = self.rule.memory(state.model[0]).keys()
         memory: dict[str, list[Tensor]] = {name: [] for name in of_rule}
         for replicate, sent in enumerate(cohort.by_replicate(cohort.client)):
-            own = {name: before[name][replicate] for name in of_rule}
+            rule_memory = {name: before[name][replicate] for name in of_rule}
             rows = Rows(report, replicate, everybody)
-            found = self.rule.combined(rows, own, t) if len(sent) else None
-            known.append(found is not None)
-            told.append(torch.zeros_like(state.model[replicate]) if found is None else found)
+            aggregated = self.rule.combined(rows, rule_memory, t) if len(sent) else None
+            has_aggregate.append(aggregated is not None)
+            aggregates.append(torch.zeros_like(state.model[replicate]) if aggregated is None else aggregated)
             for name in of_rule:
-                memory[name].append(own[name])
-        same = dataclasses.replace(report, received=cohort.broadcast(torch.stack(told)))
-        made = self.server.aggregate(state, same, t)
-        able = torch.tensor(known, device=state.model.device)
-        after = {name: getattr(made, name) for name in before if name not in of_rule}
+                memory[name].append(rule_memory[name])
+        server_report = dataclasses.replace(report, received=cohort.broadcast(torch.stack(aggregates)))
+        server_state = self.server.aggregate(state, server_report, t)
+        able = torch.tensor(has_aggregate, device=state.model.device)
+        after = {name: getattr(server_state, name) for name in before if name not in of_rule}
         after |= {name: torch.stack(rows) for name, rows in memory.items()}
-        kept = {n: torch.where(able.reshape(-1, *[1] * (v.dim() - 1)), v, before[n]) for n, v in after.items()}
-        return dataclasses.replace(state, **kept)
+        updated_fields = {
+            n: torch.where(able.reshape(-1, *[1] * (v.dim() - 1)), v, before[n]) for n, v in after.items()
+        }
+        return dataclasses.replace(state, **updated_fields)

@@ -75,8 +75,8 @@ class Scaffnew(Strategy[ScaffnewState]):
         cohort, p = report.cohort, self.probability
         model = cohort.unless_empty(self.mean(cohort, report.end), state.model)
         ratio = 1 / report.lr_sum if p is None else p / cohort.broadcast(report.lr)  # ϱ/γ, [n]
-        apart = ratio[:, None] * (cohort.broadcast(model) - report.end)
+        correction = ratio[:, None] * (cohort.broadcast(model) - report.end)
         taking_part = (cohort.count > 0)[:, None]
         control = cohort.gather(state.control)
-        cohort.scatter(state.control, torch.where(taking_part, control + apart, control))
+        cohort.scatter(state.control, torch.where(taking_part, control + correction, control))
         return ScaffnewState(model, state.control)

@@ -34,9 +34,9 @@ def chosen(cohort: Cohort, choose: Callable[..., np.ndarray], *values: Tensor) -
         values: [n] each.
     """
     host, virtual, bounds = cohort.all_gather_host(np.stack([value.double().cpu().numpy() for value in values]))
-    found = [np.zeros(0, dtype=np.int64)]
+    selected = [np.zeros(0, dtype=np.int64)]
     for seed, (a, b) in zip(cohort.federation.seeds, itertools.pairwise(bounds), strict=True):
         if a < b:
             generator = rng.generator(seed, rng.Purpose.STRATEGY, cohort.round)
-            found.append(virtual[a:b][choose(generator, *host[:, a:b])])
-    return cohort.subset(np.flatnonzero(np.isin(cohort.host.virtual, np.concatenate(found))))
+            selected.append(virtual[a:b][choose(generator, *host[:, a:b])])
+    return cohort.subset(np.flatnonzero(np.isin(cohort.host.virtual, np.concatenate(selected))))

@@ -41,21 +41,21 @@ class Network:
         """[k, l] bool: are these two clients [k], [l] neighbours? Nobody is its own."""
         i, j, m = some[:, None], others[None], self.clients
         if self.topology == "ring":
-            found = ((i - j) % m == 1) | ((j - i) % m == 1)
+            links = ((i - j) % m == 1) | ((j - i) % m == 1)
         elif self.topology == "torus":
             width = m // self.height
             down, along = i // width - j // width, i % width - j % width
-            beside = ((along % width == 1) | (-along % width == 1)) & (down == 0)
-            found = beside | (((down % self.height == 1) | (-down % self.height == 1)) & (along == 0))
+            horizontal = ((along % width == 1) | (-along % width == 1)) & (down == 0)
+            links = horizontal | (((down % self.height == 1) | (-down % self.height == 1)) & (along == 0))
         elif self.topology == "star":
-            found = (i == 0) | (j == 0)
+            links = (i == 0) | (j == 0)
         elif self.topology == "erdos_renyi":
             pair = torch.as_tensor(np.minimum(i, j) * m + np.maximum(i, j))
             key = rng.row_keys(torch.tensor(self.seed), rng.Purpose.STRATEGY, pair)
-            found = (rng.uniform(key, torch.zeros_like(key), torch.float64) < self.probability).numpy()
+            links = (rng.uniform(key, torch.zeros_like(key), torch.float64) < self.probability).numpy()
         else:
-            found = np.ones((len(some), len(others)), dtype=bool)
-        return found & (i != j)
+            links = np.ones((len(some), len(others)), dtype=bool)
+        return links & (i != j)
 
     def degrees(self, some: np.ndarray) -> np.ndarray:
         """[k] how many neighbours these clients have."""
@@ -65,12 +65,12 @@ class Network:
         """Is there a way from everybody to everybody?"""
         if self.topology != "erdos_renyi":
             return True
-        seen, edge = np.zeros(self.clients, dtype=bool), np.array([0])
+        reached, edge = np.zeros(self.clients, dtype=bool), np.array([0])
         while len(edge):
-            seen[edge] = True
-            rest = np.flatnonzero(~seen)
-            edge = rest[self.linked(rest, edge).any(1)]
-        return bool(seen.all())
+            reached[edge] = True
+            unreached = np.flatnonzero(~reached)
+            edge = unreached[self.linked(unreached, edge).any(1)]
+        return bool(reached.all())
 
     def mixing(self, there: np.ndarray, everybody: bool) -> np.ndarray:
         """[k, k] W on the clients that are there [k]: symmetric, rows and columns sum to 1.
@@ -84,5 +84,5 @@ class Network:
         """
         links = self.linked(there, there)
         degrees = self.degrees(there) if everybody else links.sum(1)
-        found = links / (1.0 + np.maximum(degrees[:, None], degrees[None]))
-        return found + np.diag(1.0 - found.sum(1))
+        weights = links / (1.0 + np.maximum(degrees[:, None], degrees[None]))
+        return weights + np.diag(1.0 - weights.sum(1))

@@ -74,13 +74,13 @@ def gather(
     """
     names = None if federation.names is None else np.array(federation.names)
     fractions = federation.class_fractions
-    seen = range(min(rounds, MOST_ROUNDS))
+    recorded_rounds = range(min(rounds, MOST_ROUNDS))
     return Clients(
         number=federation.clients,
         accuracy=accuracy,
         samples=federation.sizes[: federation.clients][:MOST_CLIENTS] if stored else None,
         class_fractions=None if fractions is None else fractions[0, :MOST_CLIENTS],
-        present=np.stack([availability.counts(t)[0, :MOST_CLIENTS] > 0 for t in seen], axis=1),
+        present=np.stack([availability.counts(t)[0, :MOST_CLIENTS] > 0 for t in recorded_rounds], axis=1),
         names=None if names is None else names[:MOST_CLIENTS],
         accuracy_names=None if names is None or (accuracy is None and not metrics) else names[measured],
         labels=None if labels is None else np.array(labels),
@@ -91,15 +91,15 @@ def gather(
 
 def write(path: Path, clients: Clients) -> None:
     """Write the file so that it is whole at every moment; OutputError where it cannot be."""
-    known = {name: value for name, value in vars(clients).items() if name != "metrics" and value is not None}
-    known |= {f"{METRIC}{name}": values for name, values in clients.metrics.items()}
+    arrays = {name: value for name, value in vars(clients).items() if name != "metrics" and value is not None}
+    arrays |= {f"{METRIC}{name}": values for name, values in clients.metrics.items()}
     with replacing(path, "wb") as file:
-        np.savez_compressed(file, **known)
+        np.savez_compressed(file, **arrays)
 
 
 def read(path: Path) -> Clients:
     """Read it back; nothing is unpickled."""
     with np.load(path, allow_pickle=False) as file:
-        there = {field.name: file.get(field.name) for field in fields(Clients) if field.name != "metrics"}
+        arrays = {field.name: file.get(field.name) for field in fields(Clients) if field.name != "metrics"}
         metrics = {name.removeprefix(METRIC): file[name] for name in file if name.startswith(METRIC)}
-        return Clients(**there | {"number": int(file["number"])}, metrics=metrics)
+        return Clients(**arrays | {"number": int(file["number"])}, metrics=metrics)

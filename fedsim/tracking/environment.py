@@ -30,7 +30,7 @@ def commit() -> str | None:
 
 def versions() -> dict[str, str | None]:
     """Distribution → version, None where it is not installed."""
-    found: dict[str, str | None] = {}
+    installed_versions: dict[str, str | None] = {}
     for name in (
         "fedsim-torch",
         "torch",
@@ -42,10 +42,10 @@ def versions() -> dict[str, str | None]:
         "torchmetrics",
     ):
         try:
-            found[name] = importlib.metadata.version(name)
+            installed_versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            installed_versions[name] = None
+    return installed_versions
 
 
 def _program(path: Path) -> str:

@@ -67,20 +67,21 @@ def kept_rows(
     Raises:
         CheckpointError: they are not of a run with these columns, or not all are there.
     """
-    kept = [row for row in read_metrics(path) if row["round"] <= keep] if keep >= 0 and path.exists() else []
-    if kept and list(kept[0]) != list(columns):
+    rows = [row for row in read_metrics(path) if row["round"] <= keep] if keep >= 0 and path.exists() else []
+    if rows and list(rows[0]) != list(columns):
         raise CheckpointError(f"{path} has other columns than this run; choose another out")
-    if keep >= 0 and count is not None and len(kept) != count:
-        had = f"has {len(kept)} of the {count} rows" if path.exists() else f"is gone, with the {count} rows"
+    if keep >= 0 and count is not None and len(rows) != count:
+        discrepancy = f"has {len(rows)} of the {count} rows" if path.exists() else f"is gone, with the {count} rows"
         raise CheckpointError(
-            f"{path} {had} that the run had written by round {keep}; restore it, or begin afresh with resume=overwrite"
+            f"{path} {discrepancy} that the run had written by round {keep}; restore it, or begin afresh with "
+            "resume=overwrite"
         )
-    if keep >= 0 and crc is not None and checksum(kept) != crc:
+    if keep >= 0 and crc is not None and checksum(rows) != crc:
         raise CheckpointError(
             f"{path} is not what the run had written by round {keep} (its checksum differs); restore it, or begin "
             "afresh with resume=overwrite"
         )
-    return kept
+    return rows
 
 
 class MetricsCSV:
@@ -93,12 +94,12 @@ class MetricsCSV:
     """
 
     def __init__(self, path: Path, columns: Mapping[str, str], keep: int = -1) -> None:
-        self.kept = kept = kept_rows(path, columns, keep)
+        self.kept = rows = kept_rows(path, columns, keep)
         with replacing(path) as file:
             file.writelines(f"# {name}: {meaning}\n" for name, meaning in columns.items())
             writer = csv.DictWriter(file, list(columns))
             writer.writeheader()
-            writer.writerows(kept)
+            writer.writerows(rows)
         self._path = path
         self._file: TextIO = open(  # noqa: SIM115 (closed by close)
             path, "a", newline="", encoding="utf-8", opener=without_following

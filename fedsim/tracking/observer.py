@@ -141,8 +141,10 @@ class Observers:
 
     def evaluated(self, seen: EvaluationEvent) -> str | None:
         """The first sentence that ends the run, with who said it."""
-        said = self._each(lambda observer: observer.evaluated(seen), f"after round {seen.round}")
-        wishes = [f"observer {name}: {why} after round {seen.round}" for name, why in said if isinstance(why, str)]
+        replies = self._each(lambda observer: observer.evaluated(seen), f"after round {seen.round}")
+        wishes = [
+            f"observer {name}: {reason} after round {seen.round}" for name, reason in replies if isinstance(reason, str)
+        ]
         return wishes[0] if wishes else None
 
     def finish(self, ended: RunEnded) -> None:
@@ -153,11 +155,11 @@ class Observers:
         self._watching = []
 
     def _each(self, call: Callable[[Observer], Any], when: str) -> Sequence[tuple[str, Any]]:
-        found = []
+        replies = []
         for observer in list(self._watching):
             name = _name(observer)
             try:
-                found.append((name, call(observer)))
+                replies.append((name, call(observer)))
             except OutputError:  # a file of the run's own: that is an end of the run, as of metrics.csv
                 raise
             except Exception as error:
@@ -169,12 +171,12 @@ class Observers:
                 self._watching.remove(observer)
                 with contextlib.suppress(Exception):
                     observer.close()
-        return found
+        return replies
 
 
 def _name(observer: Observer) -> str:
-    made = observer.function if isinstance(observer, Calling) else type(observer)
-    return str(getattr(made, "__name__", type(made).__name__))
+    implementation = observer.function if isinstance(observer, Calling) else type(observer)
+    return str(getattr(implementation, "__name__", type(implementation).__name__))
 
 
 def as_observer(given: Any) -> Observer:

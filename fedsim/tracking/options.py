@@ -32,9 +32,9 @@ class Tracking:
         checks.auto_or_whole("tracking.checkpoint_every", self.checkpoint_every)
         if not isinstance(self.observers, (list, tuple)):
             raise ConfigError(f"tracking.observers={self.observers!r} must be a list, such as [wandb]")
-        for given in self.observers:
-            if isinstance(given, str):
-                checks.choice("tracking.observers", given, SERVICES)
+        for observer in self.observers:
+            if isinstance(observer, str):
+                checks.choice("tracking.observers", observer, SERVICES)
         self.observers = [SERVICES[g]() if isinstance(g, str) else as_observer(g) for g in self.observers]
 
     @property

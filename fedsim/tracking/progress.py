@@ -100,11 +100,11 @@ def progress_view(style: str, rounds: int, completed: int) -> ProgressView:
 
 def facts(rows: list[Row], speed: float | None) -> str:
     """The line a person reads."""
-    found = []
-    told = ("test accuracy", 100, ".1f") if "test_accuracy" in rows[0] else ("test loss", 1, ".3g")
+    segments = []
+    test_metric = ("test accuracy", 100, ".1f") if "test_accuracy" in rows[0] else ("test loss", 1, ".3g")
     for name, label, scale, form in (
         ("train_loss", "train loss", 1, ".3g"),
-        ("test_accuracy" if "test_accuracy" in rows[0] else "test_loss", *told),
+        ("test_accuracy" if "test_accuracy" in rows[0] else "test_loss", *test_metric),
         ("distance_to_optimum", "distance", 1, ".3g"),
         ("distance_to_ps", "to PS", 1, ".3g"),
         ("distance_to_po", "to PO", 1, ".3g"),
@@ -112,12 +112,12 @@ def facts(rows: list[Row], speed: float | None) -> str:
     ):
         if name in rows[0]:
             mean, std = mean_std([row[name] * scale for row in rows])
-            found.append(f"{label} {mean:{form}}{spread(std)}" + (" %" if scale == 100 else ""))
+            segments.append(f"{label} {mean:{form}}{spread(std)}" + (" %" if scale == 100 else ""))
     if speed is not None:
-        found.append(f"{short(speed)} samples/s")
+        segments.append(f"{short(speed)} samples/s")
     if rows[0]["total_bytes_up"]:
-        found.append(f"{filesize.decimal(rows[0]['total_bytes_up'])} up")
-    return "  ".join(found)
+        segments.append(f"{filesize.decimal(rows[0]['total_bytes_up'])} up")
+    return "  ".join(segments)
 
 
 def short(number: float) -> str:

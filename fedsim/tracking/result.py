@@ -77,8 +77,8 @@ def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run:
             raise ConfigError(f"replicate={replicate}, but {run} has {len(seeds)}")
         return replicate
     if (seed is None and len(seeds) > 1) or (seed is not None and seeds.count(seed) != 1):
-        many = f"; give replicate=0 to {len(seeds) - 1}" if len(set(seeds)) < len(seeds) else ""
-        raise ConfigError(f"seed={seed}, but {run} has the seeds {', '.join(map(str, seeds))}{many}")
+        hint = f"; give replicate=0 to {len(seeds) - 1}" if len(set(seeds)) < len(seeds) else ""
+        raise ConfigError(f"seed={seed}, but {run} has the seeds {', '.join(map(str, seeds))}{hint}")
     return 0 if seed is None else seeds.index(seed)
 
 
@@ -89,10 +89,10 @@ def measured(history: list[Row]) -> list[str]:
 
 def mean_std(values: list[float]) -> tuple[float, float]:
     """Mean and sample standard deviation of those that are numbers; NaN where none is, the latter also of one alone."""
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
+    valid_values = [value for value in values if not math.isnan(value)]
+    if not valid_values:
         return math.nan, math.nan
-    return float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else math.nan
+    return float(np.mean(valid_values)), float(np.std(valid_values, ddof=1)) if len(valid_values) > 1 else math.nan
 
 
 def spread(std: float) -> str:

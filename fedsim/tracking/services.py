@@ -33,11 +33,13 @@ def library(name: str) -> Any:
 def numbers(seen: EvaluationEvent, names: list[str]) -> Row:
     """What is shown of an evaluation: the mean over replicates by the column's name, and each replicate's below its
     own; what is not a number is left out."""
-    shown = {name: value for name, value in seen.mean().items() if name != "round"}
+    scalars = {name: value for name, value in seen.mean().items() if name != "round"}
     if len(seen.rows) > 1:
-        for which, row in zip(names, seen.rows, strict=True):
-            shown |= {f"{which}/{name}": value for name, value in row.items() if name not in ("round", "seed")}
-    return {name: float(value) for name, value in shown.items() if math.isfinite(value)}
+        for replicate_name, row in zip(names, seen.rows, strict=True):
+            scalars |= {
+                f"{replicate_name}/{name}": value for name, value in row.items() if name not in ("round", "seed")
+            }
+    return {name: float(value) for name, value in scalars.items() if math.isfinite(value)}
 
 
 class Service(Observer):
@@ -57,12 +59,12 @@ class Service(Observer):
 
     def begin(self, run: RunStarted) -> None:
         self._names = run.names
-        known = _identities(run.folder)
-        kept = known.get(self.package) if run.completed else None
-        made = self.start(run, self.name or (run.folder.name if run.folder else None), kept)
+        identities = _identities(run.folder)
+        previous_id = identities.get(self.package) if run.completed else None
+        run_id = self.start(run, self.name or (run.folder.name if run.folder else None), previous_id)
         if run.folder is not None:
             with replacing(run.folder / IDENTITY) as file:
-                file.write(json.dumps(known | {self.package: made}) + "\n")
+                file.write(json.dumps(identities | {self.package: run_id}) + "\n")
 
     def start(self, run: RunStarted, name: str | None, kept: str | None) -> str:
         """Begin there, or go on with the run of the identity `kept`; returns the identity."""
@@ -76,9 +78,9 @@ def _identities(folder: Path | None) -> dict[str, str]:
 
 def _flat(ended: RunEnded) -> Row:
     """Results by 'final/NAME', and what took how long."""
-    final = {f"final/{name}": found["mean"] for name, found in ended.summary["final"].items()}
-    rest = {name: ended.summary[name] for name in ("rounds", "seconds", "samples", "parameters")}
-    return {name: value for name, value in (final | rest).items() if value is not None and math.isfinite(value)}
+    final = {f"final/{name}": statistics["mean"] for name, statistics in ended.summary["final"].items()}
+    totals = {name: ended.summary[name] for name in ("rounds", "seconds", "samples", "parameters")}
+    return {name: value for name, value in (final | totals).items() if value is not None and math.isfinite(value)}
 
 
 class WandB(Service):
@@ -138,12 +140,16 @@ class MLflow(Service):
             self._run = kept
             self._client.update_run(kept, status="RUNNING")
             return kept
-        known = self._client.get_experiment_by_name(self.project)
-        experiment = self._client.create_experiment(self.project) if known is None else known.experiment_id
+        existing_experiment = self._client.get_experiment_by_name(self.project)
+        experiment = (
+            self._client.create_experiment(self.project)
+            if existing_experiment is None
+            else existing_experiment.experiment_id
+        )
         self._run = self._client.create_run(experiment, run_name=name).info.run_id
-        told = [(key, str(value)[:LONGEST]) for key, value in run.settings.items()]
-        for first in range(0, len(told), MOST):
-            params = [self.api.entities.Param(key, value) for key, value in told[first : first + MOST]]
+        parameters = [(key, str(value)[:LONGEST]) for key, value in run.settings.items()]
+        for first in range(0, len(parameters), MOST):
+            params = [self.api.entities.Param(key, value) for key, value in parameters[first : first + MOST]]
             self._client.log_batch(self._run, params=params)
         return str(self._run)
 
@@ -151,8 +157,8 @@ class MLflow(Service):
         self._log(numbers(seen, self._names), seen.round)
 
     def _log(self, values: Row, step: int) -> None:
-        now = self.api.utils.time.get_current_time_millis()
-        metrics = [self.api.entities.Metric(name, value, now, step) for name, value in values.items()]
+        timestamp = self.api.utils.time.get_current_time_millis()
+        metrics = [self.api.entities.Metric(name, value, timestamp, step) for name, value in values.items()]
         for first in range(0, len(metrics), 10 * MOST):
             self._client.log_batch(self._run, metrics=metrics[first : first + 10 * MOST])
 

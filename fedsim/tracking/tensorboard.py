@@ -87,9 +87,9 @@ def _make_the_next_name_the_last(folder: Path) -> None:
     while int(time.time()) == max(opened.values(), default=0):
         time.sleep(0.02)
     behind = False
-    for place in {path.parent for path in opened}:
+    for directory in {path.parent for path in opened}:
         limit = int(time.time())
-        for path in sorted((path for path in opened if path.parent == place), reverse=True):
+        for path in sorted((path for path in opened if path.parent == directory), reverse=True):
             if opened[path] >= limit:
                 behind = True
                 path.rename(path.with_name(OPENED.sub(f"{EVENTS}{limit - 1:010d}", path.name)))
@@ -124,13 +124,13 @@ class TensorBoard(Observer):
         """The scalars of every replicate, their mean, and what was measured of every client as histograms."""
         if not self._writers:
             return
-        mean, *each = self._writers
+        mean, *replicate_writers = self._writers
         with written(self._files):
             for name in seen.rows[0]:
-                if (place := tag(name)) is not None:
-                    mean.add_scalar(place, mean_std([row[name] for row in seen.rows])[0], seen.round)
-                    for writer, row in zip(each, seen.rows, strict=False):
-                        writer.add_scalar(place, row[name], seen.round)
+                if (scalar_tag := tag(name)) is not None:
+                    mean.add_scalar(scalar_tag, mean_std([row[name] for row in seen.rows])[0], seen.round)
+                    for writer, row in zip(replicate_writers, seen.rows, strict=False):
+                        writer.add_scalar(scalar_tag, row[name], seen.round)
             for name, values in seen.clients.items():
                 if len(values):
                     mean.add_histogram(f"clients/{name}", values, seen.round, bins="auto")

@@ -80,8 +80,8 @@ class Trial:
         batch = {name: value[slot] for name, value in self.samples.items()}
         batch |= {"client": clients, "row": clients, "key": rng.fold(clients + 1, step)}
         if int(sizes.min()) < width:
-            held = torch.as_tensor(sizes, device=self.rows.device)
-            batch["weight"] = (torch.arange(width, device=self.rows.device) < held[:, None]).to(dtype)
+            size_tensor = torch.as_tensor(sizes, device=self.rows.device)
+            batch["weight"] = (torch.arange(width, device=self.rows.device) < size_tensor[:, None]).to(dtype)
         return batch
 
     def contaminate(self, batch: Batch, step: int, first: int, stop: int) -> Batch:
@@ -120,9 +120,9 @@ def loss_repeats(trial: Trial, model: RowModel) -> bool:
 
 def _one_by_hand(trial: Trial, model: RowModel, client: int) -> Tensor:
     module, row = copy_module(model.training_module), trial.rows[client]
-    named = dict(module.named_parameters())
+    parameters_by_name = dict(module.named_parameters())
     for name, value in model.unflatten(row).items():
-        named[name].data = value.clone()
+        parameters_by_name[name].data = value.clone()
     put_tensors(module, model.statistics_of(row))
     dropouts = [module.get_submodule(name.rpartition(".")[0]) for name in model.dropout_keys]
     parameters = [p for p in module.parameters() if p.requires_grad]
@@ -139,9 +139,9 @@ def _one_by_hand(trial: Trial, model: RowModel, client: int) -> Tensor:
             for parameter in parameters:
                 if parameter.grad is not None:
                     parameter.sub_(LEARNING_RATE * parameter.grad.to_dense())
-    ended = [p.detach().reshape(-1) for p in parameters]
-    moved = [tensor_of(module, name).detach().reshape(-1).to(model.dtype) for name in model.statistics]
-    return torch.cat([*ended, *moved])
+    trained_columns = [p.detach().reshape(-1) for p in parameters]
+    statistics_columns = [tensor_of(module, name).detach().reshape(-1).to(model.dtype) for name in model.statistics]
+    return torch.cat([*trained_columns, *statistics_columns])
 
 
 def by_executor(make: Callable[[RowModel], Any]) -> Run:
@@ -149,8 +149,8 @@ def by_executor(make: Callable[[RowModel], Any]) -> Run:
 
     def run(trial: Trial, model: RowModel) -> Tensor:
         rates = torch.full((STEPS, len(trial.rows)), LEARNING_RATE, dtype=model.dtype, device=model.device)
-        ended: Tensor = make(model).run(trial, {"params": trial.rows.clone()}, rates, None)[0]["params"]
-        return ended
+        end_rows: Tensor = make(model).run(trial, {"params": trial.rows.clone()}, rates, None)[0]["params"]
+        return end_rows
 
     return run
 
@@ -212,14 +212,14 @@ class Agreement:
         """Batch sizes that are tried: 7 and 2, and the run's largest and smallest, where the module takes them."""
         occurring = [size for size in batches.sizes if size <= MOST] or [min(batches.largest, MOST)]
         spread = np.linspace(0, len(occurring) - 1, min(len(occurring), SIZES)).round().astype(int)
-        occurring = [occurring[place] for place in spread]
-        taken, refused = [], dict[int, Exception]()
+        occurring = [occurring[index] for index in spread]
+        accepted_sizes, refused = [], dict[int, Exception]()
         for size in dict.fromkeys((7, 2, *occurring)):
             trial = make_trial(model, samples, (size,))
             trial.sizes[:, 1:] = 0
             try:
                 by_hand(trial, model)
-                taken.append(size)
+                accepted_sizes.append(size)
             except (ConfigError, MemoryError):
                 raise
             except Exception as error:
@@ -231,9 +231,9 @@ class Agreement:
                     f"model: {type(model.training_module).__name__} cannot be trained on a batch of {size} samples, "
                     f"which clients have: plain PyTorch raised {type(reason).__name__}: {first_line(reason)[:300]}"
                 ) from reason
-        if not taken:
+        if not accepted_sizes:
             raise next(iter(refused.values()))
-        return tuple(taken[:STEPS])
+        return tuple(accepted_sizes[:STEPS])
 
     def why_not(self, executor: str, traits: ForwardTraits) -> str | None:
         """Why this executor cannot be used, in a few words; None where it gives the same numbers."""
@@ -247,23 +247,25 @@ class Agreement:
         run = by_executor(lambda of: self._make(executor, of, SGD(lr=LEARNING_RATE), NoShift()))
         with streams.quietly():
             try:
-                ended = run(self.trial, model)
+                end_rows = run(self.trial, model)
             except (ConfigError, MemoryError):
                 raise
             except Exception as error:
                 return first_line(error, type(error).__name__)[:200]
-        return None if self._same(self.expected, ended, self.close) else "it gives other numbers than plain PyTorch"
+        return None if self._same(self.expected, end_rows, self.close) else "it gives other numbers than plain PyTorch"
 
     def _same(self, expected: Tensor, ended: Tensor, close: float) -> bool:
         """Relative to the largest move of each client, of parameters and of statistics apart."""
         trained = self.trial.trained
         for columns in (slice(0, trained), slice(trained, None)):
-            moves, other = ((of - self.trial.rows.to(of))[:, columns] for of in (expected, ended))
-            if not moves.shape[1]:
+            expected_moves, actual_moves = ((of - self.trial.rows.to(of))[:, columns] for of in (expected, ended))
+            if not expected_moves.shape[1]:
                 continue
-            scale = moves.abs().nan_to_num(0, 0, 0).amax(1, keepdim=True)
-            off = (moves - other).abs()
-            if not torch.equal(moves.isnan(), other.isnan()) or bool((off > close * scale + 1e-14).any()):
+            scale = expected_moves.abs().nan_to_num(0, 0, 0).amax(1, keepdim=True)
+            off = (expected_moves - actual_moves).abs()
+            if not torch.equal(expected_moves.isnan(), actual_moves.isnan()) or bool(
+                (off > close * scale + 1e-14).any()
+            ):
                 return False
         return True
 
@@ -276,11 +278,13 @@ def agreement_of(model: RowModel, batches: Batches, make: Callable[..., Any]) ->
     """What a model and its loss agree with, remembered within the process; None where they are trusted."""
     if is_trusted(model):
         return None
-    what = snapshot([model.training_module, loss_function(model.loss), model.call, model.ridge, model.precision])
+    model_snapshot = snapshot(
+        [model.training_module, loss_function(model.loss), model.call, model.ridge, model.precision]
+    )
     kinds = [(name, value.shape[1:], value.dtype) for name, value in batches.data.few(2, model.dtype).items()]
-    known = (key(what), batches.sizes, str(model.device), tuple(model.statistics), tuple(kinds))
-    if known not in _remembered:
-        _remembered[known] = Agreement(model, batches, make)
+    cache_key = (key(model_snapshot), batches.sizes, str(model.device), tuple(model.statistics), tuple(kinds))
+    if cache_key not in _remembered:
+        _remembered[cache_key] = Agreement(model, batches, make)
         if len(_remembered) > KEPT:
             _remembered.popitem(last=False)
-    return _remembered[known]
+    return _remembered[cache_key]

@@ -21,17 +21,17 @@ def check_batches(batches: Batches, model: RowModel, numbers: int) -> None:
     Raises:
         ConfigError: with what to change.
     """
-    size, who = batches.smallest
+    size, row = batches.smallest
     if 0 < size < model.traits.least:
         raise ConfigError(
             f"model: {type(model.training_module).__name__} cannot train on a batch of one sample, which "
-            f"normalises to nothing, but client {who % batches.federation.clients} has one; give "
+            f"normalises to nothing, but client {row % batches.federation.clients} has one; give "
             "local.drop_last=true, fewer clients or another partition, or use nn.GroupNorm"
         )
     needed = COPIES * batches.largest * numbers * model.dtype.itemsize
     if needed > room(model.device, "device"):
-        asked = batches.work.batch_size
+        batch_size = batches.work.batch_size
         raise ConfigError(
-            f"batch_size={'null' if asked is None else asked}: one client's batch needs {needed / 2**30:,.0f} GiB, "
-            f"more than device={model.device} has; lower it"
+            f"batch_size={'null' if batch_size is None else batch_size}: one client's batch needs "
+            f"{needed / 2**30:,.0f} GiB, more than device={model.device} has; lower it"
         )

@@ -33,18 +33,18 @@ class BufferRecordingObjective:
         self.left: list[tuple[Tensor, Tensor]] = []
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        gradient, value, moved = self._own["gradient"](params, batch)
-        self._note((params, moved))
+        gradient, value, statistics = self._own["gradient"](params, batch)
+        self._note((params, statistics))
         return gradient, value
 
     def value(self, params: Tensor, batch: Batch) -> Tensor:
-        value, moved = self._own["value"](params, batch)
-        self._note((params, moved))
+        value, statistics = self._own["value"](params, batch)
+        self._note((params, statistics))
         return value
 
     def gradient_through(self, params: Tensor, batch: Batch, answer: Answer) -> tuple[Tensor, Tensor]:
-        gradient, value, moved = self._through(params, batch, answer)
-        self._note((params, moved))
+        gradient, value, statistics = self._through(params, batch, answer)
+        self._note((params, statistics))
         return gradient, value
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -52,15 +52,17 @@ class BufferRecordingObjective:
         return values, gradients
 
     def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
-        product, moved = self._own["hessian_product"](params, vector, batch)
-        self._note((params, moved))
+        product, statistics = self._own["hessian_product"](params, vector, batch)
+        self._note((params, statistics))
         return product
 
     def mixed_outputs(
         self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        gradient, slope, value, moved, left = self._own["mixed_outputs"](personal, params, alpha, batch)
-        self._note((params, left), (personal, moved))
+        gradient, slope, value, personal_statistics, global_statistics = self._own["mixed_outputs"](
+            personal, params, alpha, batch
+        )
+        self._note((params, global_statistics), (personal, personal_statistics))
         return gradient, slope, value
 
     def _note(self, *passes: tuple[Tensor, Tensor]) -> None:
@@ -89,9 +91,9 @@ class BufferRecordingObjective:
         to the models that have none of their own.
         """
         models = {name: before[name] for name in ("params", *rule.own_models)}
-        elsewhere = [moved for point, moved in self.left if not any(point is model for model in models.values())]
+        elsewhere = [columns for point, columns in self.left if not any(point is model for model in models.values())]
         for name, model in models.items():
-            own = [moved for point, moved in self.left if point is model] or elsewhere
-            statistics = own[-1] if own else model[..., self.model.trained :]
+            pass_statistics = [columns for point, columns in self.left if point is model] or elsewhere
+            statistics = pass_statistics[-1] if pass_statistics else model[..., self.model.trained :]
             after = after | {name: torch.cat([after[name][..., : self.model.trained], statistics], -1)}
         return after

@@ -35,14 +35,14 @@ class Capture:
     def __init__(self, recording: Recording, inputs: list[Tensor], capture: Callable[[Work], Captured]) -> None:
         self.inputs, self._formed = inputs, recording.formed
         self._again, self.outputs = capture(lambda: list(recording.operations(*inputs)))
-        places = {id(given): place for place, given in enumerate(inputs)}
-        self._passed = [places.get(id(out)) for out in self.outputs]
+        input_indices = {id(tensor): index for index, tensor in enumerate(inputs)}
+        self._passed = [input_indices.get(id(out)) for out in self.outputs]
 
     def __call__(self, tensors: list[Tensor]) -> Any:
         torch._foreach_copy_(self.inputs, tensors)
         self._again()
         pairs = zip(self.outputs, self._passed, strict=True)
-        return self._formed([out.clone() if place is None else tensors[place] for out, place in pairs])
+        return self._formed([out.clone() if index is None else tensors[index] for out, index in pairs])
 
     @property
     def bytes(self) -> int:
@@ -76,12 +76,12 @@ class Captures(Replay):
             return self._replayed(form, tensors, "arguments lie on several devices")
         inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         try:
-            found = Capture(Recording(self.function, form, inputs), inputs, self._capture)
+            capture = Capture(Recording(self.function, form, inputs), inputs, self._capture)
         except Exception as error:  # what cannot be recorded either will be refused there
             return self._replayed(form, tensors, str(error).partition("\n")[0].partition(". ")[0])
-        if found.bytes > self.most_bytes:
-            return self._replayed(form, tensors, f"it would hold {found.bytes / 2**20:.3g} MiB; lower trainer.chunk")
-        return found
+        if capture.bytes > self.most_bytes:
+            return self._replayed(form, tensors, f"it would hold {capture.bytes / 2**20:.3g} MiB; lower trainer.chunk")
+        return capture
 
     def _replayed(self, form: Any, tensors: list[Tensor], reason: str) -> Callable[[list[Tensor]], Any]:
         """Operation by operation; it is said once."""
@@ -92,10 +92,12 @@ class Captures(Replay):
 
     def _forget(self) -> None:
         super()._forget()
-        held = {key: kept.bytes for key, kept in self._recorded.items() if isinstance(kept, Capture)}
-        while sum(held.values()) > self.most_bytes:
-            oldest = next(iter(held))
-            del held[oldest], self._recorded[oldest]
+        bytes_by_key = {
+            key: recording.bytes for key, recording in self._recorded.items() if isinstance(recording, Capture)
+        }
+        while sum(bytes_by_key.values()) > self.most_bytes:
+            oldest = next(iter(bytes_by_key))
+            del bytes_by_key[oldest], self._recorded[oldest]
 
 
 def size_of(tensors: list[Tensor]) -> int:

@@ -59,11 +59,11 @@ class Choice:
 
     def describe(self) -> str:
         """One line for the log."""
-        together = self.chunk if self.executor == "vmap" else self.stack
-        how = f"up to {together} rows at once" if together > 1 else f"row by row in {self.workers} threads"
+        row_count = self.chunk if self.executor == "vmap" else self.stack
+        mode = f"up to {row_count} rows at once" if row_count > 1 else f"row by row in {self.workers} threads"
         reason = self.reason if self.compile in UNCOMPILED else "compiled, which takes a while in the first round"
         reason = "captured as CUDA graphs" if self.compile == "graph" else reason
-        return f"{self.executor} executor, {how} ({reason})"
+        return f"{self.executor} executor, {mode} ({reason})"
 
 
 def candidates(
@@ -114,12 +114,12 @@ def candidates(
         executor = "vmap"
     if compile not in UNCOMPILED and executor != "vmap":
         raise ConfigError(f"trainer.compile={compile} is for trainer.executor=vmap, not {executor}")
-    plain, together = bool(descents(rule, shift, model)), stacks(model)
-    settled = executor in ("fused", "loop") or (executor == "auto" and plain and together)
-    alone = None if settled else model.unvmapped
-    if executor == "vmap" and alone is not None:
+    plain, can_stack = bool(descents(rule, shift, model)), stacks(model)
+    settled = executor in ("fused", "loop") or (executor == "auto" and plain and can_stack)
+    unvmapped_reason = None if settled else model.unvmapped
+    if executor == "vmap" and unvmapped_reason is not None:
         raise ConfigError(
-            f"trainer.executor=vmap cannot run {type(model.training_module).__name__} ({alone}); use "
+            f"trainer.executor=vmap cannot run {type(model.training_module).__name__} ({unvmapped_reason}); use "
             "trainer.executor=auto, or loop"
         )
     if executor == "fused" and not plain:
@@ -130,14 +130,16 @@ def candidates(
         )
     names = {executor: "as configured"}
     if executor == "auto":
-        names = _in_order(plain, together, model.convolutional and model.device.type == "cpu", alone is None)
+        names = _in_order(
+            plain, can_stack, model.convolutional and model.device.type == "cpu", unvmapped_reason is None
+        )
         if not asked.trial or asked.deterministic or ranks > 1:
             names = dict([next(iter(names.items()))])
-    found = [
+    choices = [
         _sized(name, reason, asked, model, rule, shift, batch_size * max(sample_size, 1))
         for name, reason in names.items()
     ]
-    agreeing = _agreeing(found, agreement, asked, model)
+    agreeing = _agreeing(choices, agreement, asked, model)
     if agreeing is None:  # the model has become one that needs another way
         return candidates(asked, model, rule, shift, batch_size, sample_size, ranks, agreement)
     return agreeing
@@ -158,21 +160,24 @@ def _agreeing(
     able = [choice for choice in choices if reasons[choice.executor] is None]
     if not model.mixes and len(able) < len(choices):
         unpadded = dataclasses.replace(traits, mixes=True)
-        if any(why and agreement.why_not(name, unpadded) is None for name, why in reasons.items() if name != "loop"):
+        if any(
+            reason and agreement.why_not(name, unpadded) is None for name, reason in reasons.items() if name != "loop"
+        ):
             log.info("trainer: batches of %s are not padded, since padding changes its numbers", _named(model))
             traits.mixes = True
             return None
     if able:
         return able
-    why = next(iter(reasons.values()))
+    reason = next(iter(reasons.values()))
     if asked.executor in ("auto", "loop") and traits.isolated is None:
-        alone = dataclasses.replace(traits, isolated="one client's pass changes the next one's")
-        if agreement.why_not("loop", alone) is None:
-            traits.isolated = alone.isolated
+        isolated_traits = dataclasses.replace(traits, isolated="one client's pass changes the next one's")
+        if agreement.why_not("loop", isolated_traits) is None:
+            traits.isolated = isolated_traits.isolated
             return None
     remedy = "trainer.executor=auto" if asked.executor != "auto" else "plain operations of PyTorch in its forward pass"
     raise ConfigError(
-        f"model: {_named(model)} cannot be trained as trainer.executor={asked.executor} does it ({why}); use {remedy}"
+        f"model: {_named(model)} cannot be trained as trainer.executor={asked.executor} does it ({reason}); "
+        f"use {remedy}"
     )
 
 
@@ -198,12 +203,12 @@ def _in_order(plain: bool, together: bool, convolutions: bool, vmapped: bool) ->
 @functools.cache  # said once
 def workers(asked: int) -> int:
     """As many threads as are asked for, each with a model of its own, as long as processors have a use for them."""
-    most = WORKERS * (os.cpu_count() or 1)
-    if asked > most:
+    limit = WORKERS * (os.cpu_count() or 1)
+    if asked > limit:
         log.warning(
-            "trainer.workers=%d are more than %d processors have a use for; %d run", asked, most // WORKERS, most
+            "trainer.workers=%d are more than %d processors have a use for; %d run", asked, limit // WORKERS, limit
         )
-    return min(asked, most)
+    return min(asked, limit)
 
 
 def _sized(

@@ -48,7 +48,7 @@ def capturing(device: torch.device) -> Callable[[Work], Captured]:
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                written = work()
-        return graph.replay, written
+                outputs = work()
+        return graph.replay, outputs
 
     return capture

@@ -32,12 +32,12 @@ def run_without_failing(run: Run, rows: np.ndarray, diverged: np.ndarray) -> tup
     """
     failing = diverged.copy()
     if failing.any() and not failing.all():
-        found = _attempt(run, _replaced(rows, failing))
-        if found is not None:
-            return _marked(*found, failing)
+        result = _attempt(run, _replaced(rows, failing))
+        if result is not None:
+            return _marked(*result, failing)
     failing[_search(run, rows, np.flatnonzero(~failing))] = True
-    found = None if failing.all() else _attempt(run, _replaced(rows, failing))
-    return None if found is None else _marked(*found, failing)
+    result = None if failing.all() else _attempt(run, _replaced(rows, failing))
+    return None if result is None else _marked(*result, failing)
 
 
 def _attempt(run: Run, rows: np.ndarray) -> tuple[Carry, Tensor] | None:

@@ -46,8 +46,8 @@ def models_in_use(steps: tuple[GradientStep, ...]) -> int:
 
 def stacks(model: RowModel) -> bool:
     """Can several rows of the model go through one forward pass?"""
-    apart = not (model.statistics or model.mixes or model.traits.random)
-    return apart and model.loss in LOSSES.values() and stackable(model.training_module, not channels_last(model))
+    independent = not (model.statistics or model.mixes or model.traits.random)
+    return independent and model.loss in LOSSES.values() and stackable(model.training_module, not channels_last(model))
 
 
 class ClientStack:
@@ -63,18 +63,18 @@ class ClientStack:
     def begin(self, carry: Carry, batch: Batch, rates: Tensor) -> Carry:
         """What the rule does with rows [c, …] before their first step, on its batch [c, B, …] at its rates [c]."""
         assert self.objective is not None
-        parts = []
+        carries = []
         for row, rate in enumerate(rates):
-            own, samples = ({name: value[row] for name, value in part.items()} for part in (carry, batch))
-            parts.append(self.objective.begin(self.rule, own, samples, rate))
-        return {name: torch.stack([part[name] for part in parts]) for name in carry}
+            row_carry, samples = ({name: value[row] for name, value in entries.items()} for entries in (carry, batch))
+            carries.append(self.objective.begin(self.rule, row_carry, samples, rate))
+        return {name: torch.stack([entries[name] for entries in carries]) for name in carry}
 
     def load(self, carry: Carry, out: Carry) -> None:
         """Take over rows of the carry [c, …], which `store` will have written to `out`."""
         self.mixing = {step.name: carry[step.mixing] for step in self.steps if step.mixing}
         for step in reversed(self.steps):
-            beside = None if step.outputs or step.beside is None else self.stacks[step.beside].loaded.held
-            self.stacks[step.name].load(carry, beside, out)
+            other_parameters = None if step.outputs or step.beside is None else self.stacks[step.beside].loaded.held
+            self.stacks[step.name].load(carry, other_parameters, out)
 
     def store(self) -> None:
         """Have the rows written."""
@@ -100,9 +100,9 @@ class ClientStack:
             for step in self.steps:
                 output = outputs[step.name]
                 if step.outputs and step.beside:
-                    other = outputs[step.beside].detach().unflatten(0, (count, -1))
-                    own = output.unflatten(0, (count, -1))
-                    output = torch.lerp(other, own, along(mixing[step.name], own)).flatten(0, 1)
+                    base_output = outputs[step.beside].detach().unflatten(0, (count, -1))
+                    step_output = output.unflatten(0, (count, -1))
+                    output = torch.lerp(base_output, step_output, along(mixing[step.name], step_output)).flatten(0, 1)
                 losses = self.loss(output, flat).view(count, -1)
                 value = weighted_mean(losses, batch.get("weight"))
                 value.backward(self.stacks[step.name].seed)
@@ -144,27 +144,27 @@ class FusedExecutor:
 
         @torch.no_grad()
         def run_stack(rows: range) -> None:
-            own = self._clients.get()
+            client_stack = self._clients.get()
             try:
-                place = slice(rows.start, rows.stop)
-                steps = chunk.steps[place]
-                part = {name: value[place] for name, value in carry.items()}
+                row_slice = slice(rows.start, rows.stop)
+                steps = chunk.steps[row_slice]
+                part = {name: value[row_slice] for name, value in carry.items()}
                 for step in range(int(steps.max())):
                     stop = rows.start + int((steps > step).sum())
                     batch = chunk.batch(step, rows.start, stop, self.dtype)
                     batch = chunk.contaminate(batch, step, rows.start, stop)
                     if step == 0:
                         if self.begins:
-                            part = own.begin(part, batch, rates[0, place])
+                            part = client_stack.begin(part, batch, rates[0, row_slice])
                             for name in out.keys() - self.moved:
-                                out[name][place] = part[name]
-                        own.load(part, {name: out[name][place] for name in self.moved})
-                    losses[rows.start : stop].add_(own.step(batch, rates[step, rows.start : stop]))
-                own.store()
+                                out[name][row_slice] = part[name]
+                        client_stack.load(part, {name: out[name][row_slice] for name in self.moved})
+                    losses[rows.start : stop].add_(client_stack.step(batch, rates[step, rows.start : stop]))
+                client_stack.store()
             finally:
-                self._clients.put(own)
+                self._clients.put(client_stack)
 
-        parts = math.ceil(count / self.stack)
-        bounds = [count * part // parts for part in range(parts + 1)]
+        stack_count = math.ceil(count / self.stack)
+        bounds = [count * part // stack_count for part in range(stack_count + 1)]
         share(run_stack, [range(*pair) for pair in itertools.pairwise(bounds)], self.workers)
         return out, losses

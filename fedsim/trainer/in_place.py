@@ -92,8 +92,8 @@ class InPlace(ABC):
     def descend(self, gradients: list[Tensor | None]) -> None:
         """The step by the gradients [c', …] of the parameters, which may be written to; None where no sample met
         them."""
-        for place, gradient in enumerate(gradients):
-            self._step(place, gradient)
+        for index, gradient in enumerate(gradients):
+            self._step(index, gradient)
         self._taken = True
 
     def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
@@ -130,15 +130,15 @@ class PlainStep(InPlace):
 
     def _before(self, place: int) -> Tensor:
         """The parameter after what does not depend on the samples."""
-        own, drift, due = self._first(self.rows.own, place), self._drift(place), self.due
+        parameter, drift, due = self._first(self.rows.own, place), self._drift(place), self.due
         if due.shrinking is not None:
-            own.mul_(along(due.shrinking, own))
-        return own if drift is None else own.addcmul_(drift, along(due.rates, own), value=-1)
+            parameter.mul_(along(due.shrinking, parameter))
+        return parameter if drift is None else parameter.addcmul_(drift, along(due.rates, parameter), value=-1)
 
     def _step(self, place: int, gradient: Tensor | None) -> None:
-        own = self._before(place)
+        parameter = self._before(place)
         if gradient is not None:
-            own.add_(gradient)
+            parameter.add_(gradient)
 
     def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
         if outputs.dtype != self.rows.own[0].dtype:
@@ -163,20 +163,22 @@ class MomentumStep(InPlace):
 
     def _before(self, place: int) -> Tensor:
         """The velocity after what does not depend on the samples."""
-        own, velocity = self._first(self.rows.own, place), self._first(self.rows.state["velocity"], place)
+        parameter, velocity = self._first(self.rows.own, place), self._first(self.rows.state["velocity"], place)
         drift, due, momentum = self._drift(place), self.due, self.momentum
         if self.nesterov:
-            own.addcmul_(velocity, along(due.rates, own), value=momentum)
+            parameter.addcmul_(velocity, along(due.rates, parameter), value=momentum)
         if due.decay is None:
             velocity.mul_(momentum)
         else:  # λ meets x as it was
             forgets = 1 - due.rates * due.decay if self.nesterov else torch.ones_like(due.rates)
-            velocity.mul_(along(momentum * forgets, own)).addcmul_(own, along(due.decay, own))
+            velocity.mul_(along(momentum * forgets, parameter)).addcmul_(parameter, along(due.decay, parameter))
         return velocity if drift is None else velocity.add_(drift)
 
     def _after(self, place: int) -> None:
-        own, velocity = self._first(self.rows.own, place), self._first(self.rows.state["velocity"], place)
-        own.addcmul_(velocity, along(self.due.rates, own), value=-1 - self.momentum if self.nesterov else -1)
+        parameter, velocity = self._first(self.rows.own, place), self._first(self.rows.state["velocity"], place)
+        parameter.addcmul_(
+            velocity, along(self.due.rates, parameter), value=-1 - self.momentum if self.nesterov else -1
+        )
 
     def _step(self, place: int, gradient: Tensor | None) -> None:
         velocity = self._before(place)
@@ -211,19 +213,19 @@ class AdamStep(InPlace):
         self._rates, self._root = due.rates / first, second.rsqrt()
 
     def _step(self, place: int, gradient: Tensor | None) -> None:
-        own, drift, due = self._first(self.rows.own, place), self._drift(place), self.due
+        parameter, drift, due = self._first(self.rows.own, place), self._drift(place), self.due
         first, second = (self._first(self.rows.state[name], place) for name in ("first_moment", "second_moment"))
-        gradient = torch.zeros_like(own) if gradient is None else gradient
+        gradient = torch.zeros_like(parameter) if gradient is None else gradient
         if due.decay is not None:
-            gradient.addcmul_(own, along(due.decay, own))
+            gradient.addcmul_(parameter, along(due.decay, parameter))
         if drift is not None:
             gradient.add_(drift)
         first.lerp_(gradient, 1 - self.told.beta1)
         second.mul_(self.told.beta2).addcmul_(gradient, gradient, value=1 - self.told.beta2)
         if due.shrinking is not None:
-            own.mul_(along(due.shrinking, own))
-        scale = torch.sqrt(second, out=gradient).mul_(along(self._root, own)).add_(self.told.eps)
-        own.addcmul_(torch.div(first, scale, out=scale), along(self._rates, own), value=-1)
+            parameter.mul_(along(due.shrinking, parameter))
+        scale = torch.sqrt(second, out=gradient).mul_(along(self._root, parameter)).add_(self.told.eps)
+        parameter.addcmul_(torch.div(first, scale, out=scale), along(self._rates, parameter), value=-1)
 
 
 def in_place(told: HeavyBall | Moments | None) -> InPlace:

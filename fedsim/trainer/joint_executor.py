@@ -48,16 +48,16 @@ class JointExecutor:
         """
         out: list[LocalResult | Exception | None] = [None] * len(works)
         for group in self._groups(works):
-            found: Sequence[LocalResult | Exception]
+            results: Sequence[LocalResult | Exception]
             try:
-                found = self._together([works[place] for place in group])
+                results = self._together([works[index] for index in group])
             except Exception as error:
                 if len(group) > 1:
                     log.info("of %d runs together: %s; each is tried alone", len(group), error)
-                found = [error] if len(group) == 1 else [self._own(works[place]) for place in group]
-            for place, done in zip(group, found, strict=True):
-                out[place] = done
-        return [done for done in out if done is not None]
+                results = [error] if len(group) == 1 else [self._own(works[index]) for index in group]
+            for index, result in zip(group, results, strict=True):
+                out[index] = result
+        return [result for result in out if result is not None]
 
     @staticmethod
     def _own(work: LocalTask) -> LocalResult | Exception:
@@ -69,33 +69,33 @@ class JointExecutor:
     def _groups(self, works: Sequence[LocalTask]) -> list[list[int]]:
         """Places of those that fit together, none with more bytes than are allowed."""
         groups: list[list[int]] = []
-        for place, work in enumerate(works):
+        for index, work in enumerate(works):
             fitting = (group for group in groups if self._fits(works[group[0]], work))
             group = next(fitting, None)
             if group is None:
-                groups.append([place])
+                groups.append([index])
             else:
-                group.append(place)
-        return [part for group in groups for part in self._bounded(group, works)]
+                group.append(index)
+        return [subgroup for group in groups for subgroup in self._bounded(group, works)]
 
     def _bounded(self, group: list[int], works: Sequence[LocalTask]) -> list[list[int]]:
-        parts: list[list[int]] = [[]]
-        total, most = 0, self.most_bytes
-        if most is None:
-            most = CPU_STACK_BYTES if works[group[0]].rates.device.type == "cpu" else MOST_BYTES
-        for place in group:
-            size = sum(value.numel() * value.element_size() for value in works[place].carry.values())
-            if parts[-1] and total + size > most:
-                parts.append([])
+        subgroups: list[list[int]] = [[]]
+        total, limit = 0, self.most_bytes
+        if limit is None:
+            limit = CPU_STACK_BYTES if works[group[0]].rates.device.type == "cpu" else MOST_BYTES
+        for index in group:
+            size = sum(value.numel() * value.element_size() for value in works[index].carry.values())
+            if subgroups[-1] and total + size > limit:
+                subgroups.append([])
                 total = 0
-            parts[-1].append(place)
+            subgroups[-1].append(index)
             total += size
-        if len(parts) > 1 and not self._told:
+        if len(subgroups) > 1 and not self._told:
             rows = len(works[group[0]])
-            bound = f"{most / 2**20:.3g} MiB"
+            bound = f"{limit / 2**20:.3g} MiB"
             log.info("lockstep: %d runs of some %d rows go in parts of at most %s", len(group), rows, bound)
             self._told = True
-        return parts
+        return subgroups
 
     def _fits(self, one: LocalTask, other: LocalTask) -> bool:
         if not isinstance(one.trainer, Trainer) or not isinstance(other.trainer, Trainer):
@@ -117,20 +117,20 @@ class JointExecutor:
             return [first.trainer.perform(first)]
         leader = trainers[0]
         assert isinstance(leader, Trainer)
-        done = leader.perform(concatenate(works, self._data(works)))
+        result = leader.perform(concatenate(works, self._data(works)))
         for trainer, work in zip(trainers[1:], works[1:], strict=True):
             assert isinstance(trainer, Trainer)
             trainer.take(leader.choice.executor, work.carry)
-        return split_results(done, [len(work) for work in works])
+        return split_results(result, [len(work) for work in works])
 
     def _data(self, works: list[LocalTask]) -> ClientData:
         """The clients of them all, kept for as long as the same go together."""
-        own = [work.plan.batches.data for work in works]
-        key = tuple(map(id, own))
+        client_data = [work.plan.batches.data for work in works]
+        key = tuple(map(id, client_data))
         if key not in self._joint:
             while len(self._joint) > 8:  # companies that have changed
                 del self._joint[next(iter(self._joint))]
-            self._joint[key] = own[0].beside(own[1:])
+            self._joint[key] = client_data[0].beside(client_data[1:])
         return self._joint[key]
 
 
@@ -153,7 +153,7 @@ def same_model(one: RowModel, other: RowModel) -> bool:
     """Is a row of the one a row of the other? Modules may differ in the values of what they train."""
     if one is other:
         return True
-    parts = (
+    attributes = (
         "shapes",
         "statistics",
         "device",
@@ -165,7 +165,7 @@ def same_model(one: RowModel, other: RowModel) -> bool:
         "call",
         "loss",
     )
-    return all(structurally_equal(getattr(one, part), getattr(other, part)) for part in parts) and (
+    return all(structurally_equal(getattr(one, attribute), getattr(other, attribute)) for attribute in attributes) and (
         structurally_equal(one.training_module, other.training_module)
     )
 
@@ -174,14 +174,14 @@ def concatenate(works: Sequence[LocalTask], data: ClientData) -> LocalTask:
     """The rows of works that fit, one after another; `data` holds their clients likewise."""
     first = works[0]
     carry = {name: torch.cat([work.carry[name] for work in works]) for name in first.carry}
-    most = max(len(work.rates) for work in works)
-    rates = torch.cat([_longer(work.rates, most) for work in works], dim=1)
+    step_count = max(len(work.rates) for work in works)
+    rates = torch.cat([_longer(work.rates, step_count) for work in works], dim=1)
     before, replicates = 0, []
     for work in works:
         replicates.append(work.replicate + before)
         before += work.plan.batches.federation.replicates
-    known = [work.deployed for work in works if work.deployed is not None]
-    deployed = torch.cat(known) if known else None
+    deployed_models = [work.deployed for work in works if work.deployed is not None]
+    deployed = torch.cat(deployed_models) if deployed_models else None
     plan = Plan.beside([work.plan for work in works], data)
     return LocalTask(first.trainer, plan, carry, rates, torch.cat(replicates), deployed)
 
@@ -193,10 +193,10 @@ def _longer(rates: Tensor, steps: int) -> Tensor:
 
 def split_results(done: LocalResult, counts: Sequence[int]) -> list[LocalResult]:
     """What each of the works gets of it; rows of its own, which outlive the company's."""
-    found, first = [], 0
+    results, first = [], 0
     for count in counts:
-        own = slice(first, first + count)
-        carry = {name: value[own].clone() for name, value in done.carry.items()}
-        found.append(LocalResult(carry, done.loss[own].clone(), done.samples[own]))
+        row_slice = slice(first, first + count)
+        carry = {name: value[row_slice].clone() for name, value in done.carry.items()}
+        results.append(LocalResult(carry, done.loss[row_slice].clone(), done.samples[row_slice]))
         first += count
-    return found
+    return results

@@ -59,21 +59,21 @@ class LoopExecutor:
             try:
                 if self._isolated:
                     objective.renew()
-                own = {name: value[row] for name, value in carry.items()}
+                row_carry = {name: value[row] for name, value in carry.items()}
                 for step in range(int(chunk.steps[row])):
                     batch = first(chunk.batch(step, row, row + 1, self.dtype))
                     if self.shift.active:
-                        own, theta = self._answered(own, None if deployed is None else deployed[row])
-                        batch, theta = self._answered.moved(batch, own, theta)
+                        row_carry, theta = self._answered(row_carry, None if deployed is None else deployed[row])
+                        batch, theta = self._answered.moved(batch, row_carry, theta)
                         if self.rule.knows_deployed:
                             batch = batch | {"deployed": theta}
                     if self.contaminated:
                         batch = first(chunk.contaminate(chunk_of(batch), step, row, row + 1))
                     if step == 0 and self.rule.begins:
-                        own = self._begin(own, batch, rates[0, row], objective)
-                    own, loss = self._step(own, batch, rates[step, row], objective)
+                        row_carry = self._begin(row_carry, batch, rates[0, row], objective)
+                    row_carry, loss = self._step(row_carry, batch, rates[step, row], objective)
                     losses[row] += loss
-                for name, value in own.items():
+                for name, value in row_carry.items():
                     out[name][row] = value
             finally:
                 self._objectives.put(objective)

@@ -54,8 +54,8 @@ class StackedParameters:
 
     def rows(self, names: Sequence[str]) -> Parameters:
         """Those of some names."""
-        own, drift = ([of[name] for name in names if of] for of in (self.held, self.drift))
-        return Parameters(own, drift, {key: [of[name] for name in names] for key, of in self.state.items()})
+        parameters, drift = ([of[name] for name in names if of] for of in (self.held, self.drift))
+        return Parameters(parameters, drift, {key: [of[name] for name in names] for key, of in self.state.items()})
 
 
 class ModelStack:
@@ -101,10 +101,10 @@ class ModelStack:
         loaded.proximal, loaded.drift = self._terms(carry)
         name = self.descent.name
         plain = {name: parameter.detach()[None] for name, parameter in self.plain.items()}  # of one row at a time
-        held = self._held(carry[name], out[name], plain if beside is None else {})
-        loaded.held = loaded.points = held
+        parameters = self._held(carry[name], out[name], plain if beside is None else {})
+        loaded.held = loaded.points = parameters
         if beside is not None:
-            loaded.points = {name: torch.empty_like(rows) for name, rows in held.items()} | plain
+            loaded.points = {name: torch.empty_like(rows) for name, rows in parameters.items()} | plain
         for key in self.descent.state:
             loaded.state[key] = self._held(carry[key], out[key], self.plain_state[key])
             out[key][:, self.model.trained :] = carry[key][:, self.model.trained :]
@@ -120,13 +120,15 @@ class ModelStack:
     def _held(self, rows: Tensor, out: Tensor, plain: Named) -> Named:
         """The parameters' columns of rows [c, d], where they are stepped: in `out` [c, d] if it is one row, else in
         tensors of their own, or in those of the module."""
-        written = self._named(out)
-        held = written if len(out) == 1 else {name: torch.empty_like(part) for name, part in written.items()}
-        held = held | plain
-        named = self._named(rows)
-        torch._foreach_copy_([held[name] for name in named], list(named.values()))
-        self.loaded.written += [(held[name], part) for name, part in written.items() if held[name] is not part]
-        return held
+        out_views = self._named(out)
+        parameters = out_views if len(out) == 1 else {name: torch.empty_like(view) for name, view in out_views.items()}
+        parameters = parameters | plain
+        row_views = self._named(rows)
+        torch._foreach_copy_([parameters[name] for name in row_views], list(row_views.values()))
+        self.loaded.written += [
+            (parameters[name], view) for name, view in out_views.items() if parameters[name] is not view
+        ]
+        return parameters
 
     def store(self) -> None:
         """Write what does not lie there."""
@@ -148,9 +150,9 @@ class ModelStack:
 
     def _named(self, rows: Tensor) -> Named:
         """[c, d] → parameters [c, …], views."""
-        parts = rows[:, : self.model.trained].split([math.prod(s) for s in self.model.shapes.values()], dim=1)
+        columns = rows[:, : self.model.trained].split([math.prod(s) for s in self.model.shapes.values()], dim=1)
         shapes = self.model.shapes.items()
-        return {name: part.unflatten(1, shape) for (name, shape), part in zip(shapes, parts, strict=True)}
+        return {name: column.unflatten(1, shape) for (name, shape), column in zip(shapes, columns, strict=True)}
 
     def begin(self, keys: Tensor | None, rates: Tensor, mixing: Tensor | None) -> None:
         """A step of the first c rows at rates [c] is to come: dropout by keys [c], a share [c] in the mixture."""
@@ -160,8 +162,8 @@ class ModelStack:
         if loaded.beside and mixing is not None:
             due = dataclasses.replace(due, rates=rates * mixing)
             for name, point in loaded.points.items():
-                own, other = loaded.held[name][: len(mixing)], loaded.beside[name][: len(mixing)]
-                torch.lerp(other, own, along(mixing, point), out=point[: len(mixing)])
+                stepped_rows, partner_rows = loaded.held[name][: len(mixing)], loaded.beside[name][: len(mixing)]
+                torch.lerp(partner_rows, stepped_rows, along(mixing, point), out=point[: len(mixing)])
         self.seed = -due.rates if self.plain_rows.scaled else torch.ones_like(due.rates)
         for stepped in (*(layer.stepped for layer in self.layers), self.plain_rows):
             stepped.begin(due)
@@ -170,15 +172,15 @@ class ModelStack:
 
     def _due(self, rates: Tensor) -> PendingStep:
         """The step at these rates."""
-        loaded, told, count = self.loaded, self.descent.optimiser, len(rates)
+        loaded, optimiser, count = self.loaded, self.descent.optimiser, len(rates)
         decay: float | Tensor = self.decay if loaded.proximal is None else self.decay + loaded.proximal[:count]
         decays = loaded.proximal is not None or bool(self.decay)
-        if told is None:
+        if optimiser is None:
             return PendingStep(rates, shrinking=1 - rates * decay if decays else None)
-        beside = told.decay if isinstance(told, Moments) else 0.0
+        decoupled_decay = optimiser.decay if isinstance(optimiser, Moments) else 0.0
         updates = None if loaded.updates is None else loaded.updates[:count].add_(1)
         of_gradient = decay + torch.zeros_like(rates) if decays else None
-        return PendingStep(rates, of_gradient, 1 - rates * beside if beside else None, updates)
+        return PendingStep(rates, of_gradient, 1 - rates * decoupled_decay if decoupled_decay else None, updates)
 
     def finish(self) -> None:
         """What of the step the backward pass has left to do."""
@@ -191,5 +193,5 @@ class ModelStack:
 
     def penalty(self, rows: int) -> Tensor:
         """[c] the ridge of the first c rows as they are."""
-        squares = [held[:rows].flatten(1).square().sum(1) for held in self.loaded.held.values()]
+        squares = [parameter[:rows].flatten(1).square().sum(1) for parameter in self.loaded.held.values()]
         return 0.5 * self.model.ridge * torch.stack(squares).sum(0)

@@ -37,20 +37,20 @@ def refuse_whole_batches(model: RowModel) -> None:
     if model.loss_mixes:
         raise ConfigError(f"model: its loss looks at a whole batch, {rule}; use a loss per sample, or local=sgd")
     if traits.random or traits.mixes or traits.statistics:
-        what = (
+        action = (
             "draws random numbers for"
             if traits.random
             else "normalises over"
             if traits.mixes
             else "keeps statistics of"
         )
-        raise ConfigError(f"model: its forward pass {what} a whole batch, {rule}; use another model, or local=sgd")
+        raise ConfigError(f"model: its forward pass {action} a whole batch, {rule}; use another model, or local=sgd")
 
 
 def as_row(gradients: Iterable[Tensor], statistics: int = 0) -> Tensor:
     """[d] gradients by parameters, in their order; zero in so many columns of statistics."""
-    parts = [(g.to_dense() if g.layout != torch.strided else g).reshape(-1) for g in gradients]  # sparse embeddings
-    return torch.cat([*parts, parts[0].new_zeros(statistics)] if statistics else parts)
+    columns = [(g.to_dense() if g.layout != torch.strided else g).reshape(-1) for g in gradients]  # sparse embeddings
+    return torch.cat([*columns, columns[0].new_zeros(statistics)] if statistics else columns)
 
 
 def samples_of(batch: Batch) -> Batch:
@@ -72,13 +72,13 @@ class FunctionalObjective:
         return output, self.model.as_columns(statistics) if statistics else params[self.model.trained :]
 
     def _loss(self, parameters: dict[str, Tensor], params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        output, moved = self._predict(parameters, params, batch)
-        return self.model.objective(output, batch, list(parameters.values())), moved
+        output, statistics = self._predict(parameters, params, batch)
+        return self.model.objective(output, batch, list(parameters.values())), statistics
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         by = grad_and_value(self._loss, has_aux=True)
-        gradients, (value, moved) = by(self.model.unflatten(params), params, batch)
-        return as_row(gradients.values(), self.columns), value, moved
+        gradients, (value, statistics) = by(self.model.unflatten(params), params, batch)
+        return as_row(gradients.values(), self.columns), value, statistics
 
     def value(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         return self._loss(self.model.unflatten(params), params, batch)
@@ -87,8 +87,8 @@ class FunctionalObjective:
         def loss(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
             return self._loss(parameters, params, answer(batch, as_row(parameters.values())))
 
-        gradients, (value, moved) = grad_and_value(loss, has_aux=True)(self.model.unflatten(params))
-        return as_row(gradients.values(), self.columns), value, moved
+        gradients, (value, statistics) = grad_and_value(loss, has_aux=True)(self.model.unflatten(params))
+        return as_row(gradients.values(), self.columns), value, statistics
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         refuse_whole_batches(self.model)
@@ -96,30 +96,32 @@ class FunctionalObjective:
         def of_one(parameters: dict[str, Tensor], sample: Batch) -> Tensor:
             return self._loss(parameters, params, {name: value[None] for name, value in sample.items()})[0]
 
-        each = vmap(grad_and_value(of_one), in_dims=(None, 0))
-        gradients, values = each(self.model.unflatten(params), samples_of(batch))
+        sample_gradients = vmap(grad_and_value(of_one), in_dims=(None, 0))
+        gradients, values = sample_gradients(self.model.unflatten(params), samples_of(batch))
         return values, torch.cat([g.flatten(1) for g in gradients.values()], dim=1), params[:0]
 
     def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         along = self.model.unflatten(vector)
 
         def slope(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            gradients, moved = grad(self._loss, has_aux=True)(parameters, params, batch)
-            return torch.stack([(g * along[name]).sum() for name, g in gradients.items()]).sum(), moved
+            gradients, statistics = grad(self._loss, has_aux=True)(parameters, params, batch)
+            return torch.stack([(g * along[name]).sum() for name, g in gradients.items()]).sum(), statistics
 
-        product, moved = grad(slope, has_aux=True)(self.model.unflatten(params))
-        return as_row(product.values(), self.columns), moved
+        product, statistics = grad(slope, has_aux=True)(self.model.unflatten(params))
+        return as_row(product.values(), self.columns), statistics
 
     def mixed_outputs(self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        other, left = self._predict(self.model.unflatten(params), params, batch)
+        global_output, global_statistics = self._predict(self.model.unflatten(params), params, batch)
 
         def loss(parameters: dict[str, Tensor], alpha: Tensor) -> tuple[Tensor, Tensor]:
-            own, moved = self._predict(parameters, personal, batch)
-            return self.model.objective(torch.lerp(other, own, alpha), batch, list(parameters.values())), moved
+            personal_output, personal_statistics = self._predict(parameters, personal, batch)
+            return self.model.objective(
+                torch.lerp(global_output, personal_output, alpha), batch, list(parameters.values())
+            ), personal_statistics
 
         by = grad_and_value(loss, argnums=(0, 1), has_aux=True)
-        (gradients, slope), (value, moved) = by(self.model.unflatten(personal), alpha)
-        return as_row(gradients.values(), self.columns), slope, value, moved, left
+        (gradients, slope), (value, personal_statistics) = by(self.model.unflatten(personal), alpha)
+        return as_row(gradients.values(), self.columns), slope, value, personal_statistics, global_statistics
 
 
 class PlainObjective:
@@ -157,56 +159,58 @@ class PlainObjective:
     def _gradients(self, value: Tensor, *more: Tensor, again: bool = False) -> tuple[Tensor, ...]:
         """Of the value by all parameters as a row, and by whatever else is given; `again`: it will be differentiated
         once more."""
-        found = torch.autograd.grad(value, [*self.parameters, *more], create_graph=again, materialize_grads=True)
+        gradients = torch.autograd.grad(value, [*self.parameters, *more], create_graph=again, materialize_grads=True)
         count = len(self.parameters)
-        return as_row(found[:count], self.columns), *found[count:]
+        return as_row(gradients[:count], self.columns), *gradients[count:]
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            output, moved = self._output(params, batch)
+            output, statistics = self._output(params, batch)
             value = self.model.objective(output, batch, self.parameters)
             (gradient,) = self._gradients(value)
-        return gradient, value.detach(), moved
+        return gradient, value.detach(), statistics
 
     def value(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            output, moved = self._output(params, batch)
-            return self.model.objective(output, batch, self.parameters), moved
+            output, statistics = self._output(params, batch)
+            return self.model.objective(output, batch, self.parameters), statistics
 
     def gradient_through(self, params: Tensor, batch: Batch, answer: Answer) -> tuple[Tensor, ...]:
         with torch.enable_grad():
             self._load(params, batch)
             batch = answer(batch, as_row(self.parameters))
-            output, moved = self._forward(params, batch)
+            output, statistics = self._forward(params, batch)
             value = self.model.objective(output, batch, self.parameters)
             (gradient,) = self._gradients(value)
-        return gradient, value.detach(), moved
+        return gradient, value.detach(), statistics
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         refuse_whole_batches(self.model)
-        each = by_rows(self.gradient)
+        sample_gradients = by_rows(self.gradient)
         samples = {name: value[:, None] for name, value in samples_of(batch).items()}  # batches of one
-        gradients, values, _ = each(params.expand(len(batch["x"]), -1), samples)
+        gradients, values, _ = sample_gradients(params.expand(len(batch["x"]), -1), samples)
         return values, gradients, params[:0]
 
     def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            output, moved = self._output(params, batch)
+            output, statistics = self._output(params, batch)
             value = self.model.objective(output, batch, self.parameters)
             (gradient,) = self._gradients(value, again=True)
             slope = (gradient * vector).sum()
         if not slope.requires_grad:  # a loss that is linear in the parameters
-            return torch.zeros_like(params), moved
-        return self._gradients(slope)[0], moved
+            return torch.zeros_like(params), statistics
+        return self._gradients(slope)[0], statistics
 
     def mixed_outputs(self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-        other, left = self._output(params, batch)
+        global_output, global_statistics = self._output(params, batch)
         with torch.enable_grad():
             alpha = alpha.detach().requires_grad_()
-            own, moved = self._output(personal, batch)
-            value = self.model.objective(torch.lerp(other.detach(), own, alpha), batch, self.parameters)
+            personal_output, personal_statistics = self._output(personal, batch)
+            value = self.model.objective(
+                torch.lerp(global_output.detach(), personal_output, alpha), batch, self.parameters
+            )
             gradient, slope = self._gradients(value, alpha)
-        return gradient, slope, value.detach(), moved, left
+        return gradient, slope, value.detach(), personal_statistics, global_statistics
 
 
 def moved_columns(model: RowModel, module: nn.Module, row: Tensor) -> Tensor:
@@ -223,7 +227,7 @@ def by_rows(function: Callable[..., Any]) -> Callable[..., Any]:
         return {k: v[row] for k, v in argument.items()} if isinstance(argument, dict) else argument[row]
 
     def together(*arguments: Tensor | Batch) -> Any:
-        found = [function(*(of_row(a, row) for a in arguments)) for row in range(len(arguments[0]))]
-        return tuple(torch.stack(part) for part in zip(*found, strict=True))
+        results = [function(*(of_row(a, row) for a in arguments)) for row in range(len(arguments[0]))]
+        return tuple(torch.stack(values) for values in zip(*results, strict=True))
 
     return together

@@ -13,29 +13,29 @@ from fedsim.samples import Plan, Workload
 def rates_of_steps(rule: LocalRule, of_rows: Tensor, plan: Plan, t: int) -> Tensor:
     """[S, n] the learning rate of every step and row, from that of each row [n] in round t; a row's schedule counts its
     own steps, all of those that a round asks."""
-    asked = plan.load if plan.asked is None else plan.asked
-    steps, per_pass = asked.steps, asked.per_pass
-    most = int(plan.load.steps.max(initial=0))
+    workload = plan.load if plan.asked is None else plan.asked
+    steps, per_pass = workload.steps, workload.per_pass
+    step_count = int(plan.load.steps.max(initial=0))
     if rule.schedule.steady:
-        return of_rows.new_full((most, len(of_rows)), rule.schedule.factor(t, 0, most)) * of_rows
+        return of_rows.new_full((step_count, len(of_rows)), rule.schedule.factor(t, 0, step_count)) * of_rows
     kinds, kind = np.array([steps, per_pass]).T, np.arange(len(steps))
     if len(steps) and not (np.ptp(steps) or np.ptp(per_pass)):  # all alike
         kinds, kind = kinds[:1], np.zeros(1, dtype=np.int64)
     else:
         kinds, kind = np.unique(kinds, axis=0, return_inverse=True)
-    table = [[rule.schedule.factor(t, k, int(s), int(p)) for s, p in kinds] for k in range(most)]
-    factors = np.array(table).reshape(most, len(kinds))[:, kind.reshape(-1)]
+    table = [[rule.schedule.factor(t, k, int(s), int(p)) for s, p in kinds] for k in range(step_count)]
+    factors = np.array(table).reshape(step_count, len(kinds))[:, kind.reshape(-1)]
     column = torch.as_tensor(factors, dtype=of_rows.dtype).to(of_rows.device, non_blocking=True)
     return column * of_rows
 
 
 def sums(rule: LocalRule, rates: Tensor, load: Workload) -> tuple[Tensor, Tensor | None, Tensor]:
     """[n] the sum of every row's rates [S, n], that with what steps weigh gradients, and how many there are."""
-    taken = torch.as_tensor(load.steps, dtype=rates.dtype).to(rates.device, non_blocking=True)
+    step_counts = torch.as_tensor(load.steps, dtype=rates.dtype).to(rates.device, non_blocking=True)
     if len(load.steps) and np.ptp(load.steps):
-        rates = rates * (torch.arange(len(rates), device=rates.device)[:, None] < taken)
+        rates = rates * (torch.arange(len(rates), device=rates.device)[:, None] < step_counts)
     total, of_steps = rates.sum(0), [rule.gradient_weight(k) for k in range(max(len(rates), 1))]
     if all(weight == 1 for weight in of_steps):
-        return total, total, taken
-    known = None if None in of_steps else rates.new_tensor(of_steps[: len(rates)]) @ rates
-    return total, known, taken
+        return total, total, step_counts
+    weighted_total = None if None in of_steps else rates.new_tensor(of_steps[: len(rates)]) @ rates
+    return total, weighted_total, step_counts

@@ -51,7 +51,7 @@ def _known(thing: Any) -> bool:
         if hooks or "forward" in vars(thing):
             return False
     elif isinstance(thing, LocalRule | Shift):
-        inner = [part for part in vars(thing).values() if callable(part)]
+        inner = [attribute for attribute in vars(thing).values() if callable(attribute)]
         if not all(map(_known, inner)):
             return False
     kind = thing if isinstance(thing, FunctionType) else type(thing)
@@ -141,7 +141,7 @@ def _form(thing: Any, tensors: list[Tensor]) -> Any:
         return Tensor
     if isinstance(thing, dict):
         return dict, tuple(thing), tuple([_form(value, tensors) for value in thing.values()])
-    return thing if thing is None else (tuple, tuple([_form(part, tensors) for part in thing]))
+    return thing if thing is None else (tuple, tuple([_form(element, tensors) for element in thing]))
 
 
 def _formed(form: Any, tensors: Iterator[Tensor]) -> Any:
@@ -151,8 +151,8 @@ def _formed(form: Any, tensors: Iterator[Tensor]) -> Any:
     if form is None:
         return None
     if form[0] is dict:
-        return {name: _formed(part, tensors) for name, part in zip(form[1], form[2], strict=True)}
-    return tuple([_formed(part, tensors) for part in form[1]])
+        return {name: _formed(element, tensors) for name, element in zip(form[1], form[2], strict=True)}
+    return tuple([_formed(element, tensors) for element in form[1]])
 
 
 def simplified(traced: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphModule:
@@ -164,15 +164,15 @@ def simplified(traced: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphModule:
             if before and after and (before.shape, before.stride) == (after.shape, after.stride):
                 node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
-    known = _constants(graph)
+    constants = _constants(graph)
     values = _Values(traced)
     values.run(*tensors)
-    for place, node in enumerate(known):
-        if any(user not in known for user in node.users):
-            name = f"_known{place}"
+    for index, node in enumerate(constants):
+        if any(user not in constants for user in node.users):
+            name = f"_known{index}"
             traced.register_buffer(name, values.of[node].clone())
             with graph.inserting_before(node):
-                node.replace_all_uses_with(graph.get_attr(name), delete_user_cb=lambda user: user not in known)
+                node.replace_all_uses_with(graph.get_attr(name), delete_user_cb=lambda user: user not in constants)
     graph.eliminate_dead_code()
     traced.recompile()
     return traced
@@ -180,18 +180,18 @@ def simplified(traced: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphModule:
 
 def _constants(graph: fx.Graph) -> list[fx.Node]:
     """What depends on shapes alone, in order; nothing where anything is written in place, or if it is handed out."""
-    known: dict[fx.Node, None] = {}
+    constants: dict[fx.Node, None] = {}
     for node in graph.nodes:
-        if node.op == "output" and any(given in known for given in node.all_input_nodes):
+        if node.op == "output" and any(input_node in constants for input_node in node.all_input_nodes):
             return []
         if node.op != "call_function":
             continue
         if (schema := getattr(node.target, "_schema", None)) and schema.is_mutable:
             return []
         inner = node.all_input_nodes
-        if node.target in SHAPED or (inner and all(given in known for given in inner)):
-            known[node] = None
-    return list(known)
+        if node.target in SHAPED or (inner and all(input_node in constants for input_node in inner)):
+            constants[node] = None
+    return list(constants)
 
 
 class _Values(fx.Interpreter):

@@ -35,12 +35,12 @@ class ShiftedBatches:
         """The carry with what is remembered, and θ: as the server deployed it, or the client's own, by the rule."""
         if deployed is not None or not self.explores:
             return self.shift.answers_to(carry, deployed)
-        moved, theta = self.shift.answers_to(carry | {"params": self._point(carry)}, None)
-        return moved | {"params": carry["params"]}, theta
+        new_carry, theta = self.shift.answers_to(carry | {"params": self._point(carry)}, None)
+        return new_carry | {"params": carry["params"]}, theta
 
     def moved(self, batch: Batch, carry: Carry, theta: Tensor) -> tuple[Batch, Tensor]:
         """The batch as it answers θ, and what was deployed last, [d] or [c, d]."""
         if self.shift.mixture is None:
             return self._whole(batch, theta), theta
-        known = {name: carry[name] for name in MIXING & carry.keys()}
-        return self._mixed(batch, known, theta), self.shift.newest(theta)
+        mixing_state = {name: carry[name] for name in MIXING & carry.keys()}
+        return self._mixed(batch, mixing_state, theta), self.shift.newest(theta)

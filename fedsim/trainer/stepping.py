@@ -114,8 +114,8 @@ def in_one_line(module: nn.Module) -> bool:
     inner = [m for m in module.modules() if next(m.children(), None) is not None]
     layers = [m for _, m in module.named_modules(remove_duplicate=False)]
     parameters = [p for _, p in module.named_parameters(remove_duplicate=False)]
-    known = all(type(m) is nn.Sequential or getattr(m, "samplewise", False) for m in inner)
-    return known and len(set(layers)) == len(layers) and len(set(parameters)) == len(parameters)
+    all_sequential = all(type(m) is nn.Sequential or getattr(m, "samplewise", False) for m in inner)
+    return all_sequential and len(set(layers)) == len(layers) and len(set(parameters)) == len(parameters)
 
 
 def stackable(module: nn.Module, convolutions: bool) -> bool:
@@ -129,9 +129,9 @@ def stackable(module: nn.Module, convolutions: bool) -> bool:
 
 def stepping(module: nn.Module, convolutions: bool) -> type[SteppingLinear] | None:
     """What can take the place of this layer: a plain linear one, or a plain convolution, all of it trained."""
-    own = {name for name, _ in module.named_parameters()}
+    parameter_names = {name for name, _ in module.named_parameters()}
     hooked = module._forward_hooks or module._forward_pre_hooks  # such as those of nn.utils.spectral_norm
-    if not own <= {"weight", "bias"} or hooked or not all(p.requires_grad for p in module.parameters()):
+    if not parameter_names <= {"weight", "bias"} or hooked or not all(p.requires_grad for p in module.parameters()):
         return None
     if type(module) is nn.Linear:
         return SteppingLinear

@@ -100,10 +100,10 @@ class Trainer:
         Raises:
             ConfigError: another executor was asked for.
         """
-        asked = self.execution.executor
-        if asked not in ("auto", "loop"):
+        executor_name = self.execution.executor
+        if executor_name not in ("auto", "loop"):
             raise ConfigError(
-                f"trainer.executor={asked} cannot be used here: {reason}; use trainer.executor=auto, or loop"
+                f"trainer.executor={executor_name} cannot be used here: {reason}; use trainer.executor=auto, or loop"
             )
         (loop,) = self._resolve(dataclasses.replace(self.execution, executor="loop"))
         self.candidates = [dataclasses.replace(loop, reason=reason)]
@@ -112,8 +112,10 @@ class Trainer:
 
     def _for_trial(self, name: str, model: RowModel, rule: LocalRule, shift: Shift) -> Executor:
         """The executor of this name for another rule and a model in another precision."""
-        asked = dataclasses.replace(self.execution, executor=name, chunk=64, workers=1, compile="never", trial=False)
-        return executor(candidates(asked, model, rule, shift, 1, 1)[0], rule, model, shift, False)
+        execution = dataclasses.replace(
+            self.execution, executor=name, chunk=64, workers=1, compile="never", trial=False
+        )
+        return executor(candidates(execution, model, rule, shift, 1, 1)[0], rule, model, shift, False)
 
     def _made(self, choice: Choice) -> Executor:
         return executor(choice, self.rule, self.model, self.shift, self.batches.contamination.active)
@@ -123,8 +125,8 @@ class Trainer:
         if not needs_general_executor(carry) or not isinstance(self.executor, FusedExecutor):
             return self.executor
         if self._general is None:
-            other = "vmap" if self.model.unvmapped is None else "loop"
-            self._general = self._made(dataclasses.replace(self.choice, executor=other, workers=1))
+            executor_name = "vmap" if self.model.unvmapped is None else "loop"
+            self._general = self._made(dataclasses.replace(self.choice, executor=executor_name, workers=1))
         return self._general
 
     @property
@@ -140,11 +142,11 @@ class Trainer:
         if self.settled.get(self.label) not in names:
             rows = Rows(carry, work.rates, None if deployed is None else deployed[work.replicate])
             with tensor_cores(self.model.precision):
-                found = self.settled[self.label] = fastest_executor(
+                fastest_name = self.settled[self.label] = fastest_executor(
                     self._able(carry), self._made, work.plan, rows, like
                 )
             if self.model.precision == "bf16" and self.execution.trial and not needs_general_executor(carry):
-                warn_if_slower(self._named(found, carry), self.rule, self.model, self.shift, work.plan, rows)
+                warn_if_slower(self._named(fastest_name, carry), self.rule, self.model, self.shift, work.plan, rows)
         self.take(self.settled[self.label], carry)
         log.info("trainer: %s", self.choice.describe())
 
@@ -233,17 +235,17 @@ class Trainer:
             carry["round"] = torch.full((len(cohort),), t, dtype=torch.int64, device=start.device)
         plan = self.batches.plan(cohort, t)
         rates = rates_of_steps(self.rule, self.rates[cohort.replicate], plan, t)
-        whole = columns.of_server(deployed, memory, cohort.federation) if self.shift.active else deployed
-        answered = self.shift.deployed(memory.server, whole, t) if self.shift.active else None
-        done = yield LocalTask(self, plan, carry, rates, cohort.replicate, answered)
-        end, loss = done.carry, done.loss
-        samples = self.rule.used(done.samples, carry, end)
+        server_model = columns.of_server(deployed, memory, cohort.federation) if self.shift.active else deployed
+        answered = self.shift.deployed(memory.server, server_model, t) if self.shift.active else None
+        result = yield LocalTask(self, plan, carry, rates, cohort.replicate, answered)
+        end, loss = result.carry, result.loss
+        samples = self.rule.used(result.samples, carry, end)
         rates, weight, steps = sums(self.rule, rates, plan.load)
         finite = finite_rows(loss, end)
-        kept = None if accept is None else accept(t, cohort, finite)
-        if kept is not None:
-            pick = torch.as_tensor(kept, device=loss.device)
-            cohort, samples = cohort.subset(kept), samples[kept]
+        accepted_rows = None if accept is None else accept(t, cohort, finite)
+        if accepted_rows is not None:
+            pick = torch.as_tensor(accepted_rows, device=loss.device)
+            cohort, samples = cohort.subset(accepted_rows), samples[accepted_rows]
             handed = {name: value[pick] for name, value in handed.items()}
             start, loss, rates, steps, finite = (value[pick] for value in (start, loss, rates, steps, finite))
             weight = None if weight is None else weight[pick]
@@ -258,7 +260,7 @@ class Trainer:
         for name in ("round", *of_round):
             end.pop(name, None)
         lr = self.rates * self.rule.schedule.factor(t, 0, *self.batches.longest)
-        sent, loss = whole if answered is None else self.shift.newest(answered), loss / steps
+        sent, loss = server_model if answered is None else self.shift.newest(answered), loss / steps
         return Report(cohort, start, end, loss, lr, rates, samples, sent, finite, rows, weight, memory, deployed)
 
     @torch.no_grad()
@@ -281,10 +283,10 @@ class Trainer:
             users = [of for of in (self.model.training_module, self.rule, self.shift) if not is_built_in(of)]
             if not users:
                 raise
-            said = first_line(error)[:300]
+            message = first_line(error)[:300]
             names = ", ".join(type(of).__name__ for of in users)
             raise RunError(
-                f"local training ended in round {work.plan.t}: {names} raised {type(error).__name__}: {said}"
+                f"local training ended in round {work.plan.t}: {names} raised {type(error).__name__}: {message}"
             ) from error
 
     def _local_steps(self, work: LocalTask) -> LocalResult:
@@ -305,10 +307,10 @@ class Trainer:
             to = slice(first, first + count) if order is None else torch.as_tensor(rows[:count], device=loss.device)
             try:
                 chunk = plan.chunk(rows)
-                part, total = self._run(work, rows, chunk)
+                chunk_carry, total = self._run(work, rows, chunk)
             except Exception as error:
                 if is_numerical(error):
-                    part, total = self._run_without_failing(work, rows, error)
+                    chunk_carry, total = self._run_without_failing(work, rows, error)
                 elif not isinstance(error, RuntimeError) or not out_of_memory(error):
                     raise
                 elif count == 1:
@@ -318,11 +320,11 @@ class Trainer:
             if total is None:  # only here are the frames gone that held what the attempt had made
                 self._halve(count)
                 continue
-            part, total = {name: value[:count] for name, value in part.items()}, total[:count]
+            chunk_carry, total = {name: value[:count] for name, value in chunk_carry.items()}, total[:count]
             if count == len(work) and order is None:
-                end, loss = part, total
+                end, loss = chunk_carry, total
             else:
-                for name, value in part.items():
+                for name, value in chunk_carry.items():
                     end[name][to] = value
                 loss[to] = total
             samples[rows[:count]] = chunk.sizes[:count].sum(1)
@@ -334,22 +336,22 @@ class Trainer:
         neighbours = np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows)))
         pick = slice(rows[0], rows[0] + len(rows)) if neighbours else torch.as_tensor(rows, device=self.model.device)
         theta = None if work.deployed is None else work.deployed[work.replicate[pick]]
-        part = {name: value[pick] for name, value in work.carry.items()}
+        chunk_carry = {name: value[pick] for name, value in work.carry.items()}
         chunk = work.plan.chunk(rows) if chunk is None else chunk
-        return self._runs(part).run(chunk, part, work.rates[:, pick], theta)
+        return self._runs(chunk_carry).run(chunk, chunk_carry, work.rates[:, pick], theta)
 
     def _run_without_failing(self, work: LocalTask, rows: np.ndarray, error: Exception) -> tuple[Carry, Tensor]:
         """The same where a numerical routine refuses rows: those end as NaN, which is their divergence."""
         if not self._refused:
-            why = " ".join(str(error).split())
-            log.warning("a local step of some clients failed (%s); their rows count as non-finite", why)
+            reason = " ".join(str(error).split())
+            log.warning("a local step of some clients failed (%s); their rows count as non-finite", reason)
         self._refused = True
         pick = torch.as_tensor(rows, device=self.model.device)
         start = {name: value[pick] for name, value in work.carry.items()}
         diverged = ~torch.isfinite(start["params"].sum(1)).cpu().numpy()
-        found = run_without_failing(functools.partial(self._run, work), rows, diverged)
-        if found is not None:
-            return found
+        result = run_without_failing(functools.partial(self._run, work), rows, diverged)
+        if result is not None:
+            return result
         everyone = torch.ones(len(rows), dtype=torch.bool, device=self.model.device)
         loss = torch.full((len(rows),), math.nan, dtype=self.model.dtype, device=self.model.device)
         return {name: nan_where(everyone, value) for name, value in start.items()}, loss

@@ -60,20 +60,20 @@ def fastest(
             torch.cuda.synchronize(device)
         return clock() - begin
 
-    stated, few = next(iter(contenders)), min(rows, least)
-    count = few
+    stated, start_count = next(iter(contenders)), min(rows, least)
+    count = start_count
     seconds(stated, count)  # warms up
-    taken = seconds(stated, count)
-    while taken < ENOUGH and count < min(rows, ROWS):
+    elapsed = seconds(stated, count)
+    while elapsed < ENOUGH and count < min(rows, ROWS):
         count = min(rows, ROWS, 4 * count)
-        taken = seconds(stated, count)
-    if taken < WORTH:
+        elapsed = seconds(stated, count)
+    if elapsed < WORTH:
         return stated
     best = {stated: math.inf}
     for name in contenders:
         if name != stated:
-            seconds(name, few)  # warms up
-            if seconds(name, few) > HOPELESS * taken:  # a few rows take longer than all of them do there
+            seconds(name, start_count)  # warms up
+            if seconds(name, start_count) > HOPELESS * elapsed:  # a few rows take longer than all of them do there
                 continue
         best[name] = math.inf
         seconds(name, count)  # warms up, with memory for so many rows
@@ -103,8 +103,8 @@ def timed_step(executor: Executor, plan: Plan, all_rows: Rows) -> Contender:
     def run(count: int) -> None:
         chunk, pick = plan.chunk(positions[:count]), torch.as_tensor(positions[:count], device=rates.device)
         chunk.steps = np.minimum(chunk.steps, 1)
-        own = {name: value[pick] for name, value in all_rows.carry.items()}
-        executor.run(chunk, own, rates[:, pick], None if deployed is None else deployed[pick])
+        carry = {name: value[pick] for name, value in all_rows.carry.items()}
+        executor.run(chunk, carry, rates[:, pick], None if deployed is None else deployed[pick])
 
     return run
 
@@ -133,5 +133,5 @@ def fastest_executor(
 def benchmark(contenders: Mapping[str, Contender], rows: Rows, count: int, workers: int) -> str:
     """The quickest of those that work in so many threads on so many rows."""
     device = rows.rates.device
-    alone = device.type == "cpu" and workers == torch.get_num_threads() == 1
-    return fastest(contenders, count, device, workers, alone)
+    single_thread = device.type == "cpu" and workers == torch.get_num_threads() == 1
+    return fastest(contenders, count, device, workers, single_thread)

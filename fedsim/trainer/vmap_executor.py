@@ -47,9 +47,9 @@ class VmapExecutor:
         self.rule, self.dtype, self.dimension, self.shift = rule, model.dtype, model.dimension, shift
         self._answered = ShiftedBatches(rule, shift, rows=True)
         objective = BufferRecordingObjective(FunctionalObjective(model), vmap if rule.batched else None)
-        whole: Callable[..., Any] = (lambda step: step) if rule.batched else vmap
-        self._step: Callable[..., Any] = whole(functools.partial(objective.step, rule))
-        self._begin: Callable[..., Any] = whole(functools.partial(objective.begin, rule))
+        lift: Callable[..., Any] = (lambda step: step) if rule.batched else vmap
+        self._step: Callable[..., Any] = lift(functools.partial(objective.step, rule))
+        self._begin: Callable[..., Any] = lift(functools.partial(objective.begin, rule))
         self._apart = model.mixes
         self._at_once = not (contaminated or rule.begins or self._apart)  # nothing comes between answer and step
         if compile != "never" and compile not in RECORDED:
@@ -59,16 +59,16 @@ class VmapExecutor:
         self._whole: Callable[..., Any] = functools.partial(self._answer_and, self._step)
         if compile in RECORDED and replayable(rule, model, shift):
             functions = (self._move, self._begin, self._step, self._whole)
-            kept = Replay if compile == "replay" else functools.partial(Captures, capture=capturing(model.device))
-            self._move, self._begin, self._step, self._whole = map(kept, functions)
+            recorder = Replay if compile == "replay" else functools.partial(Captures, capture=capturing(model.device))
+            self._move, self._begin, self._step, self._whole = map(recorder, functions)
 
     def room(self, rows: int) -> int:
         """How many rows to hand over where there are so many, the last one more than once: of small models only every
         fourth number between two powers of two, so that few recordings serve whoever comes."""
         if not isinstance(self._whole, Replay) or rows * self.dimension > SMALL:
             return rows
-        apart = max(1, 2 ** (rows.bit_length() - 3))
-        return -(-rows // apart) * apart
+        spacing = max(1, 2 ** (rows.bit_length() - 3))
+        return -(-rows // spacing) * spacing
 
     def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
         """Take every row of the chunk through its local steps.
@@ -100,8 +100,8 @@ class VmapExecutor:
                 carry, loss = self._by_size(chunk.sizes[:alive, step], step, carry, batch, lr)
             losses[:alive] += loss
         if finished:
-            parts = [carry, *reversed(finished)]
-            carry = {name: torch.cat([part[name] for part in parts]) for name in carry}
+            carries = [carry, *reversed(finished)]
+            carry = {name: torch.cat([group_carry[name] for group_carry in carries]) for name in carry}
         return carry, losses
 
     def _answer(self, carry: Carry, batch: Batch, deployed: Tensor | None) -> tuple[Carry, Batch]:
@@ -131,11 +131,15 @@ class VmapExecutor:
         losses = torch.empty_like(lr)
         for size in np.unique(sizes):
             rows = torch.as_tensor(np.flatnonzero(sizes == size), device=lr.device)
-            own = {name: value[rows] for name, value in batch.items()}
-            own = {name: value if name in OF_CLIENTS else value[:, :size] for name, value in own.items()}
+            group_batch = {name: value[rows] for name, value in batch.items()}
+            group_batch = {
+                name: value if name in OF_CLIENTS else value[:, :size] for name, value in group_batch.items()
+            }
             if not self.shift.active:
-                del own["weight"]  # it told apart samples and padding
-            part, losses[rows] = self._steps(step, {n: value[rows] for n, value in carry.items()}, own, lr[rows])
-            for name, value in part.items():
+                del group_batch["weight"]  # it told apart samples and padding
+            group_carry, losses[rows] = self._steps(
+                step, {n: value[rows] for n, value in carry.items()}, group_batch, lr[rows]
+            )
+            for name, value in group_carry.items():
                 out[name][rows] = value
         return out, losses

@@ -81,13 +81,13 @@ class Privacy:
     mechanism: Mechanism | None = None
 
     def as_json(self) -> dict[str, Any]:
-        about = self.mechanism
+        mechanism = self.mechanism
         return {
             "said": self.said,
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "relation": None if about is None else RELATIONS[about.relation],
-            "sampling": None if about is None else about.sampling,
+            "relation": None if mechanism is None else RELATIONS[mechanism.relation],
+            "sampling": None if mechanism is None else mechanism.sampling,
         }
 
 
@@ -112,15 +112,17 @@ def privacy(
     noisy = [stage for stage in stages if isinstance(stage, (GaussianNoise, TreeNoise))]
     if not noisy or not rounds:
         return None
-    why = _forbidden(stages, noisy, availability, server_sees, list(leaks), rounds)
-    if why:
-        return Privacy(f"no ε is said: {why}")
+    reason = _forbidden(stages, noisy, availability, server_sees, list(leaks), rounds)
+    if reason:
+        return Privacy(f"no ε is said: {reason}")
     stage, before = noisy[0], stages[: stages.index(noisy[0])]
     counts = tuple(s.count_noise for s in (*before, stage) if isinstance(s, Clip) and s.quantile is not None)
     if isinstance(stage, TreeNoise):
-        about = Mechanism(ZERO_OUT, KNOWN, stage.multiplier, counts, tree=True)
-        how = "one client's rows replaced by zeros; each client takes part once, which is known; noise of a tree"
-        return _of(about, stage.delta, rounds, how)
+        mechanism = Mechanism(ZERO_OUT, KNOWN, stage.multiplier, counts, tree=True)
+        description = (
+            "one client's rows replaced by zeros; each client takes part once, which is known; noise of a tree"
+        )
+        return _of(mechanism, stage.delta, rounds, description)
     assert isinstance(stage, GaussianNoise)
     remembers = remembers or any(_client_memory(s, availability) for s in before)
     return _claimed(stage, counts, availability, server_sees, rounds, remembers)
@@ -135,18 +137,18 @@ def _forbidden(
     rounds: int,
 ) -> str:
     """Why nothing can be claimed; empty where something can."""
-    stage, place = noisy[0], stages.index(noisy[0])
+    stage, noise_index = noisy[0], stages.index(noisy[0])
     if leaks:
         return f"{', '.join(leaks)} without noise"
     if len(noisy) > 1:
         return "noise is added more than once, and which of it counts is not looked at"
     shared = isinstance(stage, TreeNoise) or (isinstance(stage, GaussianNoise) and stage.per == "round")
-    if shared and place + 1 < len(stages):
-        after = type(stages[place + 1]).__name__
+    if shared and noise_index + 1 < len(stages):
+        after = type(stages[noise_index + 1]).__name__
         return (
             f"{after} comes after the noise and changes rows one by one, so their sum no longer has it; put it before"
         )
-    for earlier in (*stages[:place], stage):
+    for earlier in (*stages[:noise_index], stage):
         name = "clip" if type(earlier) is Clip else "gaussian"
         if isinstance(earlier, Clip):
             if earlier.quantile is not None and not earlier.count_noise:
@@ -177,20 +179,22 @@ def _claimed(
     """ε of the events that bound this sampling."""
     z, m = sum_multiplier(stage), availability.population.clients
     if stage.per == "client":
-        how = "each row by itself, replaced by another; no amplification, as if everybody came in every round"
+        description = "each row by itself, replaced by another; no amplification, as if everybody came in every round"
         if counts:
-            how += "; the server is trusted with the counts of rows within the norm"
-        return _of(Mechanism(REPLACE, KNOWN, z / 2, counts, by_row=True), stage.delta, rounds, how)
+            description += "; the server is trusted with the counts of rows within the norm"
+        return _of(Mechanism(REPLACE, KNOWN, z / 2, counts, by_row=True), stage.delta, rounds, description)
     if type(availability) is UniformK and not remembers:
-        about = Mechanism(REPLACE, WITHOUT_REPLACEMENT, z / 2, counts, clients=m, drawn=availability.k)
-        how = f"one client replaced by another; {availability.k} of {m} drawn without replacement, in secret"
-        return _of(about, stage.delta, rounds, how)
+        mechanism = Mechanism(REPLACE, WITHOUT_REPLACEMENT, z / 2, counts, clients=m, drawn=availability.k)
+        description = f"one client replaced by another; {availability.k} of {m} drawn without replacement, in secret"
+        return _of(mechanism, stage.delta, rounds, description)
     if server_sees == "sum" and type(availability) is Bernoulli and _independent(availability):
         q, empty = _coins(availability, rounds)
-        how = f"one client added or removed; everybody by a secret coin of at most {q:g}"
-        return _of(Mechanism(ADD_OR_REMOVE, POISSON, z, counts, q=q), stage.delta, rounds, how, empty)
-    how = "one client's rows replaced by zeros; no amplification, who comes being known, and as if in every round"
-    return _of(Mechanism(ZERO_OUT, KNOWN, z, counts), stage.delta, rounds, how)
+        description = f"one client added or removed; everybody by a secret coin of at most {q:g}"
+        return _of(Mechanism(ADD_OR_REMOVE, POISSON, z, counts, q=q), stage.delta, rounds, description, empty)
+    description = (
+        "one client's rows replaced by zeros; no amplification, who comes being known, and as if in every round"
+    )
+    return _of(Mechanism(ZERO_OUT, KNOWN, z, counts), stage.delta, rounds, description)
 
 
 def sum_multiplier(stage: GaussianNoise | TreeNoise) -> float:
@@ -246,11 +250,11 @@ def _of(about: Mechanism, delta: float, rounds: int, how: str, empty: float = 0.
         epsilon = epsilon_of(about, delta, rounds)
     except ImportError:
         return Privacy(f"ε is not computed without dp-accounting: install fedsim-torch[privacy] ({how})")
-    whole = delta + (1 + math.exp(min(epsilon, 700.0))) * empty
-    if not whole < 1:
+    total_delta = delta + (1 + math.exp(min(epsilon, 700.0))) * empty
+    if not total_delta < 1:
         return Privacy(f"no ε is said: a round without anybody has no noise, and comes with probability {empty:.2g}")
-    said = f"ε = {epsilon:.4g} at δ = {whole:.3g} after {rounds} rounds (RDP): {how}"
-    return Privacy(said, epsilon, whole, about)
+    statement = f"ε = {epsilon:.4g} at δ = {total_delta:.3g} after {rounds} rounds (RDP): {how}"
+    return Privacy(statement, epsilon, total_delta, about)
 
 
 def epsilon_of(about: Mechanism, delta: float, rounds: int) -> float:
@@ -265,20 +269,20 @@ def epsilon_of(about: Mechanism, delta: float, rounds: int) -> float:
     counts = [dp.GaussianDpEvent(multiplier) for multiplier in about.count_multipliers]
     if about.tree:  # a client that takes part once moves the counts of one round
         tree = dp.SingleEpochTreeAggregationDpEvent(about.sum_multiplier, rounds)
-        one, rounds = dp.ComposedDpEvent([tree, *counts]), 1
+        event, rounds = dp.ComposedDpEvent([tree, *counts]), 1
     else:
-        one = dp.GaussianDpEvent(about.sum_multiplier)
-        one = dp.ComposedDpEvent([one, *counts]) if counts else one
+        event = dp.GaussianDpEvent(about.sum_multiplier)
+        event = dp.ComposedDpEvent([event, *counts]) if counts else event
     if about.sampling == POISSON:
-        one = dp.PoissonSampledDpEvent(about.q, one)
+        event = dp.PoissonSampledDpEvent(about.q, event)
     elif about.sampling == WITHOUT_REPLACEMENT:
-        one = dp.SampledWithoutReplacementDpEvent(about.clients, about.drawn, one)
+        event = dp.SampledWithoutReplacementDpEvent(about.clients, about.drawn, event)
     accountant = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation[about.relation])
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns of orders that it leaves out, which makes ε no smaller
     try:
-        accountant.compose(one, rounds)
+        accountant.compose(event, rounds)
         return float(accountant.get_epsilon(delta))
     finally:
         logger.setLevel(level)

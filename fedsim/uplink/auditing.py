@@ -113,40 +113,40 @@ def audit(
     Raises:
         ConfigError: nothing is claimed, or the worlds are too few.
     """
-    about = claim.mechanism
-    if about is None or claim.epsilon is None or claim.delta is None:
+    mechanism = claim.mechanism
+    if mechanism is None or claim.epsilon is None or claim.delta is None:
         raise ConfigError(f"nothing is claimed that could be audited: {claim.said}")
     if checks.whole("--worlds", worlds) < 200:
         raise ConfigError(f"--worlds {worlds} is too few for a bound; give at least 200")
     present = np.arange(worlds) % 2 == 0
     starts = range(0, worlds, AT_ONCE)
-    parts = [
+    score_blocks = [
         _scores(
-            uplink, availability, about, rounds, seed + np.arange(worlds)[a : a + AT_ONCE], present[a : a + AT_ONCE]
+            uplink, availability, mechanism, rounds, seed + np.arange(worlds)[a : a + AT_ONCE], present[a : a + AT_ONCE]
         )
         for a in starts
     ]
-    whole, single, times = (np.concatenate(part) for part in zip(*parts, strict=True))
-    if about.tree:  # whose claim is for a client that takes part once; a random process may let it come again
-        present, whole, single, times = (each[times <= 1] for each in (present, whole, single, times))
+    ratios, single, times = (np.concatenate(blocks) for blocks in zip(*score_blocks, strict=True))
+    if mechanism.tree:  # whose claim is for a client that takes part once; a random process may let it come again
+        present, ratios, single, times = (values[times <= 1] for values in (present, ratios, single, times))
     if min(present.sum(), (~present).sum()) < 50:
         raise ConfigError(
             f"--worlds {worlds} is too few: in most of them a client takes part more than once; give more"
         )
-    always = about.sampling == KNOWN and bool((times == rounds).all())
-    one_round = not always and not about.tree  # where the canary is rare, most worlds show little of the whole
-    wrong = (1 - confidence) / (1 + (about.sampling == KNOWN) + one_round)  # of each finding
-    plain = clopper_pearson(whole[present], whole[~present], claim.delta, wrong)
-    found = [Finding(ASSUMING_NOTHING, claim.epsilon, *plain)]
-    if about.sampling == KNOWN:
-        bound = gaussian_bound(whole[present], whole[~present], claim.delta, wrong)
-        found.append(Finding(GAUSSIAN, claim.epsilon, *bound))
+    always = mechanism.sampling == KNOWN and bool((times == rounds).all())
+    one_round = not always and not mechanism.tree  # where the canary is rare, most worlds show little of the whole
+    wrong = (1 - confidence) / (1 + (mechanism.sampling == KNOWN) + one_round)  # of each finding
+    plain = clopper_pearson(ratios[present], ratios[~present], claim.delta, wrong)
+    findings = [Finding(ASSUMING_NOTHING, claim.epsilon, *plain)]
+    if mechanism.sampling == KNOWN:
+        bound = gaussian_bound(ratios[present], ratios[~present], claim.delta, wrong)
+        findings.append(Finding(GAUSSIAN, claim.epsilon, *bound))
     if one_round:
-        seen = ~np.isnan(single)
-        alone = epsilon_of(replace(about, sampling=KNOWN), claim.delta, 1)
-        bound = gaussian_bound(single[present & seen], single[~present & seen], claim.delta, wrong)
-        found.append(Finding(ONE_ROUND, alone, *bound))
-    return Audit(claim.epsilon, claim.delta, rounds, worlds, confidence, tuple(found))
+        observed = ~np.isnan(single)
+        round_epsilon = epsilon_of(replace(mechanism, sampling=KNOWN), claim.delta, 1)
+        bound = gaussian_bound(single[present & observed], single[~present & observed], claim.delta, wrong)
+        findings.append(Finding(ONE_ROUND, round_epsilon, *bound))
+    return Audit(claim.epsilon, claim.delta, rounds, worlds, confidence, tuple(findings))
 
 
 def _scores(
@@ -177,8 +177,16 @@ def _scores(
         before = _norms(chain, memory, federation)
         sign = 1.0 if t % 2 == 0 or about.tree else -1.0  # so that noise that repeats itself cancels
         rows = _rows(cohort, before[-1][1], canary, present, about, sign)
-        one = rows[:, 0]
-        report = Report(cohort, torch.zeros_like(rows), {"params": -rows}, one, one, one, np.ones(len(cohort)))
+        placeholder = rows[:, 0]
+        report = Report(
+            cohort,
+            torch.zeros_like(rows),
+            {"params": -rows},
+            placeholder,
+            placeholder,
+            placeholder,
+            np.ones(len(cohort)),
+        )
         received = chain(report, memory).innovation
         if about.by_row:
             released = torch.zeros(len(seeds), dtype=rows.dtype)
@@ -240,13 +248,13 @@ def _norms(chain: Uplink, memory: Memory, federation: Federation) -> list[tuple[
 
 def _counts(chain: Uplink, memory: Memory, before: list[tuple[int, Tensor]]) -> list[np.ndarray]:
     """[W] each noisy count of the round, read off how the norm moved."""
-    found = []
+    noisy_counts = []
     for (number, stage), (_, old) in zip(_adaptive(chain), before, strict=False):
         new = memory.server[f"uplink {number} norm"]
         assert stage.quantile is not None
         share = stage.quantile - torch.log(new.double() / old.double()) / stage.rate
-        found.append((share * stage.expected.double()).numpy())
-    return found
+        noisy_counts.append((share * stage.expected.double()).numpy())
+    return noisy_counts
 
 
 def _rows(cohort: Cohort, norm: Tensor, canary: int, present: np.ndarray, about: Mechanism, sign: float) -> Tensor:
@@ -255,17 +263,17 @@ def _rows(cohort: Cohort, norm: Tensor, canary: int, present: np.ndarray, about:
     The others send long rows in a direction of their own: they are clipped, so that the count of rows within the norm
     is the canary's alone. The canary's two rows are as far apart as clipping allows, in the sum and in the count.
     """
-    own = cohort.broadcast(norm)
+    norms = cohort.broadcast(norm)
     rows = torch.zeros(len(cohort), COLUMNS, dtype=norm.dtype)
-    mine, here = cohort.client == canary, torch.as_tensor(present)[cohort.replicate]
-    rows[:, 1] = torch.where(mine, 0.0, LONG * own)
+    mine, canary_present = cohort.client == canary, torch.as_tensor(present)[cohort.replicate]
+    rows[:, 1] = torch.where(mine, 0.0, LONG * norms)
     if about.relation == ADD_OR_REMOVE:
-        lengths = torch.where(here, SHORT, 0.0)
+        lengths = torch.where(canary_present, SHORT, 0.0)
     elif about.relation == REPLACE:
-        lengths = torch.where(here, SHORT, -LONG)
+        lengths = torch.where(canary_present, SHORT, -LONG)
     else:
-        lengths = torch.where(here, LONG, 0.0)
-    rows[:, 0] = torch.where(mine, sign * lengths * own, 0.0)
+        lengths = torch.where(canary_present, LONG, 0.0)
+    rows[:, 0] = torch.where(mine, sign * lengths * norms, 0.0)
     return rows
 
 
@@ -308,47 +316,49 @@ class _Adversary:
 
         def likelihood(moved: float, counted: float) -> np.ndarray:
             """Of a canary that moves sum and counts by so much, over that of none."""
-            found = np.zeros_like(total) if self.about.tree else (total * moved - moved**2 / 2) / self.z**2
+            log_ratio = np.zeros_like(total) if self.about.tree else (total * moved - moved**2 / 2) / self.z**2
             for count, deviation in zip(counts, self.deviations, strict=True):
-                found = found + (count * counted - counted**2 / 2) / deviation**2
-            return found
+                log_ratio = log_ratio + (count * counted - counted**2 / 2) / deviation**2
+            return log_ratio
 
         if self.about.relation == ADD_OR_REMOVE:
-            one, other = likelihood(1, 1), np.zeros_like(total)
+            present_ratio, absent_ratio = likelihood(1, 1), np.zeros_like(total)
         elif self.about.relation == REPLACE:
-            one, other = likelihood(1, 1), likelihood(-1, 0)
+            present_ratio, absent_ratio = likelihood(1, 1), likelihood(-1, 0)
         else:
-            one, other = likelihood(1, 0), likelihood(0, 1)
+            present_ratio, absent_ratio = likelihood(1, 0), likelihood(0, 1)
         self.times += takes_part
         first = takes_part & np.isnan(self.single)
-        self.single[first] = (one - other)[first]
+        self.single[first] = (present_ratio - absent_ratio)[first]
         if self.about.sampling == KNOWN:
-            self.sum += np.where(takes_part, one - other, 0.0)
+            self.sum += np.where(takes_part, present_ratio - absent_ratio, 0.0)
         else:
             with np.errstate(divide="ignore"):
-                away, here = np.log1p(-q), np.log(q)
-            self.sum += np.logaddexp(away, here + one) - np.logaddexp(away, here + other)
-        some = np.flatnonzero(nonempty)  # empty rounds have no noise, and a tree does not count them
-        self.released[some, self.nonempty[some]] = total[some]
-        self.moved[some, self.nonempty[some]] = takes_part[some]
-        self.nonempty[some] += 1
+                log_absent, log_present = np.log1p(-q), np.log(q)
+            self.sum += np.logaddexp(log_absent, log_present + present_ratio) - np.logaddexp(
+                log_absent, log_present + absent_ratio
+            )
+        worlds = np.flatnonzero(nonempty)  # empty rounds have no noise, and a tree does not count them
+        self.released[worlds, self.nonempty[worlds]] = total[worlds]
+        self.moved[worlds, self.nonempty[worlds]] = takes_part[worlds]
+        self.nonempty[worlds] += 1
 
     def score(self) -> np.ndarray:
         """[W] the ratio of all rounds; 0 where it is not a number."""
-        found = self.sum.copy()
+        ratios = self.sum.copy()
         if self.about.tree:
             for length in np.unique(self.nonempty):
-                some = self.nonempty == length
-                moved, y = self.moved[some, :length], self.released[some, :length]
+                worlds = self.nonempty == length
+                shift, y = self.moved[worlds, :length], self.released[worlds, :length]
                 precision = np.linalg.inv(self.z**2 * _covariance(int(length)))
-                found[some] += ((moved @ precision) * (y - moved / 2)).sum(1)  # Δᵀ Σ⁻¹ (y − Δ/2)
-        return np.nan_to_num(found)
+                ratios[worlds] += ((shift @ precision) * (y - shift / 2)).sum(1)  # Δᵀ Σ⁻¹ (y − Δ/2)
+        return np.nan_to_num(ratios)
 
 
 def _covariance(rounds: int) -> np.ndarray:
     """[T, T] of the increments of a tree's noise: after k rounds it has a node for every one-bit of k."""
     nodes = [{(level, k >> level) for level in range(k.bit_length()) if k >> level & 1} for k in range(rounds + 1)]
-    names = {name: place for place, name in enumerate(sorted(set().union(*nodes)))}
+    names = {name: column for column, name in enumerate(sorted(set().union(*nodes)))}
     sums = np.zeros((rounds + 1, max(1, len(names))))
     for k, chosen in enumerate(nodes):
         sums[k, [names[name] for name in chosen]] = 1.0

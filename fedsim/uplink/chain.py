@@ -36,10 +36,10 @@ class Uplink:
     """
 
     def __init__(self, *stages: Stage | Sequence[Stage], **named: Stage) -> None:
-        given = stages[0] if len(stages) == 1 and isinstance(stages[0], (list, tuple)) else stages
-        self.stages: tuple[Stage, ...] = (*given, *named.values())
-        self.named_parts = {type(stage).__name__.lower(): stage for stage in given} | named
-        names = [*(f"stage {number}" for number in range(len(given))), *named]
+        unnamed = stages[0] if len(stages) == 1 and isinstance(stages[0], (list, tuple)) else stages
+        self.stages: tuple[Stage, ...] = (*unnamed, *named.values())
+        self.named_parts = {type(stage).__name__.lower(): stage for stage in unnamed} | named
+        names = [*(f"stage {number}" for number in range(len(unnamed))), *named]
         for name, stage in zip(names, self.stages, strict=True):
             if isinstance(stage, type):
                 raise ConfigError(
@@ -75,17 +75,19 @@ class Uplink:
         cohort = report.cohort
         sent, end = report.innovation, report.end
         sends = np.flatnonzero(cohort.host.count > 0)
-        some = None if len(sends) == len(cohort) else torch.as_tensor(sends, device=sent.device)
-        cohort, rows = (cohort, sent) if some is None else (cohort.subset(sends), sent[some])
-        start = report.start if some is None else report.start[some]
+        sender_index = None if len(sends) == len(cohort) else torch.as_tensor(sends, device=sent.device)
+        cohort, rows = (cohort, sent) if sender_index is None else (cohort.subset(sends), sent[sender_index])
+        start = report.start if sender_index is None else report.start[sender_index]
         for number, stage in enumerate(self.stages):
             arrived = stage(rows, StageContext(cohort, memory, number))
             if arrived.shape != rows.shape:
-                got, wanted = list(arrived.shape), list(rows.shape)
-                raise ConfigError(f"uplink={type(stage).__name__} must return rows {wanted}, and returns {got}")
+                returned_shape, expected_shape = list(arrived.shape), list(rows.shape)
+                raise ConfigError(
+                    f"uplink={type(stage).__name__} must return rows {expected_shape}, and returns {returned_shape}"
+                )
             rows = arrived
-        if some is None:
+        if sender_index is None:
             received, end = rows, start - rows
         else:
-            received, end = sent.index_copy(0, some, rows), end.index_copy(0, some, start - rows)
+            received, end = sent.index_copy(0, sender_index, rows), end.index_copy(0, sender_index, start - rows)
         return dataclasses.replace(report, received=received, carry=report.carry | {"params": end})

@@ -53,13 +53,13 @@ class Compressor(Stage):
     def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         if self.feedback == "none":
             return self.compress(rows, link.keys)
-        own = link.gather(self.feedback)
+        remembered = link.gather(self.feedback)
         if self.feedback == "ef14":
-            wanted = rows + own
-            arrived = self.compress(wanted, link.keys)
-            link.scatter("ef14", wanted - arrived)
+            compensated = rows + remembered
+            arrived = self.compress(compensated, link.keys)
+            link.scatter("ef14", compensated - arrived)
             return arrived
-        arrived = own + self.compress(rows - own, link.keys)
+        arrived = remembered + self.compress(rows - remembered, link.keys)
         link.scatter("ef21", arrived)
         return arrived
 
@@ -97,13 +97,13 @@ class TopK(Sparse):
         super().__init__(fraction, k, feedback)
 
     def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
-        kept = rows.abs().topk(self.count(rows.shape[1]), dim=1, sorted=False).indices
-        return torch.zeros_like(rows).scatter(1, kept, rows.gather(1, kept))
+        indices = rows.abs().topk(self.count(rows.shape[1]), dim=1, sorted=False).indices
+        return torch.zeros_like(rows).scatter(1, indices, rows.gather(1, indices))
 
     def code(self, code: Encoding, plain: Encoding) -> Encoding:
         k = self.count(plain.values)
-        places = min(4 * k, -(-plain.values // 8)) if k < plain.values else 0
-        return replace(code, values=k, places=places)
+        position_bytes = min(4 * k, -(-plain.values // 8)) if k < plain.values else 0
+        return replace(code, values=k, places=position_bytes)
 
 
 class RandK(Sparse):
@@ -117,9 +117,9 @@ class RandK(Sparse):
     def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
         d = rows.shape[1]
         k = self.count(d)
-        kept = rng.bits(keys[:, None], torch.arange(d, device=rows.device)).topk(k, dim=1, sorted=False).indices
+        indices = rng.bits(keys[:, None], torch.arange(d, device=rows.device)).topk(k, dim=1, sorted=False).indices
         scale = d / k if self.feedback == "none" else 1.0
-        return torch.zeros_like(rows).scatter(1, kept, rows.gather(1, kept) * scale)
+        return torch.zeros_like(rows).scatter(1, indices, rows.gather(1, indices) * scale)
 
     def code(self, code: Encoding, plain: Encoding) -> Encoding:
         k = self.count(plain.values)
@@ -143,9 +143,9 @@ class QSGD(Compressor):
 
     def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
         norm = rows.norm(dim=1, keepdim=True)
-        place = self.levels * rows.abs() / torch.where(norm > 0, norm, 1.0)
+        level = self.levels * rows.abs() / torch.where(norm > 0, norm, 1.0)
         drawn = rng.uniform(keys[:, None], torch.arange(rows.shape[1], device=rows.device), rows.dtype)
-        return norm * rows.sign() * (place + drawn).floor() / self.levels
+        return norm * rows.sign() * (level + drawn).floor() / self.levels
 
     def code(self, code: Encoding, plain: Encoding) -> Encoding:
         return replace(code, bits=1 + math.ceil(math.log2(self.levels + 1)), more=code.more + plain.bits // 8)

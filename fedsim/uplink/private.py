@@ -67,13 +67,13 @@ class Clip(Stage):
     def clipped(self, rows: Tensor, link: StageContext, bound: Tensor) -> Tensor:
         """The rows clipped to C [R]; C moves on."""
         cohort, norm = link.cohort, rows.norm(dim=1)
-        own = cohort.broadcast(bound)
+        row_bounds = cohort.broadcast(bound)
         if self.quantile is not None:
             noise = self.count_noise * rng.normal(link.server_keys, torch.zeros_like(link.server_keys), bound.dtype)
-            share = (cohort.sum((norm <= own).to(rows.dtype)) + noise) / self.expected
-            moved = bound * torch.exp(-self.rate * (share - self.quantile))
-            link.server("norm").copy_(cohort.unless_empty(moved, bound))
-        return rows * (own / norm).clamp(max=1.0)[:, None]
+            share = (cohort.sum((norm <= row_bounds).to(rows.dtype)) + noise) / self.expected
+            next_bound = bound * torch.exp(-self.rate * (share - self.quantile))
+            link.server("norm").copy_(cohort.unless_empty(next_bound, bound))
+        return rows * (row_bounds / norm).clamp(max=1.0)[:, None]
 
 
 class GaussianNoise(Clip):
@@ -112,13 +112,13 @@ class GaussianNoise(Clip):
         self.delta = checks.positive("uplink.delta", checks.fraction("uplink.delta", delta))
         self.of_rows = self.multiplier
         if quantile is not None and count_noise > 0:
-            left = self.multiplier**-2 - (2 * self.count_noise) ** -2
-            if left <= 0:
+            remaining_precision = self.multiplier**-2 - (2 * self.count_noise) ** -2
+            if remaining_precision <= 0:
                 raise ConfigError(
                     f"uplink.count_noise={count_noise} leaves nothing of uplink.multiplier={multiplier}; it must be "
                     f"above {multiplier / 2:g}"
                 )
-            self.of_rows = left**-0.5
+            self.of_rows = remaining_precision**-0.5
 
     def code(self, code: Encoding, plain: Encoding) -> Encoding:
         return plain if self.per == "client" else code
@@ -171,9 +171,9 @@ class TreeNoise(Clip):
     def noise(keys: Tensor, rounds: Tensor, levels: int, like: Tensor) -> Tensor:
         """[R, d] N_k at z C = 1 of k = rounds [R] < 2^levels; d and dtype are those of rows `like` [n, d]."""
         columns = torch.arange(like.shape[1], device=keys.device)
-        found = like.new_zeros(len(keys), like.shape[1])
+        noise = like.new_zeros(len(keys), like.shape[1])
         for level in range(levels):
-            place = rounds >> level
-            own = rng.fold(rng.fold(keys, level), place)[:, None]
-            found += torch.where((place % 2 == 1)[:, None], rng.normal(own, columns, like.dtype), 0.0)
-        return found
+            node = rounds >> level
+            node_keys = rng.fold(rng.fold(keys, level), node)[:, None]
+            noise += torch.where((node % 2 == 1)[:, None], rng.normal(node_keys, columns, like.dtype), 0.0)
+        return noise

@@ -28,6 +28,7 @@ ELSEWHERE = {  # run by another test, or by none
     "notebook.py": "../test_notebook.py",
     "printed_output.py": "../test_printed_numbers.py",
     "same_numbers.py": "test_same_numbers.py",
+    "bare_names.py": "test_scripts_run.py",
     "bench_peers/peer_flwr.py": None,  # needs Flower, in an environment of its own
     "client_memory.py": None,  # has one size, of gigabytes
     "draw_imports.py": "test_scripts_run.py",
@@ -46,6 +47,10 @@ def test_scripts_are_run_by_some_test() -> None:
     mains = [path for path in SCRIPTS.rglob("*.py") if '__name__ == "__main__"' in path.read_text()]
     assert {path.relative_to(SCRIPTS).as_posix() for path in mains} == FIGURES.keys() | ELSEWHERE.keys()
     assert all(test is None or (Path(__file__).parent / test).exists() for test in ELSEWHERE.values())
+
+
+def test_names_that_cannot_be_guessed_do_not_become_more() -> None:
+    assert "bindings are bare words" in run("bare_names.py")
 
 
 @pytest.mark.slow

@@ -133,8 +133,8 @@ class Board:
         Raises:
             ConfigError: there is none.
         """
-        known = {cell.name: cell for cell in self.cells()}
-        return known[checks.choice("--cell", name, known)]
+        cells = {cell.name: cell for cell in self.cells()}
+        return cells[checks.choice("--cell", name, cells)]
 
     def _places(self, track: Track) -> list[tuple[tuple[str, str], ...]]:
         labels = [[(axis, label) for label in track.axes.get(axis, self.axes[axis])] for axis in self.axes]
@@ -142,28 +142,28 @@ class Board:
 
     def check(self) -> None:
         """Refuse a board that contradicts itself."""
-        place = f"board {self.name}"
-        checks.choice(f"{place}: against", self.against, self.entries)
+        prefix = f"board {self.name}"
+        checks.choice(f"{prefix}: against", self.against, self.entries)
         if set(self.seeds) & set(self.tuning.seeds):
-            raise ConfigError(f"{place}: tuning.seeds={self.tuning.seeds} and seeds={self.seeds} share some")
+            raise ConfigError(f"{prefix}: tuning.seeds={self.tuning.seeds} and seeds={self.seeds} share some")
         for name, track in self.tracks.items():
             for axis, labels in track.axes.items():
-                checks.choice(f"{place}: tracks.{name}.axes", axis, self.axes)
+                checks.choice(f"{prefix}: tracks.{name}.axes", axis, self.axes)
                 for label in labels:
-                    checks.choice(f"{place}: tracks.{name}.axes.{axis}", label, self.axes[axis])
+                    checks.choice(f"{prefix}: tracks.{name}.axes.{axis}", label, self.axes[axis])
             for at in track.tuned_at:
                 if at.keys() != self.axes.keys():
-                    raise ConfigError(f"{place}: tracks.{name}.tuned_at={at} must name {', '.join(self.axes)}")
+                    raise ConfigError(f"{prefix}: tracks.{name}.tuned_at={at} must name {', '.join(self.axes)}")
                 for axis, label in at.items():
-                    checks.choice(f"{place}: tracks.{name}.tuned_at.{axis}", label, self.axes[axis])
+                    checks.choice(f"{prefix}: tracks.{name}.tuned_at.{axis}", label, self.axes[axis])
             if not track.tuned_at:
-                raise ConfigError(f"{place}: tracks.{name}.tuned_at is empty; name a place where rates are tuned")
+                raise ConfigError(f"{prefix}: tracks.{name}.tuned_at is empty; name a place where rates are tuned")
         for name, entry in self.entries.items():
-            self.tuning.check(f"{place}: entries.{name}", entry.knob)
+            self.tuning.check(f"{prefix}: entries.{name}", entry.knob)
         for number, finding in enumerate(self.findings, 1):
             for comparison in finding.shown_by:
                 cells = [cell.name for cell in self.cells()]
-                comparison.check(f"{place}: findings {number}", self.entries, self.measures, cells)
+                comparison.check(f"{prefix}: findings {number}", self.entries, self.measures, cells)
 
 
 def board_folder() -> Path:
@@ -188,10 +188,10 @@ def load(name: str, folder: Path | None = None) -> Board:
     Raises:
         ConfigError: for an unknown board, or one that contradicts itself.
     """
-    where = folder or board_folder()
-    if str(where) not in sys.path:
-        sys.path.append(str(where))  # for classes of its own
-    with described("board", name, where, names(folder), "fedsim-leaderboard") as content:
+    directory = folder or board_folder()
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))  # for classes of its own
+    with described("board", name, directory, names(folder), "fedsim-leaderboard") as content:
         board = _board(name, content)
         board.check()
     return board
@@ -203,7 +203,7 @@ def _board(name: str, content: dict[str, Any]) -> Board:
     content["entries"] = {str(key): entry(value) for key, value in content["entries"].items()}
     content["tuning"] = Tuning(**content["tuning"])
     content["measures"] = {key: Measured(**value) for key, value in content["measures"].items()}
-    content["findings"] = [Finding.given(each) for each in content.get("findings") or []]
+    content["findings"] = [Finding.given(finding) for finding in content.get("findings") or []]
     return Board(name, **content)
 
 
@@ -221,6 +221,6 @@ def entry(given: Any) -> Entry:
 def _texts(track: dict[str, Any]) -> dict[str, Any]:
     """Labels that YAML reads as numbers, as text again; a pair of rates."""
     axes = {axis: [str(label) for label in labels] for axis, labels in (track.get("axes") or {}).items()}
-    places = [{axis: str(label) for axis, label in at.items()} for at in track["tuned_at"]]
+    tuned_at = [{axis: str(label) for axis, label in at.items()} for at in track["tuned_at"]]
     low, high = track["rates"]
-    return track | {"axes": axes, "tuned_at": places, "rates": (float(low), float(high))}
+    return track | {"axes": axes, "tuned_at": tuned_at, "rates": (float(low), float(high))}

@@ -126,42 +126,42 @@ def chosen(board: Board, globs: list[str]) -> list[Cell]:
     cells = board.cells()
     for pattern in globs:
         if not any(fnmatch.fnmatch(cell.name, pattern) for cell in cells):
-            some = ", ".join(cell.name for cell in cells[:3])
-            raise ConfigError(f"--cell {pattern} matches none of the {len(cells)} cells; they are called {some}, …")
+            examples = ", ".join(cell.name for cell in cells[:3])
+            raise ConfigError(f"--cell {pattern} matches none of the {len(cells)} cells; they are called {examples}, …")
     return [c for c in cells if not globs or any(fnmatch.fnmatch(c.name, pattern) for pattern in globs)]
 
 
 def forget(board: Board, folder: Path, name: str) -> None:
     """Delete what was computed of an entry."""
-    for kept in (Rates.read(folder), Times.read(folder)):
-        kept.forget(name)
-        kept.write(folder)
+    for store in (Rates.read(folder), Times.read(folder)):
+        store.forget(name)
+        store.write(folder)
     for cell in board.cells():
-        found = read(folder, cell, board)
-        if found.rows.pop(name, None) is not None:
-            write(folder, found, board)
+        cells = read(folder, cell, board)
+        if cells.rows.pop(name, None) is not None:
+            write(folder, cells, board)
     submission.forget(folder, name)
 
 
 def _check(board: Board, cells: list[Cell], entries: list[str], folder: Path, tolerance: float) -> None:
     """Make one of the cells that have rows again."""
-    there = [cell for cell in cells if set(read(folder, cell, board).rows) & set(entries)]
-    if not there:
+    candidates = [cell for cell in cells if set(read(folder, cell, board).rows) & set(entries)]
+    if not candidates:
         raise ConfigError("no cell has a row yet that could be made again")
-    cell = random.choice(there)
+    cell = random.choice(candidates)
     print(f"{cell.name}: making its rows again")
     with tempfile.TemporaryDirectory() as scratch:
         worst = recheck(board, cell, entries, folder, Path(scratch))
-    said = f"{cell.name}: numbers differ by at most {worst:.2g} of themselves"
+    message = f"{cell.name}: numbers differ by at most {worst:.2g} of themselves"
     if worst > tolerance:
-        raise ConfigError(f"{said}, more than --tolerance {tolerance:g}")
-    print(f"{said}; data, splits, traces, initial models and batches are the same")
+        raise ConfigError(f"{message}, more than --tolerance {tolerance:g}")
+    print(f"{message}; data, splits, traces, initial models and batches are the same")
 
 
 def made() -> dict[str, Any]:
     """What rows say of their making."""
-    where = environment(torch.device("cpu"))
-    versions = {name: where["versions"][name] for name in VERSIONS}
+    provenance = environment(torch.device("cpu"))
+    versions = {name: provenance["versions"][name] for name in VERSIONS}
     date = datetime.now(timezone.utc).date().isoformat()
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    return {"command": command, "commit": where["commit"], "date": date, "versions": versions}
+    return {"command": command, "commit": provenance["commit"], "date": date, "versions": versions}

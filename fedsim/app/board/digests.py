@@ -23,39 +23,39 @@ def digests(simulation: Simulation) -> Digests:
     """Of a run that has not begun: every name of NAMES, data in several parts; of a rule that pools all data in one
     client its models alone."""
     rounds = simulation.rounds
-    every = np.arange(simulation.federation.replicates * simulation.federation.clients)
+    all_rows = np.arange(simulation.federation.replicates * simulation.federation.clients)
     seeds = simulation.federation.seeds
     models = fingerprint(simulation.model.initial(seeds).detach().cpu().double().numpy())
     if simulation.trainer.rule.pooled:
         return {"models": models}
     splits = [
-        part.astype(np.int64)
+        array.astype(np.int64)
         for table in simulation.tables
-        for each in (table, table.validation)
-        if each is not None
-        for part in (each.offsets, each.order)
+        for subset in (table, table.validation)
+        if subset is not None
+        for array in (subset.offsets, subset.order)
     ]
     return {
         **{f"data: {name}": values for name, values in content(simulation).items() if name.endswith("of the data")},
         "models": models,
         "splits": _whole(splits),
         "traces": _whole([simulation.availability.counts(t).astype(np.int64) for t in range(rounds)]),
-        "batches": fingerprint(np.stack([_first_batch(simulation, t, every) for t in {0, rounds - 1}])),
+        "batches": fingerprint(np.stack([_first_batch(simulation, t, all_rows) for t in {0, rounds - 1}])),
     }
 
 
 def _whole(arrays: list[np.ndarray]) -> list[Any]:
     """How many arrays, and a digest of all, their shapes with them."""
-    found = hashlib.blake2b(digest_size=12)
+    digest = hashlib.blake2b(digest_size=12)
     for array in arrays:
-        found.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
-    return [[len(arrays)], found.hexdigest()]
+        digest.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
+    return [[len(arrays)], digest.hexdigest()]
 
 
 def _first_batch(simulation: Simulation, t: int, every: np.ndarray) -> np.ndarray:
     """[R·m] the sum of the numbers that each client meets in its first step of a round."""
-    ones = np.ones((simulation.federation.replicates, simulation.federation.clients))
-    cohort = simulation.federation.cohort(ones, ones, t)
+    all_active = np.ones((simulation.federation.replicates, simulation.federation.clients))
+    cohort = simulation.federation.cohort(all_active, all_active, t)
     batch = simulation.trainer.batches.plan(cohort, t).chunk(every).batch(0, 0, len(every), simulation.model.dtype)
     return np.asarray(batch["x"].detach().cpu().double().flatten(1).sum(1).numpy())
 
@@ -67,9 +67,9 @@ def check(whose: str, found: Digests, committed: Digests, compared: list[str]) -
         ConfigError: they differ; the message says in what.
     """
     shared = [name for name in found if name in committed and name.partition(":")[0] in compared]
-    other = [name for name in shared if not match(committed[name], found[name])]
-    if other:
+    mismatches = [name for name in shared if not match(committed[name], found[name])]
+    if mismatches:
         raise ConfigError(
-            f"{whose} was made with other {', '.join(other)} than the rows it would stand beside; make it with the "
-            "board's own settings, seeds and version"
+            f"{whose} was made with other {', '.join(mismatches)} than the rows it would stand beside; make it with "
+            "the board's own settings, seeds and version"
         )

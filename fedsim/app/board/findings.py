@@ -54,8 +54,10 @@ class Comparison:
 
     def of(self, cell: str) -> bool:
         """Is this cell one of its own?"""
-        inside, outside = (any(fnmatch.fnmatch(cell, each) for each in group) for group in (self.cells, self.but))
-        return inside and not outside
+        is_included, is_excluded = (
+            any(fnmatch.fnmatch(cell, pattern) for pattern in group) for group in (self.cells, self.but)
+        )
+        return is_included and not is_excluded
 
     def shown(self, by: Paired, more: bool) -> bool:
         """Do these differences show it? `more`: larger numbers are better."""
@@ -79,4 +81,4 @@ class Finding:
     @classmethod
     def given(cls, content: dict[str, Any]) -> Finding:
         """From YAML."""
-        return cls(content["says"], [Comparison(**each) for each in content["shown_by"]])
+        return cls(content["says"], [Comparison(**comparison) for comparison in content["shown_by"]])

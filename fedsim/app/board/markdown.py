@@ -30,12 +30,12 @@ def markdown(found: Standings, drawn: Sequence[str]) -> str:
     board = found.board
     command = code_span(f"fedsim-leaderboard {board.name} --page")
     planned = len(board.cells())
-    done = Counter(row.status for cells in found.cells for row in cells.rows.values())
+    row_counts = Counter(row.status for cells in found.cells for row in cells.rows.values())
     lines = [
         f"# {in_markdown(board.title)}: {in_markdown(board.about)}",
         "",
         f"Written by {command} from the results in this folder; do not edit.",
-        f"{len(found.cells)} of {planned} cells, {done[DONE]} rows with numbers, {len(board.seeds)} seeds each; "
+        f"{len(found.cells)} of {planned} cells, {row_counts[DONE]} rows with numbers, {len(board.seeds)} seeds each; "
         "`index.html` beside this page has the same with filters; it opens from disk. "
         "[What a cell is, how to cite, and how to submit an algorithm](../../../../docs/leaderboard.md).",
         "",
@@ -64,14 +64,14 @@ def markdown(found: Standings, drawn: Sequence[str]) -> str:
         lines.append("")
     for name in drawn:
         lines += [f"![{name}]({name})", "", CAPTIONS[name.removesuffix(".png")], ""]
-    if others := found.others:
-        reasons = dict.fromkeys(others.values())
-        told = [
-            f"- {in_markdown(', '.join(n for n, why in others.items() if why == reason))}: "
+    if unranked := found.others:
+        reasons = dict.fromkeys(unranked.values())
+        bullets = [
+            f"- {in_markdown(', '.join(n for n, cause in unranked.items() if cause == reason))}: "
             f"{in_markdown(' '.join(reason.split()))}"
             for reason in reasons
         ]
-        lines += ["Not ranked:", "", *told, ""]
+        lines += ["Not ranked:", "", *bullets, ""]
     for track in found.tracks if len(found.tracks) > 1 else ():
         lines += [
             f"## {in_markdown(track)}",
@@ -100,20 +100,20 @@ def _table(found: Standings) -> list[str]:
     processor time."""
     board, names = found.board, found.ranked
     against = board.against if board.against in names else None
-    others = [m for m in board.measures if m != board.main]
-    heads = ["", "rank", board.main, f"to {board.against}", "won/lost", *others, "memory", "ms a round"]
+    other_measures = [m for m in board.measures if m != board.main]
+    heads = ["", "rank", board.main, f"to {board.against}", "won/lost", *other_measures, "memory", "ms a round"]
     lines = ["| " + " | ".join(map(in_markdown, heads)) + " |", "|---" + "|--:" * (len(heads) - 1) + "|"]
     ranks = found.test.ranks if found.test is not None else np.arange(1.0, len(names) + 1)
-    for place, name in enumerate(names):
-        beside = ["", ""]
+    for index, name in enumerate(names):
+        comparison = ["", ""]
         if against is not None and name != against:
-            here, there = place, names.index(against)
-            beside = [
+            row, column = index, names.index(against)
+            comparison = [
                 _difference(found.paired(name, against), board.measures[board.main]),
-                f"{found.wins[here, there]}/{found.wins[there, here]}",
+                f"{found.wins[row, column]}/{found.wins[column, row]}",
             ]
-        cells = [in_markdown(name), f"{ranks[place]:.1f}", _mean(found, name, board.main), *beside]
-        cells += [_mean(found, name, measure) for measure in others]
+        cells = [in_markdown(name), f"{ranks[index]:.1f}", _mean(found, name, board.main), *comparison]
+        cells += [_mean(found, name, measure) for measure in other_measures]
         ms = found.milliseconds(name)
         cells += [_memory(found, name), "–" if ms is None else f"{ms:.3g}"]
         lines.append("| " + " | ".join(cells) + " |")
@@ -125,7 +125,7 @@ def findings(found: Standings) -> list[str]:
     lines = []
     for number, finding in enumerate(found.board.findings, 1):
         lines += [f"{number}. **{in_markdown(finding.says)}**", ""]
-        lines += [f"   - {compared(found, what, in_markdown)}" for what in finding.shown_by]
+        lines += [f"   - {compared(found, comparison, in_markdown)}" for comparison in finding.shown_by]
         lines.append("")
     return ["## What the numbers say", "", *lines] if lines else []
 
@@ -137,11 +137,11 @@ def compared(found: Standings, what: Comparison, shown: Callable[[str], str] = s
     measure = found.board.measures[name]
     among = [_patterns(what.cells)] if what.cells != [EVERYWHERE] else []
     among += [f"but {_patterns(what.but)}"] if what.but else []
-    where = f" ({' '.join(among)})" if among else ""
+    scope = f" ({' '.join(among)})" if among else ""
     names = f"{shown(what.one)} less {shown(what.other)}, {shown(name)}"
-    said = f"{names}, {cells} cell{'s' * (cells != 1)}{where}: {_difference(by, measure)}"
-    within = f", within ±{100 * what.within if measure.percent else what.within:g}" if what.within else ""
-    return said + within + ("" if holds else "; **not shown**")
+    statement = f"{names}, {cells} cell{'s' * (cells != 1)}{scope}: {_difference(by, measure)}"
+    margin = f", within ±{100 * what.within if measure.percent else what.within:g}" if what.within else ""
+    return statement + margin + ("" if holds else "; **not shown**")
 
 
 def _patterns(of: list[str]) -> str:
@@ -152,14 +152,14 @@ def _mean(found: Standings, name: str, measure: str) -> str:
     """Mean over cells and seeds; of costs the median over those that got there, and how many did."""
     by = found.board.measures[measure]
     values = np.concatenate([cells.rows[name].of(measure) for cells in found.cells])
-    known = values[np.isfinite(values)]
-    if not len(known):
+    finite_values = values[np.isfinite(values)]
+    if not len(finite_values):
         return "–"
     if by.until is not None:
-        share = len(known) / (len(found.board.seeds) * len(found.cells))
-        return f"{_count(float(np.median(known)))} ({100 * share:.0f} %)"
-    shown = f"{100 * known.mean():.1f} %" if by.percent else f"{known.mean():.4g}"
-    return shown if len(known) == len(values) else f"{shown} ({len(known)} of {len(values)})"
+        share = len(finite_values) / (len(found.board.seeds) * len(found.cells))
+        return f"{_count(float(np.median(finite_values)))} ({100 * share:.0f} %)"
+    text = f"{100 * finite_values.mean():.1f} %" if by.percent else f"{finite_values.mean():.4g}"
+    return text if len(finite_values) == len(values) else f"{text} ({len(finite_values)} of {len(values)})"
 
 
 def _difference(by: Paired, measure: Measured) -> str:
@@ -193,18 +193,20 @@ def _count(value: float) -> str:
 def _made(found: Standings) -> list[str]:
     """Which commands and versions made the rows."""
     rows = [row for cells in found.cells for row in cells.rows.values() if row.status != REFUSED]
-    seen = Counter((str(row.made.get("command")), _commit(row.made), _versions(row.made)) for row in rows if row.made)
+    origins = Counter(
+        (str(row.made.get("command")), _commit(row.made), _versions(row.made)) for row in rows if row.made
+    )
     lines = [
         f"- {n} rows: {code_span(command)}, commit {in_markdown(commit)}, {in_markdown(versions)}"
-        for (command, commit, versions), n in seen.items()
+        for (command, commit, versions), n in origins.items()
     ]
     return ["## Made by", "", *lines] if lines else []
 
 
 def _commit(made: dict[str, Any]) -> str:
     """Its first letters, and whether there were changes."""
-    known = str(made.get("commit") or "unknown")
-    return known[:7] + (" with changes" if known.endswith("+") else "")
+    commit = str(made.get("commit") or "unknown")
+    return commit[:7] + (" with changes" if commit.endswith("+") else "")
 
 
 def _versions(made: dict[str, dict[str, str]]) -> str:

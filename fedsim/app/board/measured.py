@@ -40,8 +40,8 @@ class Measured:
             return [float(value) for value in run.ended(self.metric, self.last)]
         if not run.has(self.metric):
             return [float("nan")] * run.replicates
-        each = deployed(run) if self.until == "deployments" else 1.0
-        return [each * float(value) for value in cost(run, self.metric, target, SPENT[self.until])]
+        factor = deployed(run) if self.until == "deployments" else 1.0
+        return [factor * float(value) for value in cost(run, self.metric, target, SPENT[self.until])]
 
     @property
     def more(self) -> bool:
@@ -56,10 +56,10 @@ class Measured:
 
 def deployed(run: Run) -> float:
     """Models a round to which a client's data answer."""
-    known = run.settings
-    if known.get("shift.deploy", "step") == "step":
-        return float(known["local.steps"])
-    return 1 / float(known.get("shift.redraw") or 1)
+    settings = run.settings
+    if settings.get("shift.deploy", "step") == "step":
+        return float(settings["local.steps"])
+    return 1 / float(settings.get("shift.redraw") or 1)
 
 
 def curve(run: Run, metric: str) -> tuple[list[int], list[float]]:
@@ -68,8 +68,8 @@ def curve(run: Run, metric: str) -> tuple[list[int], list[float]]:
         return [], []
     rounds, values = run.curve(metric)
     with np.errstate(invalid="ignore"):
-        known = np.isfinite(values)
-        means = np.where(known, values, 0).sum(1) / np.maximum(known.sum(1), 1)
+        finite_mask = np.isfinite(values)
+        means = np.where(finite_mask, values, 0).sum(1) / np.maximum(finite_mask.sum(1), 1)
     return [int(t) for t in rounds], [
-        float(f"{v:.5g}") if n else float("nan") for v, n in zip(means, known.any(1), strict=True)
+        float(f"{v:.5g}") if n else float("nan") for v, n in zip(means, finite_mask.any(1), strict=True)
     ]

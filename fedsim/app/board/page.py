@@ -31,11 +31,11 @@ def write_pages(board: Board, folder: Path) -> list[Path]:
     Raises:
         ConfigError: there are no results, or a row does not belong beside the others.
     """
-    found = Standings.of(with_submitted(folder, board), folder)
-    if not found.cells:
+    standings = Standings.of(with_submitted(folder, board), folder)
+    if not standings.cells:
         raise ConfigError(f"board {board.name} has no rows yet in {folder}; run fedsim-leaderboard {board.name}")
-    drawn = pictures(found, folder)
-    texts = {"README.md": markdown(found, [path.name for path in drawn]), "index.html": html(found)}
+    drawn = pictures(standings, folder)
+    texts = {"README.md": markdown(standings, [path.name for path in drawn]), "index.html": html(standings)}
     for name, text in texts.items():
         with replacing(folder / name) as file:
             file.write(text)
@@ -53,17 +53,17 @@ def pictures(found: Standings, folder: Path) -> list[Path]:
         "wins": plots.wins(names, found.wins, len(found.cells)),
     }
     columns = [" ".join(label for _, label in cells.cell.at) for cells in found.cells]
-    blocks = [(track, len(list(those))) for track, those in itertools.groupby(c.cell.track for c in found.cells)]
+    blocks = [(track, len(list(group))) for track, group in itertools.groupby(c.cell.track for c in found.cells)]
     scores = found.scores()
     if not board.measures[board.main].percent:  # of another size in every track
         drawn["cells"] = plots.places(names, columns, np.where(np.isfinite(scores), ranked(scores), np.nan).T, blocks)
     elif board.against in names:
         ours = scores[:, [names.index(board.against)]]
-        known = np.isfinite(scores) & np.isfinite(ours)
+        finite_mask = np.isfinite(scores) & np.isfinite(ours)
         with np.errstate(invalid="ignore"):
-            ahead = np.where(known, scores - ours, np.nan).T
-        said = f"{board.main} beyond that of {board.against}, percentage points"
-        drawn["cells"] = plots.heat(names, columns, 100 * ahead, said, blocks)
+            ahead = np.where(finite_mask, scores - ours, np.nan).T
+        bar_label = f"{board.main} beyond that of {board.against}, percentage points"
+        drawn["cells"] = plots.heat(names, columns, 100 * ahead, bar_label, blocks)
     paths = []
     for name, figure in drawn.items():
         with replacing(folder / f"{name}.png", "wb") as file:
@@ -76,14 +76,15 @@ def html(found: Standings) -> str:
     """The page with filters."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    told = json.dumps(without_nan(data(found)), separators=(",", ":"), ensure_ascii=False)
+    payload = json.dumps(without_nan(data(found)), separators=(",", ":"), ensure_ascii=False)
     return template.render(
         title=found.board.title,
         about=found.board.about,
         findings=[
-            (finding.says, [compared(found, each) for each in finding.shown_by]) for finding in found.board.findings
+            (finding.says, [compared(found, comparison) for comparison in finding.shown_by])
+            for finding in found.board.findings
         ],
-        data=Markup(told.replace("<", "\\u003c")),
+        data=Markup(payload.replace("<", "\\u003c")),
     )
 
 

@@ -29,16 +29,16 @@ def recheck(board: Board, cell: Cell, entries: list[str], folder: Path, scratch:
         ConfigError: the cell has no such row, or one whose data, splits, traces, initial models or batches are others
             than those made now; or it ended otherwise.
     """
-    was = read(folder, cell, board)
-    names = [name for name in entries if name in was.rows]
+    old_cells = read(folder, cell, board)
+    names = [name for name in entries if name in old_cells.rows]
     if not names:
         raise ConfigError(f"{cell.name} has no row yet that could be made again")
     rates = Rates.read(folder).found[cell.track]
     Fill(board, names, scratch / "runs", scratch / "results", {}, cell, rates)()
-    now = read(scratch / "results", cell, board)
+    new_cells = read(scratch / "results", cell, board)
     worst = 0.0
     for name in names:
-        old, new = was.rows[name], now.rows[name]
+        old, new = old_cells.rows[name], new_cells.rows[name]
         check(f"{name} in {cell.name}", old.digests, new.digests, board.compared)
         if old.status != new.status:
             raise ConfigError(f"{name} in {cell.name} is {old.status} on disk, and {new.status} now: {new.message}")
@@ -46,7 +46,9 @@ def recheck(board: Board, cell: Cell, entries: list[str], folder: Path, scratch:
             a, b = old.of(measure), new.of(measure)
             if len(a) != len(b) or (np.isfinite(a) != np.isfinite(b)).any():
                 raise ConfigError(f"{name} in {cell.name}: {measure} is {list(a)} on disk, and {list(b)} now")
-            known = np.isfinite(a)
-            if known.any():
-                worst = max(worst, float((np.abs(a - b)[known] / np.maximum(np.abs(a[known]), 1e-12)).max()))
+            finite_mask = np.isfinite(a)
+            if finite_mask.any():
+                worst = max(
+                    worst, float((np.abs(a - b)[finite_mask] / np.maximum(np.abs(a[finite_mask]), 1e-12)).max())
+                )
     return worst

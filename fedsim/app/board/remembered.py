@@ -13,7 +13,7 @@ def remembered(simulation: Simulation) -> float:
     """Bytes that the strategy's state and the local rule's memory hold of each client, before the first round."""
     clients = simulation.federation.replicates * simulation.federation.clients
     state = simulation.initial_state()
-    held: list[Tensor] = [getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "model"]
-    held += simulation.trainer.memory(state.model).clients.values()
-    of_each = [tensor for tensor in held if len(tensor.shape) and tensor.shape[0] == clients]
+    tensors: list[Tensor] = [getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "model"]
+    tensors += simulation.trainer.memory(state.model).clients.values()
+    of_each = [tensor for tensor in tensors if len(tensor.shape) and tensor.shape[0] == clients]
     return sum(tensor.numel() * tensor.element_size() for tensor in of_each) / clients

@@ -86,25 +86,25 @@ def read(folder: Path, cell: Cell, board: Board) -> Cells:
     Raises:
         ConfigError: the file is damaged, or has a row that does not belong beside the others.
     """
-    path, found = path_of(folder, cell), Cells(cell)
+    path, cells = path_of(folder, cell), Cells(cell)
     if not path.exists():
-        return found
+        return cells
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        said = {key: content[key] for key in _settings(cell, board)}
+        stored_settings = {key: content[key] for key in _settings(cell, board)}
         rows = {name: Row(**_numbers(row, content)) for name, row in content["rows"].items()}
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ConfigError(f"{path} holds no rows of a board ({error})") from error
-    if said != _settings(cell, board):
+    if stored_settings != _settings(cell, board):
         raise ConfigError(f"{path} was made with other settings than board {board.name} has now; delete it")
     for name, row in rows.items():
-        told = [row.numbers.get(measure, []) for measure in board.measures]
-        if row.status == DONE and any(len(values) != len(board.seeds) for values in told):
+        measured_values = [row.numbers.get(measure, []) for measure in board.measures]
+        if row.status == DONE and any(len(values) != len(board.seeds) for values in measured_values):
             raise ConfigError(
                 f"{path}: {name} has not one number of each measure for each of seeds={board.seeds}; --forget it"
             )
-        found.add(name, row, board.compared)
-    return found
+        cells.add(name, row, board.compared)
+    return cells
 
 
 def write(folder: Path, cells: Cells, board: Board) -> None:
@@ -115,12 +115,12 @@ def write(folder: Path, cells: Cells, board: Board) -> None:
     shared: dict[str, list[Any]] = {"digests": [], "made": []}
     rows = {}
     for name, row in cells.rows.items():
-        told = _short(asdict(row))
-        for part, known in shared.items():
-            if told[part] not in known:
-                known.append(told[part])
-            told[part] = known.index(told[part])
-        rows[name] = told
+        record = _short(asdict(row))
+        for field_name, entries in shared.items():
+            if record[field_name] not in entries:
+                entries.append(record[field_name])
+            record[field_name] = entries.index(record[field_name])
+        rows[name] = record
     head = {"cell": cells.cell.name, **_settings(cells.cell, board), **shared}
     lines = [f"  {json.dumps(key)}: {_text(value)}," for key, value in head.items()]
     lines += ['  "rows": {', ",\n".join(f"    {json.dumps(name)}: {_text(row)}" for name, row in rows.items()), "  }"]
@@ -151,13 +151,13 @@ class Rates(TrackSettings):
         Raises:
             ConfigError: they were.
         """
-        found, entry = self.of(track, name), board.entries[name]
-        if not found or not found["trials"]:
+        record, entry = self.of(track, name), board.entries[name]
+        if not record or not record["trials"]:
             return
         low, high = (entry.rates * rate for rate in board.tracks[track].rates)
         grid = [[lr, knob] for knob, rates in board.tuning.grid(entry.knob, (low, high)).items() for lr in rates]
         tuning = [board.tuning.metric, board.tuning.rounds, board.tuning.seeds]
-        if [t[:2] for t in found["trials"]] != grid or [found[k] for k in ("metric", "rounds", "seeds")] != tuning:
+        if [t[:2] for t in record["trials"]] != grid or [record[k] for k in ("metric", "rounds", "seeds")] != tuning:
             raise ConfigError(
                 f"the rates of {name} in {track} were found by other trials than the board's; --forget it"
             )
@@ -199,5 +199,5 @@ def _numbers(row: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
     """null, which JSON has for NaN, as a number again, and what rows share in its place."""
     numbers = row.get("numbers", {})
     row["numbers"] = {name: [math.nan if v is None else v for v in values] for name, values in numbers.items()}
-    row["curve"] = [[math.nan if v is None else v for v in part] for part in row.get("curve", [])]
-    return row | {part: dict(content[part][row[part]]) for part in ("digests", "made")}
+    row["curve"] = [[math.nan if v is None else v for v in component] for component in row.get("curve", [])]
+    return row | {component: dict(content[component][row[component]]) for component in ("digests", "made")}

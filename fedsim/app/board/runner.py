@@ -54,26 +54,26 @@ def compute(
         missing = [name for name in entries if rates.of(track, name) is None]
         for name in entries:
             rates.check(board, track, name)
-        parts = [missing[first : first + TUNED_TOGETHER] for first in range(0, len(missing), TUNED_TOGETHER)]
-        tunings += [Tune(board, part, runs, folder, made, track) for part in parts]
-    for number, (tune, found) in enumerate(_each(tunings, jobs), 1):
-        rates.take(tune.track, found)
+        batches = [missing[first : first + TUNED_TOGETHER] for first in range(0, len(missing), TUNED_TOGETHER)]
+        tunings += [Tune(board, batch, runs, folder, made, track) for batch in batches]
+    for number, (tune, results) in enumerate(_each(tunings, jobs), 1):
+        rates.take(tune.track, results)
         rates.write(folder)
         say(f"[{number}/{len(tunings)}] tuned in {tune.track}: {', '.join(tune.entries)}")
     fillings = []
     for cell in cells:
-        there = read(folder, cell, board).rows
-        if missing := [name for name in entries if name not in there]:
+        rows = read(folder, cell, board).rows
+        if missing := [name for name in entries if name not in rows]:
             fillings.append(Fill(board, missing, runs, folder, made, cell, rates.found[cell.track]))
     for number, (fill, name) in enumerate(_each(fillings, jobs), 1):
         say(f"[{number}/{len(fillings)}] {name}: {len(fill.entries)} rows")
     times = Times.read(folder)
     for track in tracks:
         if missing := [name for name in entries if times.of(track, name) is None]:
-            found = Time(board, missing, runs, folder, made, track, rates.found[track])()
-            times.take(track, found)
+            results = Time(board, missing, runs, folder, made, track, rates.found[track])()
+            times.take(track, results)
             times.write(folder)
-            say(f"timed in {track}: {', '.join(found)}")
+            say(f"timed in {track}: {', '.join(results)}")
 
 
 def _each(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
@@ -86,10 +86,10 @@ def _each(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
     try:
         waiting = {pool.submit(_done, task): task for task in tasks}
         for future in as_completed(waiting):
-            stopped, found = future.result()
+            stopped, result = future.result()
             if stopped is not None:
                 raise Stopped(stopped)
-            yield waiting[future], found
+            yield waiting[future], result
     except BaseException:
         pool.shutdown(wait=True, cancel_futures=True)
         raise
@@ -99,11 +99,11 @@ def _each(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
 def _done(task: Callable[[], T]) -> tuple[str | None, T | None]:
     """In a worker: why it was stopped, or what came of it."""
     try:
-        found: tuple[str | None, T | None] = None, task()
+        outcome: tuple[str | None, T | None] = None, task()
     except Stopped as stop:
-        found = str(stop), None
+        outcome = str(stop), None
     leave_if_alone()
-    return found
+    return outcome
 
 
 def _worker() -> None:

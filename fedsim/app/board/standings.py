@@ -57,8 +57,8 @@ class Standings:
         Raises:
             ConfigError: a cell has a row that does not belong beside the others.
         """
-        found = [read(folder, cell, board) for cell in board.cells()]
-        return cls(board, [cells for cells in found if cells.rows], Times.read(folder))
+        all_cells = [read(folder, cell, board) for cell in board.cells()]
+        return cls(board, [cells for cells in all_cells if cells.rows], Times.read(folder))
 
     def at(self, track: str) -> Standings:
         """Those of one track."""
@@ -66,9 +66,9 @@ class Standings:
 
     def milliseconds(self, name: str) -> float | None:
         """Processor time of a round of all seeds, the mean over the tracks that have rows; None where one lacks it."""
-        known = [self.times.ms(track, name) for track in self.tracks]
-        told = [ms for ms in known if ms is not None]
-        return float(np.mean(told)) if told and len(told) == len(known) else None
+        timings = [self.times.ms(track, name) for track in self.tracks]
+        measured_timings = [ms for ms in timings if ms is not None]
+        return float(np.mean(measured_timings)) if measured_timings and len(measured_timings) == len(timings) else None
 
     @functools.cached_property
     def tracks(self) -> list[str]:
@@ -81,7 +81,7 @@ class Standings:
         names = [name for name in self.board.entries if all(self._ran(cells, name) for cells in self.cells)]
         scores = self._scores(names, self.board.main)
         means = ranked(scores).mean(0) if len(names) else np.zeros(0)
-        return [names[place] for place in np.argsort(means, kind="stable")]
+        return [names[index] for index in np.argsort(means, kind="stable")]
 
     @staticmethod
     def _ran(cells: Cells, name: str) -> bool:
@@ -90,12 +90,12 @@ class Standings:
     @property
     def others(self) -> dict[str, str]:
         """Entries that are not ranked, and why."""
-        found = {}
+        reasons = {}
         for name in self.board.entries:
             if name not in self.ranked:
                 refused = [c.rows[name] for c in self.cells if name in c.rows and c.rows[name].status == REFUSED]
-                found[name] = refused[0].message if refused else "not in every cell yet"
-        return found
+                reasons[name] = refused[0].message if refused else "not in every cell yet"
+        return reasons
 
     def scores(self, measure: str | None = None) -> np.ndarray:
         """[N, k] means over seeds, larger ones better, cells × `ranked`; −∞ where a seed was given up."""
@@ -115,8 +115,8 @@ class Standings:
     @functools.cached_property
     def test(self) -> Friedman | None:
         """Of the ranks; None of fewer than two cells or entries."""
-        few = len(self.cells) < 2 or len(self.ranked) < 2
-        return None if few else friedman(ranked(self.scores()))
+        too_few = len(self.cells) < 2 or len(self.ranked) < 2
+        return None if too_few else friedman(ranked(self.scores()))
 
     @property
     def difference(self) -> float:
@@ -131,10 +131,10 @@ class Standings:
     def paired(self, one: str, other: str, measure: str | None = None) -> Paired:
         """Differences by seed of the means over cells: what one has more than the other. Cells where either has no
         number are left out."""
-        known = self._both(one, other, measure or self.board.main)
-        if not known:
+        pairs = self._both(one, other, measure or self.board.main)
+        if not pairs:
             return Paired(np.zeros(0))
-        a, b = np.array(known).mean(0)
+        a, b = np.array(pairs).mean(0)
         return paired(a, b, self.board.seeds, self.board.seeds)
 
     def _both(self, one: str, other: str, measure: str) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -145,10 +145,10 @@ class Standings:
 
     def compared(self, what: Comparison) -> tuple[Paired, int, bool]:
         """Differences by seed, of how many cells they are, and whether they show what is said."""
-        part = Standings(self.board, [cells for cells in self.cells if what.of(cells.cell.name)])
+        subset = Standings(self.board, [cells for cells in self.cells if what.of(cells.cell.name)])
         measure = what.measure or self.board.main
-        by = part.paired(what.one, what.other, measure)
-        return by, len(part._both(what.one, what.other, measure)), what.shown(by, self.board.measures[measure].more)
+        by = subset.paired(what.one, what.other, measure)
+        return by, len(subset._both(what.one, what.other, measure)), what.shown(by, self.board.measures[measure].more)
 
     @functools.cached_property
     def wins(self) -> np.ndarray:
@@ -161,9 +161,12 @@ class Standings:
     def _better(self) -> list[np.ndarray]:
         """Cell by cell, [k, k] whether the one of a line is better than the one of a column there."""
         main = self.board.main
-        more = self.board.measures[main].more
+        higher_is_better = self.board.measures[main].more
         rows = [[cells.rows[name] for name in self.ranked] for cells in self.cells]
-        return [np.array([[a is not b and self._beats(a, b, main, more) for b in of] for a in of]) for of in rows]
+        return [
+            np.array([[a is not b and self._beats(a, b, main, higher_is_better) for b in of] for a in of])
+            for of in rows
+        ]
 
     def _beats(self, one: Row, other: Row, measure: str, more: bool) -> bool:
         failed = [self._score(row, measure) == WORST for row in (one, other)]
@@ -175,16 +178,18 @@ class Standings:
     def settled(self) -> HalfwayOrder:
         """Whether half of the rounds had given the same order, by the curves of who was not given up."""
         sign = 1 if self.board.measures[self.board.main].more else -1
-        taus, kept, told = [], 0, 0
+        taus, agreeing_pairs, separated_pairs = [], 0, 0
         for cells, better in zip(self.cells, self._better, strict=True):
             curves = [np.array(cells.rows[name].curve, dtype=float) for name in self.ranked]
-            known = [k for k, curve in enumerate(curves) if curve.size and np.isfinite(curve).all()]
-            if len(known) > 1:
-                rounds = curves[known[0]][0]
+            curve_indices = [k for k, curve in enumerate(curves) if curve.size and np.isfinite(curve).all()]
+            if len(curve_indices) > 1:
+                rounds = curves[curve_indices[0]][0]
                 at = int(np.searchsorted(rounds, rounds[-1] / 2))
-                half, end = (np.array([sign * curves[k][1][when] for k in known]) for when in (at, -1))
+                half, end = (np.array([sign * curves[k][1][index] for k in curve_indices]) for index in (at, -1))
                 taus.append(float(stats.kendalltau(half, end).statistic))
-                apart = better[np.ix_(known, known)]
-                told += int(apart.sum())
-                kept += int((half[:, None] > half)[apart].sum())
-        return HalfwayOrder(float(np.mean(taus or [np.nan])), min(taus, default=np.nan), told, kept)
+                separated_mask = better[np.ix_(curve_indices, curve_indices)]
+                separated_pairs += int(separated_mask.sum())
+                agreeing_pairs += int((half[:, None] > half)[separated_mask].sum())
+        return HalfwayOrder(
+            float(np.mean(taus or [np.nan])), min(taus, default=np.nan), separated_pairs, agreeing_pairs
+        )

@@ -39,14 +39,14 @@ def submitted(path: Path) -> tuple[dict[str, Entry], str]:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:
         raise ConfigError(f"--entry {path} cannot be read ({error.strerror})") from error
-    found = _of_python(path) if path.suffix == ".py" else _of_yaml(path)
-    return found, digest
+    entries = _of_python(path) if path.suffix == ".py" else _of_yaml(path)
+    return entries, digest
 
 
 def _of_yaml(path: Path) -> dict[str, Entry]:
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-        return {str(name): entry(given) for name, given in content.items()}
+        return {str(name): entry(definition) for name, definition in content.items()}
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"--entry {path} must hold NAME: {{overrides: […]}} ({reason})") from error
@@ -63,22 +63,22 @@ def _of_python(path: Path) -> dict[str, Entry]:
         raise ConfigError(f"--entry {path} cannot be imported ({type(error).__name__}: {error})") from error
     if Path(str(module.__file__)).resolve() != path.resolve():
         raise ConfigError(f"--entry {path}: {path.stem} is the name of another module, {module.__file__}; rename it")
-    own = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == path.stem]
-    made = [(group, c) for c in own for group, kind in GROUPS.items() if issubclass(c, kind)]
-    if not made:
+    classes = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == path.stem]
+    candidates = [(group, c) for c in classes for group, kind in GROUPS.items() if issubclass(c, kind)]
+    if not candidates:
         raise ConfigError(f"--entry {path} defines no Strategy and no LocalRule; derive a class from one of them")
-    group, kind = made[-1]
-    more = dict(getattr(module, "board", {}))
-    name, overrides = more.pop("name", kind.__name__), more.pop("overrides", [])
-    about = more.pop("about", (kind.__doc__ or "").split("\n")[0])
+    group, kind = candidates[-1]
+    options = dict(getattr(module, "board", {}))
+    name, overrides = options.pop("name", kind.__name__), options.pop("overrides", [])
+    description = options.pop("about", (kind.__doc__ or "").split("\n")[0])
     try:
         made_by = [f"{group}=custom", f"{group}._target_={path.stem}.{kind.__name__}"]
-        found = entry({"overrides": [*made_by, *overrides], "about": about, **more})
+        submission = entry({"overrides": [*made_by, *overrides], "about": description, **options})
     except TypeError as error:
-        raise ConfigError(f"--entry {path}: board={more} is not well formed ({error})") from error
-    if found.knob is not None:
-        found.knob.key = f"++{found.knob.key.lstrip('+')}"  # custom classes have keys of their own
-    return {name: found}
+        raise ConfigError(f"--entry {path}: board={options} is not well formed ({error})") from error
+    if submission.knob is not None:
+        submission.knob.key = f"++{submission.knob.key.lstrip('+')}"  # custom classes have keys of their own
+    return {name: submission}
 
 
 def keep(folder: Path, board: Board, entries: dict[str, Entry], digest: str) -> None:
@@ -87,33 +87,33 @@ def keep(folder: Path, board: Board, entries: dict[str, Entry], digest: str) -> 
     Raises:
         ConfigError: a name is taken by another one.
     """
-    known = _stored(folder)
-    for name, given in entries.items():
-        if any(key_of(override) == "trusted" for override in given.overrides):
+    stored_entries = _stored(folder)
+    for name, new_entry in entries.items():
+        if any(key_of(override) == "trusted" for override in new_entry.overrides):
             raise ConfigError(f"--entry: {name} has trusted=…, which counts on the command line alone; leave it out")
-        if name in board.entries and name not in known:
+        if name in board.entries and name not in stored_entries:
             raise ConfigError(f"{name} is an entry of board {board.name}; give the submission another name")
-        if name in known and known[name]["file"] != digest:
+        if name in stored_entries and stored_entries[name]["file"] != digest:
             raise ConfigError(f"{name} was submitted with another file; give it another name, or --forget {name} first")
-        board.tuning.check(f"entry {name}", given.knob)
-        known[name] = {"file": digest, **asdict(given)}
+        board.tuning.check(f"entry {name}", new_entry.knob)
+        stored_entries[name] = {"file": digest, **asdict(new_entry)}
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / SUBMITTED, known)
+    write_json(folder / SUBMITTED, stored_entries)
     with_submitted(folder, board)
 
 
 def with_submitted(folder: Path, board: Board) -> Board:
     """The board, with what was submitted to these results behind its own entries."""
-    for name, given in _stored(folder).items():
-        board.entries[name] = entry({key: value for key, value in given.items() if key != "file"})
+    for name, definition in _stored(folder).items():
+        board.entries[name] = entry({key: value for key, value in definition.items() if key != "file"})
     return board
 
 
 def forget(folder: Path, name: str) -> None:
     """A submission is none any more."""
-    known = _stored(folder)
-    if known.pop(name, None) is not None:
-        write_json(folder / SUBMITTED, known)
+    stored_entries = _stored(folder)
+    if stored_entries.pop(name, None) is not None:
+        write_json(folder / SUBMITTED, stored_entries)
 
 
 def _stored(folder: Path) -> dict[str, dict[str, Any]]:

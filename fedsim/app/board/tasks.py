@@ -64,25 +64,25 @@ class Tune(Task):
                     knob = [] if entry.knob is None else [entry.knob.set(value)]
                     overrides = (*entry.overrides, *self._trial(rates), *knob)
                     planned.append((name, value, rates, _job(board, cell, name, overrides, self.runs)))
-        ended = dict(_together([job for *_, job in planned]))
+        outcomes = dict(_together([job for *_, job in planned]))
         scores: dict[str, dict[Trial, list[float]]] = {name: {} for name in self.entries}
         refused: dict[str, str] = {}
         for name, value, rates, job in planned:
-            how = ended[job.folder]
-            found = [-math.inf] * len(rates)
-            if how.status == REFUSED:
-                refused[name] = how.message
+            outcome = outcomes[job.folder]
+            rate_scores = [-math.inf] * len(rates)
+            if outcome.status == REFUSED:
+                refused[name] = outcome.message
                 continue
-            if how.status == DONE:
-                found = board.tuning.scores(load(job.folder), rates)
-            for rate, score in zip(rates, found, strict=True):
+            if outcome.status == DONE:
+                rate_scores = board.tuning.scores(load(job.folder), rates)
+            for rate, score in zip(rates, rate_scores, strict=True):
                 scores[name].setdefault(Trial(rate, value), []).append(score)
-        kept = {}
+        records = {}
         for name, of in scores.items():
-            kept[name] = tuned(best(of) if of else None, of, board.tuning, track)
-            kept[name] |= {} if of else {"message": refused[name]}
+            records[name] = tuned(best(of) if of else None, of, board.tuning, track)
+            records[name] |= {} if of else {"message": refused[name]}
         _forget(job for *_, job in planned)
-        return kept
+        return records
 
     def _trial(self, rates: list[float]) -> list[str]:
         """Overrides of one run: every rate under every seed; one that diverges ends alone."""
@@ -107,40 +107,40 @@ class Fill(Task):
         board, cell, rates = self.board, self.cell, self.rates
         assert cell is not None
         assert rates is not None
-        found = read(self.folder, cell, board)
+        cells = read(self.folder, cell, board)
         rows: dict[Path, tuple[str, Row]] = {}
         jobs = []
         shared: dict[str, Any] = {}
         for name in self.entries:
-            entry, known = board.entries[name], rates[name]
-            if known["lr"] is None:
-                why = known.get("message") or "no trial of its tuning ended well"
-                found.add(name, Row(REFUSED, why, entry.overrides, made=self.made), board.compared)
+            entry, entry_rates = board.entries[name], rates[name]
+            if entry_rates["lr"] is None:
+                reason = entry_rates.get("message") or "no trial of its tuning ended well"
+                cells.add(name, Row(REFUSED, reason, entry.overrides, made=self.made), board.compared)
                 continue
-            overrides = (*entry.overrides, *overrides_of(known, entry.knob), f"seeds={board.seeds}")
+            overrides = (*entry.overrides, *overrides_of(entry_rates, entry.knob), f"seeds={board.seeds}")
             row = Row(DONE, "", list(overrides), made=self.made)
             try:
                 job = _job(board, cell, name, overrides, self.runs)
                 simulation, _, _ = build(job.config, shared=shared)
                 row.digests, row.remembered = digests(simulation), remembered(simulation)
             except ConfigError as error:
-                found.add(name, Row(REFUSED, str(error), list(overrides), made=self.made), board.compared)
+                cells.add(name, Row(REFUSED, str(error), list(overrides), made=self.made), board.compared)
                 continue
             rows[job.folder] = name, row
             jobs.append(job)
         for company in in_company(jobs):
-            for folder, how in _together(company):
+            for folder, outcome in _together(company):
                 name, row = rows[folder]
-                row.status, row.message = how.status, how.message if how.status != DONE else ""
-                if how.status == DONE:
+                row.status, row.message = outcome.status, outcome.message if outcome.status != DONE else ""
+                if outcome.status == DONE:
                     run = load(folder)
                     target = board.tracks[cell.track].target
                     row.numbers = {key: measured(run, target) for key, measured in board.measures.items()}
-                    row.curve = [list(map(float, part)) for part in curve(run, board.measures[board.main].metric)]
-                found.add(name, row, board.compared)
-            write(self.folder, found, board)
+                    row.curve = [list(map(float, series)) for series in curve(run, board.measures[board.main].metric)]
+                cells.add(name, row, board.compared)
+            write(self.folder, cells, board)
             _forget(company)
-        write(self.folder, found, board)
+        write(self.folder, cells, board)
         return cell.name
 
 
@@ -161,17 +161,17 @@ class Time(Task):
         assert rates is not None
         cell = board.cell(self.track, board.tracks[self.track].tuned_at[0])
         short = [f"seeds={board.seeds}", f"rounds={ROUNDS}", f"eval_every={ROUNDS}"]
-        found: dict[str, dict[str, Any]] = {}
+        timings: dict[str, dict[str, Any]] = {}
         shared: dict[str, Any] = {}
         for name in self.entries:
-            entry, known = board.entries[name], rates[name]
-            found[name] = {"ms": None, "made": self.made}
-            if known["lr"] is None:
+            entry, entry_rates = board.entries[name], rates[name]
+            timings[name] = {"ms": None, "made": self.made}
+            if entry_rates["lr"] is None:
                 continue
-            job = _job(board, cell, name, (*entry.overrides, *overrides_of(known, entry.knob), *short), self.runs)
+            job = _job(board, cell, name, (*entry.overrides, *overrides_of(entry_rates, entry.knob), *short), self.runs)
             with contextlib.suppress(Exception):  # what is wrong with it stands in its rows
-                found[name]["ms"] = float(f"{milliseconds(job, shared):.3g}")
-        return found
+                timings[name]["ms"] = float(f"{milliseconds(job, shared):.3g}")
+        return timings
 
 
 def _job(board: Board, cell: Cell, name: str, overrides: Sequence[str], runs: Path) -> Job:
@@ -190,17 +190,17 @@ def _together(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
         shared: dict[str, Any] = {}
         runs = [functools.partial(carry_out, job, quiet=True, shared=shared) for job in company]
         stopped = False
-        for number, ended in Lockstep[Outcome]()(runs):
-            if isinstance(ended, ConfigError):
-                ended = Outcome(REFUSED, str(ended))
-            elif isinstance(ended, Exception) and not isinstance(ended, (OutputError, RunError)):
-                ended = Outcome(FAILED, f"{type(ended).__name__}: {ended}".splitlines()[0])
-            if isinstance(ended, BaseException):
-                raise ended
-            if ended.status == "skipped":
-                raise ConfigError(ended.message)
-            stopped = stopped or ended.status == "stopped"
-            yield company[number].folder, ended
+        for number, outcome in Lockstep[Outcome]()(runs):
+            if isinstance(outcome, ConfigError):
+                outcome = Outcome(REFUSED, str(outcome))
+            elif isinstance(outcome, Exception) and not isinstance(outcome, (OutputError, RunError)):
+                outcome = Outcome(FAILED, f"{type(outcome).__name__}: {outcome}".splitlines()[0])
+            if isinstance(outcome, BaseException):
+                raise outcome
+            if outcome.status == "skipped":
+                raise ConfigError(outcome.message)
+            stopped = stopped or outcome.status == "stopped"
+            yield company[number].folder, outcome
         if stopped:
             raise Stopped("stopped between two rounds")
 

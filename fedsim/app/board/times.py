@@ -21,8 +21,8 @@ class Times(TrackSettings):
 
     def ms(self, track: str, entry: str) -> float | None:
         """Milliseconds a round; None where it has not been timed or cannot run."""
-        known = self.of(track, entry)
-        return None if known is None or known["ms"] is None else float(known["ms"])
+        timing = self.of(track, entry)
+        return None if timing is None or timing["ms"] is None else float(timing["ms"])
 
 
 def milliseconds(job: Job, shared: dict[str, Any]) -> float:
@@ -40,8 +40,8 @@ def milliseconds(job: Job, shared: dict[str, Any]) -> float:
     try:
         work = next(steps)
         while True:
-            begun = time.process_time()
+            start = time.process_time()
             work = steps.send(work.trainer.perform(work))
-            spent.append(time.process_time() - begun)
+            spent.append(time.process_time() - start)
     except StopIteration:
         return 1000 * statistics.median(spent[len(spent) // 2 :])

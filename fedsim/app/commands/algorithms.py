@@ -67,17 +67,17 @@ class Algorithm:
     @property
     def paper(self) -> str:
         """The first source that is named: by the choice's file, the class's first paragraph, its module, or below."""
-        own, module = inspect.getdoc(self.kind) or "", inspect.getmodule(self.kind)
-        for said in (self.what, own.split("\n\n")[0], (module and module.__doc__) or "", own):
-            if found := PAPER.search(said):
-                return " ".join(found[1].split()).split(":")[0]
+        docstring, module = inspect.getdoc(self.kind) or "", inspect.getmodule(self.kind)
+        for text in (self.what, docstring.split("\n\n")[0], (module and module.__doc__) or "", docstring):
+            if match := PAPER.search(text):
+                return " ".join(match[1].split()).split(":")[0]
         return ""
 
     @property
     def remembers(self) -> str:
         """What is kept from round to round, beside the server's model."""
-        parts = [(name, list(value.shape), value.dtype) for name, value in _kept(self).items()]
-        return ", ".join(f"{name}: {_in_words(shape, kind)}" for name, shape, kind in parts) or "nothing"
+        tensors = [(name, list(value.shape), value.dtype) for name, value in _kept(self).items()]
+        return ", ".join(f"{name}: {_in_words(shape, kind)}" for name, shape, kind in tensors) or "nothing"
 
     @property
     def sends(self) -> str:
@@ -97,14 +97,16 @@ class Algorithm:
     def assumes(self) -> str:
         """What it refuses to be without."""
         if self.group == "strategy":
-            found = [*_laws(self.made), *_rules(self.made)]
+            assumptions = [*_laws(self.made), *_rules(self.made)]
             if self.made.needs_full_gradients:
-                found.append("clients answer for all their data")
-            return "; ".join(found) or "nothing"
+                assumptions.append("clients answer for all their data")
+            return "; ".join(assumptions) or "nothing"
         if self.group == "local":
             return "one client that holds all data" if self.made.pooled else assumed(self.made)
         if self.group == "columns":
-            return next((what for what, module in _models().items() if _fits(self.made, module)), "nothing")
+            return next(
+                (description for description, module in _models().items() if _fits(self.made, module)), "nothing"
+            )
         return "clients that send (not local_only)"
 
 
@@ -113,16 +115,22 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser("fedsim algorithms", description=f"Show {WORDS['algorithms']}.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="choices, such as fedawe or uplink=topk")
     options = parser.parse_args(arguments)
-    known = list(algorithms())
+    catalogue = list(algorithms())
     for name in options.names:
-        checks.choice("NAME", name.rpartition("=")[2], [one.name for one in known])
-    wanted = [name.rpartition("=")[::2] for name in options.names]
-    for one in known:
-        if (one.group, one.name) in [(group or one.group, name) for group, name in wanted]:
-            print(f"{one.group}={one.name}: {one.what}\n\n{inspect.getdoc(one.kind)}\n\n{details(one)}\n")
-    if not wanted:
+        checks.choice("NAME", name.rpartition("=")[2], [algorithm.name for algorithm in catalogue])
+    selection = [name.rpartition("=")[::2] for name in options.names]
+    for algorithm in catalogue:
+        if (algorithm.group, algorithm.name) in [(group or algorithm.group, name) for group, name in selection]:
+            print(
+                f"{algorithm.group}={algorithm.name}: {algorithm.what}\n\n{inspect.getdoc(algorithm.kind)}\n\n"
+                f"{details(algorithm)}\n"
+            )
+    if not selection:
         print(
-            "\n\n".join(f"{group}\n" + "\n".join(line(one) for one in known if one.group == group) for group in KINDS)
+            "\n\n".join(
+                f"{group}\n" + "\n".join(line(algorithm) for algorithm in catalogue if algorithm.group == group)
+                for group in KINDS
+            )
         )
         print("\n`fedsim algorithms NAME` says all of one.")
 
@@ -148,10 +156,10 @@ def _made(group: str, name: str) -> Algorithm:
     """A choice as its file has it; what the file takes from elsewhere is the class's own default."""
     node = OmegaConf.to_container(OmegaConf.load(config_folder() / group / f"{name}.yaml"), resolve=False)
     assert isinstance(node, dict)
-    part = node.get(name)
-    own = part if isinstance(part, dict) and "_target_" in part else node
-    own = {str(k): v for k, v in own.items() if k != "defaults" and not (isinstance(v, str) and "${" in v)}
-    return Algorithm(group, name, get_class(own["_target_"]), instantiate(own, _convert_="all"))
+    subnode = node.get(name)
+    settings = subnode if isinstance(subnode, dict) and "_target_" in subnode else node
+    settings = {str(k): v for k, v in settings.items() if k != "defaults" and not (isinstance(v, str) and "${" in v)}
+    return Algorithm(group, name, get_class(settings["_target_"]), instantiate(settings, _convert_="all"))
 
 
 @functools.cache
@@ -174,10 +182,10 @@ def _kept(one: Algorithm) -> dict[str, Tensor]:
         return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name != "model"}
     if one.group == "local":
         try:
-            kept = one.made.memory(federation, COLUMNS)
+            tensors = one.made.memory(federation, COLUMNS)
         except AttributeError:  # it depends on the data
-            kept = {}
-        return kept | {name: federation.broadcast(model) for name in one.made.own_models}
+            tensors = {}
+        return tensors | {name: federation.broadcast(model) for name in one.made.own_models}
     memory = Memory()
     Uplink(one.made).remember(memory, federation, model)
     return {name.split()[-1]: value for name, value in (memory.uplink | memory.server).items()}
@@ -186,11 +194,11 @@ def _kept(one: Algorithm) -> dict[str, Tensor]:
 @functools.cache
 def _models() -> dict[str, nn.Module]:
     """What a model has → one that has little more, from the least on."""
-    one, two = (nn.Linear(2, 2) for _ in range(2))
+    first_layer, second_layer = (nn.Linear(2, 2) for _ in range(2))
     return {
-        "any model": one,
-        "a model of several layers": nn.Sequential(one, two),
-        "a model with batch normalisation": nn.Sequential(one, nn.BatchNorm1d(2), two),
+        "any model": first_layer,
+        "a model of several layers": nn.Sequential(first_layer, second_layer),
+        "a model with batch normalisation": nn.Sequential(first_layer, nn.BatchNorm1d(2), second_layer),
     }
 
 
@@ -204,12 +212,15 @@ def _fits(selector: Selector, module: nn.Module) -> bool:
 
 def _in_words(shape: list[int], kind: torch.dtype) -> str:
     """What a tensor of this shape is, of three clients and a model of five numbers."""
-    what, whose = ("number" if len(shape) < 2 else "row"), {CLIENTS: "each client", 1: "the server"}.get(shape[0], "")
+    quantity, owner = (
+        ("number" if len(shape) < 2 else "row"),
+        {CLIENTS: "each client", 1: "the server"}.get(shape[0], ""),
+    )
     if shape[1:] == [0]:  # how many depends on the model
-        return f"a part of a row of {whose}"
+        return f"a part of a row of {owner}"
     if len(shape) > 1 and shape[1:] != [COLUMNS]:
-        what = f"{' × '.join('d' if n == COLUMNS else str(n) for n in shape[1:])} numbers"
-    return f"a {what} of {whose}" if what in ("number", "row") else f"{what} of {whose}"
+        quantity = f"{' × '.join('d' if n == COLUMNS else str(n) for n in shape[1:])} numbers"
+    return f"a {quantity} of {owner}" if quantity in ("number", "row") else f"{quantity} of {owner}"
 
 
 def _vectors(count: int) -> str:
@@ -237,15 +248,15 @@ def _laws(strategy: Any) -> Iterator[str]:
 @functools.cache
 def _processes() -> dict[str, Any]:
     """Availability processes that need no files; of those that are one class with others, one."""
-    found: dict[str, Any] = {}
+    processes: dict[str, Any] = {}
     for name in groups()["availability"]:
         if name != "custom":
             with contextlib.suppress(TypeError, ConfigError, KeyError):  # one that needs a file, or is made of another
-                found[name] = get_class(target("availability", name))()
-    found["unknown"] = Unknown()
-    for process in found.values():
+                processes[name] = get_class(target("availability", name))()
+    processes["unknown"] = Unknown()
+    for process in processes.values():
         process.setup(Population((0,), MANY))
-    return found
+    return processes
 
 
 class Unknown(Full):
@@ -264,14 +275,14 @@ def _rules(strategy: Any) -> Iterator[str]:
     handed = set(start) - {"params"} if isinstance(start, dict) else set()
     runs: list[str] = []
     refuses: list[str] = []
-    for one in algorithms():
-        if one.group != "local" or one.made.pooled:
+    for algorithm in algorithms():
+        if algorithm.group != "local" or algorithm.made.pooled:
             continue
         try:
-            strategy.check_local(one.made)
-            fits = handed <= one.made.extras
+            strategy.check_local(algorithm.made)
+            fits = handed <= algorithm.made.extras
         except ConfigError:
             fits = False
-        (runs if fits else refuses).append(one.name)
+        (runs if fits else refuses).append(algorithm.name)
     if refuses:
         yield f"local={', '.join(runs)}" if len(runs) <= len(refuses) else f"local none of {', '.join(refuses)}"

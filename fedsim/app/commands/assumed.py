@@ -41,13 +41,13 @@ RUNS: dict[str, Callable[[], Simulation]] = {  # what is assumed → a run that 
 
 def assumed(rule: LocalRule) -> str:
     """In words; what it refuses even with the most stands in its docstring."""
-    for what in RUNS:
-        run = _built(what)
+    for description in RUNS:
+        run = _built(description)
         try:
             copy.deepcopy(rule).setup(run.data, run.shift, run.model)  # it keeps what it learns of the model
         except ConfigError:
             continue
-        return what
+        return description
     return "more than the small runs have that it was tried on"
 
 

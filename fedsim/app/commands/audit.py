@@ -46,26 +46,28 @@ def main(arguments: list[str]) -> None:
     from fedsim.app.build import build
     from fedsim.uplink.auditing import audit
 
-    begun = time.perf_counter()
+    start = time.perf_counter()
     simulation = build(configuration(options.what))[0]
     claim, rounds = audited(simulation, options.rounds)
-    found = audit(
+    result = audit(
         simulation.uplink, simulation.availability, claim, rounds, options.worlds, options.confidence, options.seed
     )
-    print("\n".join(report(simulation, claim, found, time.perf_counter() - begun)))
-    if found.violated:
+    print("\n".join(report(simulation, claim, result, time.perf_counter() - start)))
+    if result.violated:
         sys.exit("fedsim audit: the lower bound exceeds the ε that is claimed: the run is less private than it says")
 
 
 def configuration(what: list[str]) -> DictConfig:
     """Of a run folder, or of overrides; on the CPU. Values may follow a folder, KEY=VALUE."""
-    first, written = what[0], Path(what[0]) / CONFIG
+    first, config_path = what[0], Path(what[0]) / CONFIG
     if Path(first).is_dir():
         try:
-            cfg = OmegaConf.load(written)
+            cfg = OmegaConf.load(config_path)
             cfg = OmegaConf.merge(cfg, {"trusted": []}, OmegaConf.from_dotlist(what[1:]))
         except (OSError, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
-            raise ConfigError(f"{written} cannot be read ({str(error).splitlines()[0]}); give a run folder") from error
+            raise ConfigError(
+                f"{config_path} cannot be read ({str(error).splitlines()[0]}); give a run folder"
+            ) from error
     elif "=" not in first:
         raise ConfigError(f"{first} is neither a run folder nor an override KEY=VALUE")
     else:
@@ -73,7 +75,7 @@ def configuration(what: list[str]) -> DictConfig:
         with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
             cfg = hydra.compose("config", what)
     if not isinstance(cfg, DictConfig):
-        raise ConfigError(f"{written} holds no configuration; give a run folder")
+        raise ConfigError(f"{config_path} holds no configuration; give a run folder")
     cfg.device = "cpu"
     return cfg
 
@@ -101,9 +103,9 @@ def audited(simulation: Simulation, rounds: int | None) -> tuple[Privacy, int]:
 
 def report(simulation: Simulation, claim: Privacy, found: Audit, seconds: float) -> list[str]:
     """What is printed."""
-    whole = simulation.privacy(simulation.rounds)
-    assert whole is not None
-    lines = [f"claimed: {whole.said}"]
+    full_claim = simulation.privacy(simulation.rounds)
+    assert full_claim is not None
+    lines = [f"claimed: {full_claim.said}"]
     if found.rounds < simulation.rounds:
         lines.append(f"audited: {claim.said}")
     lines += ["", f"{'':58}  claimed ε  lower bound  at most"]

@@ -64,12 +64,15 @@ def line(name: str, root: Path) -> str:
         return f"  {name:20} your files          {what(name)}"
     if files is None:
         return f"  {name:20} ready               {what(name)}"
-    found = files.found(root)
-    wanted = [path.relative_to(root).as_posix() for path in found] or list(files.forms[-1])
-    paths = ", ".join(wanted[:2]) + ", …" * (len(wanted) > 2)
+    existing_files = files.found(root)
+    filenames = [path.relative_to(root).as_posix() for path in existing_files] or list(files.forms[-1])
+    paths = ", ".join(filenames[:2]) + ", …" * (len(filenames) > 2)
     if files.module and find_spec(files.module) is None:
         paths += f"; needs {files.module}: pip install 'fedsim-torch[{files.extra}]'"
-    return f"  {name:20} {'found' if found else 'missing':8}{size(found) if found else '':>9}  {paths}"
+    return (
+        f"  {name:20} {'found' if existing_files else 'missing':8}"
+        f"{size(existing_files) if existing_files else '':>9}  {paths}"
+    )
 
 
 def size(paths: list[Path]) -> str:
@@ -102,9 +105,11 @@ def get(name: str, root: Path) -> None:
 
 def _fetch(name: str, kind: type[Dataset], files: Files, root: Path) -> None:
     """Download what is missing."""
-    wanted = " and ".join(files.forms[-1])
+    filenames = " and ".join(files.forms[-1])
     if files.by_hand:
-        raise MissingDataError(f"{name} cannot be fetched without a login; put {wanted} from {files.source} in {root}")
+        raise MissingDataError(
+            f"{name} cannot be fetched without a login; put {filenames} from {files.source} in {root}"
+        )
     print(f"  absent under {root}; fetching it from {files.url or files.source}", flush=True)
     try:
         if files.torchvision:
@@ -117,5 +122,5 @@ def _fetch(name: str, kind: type[Dataset], files: Files, root: Path) -> None:
             cause = cause.__cause__
         raise MissingDataError(
             f"{name} could not be fetched ({said(cause)}); on a machine with a network run `fedsim data {name} --root "
-            f"FOLDER`, then put {wanted} from there in {root} (published at {files.url or files.source})"
+            f"FOLDER`, then put {filenames} from there in {root} (published at {files.url or files.source})"
         ) from error

@@ -23,16 +23,16 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a run folder, finished or not")
     parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="FILE.safetensors, or FILE.pt")
     parser.add_argument("--seed", type=int, help="of the replicate; it may be left out where there is one")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--best", action="store_true", help="the model of the best evaluation, not the last")
-    which.add_argument("--client", type=int, metavar="I", help="the model that client I keeps")
+    model_options = parser.add_mutually_exclusive_group()
+    model_options.add_argument("--best", action="store_true", help="the model of the best evaluation, not the last")
+    model_options.add_argument("--client", type=int, metavar="I", help="the model that client I keeps")
     options = parser.parse_args(arguments)
     if options.to.suffix not in FORMS:
         raise ConfigError(f"--to {options.to} must end in {', '.join(FORMS[:-1])} or {FORMS[-1]}")
-    found = _model(load(options.run), options)
-    write(options.to, found)
-    numbers = sum(value.numel() for value in found.values())
-    print(f"{options.to}: {len(found)} tensors, {numbers:,} numbers")
+    tensors = _model(load(options.run), options)
+    write(options.to, tensors)
+    numbers = sum(value.numel() for value in tensors.values())
+    print(f"{options.to}: {len(tensors)} tensors, {numbers:,} numbers")
 
 
 def _model(run: Run, options: argparse.Namespace) -> dict[str, Tensor]:

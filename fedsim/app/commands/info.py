@@ -31,8 +31,8 @@ def facts() -> Iterator[tuple[str, str]]:
     from fedsim.models.precision import told_of_units
     from fedsim.tracking.environment import commit, versions
 
-    made = commit()
-    yield "fedsim", fedsim.__version__ + (f", commit {made[:12]}{'+' * made.endswith('+')}" if made else "")
+    revision = commit()
+    yield "fedsim", fedsim.__version__ + (f", commit {revision[:12]}{'+' * revision.endswith('+')}" if revision else "")
     yield "python", f"{platform.python_version()} on {platform.platform()}"
     for name, version in versions().items():
         if name != PACKAGE:
@@ -70,15 +70,16 @@ def gigabytes(number: int) -> str:
 def extras() -> dict[str, list[str]]:
     """Every extra of the package, and those of its distributions that are absent."""
     try:
-        named = importlib.metadata.metadata(PACKAGE).get_all("Provides-Extra") or []
-        wanted = [Requirement(line) for line in importlib.metadata.requires(PACKAGE) or []]
+        extra_names = importlib.metadata.metadata(PACKAGE).get_all("Provides-Extra") or []
+        requirements = [Requirement(line) for line in importlib.metadata.requires(PACKAGE) or []]
     except importlib.metadata.PackageNotFoundError:  # run from a checkout that was never installed
         return {}
-    base = [r for r in wanted if r.marker is None or r.marker.evaluate({"extra": ""})]
-    own = {
-        name: [r for r in wanted if r not in base and r.marker and r.marker.evaluate({"extra": name})] for name in named
+    base = [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
+    extra_requirements = {
+        name: [r for r in requirements if r not in base and r.marker and r.marker.evaluate({"extra": name})]
+        for name in extra_names
     }
-    return {name: [r.name for r in needed if not installed(r)] for name, needed in own.items()}
+    return {name: [r.name for r in needed if not installed(r)] for name, needed in extra_requirements.items()}
 
 
 def installed(requirement: Requirement) -> bool:

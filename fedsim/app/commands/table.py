@@ -22,30 +22,44 @@ ENDINGS = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    made = argparse.ArgumentParser("fedsim table", description=f"Show {WORDS['table']}.")
-    made.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR", help="run folders, a sweep's folder, or a glob")
-    made.add_argument("--metric", action="append", metavar="NAME", help="a column of metrics.csv; may be repeated")
-    made.add_argument("--last", type=int, default=1, metavar="K", help="mean of the last K evaluations (default: 1)")
-    made.add_argument(
+    argument_parser = argparse.ArgumentParser("fedsim table", description=f"Show {WORDS['table']}.")
+    argument_parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN_DIR", help="run folders, a sweep's folder, or a glob"
+    )
+    argument_parser.add_argument(
+        "--metric", action="append", metavar="NAME", help="a column of metrics.csv; may be repeated"
+    )
+    argument_parser.add_argument(
+        "--last", type=int, default=1, metavar="K", help="mean of the last K evaluations (default: 1)"
+    )
+    argument_parser.add_argument(
         "--target", action="append", default=[], metavar="NAME=VALUE", help="what it took to get there; may be repeated"
     )
-    made.add_argument("--rows", default="", metavar="KEY,KEY", help="swept keys that make lines (default: all others)")
-    made.add_argument("--columns", default="", metavar="KEY,KEY", help="swept keys that make columns")
-    made.add_argument("--best", default="", metavar="KEY,KEY", help="take the best value, such as the best lr")
-    made.add_argument("--by", metavar="NAME", help="the metric that --best judges by (default: on validation samples)")
-    made.add_argument(
+    argument_parser.add_argument(
+        "--rows", default="", metavar="KEY,KEY", help="swept keys that make lines (default: all others)"
+    )
+    argument_parser.add_argument("--columns", default="", metavar="KEY,KEY", help="swept keys that make columns")
+    argument_parser.add_argument(
+        "--best", default="", metavar="KEY,KEY", help="take the best value, such as the best lr"
+    )
+    argument_parser.add_argument(
+        "--by", metavar="NAME", help="the metric that --best judges by (default: on validation samples)"
+    )
+    argument_parser.add_argument(
         "--against",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         help="differences by seed from the run that has it",
     )
-    made.add_argument("--confidence", type=float, default=0.95, help="of their intervals (default: 0.95)")
-    form = made.add_mutually_exclusive_group()
+    argument_parser.add_argument("--confidence", type=float, default=0.95, help="of their intervals (default: 0.95)")
+    form = argument_parser.add_mutually_exclusive_group()
     for name in ("markdown", "latex", "csv"):
         form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=f"print as {name}")
-    made.add_argument("--to", type=Path, metavar="FILE", help="write it instead: FILE.tex, FILE.md, FILE.csv or text")
-    return made
+    argument_parser.add_argument(
+        "--to", type=Path, metavar="FILE", help="write it instead: FILE.tex, FILE.md, FILE.csv or text"
+    )
+    return argument_parser
 
 
 def main(arguments: list[str]) -> None:
@@ -63,7 +77,7 @@ def main(arguments: list[str]) -> None:
     for name, target in _pairs("--target", options.target).items():
         checks.choice("--target", name, _shared(runs))
         measures += costs(name, _number(f"--target {name}", target), runs)
-    found = table(
+    result_table = table(
         choice,
         measures,
         _listed(options.rows),
@@ -72,7 +86,7 @@ def main(arguments: list[str]) -> None:
         options.confidence,
     )
     form = options.form or ENDINGS.get(options.to.suffix if options.to else "", "text")
-    text = FORMS[form](found)
+    text = FORMS[form](result_table)
     if options.to is None:
         print(text)
         return
@@ -105,13 +119,13 @@ def _listed(text: str) -> list[str]:
 
 def _pairs(option: str, given: list[str]) -> dict[str, str]:
     """NAME=VALUE, several times."""
-    found = {}
+    pairs = {}
     for text in given:
         name, sign, value = text.partition("=")
         if not (name and sign and value):
             raise ConfigError(f"{option} {text} must be NAME=VALUE")
-        found[name] = value
-    return found
+        pairs[name] = value
+    return pairs
 
 
 def _number(option: str, text: str) -> float:

@@ -65,37 +65,37 @@ class Claim:
     @staticmethod
     def read(content: Mapping[str, Any]) -> Claim:
         """From a recipe, where the relation is called `is`."""
-        given = dict(content)
-        than = given.get("than", {})
-        if "than" not in given and "than_measure" not in given:
+        fields = dict(content)
+        than = fields.get("than", {})
+        if "than" not in fields and "than_measure" not in fields:
             raise KeyError("than")
-        given["relation"] = given.pop("is")
-        given["of"] = places(given.get("of"))
-        given["where"] = places(given.get("where"))
-        given["than"] = places(than) if isinstance(than, Mapping) else than
-        return Claim(**given)
+        fields["relation"] = fields.pop("is")
+        fields["of"] = places(fields.get("of"))
+        fields["where"] = places(fields.get("where"))
+        fields["than"] = places(than) if isinstance(than, Mapping) else than
+        return Claim(**fields)
 
     def check(self, recipe: str, axes: Iterable[str], measures: Iterable[str], fitted: bool = False) -> None:
         """Refuse a claim about things the recipe does not have; `fitted`: it has fitted labels."""
-        place = f"recipe {recipe}: claims"
-        checks.choice(f"{place}: is", self.relation, RELATIONS)
+        prefix = f"recipe {recipe}: claims"
+        checks.choice(f"{prefix}: is", self.relation, RELATIONS)
         for measure in (self.measure, self.than_measure):
             if measure is not None:
-                checks.choice(f"{place}: measure", measure, measures)
+                checks.choice(f"{prefix}: measure", measure, measures)
         if isinstance(self.than, str) and self.than != "paper":
-            raise ConfigError(f"{place}: than={self.than!r} must be a number, places on the axes, or 'paper'")
-        for where in (self.of, self.where, self.than if isinstance(self.than, dict) else {}):
-            for axis in where:
-                checks.choice(f"{place}: axis", axis, axes)
-        self._check_statistics(place)
+            raise ConfigError(f"{prefix}: than={self.than!r} must be a number, places on the axes, or 'paper'")
+        for position in (self.of, self.where, self.than if isinstance(self.than, dict) else {}):
+            for axis in position:
+                checks.choice(f"{prefix}: axis", axis, axes)
+        self._check_statistics(prefix)
         if self.fitted and not fitted:
-            raise ConfigError(f"{place}: fitted: true, but the recipe names no fitted labels; add them under fitted")
+            raise ConfigError(f"{prefix}: fitted: true, but the recipe names no fitted labels; add them under fitted")
         if bool(self.reason) != bool(self.shown_by):
-            said, lacking = ("reason", "shown_by") if self.reason else ("shown_by", "reason")
-            raise ConfigError(f"{place}: {said} needs {lacking} beside it: {self.claim!r}")
+            present_field, missing_field = ("reason", "shown_by") if self.reason else ("shown_by", "reason")
+            raise ConfigError(f"{prefix}: {present_field} needs {missing_field} beside it: {self.claim!r}")
         if self.shown_by and not SHOWN_BY.fullmatch(self.shown_by):
             raise ConfigError(
-                f"{place}: shown_by={self.shown_by!r} must be tests/FILE.py::TEST or PAPER/NAME of a recipe"
+                f"{prefix}: shown_by={self.shown_by!r} must be tests/FILE.py::TEST or PAPER/NAME of a recipe"
             )
 
     def _check_statistics(self, place: str) -> None:
@@ -112,22 +112,24 @@ class Claim:
 
     def judge(self, numbers: list[Number], others: list[Number] | None = None) -> Verdict:
         """Compare the numbers among themselves, or with `others`, those of `than_measure`. Held only if all holds."""
-        lines, held = [], []
+        lines, outcomes = [], []
         try:
             for left in numbers:
                 if left.inside(self.of) and left.inside(self.where):
                     for right in self._right(left, numbers, others):
                         holds, line = self._compare(left, right)
-                        held.append(holds)
+                        outcomes.append(holds)
                         lines.append(line)
         except Undecided as why:
             return self._verdict(None, str(why))
-        if not held:
+        if not outcomes:
             return self._verdict(None, "nothing to compare")
         failed = [line for line in lines if line.startswith("✗")]
-        shown = failed or lines
-        more = f" … and {len(shown) - 4} more" if len(shown) > 4 else ""
-        return self._verdict(all(held), f"{sum(held)} of {len(held)}; " + "; ".join(shown[:4]) + more)
+        report_lines = failed or lines
+        suffix = f" … and {len(report_lines) - 4} more" if len(report_lines) > 4 else ""
+        return self._verdict(
+            all(outcomes), f"{sum(outcomes)} of {len(outcomes)}; " + "; ".join(report_lines[:4]) + suffix
+        )
 
     def _verdict(self, held: bool | None, detail: str) -> Verdict:
         return Verdict(self.claim, held, detail, self.reason, self.shown_by, self.fitted)
@@ -136,25 +138,25 @@ class Claim:
         """Everything the number is compared with."""
         if not isinstance(self.than, dict):
             target = left.paper if self.than == "paper" else float(self.than)
-            known = target is not None and left.fitted == self.fitted
-            return [Right("", self.times * target + self.plus)] if known and target is not None else []
+            comparable = target is not None and left.fitted == self.fitted
+            return [Right("", self.times * target + self.plus)] if comparable and target is not None else []
         if others is not None:
-            meant = [other for other in others if other.at == left.at]
-            names = [str(self.than_measure)] * len(meant)
+            counterparts = [candidate for candidate in others if candidate.at == left.at]
+            names = [str(self.than_measure)] * len(counterparts)
         else:
             free = set(self.than) | set(self.of)
-            meant = [
-                other
-                for other in numbers
-                if other is not left
-                and other.inside(self.than)
-                and all(other.at[axis] == label for axis, label in left.at.items() if axis not in free)
+            counterparts = [
+                candidate
+                for candidate in numbers
+                if candidate is not left
+                and candidate.inside(self.than)
+                and all(candidate.at[axis] == label for axis, label in left.at.items() if axis not in free)
             ]
-            names = [" / ".join(other.at[axis] for axis in self.than) for other in meant]
+            names = [" / ".join(candidate.at[axis] for axis in self.than) for candidate in counterparts]
         sides = [
-            (name, Number(other.at, self.times * other.values + self.plus, seeds=other.seeds))
-            for name, other in zip(names, meant, strict=True)
-            if (left.fitted or other.fitted) == self.fitted
+            (name, Number(candidate.at, self.times * candidate.values + self.plus, seeds=candidate.seeds))
+            for name, candidate in zip(names, counterparts, strict=True)
+            if (left.fitted or candidate.fitted) == self.fitted
         ]
         return [Right(f" ({name})", side.mean, side) for name, side in sides]
 
@@ -171,8 +173,8 @@ class Claim:
         else:
             holds = (difference if self.relation == "below" else -difference) < room
         sign = {"below": "<", "above": ">", "near": "≈"}[self.relation]
-        said = f", {abs(difference) / error:.3g} standard errors apart" if error > 0 else ""
-        return holds, f"{'' if holds else '✗ '}{left.name}: {left.mean:.4g} {sign} {right.mean:.4g}{right.name}{said}"
+        suffix = f", {abs(difference) / error:.3g} standard errors apart" if error > 0 else ""
+        return holds, f"{'' if holds else '✗ '}{left.name}: {left.mean:.4g} {sign} {right.mean:.4g}{right.name}{suffix}"
 
 
 @dataclass

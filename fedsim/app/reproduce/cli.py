@@ -51,12 +51,12 @@ def main(arguments: list[str] | None = None) -> None:
             parser.error("name a recipe, or --all PAPER; --list shows them")
         recipes = [load(name) for name in chosen]
         device = str(resolve_device(options.device))
-        ended = {
+        rows_by_recipe = {
             recipe.name: reproduce(recipe, options.scale, device, options.out, options.jobs, tuple(options.override))
             for recipe in recipes
         }
-        if len(ended) > 1:
-            print(report.summary(ended))
+        if len(rows_by_recipe) > 1:
+            print(report.summary(rows_by_recipe))
     except ConfigError as error:
         sys.exit(f"fedsim-reproduce: {error}")
     except KeyboardInterrupt:
@@ -116,40 +116,40 @@ def reproduce(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written ({error.strerror}); choose another folder") from error
-    runs, own = out / paper / RUNS, (f"device={device}", *overrides)
+    runs, common_overrides = out / paper / RUNS, (f"device={device}", *overrides)
     reduced = recipe.scales[scale].reduced
     print(f"{recipe.name}: {recipe.source}, scale {scale}" + f" ({reduced})" * bool(reduced))
     skipped: dict[str, str] = {}
     tuned: dict[str, str] = {}
     settings = recipe.settings(scale)
     if recipe.tune is not None:
-        trials = plan(settings, runs, (*own, *recipe.tune.short.get(scale, [])), trusted_by(overrides))
+        trials = plan(settings, runs, (*common_overrides, *recipe.tune.short.get(scale, [])), trusted_by(overrides))
         print(f"  tuning {recipe.tune.axis}")
         cells = _trained(trials, jobs, device, skipped)
         report.measure(recipe, cells)
         tuned = recipe.tune.choose(cells)
         settings = [s for s in settings if tuned.get(recipe.tune.place(s.at)) == s.at[recipe.tune.axis]]
-    planned = plan(settings, runs, own, trusted_by(overrides))
+    planned = plan(settings, runs, common_overrides, trusted_by(overrides))
     cells = _trained(planned, jobs, device, skipped) if recipe.train else _configured(planned, skipped)
     if recipe.tune is not None:
         for cell in cells:
             del cell.at[recipe.tune.axis]
     report.measure(recipe, cells)
     lines = report.rows(recipe, cells, report.judge(recipe, cells, scale))
-    about = _about(recipe, scale, device, planned, skipped, tuned)
-    report.save_json(folder / "report.json", lines, about)
+    metadata = _about(recipe, scale, device, planned, skipped, tuned)
+    report.save_json(folder / "report.json", lines, metadata)
     if lines:
-        report.save_rows(folder / "results.csv", lines, about)
+        report.save_rows(folder / "results.csv", lines, metadata)
     if recipe.figure is not None and cells:
         drawing = draw(cells, recipe.figure)
         for ending in ("png", "pdf"):
             with replacing(folder / f"figure.{ending}", "wb") as file:
                 drawing.savefig(file, format=ending)
         if recipe.figure["kind"] == "curves":
-            report.save_curves(folder / "curves.csv", cells, metrics_of(recipe.figure), about)
+            report.save_curves(folder / "curves.csv", cells, metrics_of(recipe.figure), metadata)
     print(report.table(lines))
-    for place, why in {**skipped, **{k: f"tuned to {v}" for k, v in tuned.items()}}.items():
-        print(f"{place}: {why}")
+    for setting_name, reason in {**skipped, **{k: f"tuned to {v}" for k, v in tuned.items()}}.items():
+        print(f"{setting_name}: {reason}")
     print(f"written to {folder}\n")
     return lines
 
@@ -158,11 +158,11 @@ def _trained(planned: list[Job], jobs: str, device: str, skipped: dict[str, str]
     """Run what has not run yet; a cell for every run that ended well."""
     pending = [job for job in planned if not job.finished]
     print(f"  {len(planned)} runs, {len(planned) - len(pending)} of them finished already")
-    ended: dict[Path, Outcome] = {}
+    outcomes: dict[Path, Outcome] = {}
     stopped: str | None = None
     for number, (job, outcome) in enumerate(carry_out_all(pending, jobs_at_once(jobs, device, len(pending))), 1):
         print(f"  [{number}/{len(pending)}] {job.setting.name}: {outcome.status}, {outcome.message}")
-        ended[job.folder] = outcome
+        outcomes[job.folder] = outcome
         stopped = outcome.message if outcome.status == "stopped" else stopped
     if stopped is not None:  # those that went together with it have stopped too
         raise Stopped(stopped)
@@ -171,7 +171,7 @@ def _trained(planned: list[Job], jobs: str, device: str, skipped: dict[str, str]
         if job.finished:
             cells.append(Cell(job.setting.at, load_run(job.folder)))
         else:
-            skipped[job.setting.name] = f"{ended[job.folder].status}, {ended[job.folder].message}"
+            skipped[job.setting.name] = f"{outcomes[job.folder].status}, {outcomes[job.folder].message}"
     return cells
 
 
@@ -191,8 +191,8 @@ def _about(
     recipe: Recipe, scale: str, device: str, planned: list[Job], skipped: dict[str, str], tuned: dict[str, str]
 ) -> dict[str, Any]:
     """What made the report."""
-    where = environment(torch.device(device))
-    machine = f"{where['gpu'] or str(where['cpus']) + ' CPU cores'}, torch {where['versions']['torch']}"
+    provenance = environment(torch.device(device))
+    machine = f"{provenance['gpu'] or str(provenance['cpus']) + ' CPU cores'}, torch {provenance['versions']['torch']}"
     return {
         "recipe": recipe.name,
         "source": recipe.source,
@@ -204,5 +204,5 @@ def _about(
         "skipped": skipped,
         "tuned": tuned,
         "overrides": {job.setting.name: list(job.overrides) for job in planned},
-        **where,
+        **provenance,
     }

@@ -128,10 +128,10 @@ class Until(Measure):
         rounds, values = self.curve(run)
         looked = rounds % self.every == 0 if self.x is None else rounds >= 0
         mean, target = values[looked].mean(1), self._target(rivals or [run])
-        there = reached(mean, target, self.until == "above")
+        reached_mask = reached(mean, target, self.until == "above")
         if self.stays:
-            there = np.logical_and.accumulate(there[::-1])[::-1]
-        return np.array([float(rounds[looked][there][0]) if there.any() else math.nan])
+            reached_mask = np.logical_and.accumulate(reached_mask[::-1])[::-1]
+        return np.array([float(rounds[looked][reached_mask][0]) if reached_mask.any() else math.nan])
 
     def compares(self, one: dict[str, str], other: dict[str, str]) -> bool:
         return self.best_over is not None and all(one[axis] == other[axis] for axis in one if axis != self.best_over)
@@ -158,9 +158,9 @@ class Ahead(Measure):
         rounds, values = run.curve(self.metric)
         if not rivals or rivals[0].replicates != values.shape[1]:
             return np.full(values.shape[1], math.nan)
-        seen, theirs = rivals[0].curve(self.metric)
-        shared = np.isin(rounds, seen) & (rounds > 0)
-        lead = np.cumsum(values[shared] - theirs[np.isin(seen, rounds[shared])], axis=0)
+        rival_rounds, rival_values = rivals[0].curve(self.metric)
+        shared = np.isin(rounds, rival_rounds) & (rounds > 0)
+        lead = np.cumsum(values[shared] - rival_values[np.isin(rival_rounds, rounds[shared])], axis=0)
         return np.where(lead.max(0) > 0, rounds[shared][lead.argmax(0)], 0).astype(float)
 
     def compares(self, one: dict[str, str], other: dict[str, str]) -> bool:
@@ -187,10 +187,10 @@ class Order(Measure):
 
     def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
         rounds, values = run.curve(self.metric)
-        late = (rounds >= (1 - self.order) * rounds[-1]) & (rounds > 0)
-        if late.sum() < 2:
+        late_mask = (rounds >= (1 - self.order) * rounds[-1]) & (rounds > 0)
+        if late_mask.sum() < 2:
             return np.full(values.shape[1], math.nan)
-        time, squares = np.log(clock(run, rounds[late])), values[late] ** 2
+        time, squares = np.log(clock(run, rounds[late_mask])), values[late_mask] ** 2
 
         def slope(of: np.ndarray) -> float:
             return float(np.polyfit(time, np.log(of.mean(1)), 1)[0])
@@ -227,7 +227,9 @@ def clock(run: Run, rounds: np.ndarray) -> np.ndarray:
 def jackknife(values: np.ndarray, statistic: Callable[[np.ndarray], float]) -> np.ndarray:
     """[R] jackknife values of a statistic of replicates [E, R]; [1] the statistic itself of a single one."""
     count = values.shape[1]
-    whole = statistic(values)
+    full_statistic = statistic(values)
     if count == 1:
-        return np.array([whole])
-    return np.array([count * whole - (count - 1) * statistic(np.delete(values, r, axis=1)) for r in range(count)])
+        return np.array([full_statistic])
+    return np.array(
+        [count * full_statistic - (count - 1) * statistic(np.delete(values, r, axis=1)) for r in range(count)]
+    )

@@ -107,11 +107,13 @@ class Recipe:
     def axes_at(self, scale: str) -> dict[str, dict[str, list[str]]]:
         """The axes at this scale. A scale may name some of an axis's labels, or give labels of its own."""
         axes = dict(self.axes)
-        for axis, given in self.scales[scale].axes.items():
-            if isinstance(given, list):
-                axes[axis] = {checks.choice(f"{self.name}: {axis}", c, self.axes[axis]): axes[axis][c] for c in given}
+        for axis, selection in self.scales[scale].axes.items():
+            if isinstance(selection, list):
+                axes[axis] = {
+                    checks.choice(f"{self.name}: {axis}", c, self.axes[axis]): axes[axis][c] for c in selection
+                }
             else:
-                axes[axis] = choices(given)
+                axes[axis] = choices(selection)
         return axes
 
     def is_fitted(self, at: Labels) -> bool:
@@ -146,12 +148,12 @@ def load(name: str, folder: Path | None = None) -> Recipe:
     Raises:
         ConfigError: for an unknown recipe, or one that contradicts itself.
     """
-    known = names(folder)
-    with described("recipe", name, folder or recipe_folder(), known, "fedsim-reproduce") as content:
+    recipe_names = names(folder)
+    with described("recipe", name, folder or recipe_folder(), recipe_names, "fedsim-reproduce") as content:
         recipe = _recipe(name, content)
     for claim in recipe.claims:
         if claim.shown_by and "::" not in claim.shown_by:
-            checks.choice(f"recipe {name}: claims: shown_by", claim.shown_by, known)
+            checks.choice(f"recipe {name}: claims: shown_by", claim.shown_by, recipe_names)
     return recipe
 
 
@@ -173,9 +175,9 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
         claim.check(name, recipe.axes, recipe.measures, bool(recipe.fitted))
     for axis, labels in recipe.fitted.items():
         checks.choice(f"recipe {name}: fitted", axis, recipe.axes)
-        known = {label for scale in SCALES for label in recipe.axes_at(scale)[axis]} | set(recipe.axes[axis])
+        all_labels = {label for scale in SCALES for label in recipe.axes_at(scale)[axis]} | set(recipe.axes[axis])
         for label in labels:
-            checks.choice(f"recipe {name}: fitted: {axis}", label, known)
+            checks.choice(f"recipe {name}: fitted: {axis}", label, all_labels)
     if recipe.tune is not None:
         checks.choice(f"recipe {name}: tune.axis", recipe.tune.axis, recipe.axes)
         checks.choice(f"recipe {name}: tune.measure", recipe.tune.measure, recipe.measures)

@@ -42,12 +42,12 @@ def measure(recipe: Recipe, cells: list[Cell]) -> None:
     """Give every trained cell its numbers and the paper's."""
     for cell in cells:
         cell.fitted = recipe.is_fitted(cell.at)
-    for name, each in recipe.measures.items():
+    for name, recipe_measure in recipe.measures.items():
         for cell in cells:
             if cell.run is None:
                 continue
-            rivals = [c.run for c in cells if c.run is not None and is_rival(each, c, cell)]
-            cell.numbers[name] = each(cell.run, rivals)
+            rivals = [c.run for c in cells if c.run is not None and is_rival(recipe_measure, c, cell)]
+            cell.numbers[name] = recipe_measure(cell.run, rivals)
             printed = recipe.printed(name, cell.at)
             if printed is not None:
                 cell.paper[name] = printed
@@ -62,18 +62,18 @@ def judge(recipe: Recipe, cells: list[Cell], scale: str) -> list[Verdict]:
     """The verdict on every claim that is meant for this scale."""
 
     def numbers(name: str) -> list[Number]:
-        found = []
+        results = []
         for cell in cells:
             if name in cell.numbers:
                 values = np.nan_to_num(cell.numbers[name], nan=recipe.measures[name].absent)
-                found.append(Number(cell.at, values, cell.paper.get(name), cell.fitted, _seeds(cell, len(values))))
-        return found
+                results.append(Number(cell.at, values, cell.paper.get(name), cell.fitted, _seeds(cell, len(values))))
+        return results
 
     verdicts = []
     for claim in recipe.claims:
         if scale in claim.scales:
-            others = None if claim.than_measure is None else numbers(claim.than_measure)
-            verdicts.append(claim.judge(numbers(claim.measure or next(iter(recipe.measures))), others))
+            reference_numbers = None if claim.than_measure is None else numbers(claim.than_measure)
+            verdicts.append(claim.judge(numbers(claim.measure or next(iter(recipe.measures))), reference_numbers))
     return verdicts
 
 
@@ -85,15 +85,17 @@ def _seeds(cell: Cell, values: int) -> tuple[int, ...] | None:
 
 def rows(recipe: Recipe, cells: list[Cell], verdicts: list[Verdict]) -> list[Row]:
     """All numbers, then all claims."""
-    found = []
+    number_rows = []
     for cell in cells:
         for name in recipe.measures:
             if name not in cell.numbers:
                 continue
             number = Number(cell.at, cell.numbers[name], cell.paper.get(name))
-            place = " / ".join([*cell.at.values(), *([name] if len(recipe.measures) > 1 else [])])
-            found.append(Row(place or name, number.paper, finite(number.mean), finite(number.std), fitted=cell.fitted))
-    return found + [_row(verdict) for verdict in verdicts]
+            row_name = " / ".join([*cell.at.values(), *([name] if len(recipe.measures) > 1 else [])])
+            number_rows.append(
+                Row(row_name or name, number.paper, finite(number.mean), finite(number.std), fitted=cell.fitted)
+            )
+    return number_rows + [_row(verdict) for verdict in verdicts]
 
 
 def _row(v: Verdict) -> Row:
@@ -130,12 +132,12 @@ def table(lines: list[Row]) -> str:
 def _claim(row: Row) -> list[str]:
     """The verdict and the claim; below it what was compared, and the reason."""
     word = OPEN.upper() if row.verdict == OPEN else row.verdict
-    said = [f"{word:8}  {row.claim}" + " (fitted)" * row.fitted, f"{row.detail}"]
+    lines = [f"{word:8}  {row.claim}" + " (fitted)" * row.fitted, f"{row.detail}"]
     if row.reason and row.verdict == HELD:
-        said.append(f"its reason did not show in these runs: {row.reason} ({row.shown_by})")
+        lines.append(f"its reason did not show in these runs: {row.reason} ({row.shown_by})")
     elif row.reason:
-        said.append(f"reason: {row.reason} (shown by {row.shown_by})")
-    return [said[0], *(f"          {line}" for line in said[1:])]
+        lines.append(f"reason: {row.reason} (shown by {row.shown_by})")
+    return [lines[0], *(f"          {line}" for line in lines[1:])]
 
 
 def count(lines: list[Row]) -> dict[str, int]:
@@ -176,10 +178,10 @@ def save_curves(path: Path, cells: list[Cell], metrics: list[str], about: dict[s
             for name in metrics:
                 if cell.run is None or not cell.run.has(name):
                     continue
-                seen, values = cell.run.curve(name)
-                for e in range(0, len(seen), -(-len(seen) // most)):
+                rounds, values = cell.run.curve(name)
+                for e in range(0, len(rounds), -(-len(rounds) // most)):
                     number = Number(cell.at, values[e])
-                    writer.writerow([*cell.at.values(), name, seen[e], f"{number.mean:.6g}", f"{number.std:.3g}"])
+                    writer.writerow([*cell.at.values(), name, rounds[e], f"{number.mean:.6g}", f"{number.std:.3g}"])
 
 
 def _header(file: Any, about: dict[str, Any]) -> None:

@@ -93,19 +93,21 @@ def composing() -> Iterator[None]:
 def compose(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
     """The configuration that overrides make, and the choice of every group. Only inside `composing`."""
     try:
-        whole = hydra.compose("config", list(overrides), return_hydra_config=True)
+        config = hydra.compose("config", list(overrides), return_hydra_config=True)
     except Exception as error:
         raise ConfigError(f"{' '.join(overrides)}: {explain(error)}") from error
-    choices = {str(k): str(v) for k, v in whole.hydra.runtime.choices.items() if v and not k.startswith("hydra")}
-    OmegaConf.set_struct(whole, False)
-    whole.pop("hydra")
-    return whole, choices
+    choices = {str(k): str(v) for k, v in config.hydra.runtime.choices.items() if v and not k.startswith("hydra")}
+    OmegaConf.set_struct(config, False)
+    config.pop("hydra")
+    return config, choices
 
 
 def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
     """The packages that these overrides, which the user typed, trust."""
-    given = OverridesParser.create().parse_overrides([text for text in overrides if key_of(text) == "trusted"])
-    values = [override.value() for override in given]
+    parsed_overrides = OverridesParser.create().parse_overrides(
+        [text for text in overrides if key_of(text) == "trusted"]
+    )
+    values = [override.value() for override in parsed_overrides]
     return tuple(map(str, values[-1])) if values and isinstance(values[-1], list) else ()
 
 
@@ -132,11 +134,11 @@ def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = Non
         quiet: no progress.
         shared: data sets of other jobs, as `fedsim.app.build.build` takes them.
     """
-    own: dict[str, Any] = {"out": str(job.folder), "resume": "auto", "tracking": {"tensorboard": False}}
+    run_settings: dict[str, Any] = {"out": str(job.folder), "resume": "auto", "tracking": {"tensorboard": False}}
     if quiet:
-        own["tracking"]["progress"] = "none"
+        run_settings["tracking"]["progress"] = "none"
     try:
-        config = OmegaConf.merge(job.config, own)
+        config = OmegaConf.merge(job.config, run_settings)
         assert isinstance(config, DictConfig)
         result = yield from steps(config, job.folder, job.choices, shared=shared, trusted=job.trusted)
     except MissingDataError as error:
@@ -163,8 +165,12 @@ def in_company(jobs: list[Job], parts: int = 1) -> list[list[Job]]:
     kinds: dict[str, list[Job]] = {}
     for job in jobs:
         kinds.setdefault(kind(job), []).append(job)
-    most = max(1, min(TOGETHER, -(-len(jobs) // parts)))
-    return [alike[first : first + most] for alike in kinds.values() for first in range(0, len(alike), most)]
+    batch_size = max(1, min(TOGETHER, -(-len(jobs) // parts)))
+    return [
+        similar_jobs[first : first + batch_size]
+        for similar_jobs in kinds.values()
+        for first in range(0, len(similar_jobs), batch_size)
+    ]
 
 
 def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]]:
@@ -202,10 +208,10 @@ def together(company: list[Job], quiet: bool = False) -> Iterator[tuple[Job, Out
         log.info("%d runs in lockstep", len(company))
     runs = [functools.partial(carry_out, job, quiet=quiet, shared=shared) for job in company]
     with deterministic(any(job.config.deterministic is True for job in company)):
-        for number, ended in Lockstep[Outcome]()(runs):
-            if isinstance(ended, BaseException):
-                raise ended
-            yield company[number], ended
+        for number, outcome in Lockstep[Outcome]()(runs):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            yield company[number], outcome
 
 
 def end_with_parent() -> None:
@@ -224,9 +230,9 @@ def _in_worker(company: list[Job], threads: int) -> list[Outcome]:
     """`together` in a process of the pool, whose main thread does its work."""
     torch.set_num_threads(threads)
     logging.getLogger("fedsim").setLevel(logging.WARNING)
-    ended = {id(job): outcome for job, outcome in together(company, quiet=True)}
+    outcomes = {id(job): outcome for job, outcome in together(company, quiet=True)}
     leave_if_alone()
-    return [ended[id(job)] for job in company]
+    return [outcomes[id(job)] for job in company]
 
 
 def leave_if_alone() -> None:

@@ -38,10 +38,10 @@ class Tune:
             groups.setdefault(self.place(cell.at), []).append(cell)
         sign = 1 if self.best == "lowest" else -1
         chosen = {}
-        for place, members in groups.items():
+        for position, members in groups.items():
             scores = [sign * float(c.numbers[self.measure].mean()) for c in members]
             finite = [s if math.isfinite(s) else math.inf for s in scores]
-            chosen[place] = members[int(np.argmin(finite))].at[self.axis]
+            chosen[position] = members[int(np.argmin(finite))].at[self.axis]
         return chosen
 
     def place(self, at: dict[str, str]) -> str:

@@ -64,13 +64,13 @@ class ArrayFiles(Arrays):
     """
 
     def __init__(self, path: str, **options: Any) -> None:
-        place = Path(path).expanduser()
-        found = read(place)
-        arrays = {name: found.get(name, found.get(f"{name}_train")) for name in ROLES}
-        arrays |= {name: found[name] for name in (f"{role}_test" for role in ROLES) if name in found}
+        file = Path(path).expanduser()
+        contents = read(file)
+        arrays = {name: contents.get(name, contents.get(f"{name}_train")) for name in ROLES}
+        arrays |= {name: contents[name] for name in (f"{role}_test" for role in ROLES) if name in contents}
         if arrays["x"] is None:
-            raise MissingDataError(f"dataset.path={place} holds no array x; it has {', '.join(found) or 'none'}")
-        super().__init__(**arrays, name=place.stem, **options)
+            raise MissingDataError(f"dataset.path={file} holds no array x; it has {', '.join(contents) or 'none'}")
+        super().__init__(**arrays, name=file.stem, **options)
 
 
 def read(path: Path) -> dict[str, Any]:

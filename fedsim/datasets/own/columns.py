@@ -37,8 +37,8 @@ class Columns:
 
     def rows(self, some: np.ndarray) -> Columns:
         """The same columns of these rows."""
-        where = self.where
-        return Columns(self.source, {k: v[some] for k, v in self.of.items()}, lambda n: where(int(some[n])))
+        row_name = self.where
+        return Columns(self.source, {k: v[some] for k, v in self.of.items()}, lambda n: row_name(int(some[n])))
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.of[name]
@@ -58,15 +58,15 @@ def columns(table: Any, separator: str | None = None, key: str = "dataset.path")
             return _checked(Columns(str(path), _parquet(path, key), "row {}".format))
         return _csv(path, separator, key)
     if isinstance(table, Mapping):
-        found = {str(name): _column(values) for name, values in table.items()}
+        arrays = {str(name): _column(values) for name, values in table.items()}
     else:
         names = getattr(table, "column_names", getattr(table, "columns", None))
         if names is None:
             raise ConfigError(
                 f"{key} is a {type(table).__name__} and no table; give a path, a data frame, or a mapping to columns"
             )
-        found = {str(name): _column(table[name]) for name in names}
-    return _checked(Columns(f"{key.split('.')[0]}=table", found, "row {}".format))
+        arrays = {str(name): _column(table[name]) for name in names}
+    return _checked(Columns(f"{key.split('.')[0]}=table", arrays, "row {}".format))
 
 
 def _checked(table: Columns) -> Columns:
@@ -97,9 +97,9 @@ def _column(values: Any) -> np.ndarray:
     if not isinstance(values, Iterable) or isinstance(values, str):
         raise ConfigError(f"dataset.path (or test_path) has a column that is {values!r}; give a value per row")
     listed = list(values)
-    found = np.empty(len(listed), dtype=object)
-    found[:] = listed
-    return found
+    array = np.empty(len(listed), dtype=object)
+    array[:] = listed
+    return array
 
 
 def _parquet(path: Path, key: str) -> dict[str, np.ndarray]:
@@ -147,8 +147,8 @@ def _csv(path: Path, separator: str | None, key: str) -> Columns:
             raise ConfigError(f"{path}: line {number} has {len(line)} entries, but there are {len(names)} columns")
     rows = np.empty((len(lines) - 1, len(names)), dtype=object)
     rows[:] = lines[1:]
-    found = {name: rows[:, place] for place, name in enumerate(names)}
-    return Columns(str(path), found, lambda n: f"line {numbers[n + 1]}")
+    arrays = {name: rows[:, index] for index, name in enumerate(names)}
+    return Columns(str(path), arrays, lambda n: f"line {numbers[n + 1]}")
 
 
 def _lines(reader: Any) -> Iterator[tuple[int, list[str]]]:
@@ -171,14 +171,18 @@ def as_numbers(values: np.ndarray, gaps: np.ndarray) -> np.ndarray | None:
     """[N] float64, NaN where something is missing; None where an entry is no number."""
     if values.dtype.kind in "iufb":
         return values.astype(np.float64)
-    found = np.full(len(values), np.nan)
-    there = values[~gaps].tolist()
-    if any(isinstance(value, bool) or not hasattr(value, "__float__") for value in there if not isinstance(value, str)):
+    numbers = np.full(len(values), np.nan)
+    present_values = values[~gaps].tolist()
+    if any(
+        isinstance(value, bool) or not hasattr(value, "__float__")
+        for value in present_values
+        if not isinstance(value, str)
+    ):
         return None
-    if any(isinstance(value, str) and "_" in value for value in there):  # which Python takes for 1000s
+    if any(isinstance(value, str) and "_" in value for value in present_values):  # which Python takes for 1000s
         return None
     try:
-        found[~gaps] = np.array(there, dtype=object).astype(np.float64)
+        numbers[~gaps] = np.array(present_values, dtype=object).astype(np.float64)
     except (TypeError, ValueError):
         return None
-    return found
+    return numbers

@@ -62,25 +62,29 @@ class OwnData(Dataset):
         encode: Encode | None = None,
     ) -> None:
         check_options(task, classes, inputs, channels)
-        parts = [train] if test is None else [train, test]
-        found, targets, called = read(parts, task, classes, inputs, channels, encode is not None)
-        owners, test_owners, clients = owned(parts, [len(x) for x in found], min_samples)
-        x, y, mapped = found[0], targets[0], any(part.mapped for part in parts)
-        test_x, test_y = (None, None) if test is None else (found[1], targets[1])
+        splits = [train] if test is None else [train, test]
+        input_tensors, targets, label_names = read(splits, task, classes, inputs, channels, encode is not None)
+        owners, test_owners, clients = owned(splits, [len(x) for x in input_tensors], min_samples)
+        x, y, mapped = input_tensors[0], targets[0], any(split.mapped for split in splits)
+        test_x, test_y = (None, None) if test is None else (input_tensors[1], targets[1])
         if test_x is not None and test_y is not None and test_owners is not None:
             test_x, test_y, test_owners = of_trained(test_x, test_y, test_owners)
-        kept = torch.arange(len(x)) if owners is None else (owners >= 0).nonzero()[:, 0]
+        kept_indices = torch.arange(len(x)) if owners is None else (owners >= 0).nonzero()[:, 0]
         fraction = share_held_out(test_fraction, test)
         if fraction:
-            held, kept = held_out(kept, owners, fraction, seed)
-            test_x, test_y, test_owners = x[held], y[held], None if owners is None else owners[held]
-        if len(kept) < len(x) and not mapped:  # a map is not copied: what is left out is not dealt out
-            x, y, owners = x[kept], y[kept], None if owners is None else owners[kept]
+            test_indices, kept_indices = held_out(kept_indices, owners, fraction, seed)
+            test_x, test_y, test_owners = (
+                x[test_indices],
+                y[test_indices],
+                None if owners is None else owners[test_indices],
+            )
+        if len(kept_indices) < len(x) and not mapped:  # a map is not copied: what is left out is not dealt out
+            x, y, owners = x[kept_indices], y[kept_indices], None if owners is None else owners[kept_indices]
         if encode is not None:
             x, test_x = encode(x, test_x)
         mean = std = None
         if standardise and x.dtype == torch.uint8:
-            mean, std = colours(x, kept if mapped else None)
+            mean, std = colours(x, kept_indices if mapped else None)
         elif standardise:
             check_standardised(x, mapped)
             x, test_x = standardised(x, test_x)
@@ -90,16 +94,16 @@ class OwnData(Dataset):
             y,
             test_x,
             test_y,
-            classes=None if called is None else len(called),
-            loss="squared" if called is None else "cross_entropy",
+            classes=None if label_names is None else len(label_names),
+            loss="squared" if label_names is None else "cross_entropy",
             mean=mean,
             std=std,
             owners=owners,
             test_owners=test_owners,
             augment=augment,
             client_names=clients,
-            label_names=called,
-            kept=kept if len(kept) < len(x) else None,
+            label_names=label_names,
+            kept=kept_indices if len(kept_indices) < len(x) else None,
             mapped=mapped,
         )
 
@@ -118,23 +122,23 @@ def read(
     parts: list[Part], task: str, classes: int | None, inputs: str | None, channels: str | None, encoded: bool
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...] | None]:
     """Inputs and targets of each part as tensors, and what the labels were called: None where targets are numbers."""
-    found = [tensors.inputs(part, inputs, channels, encoded) for part in parts]
-    counts = [len(x) for x in found]
-    alike(parts[-1], "inputs", found)
+    input_tensors = [tensors.inputs(part, inputs, channels, encoded) for part in parts]
+    counts = [len(x) for x in input_tensors]
+    alike(parts[-1], "inputs", input_tensors)
     if task != "regression":
-        return found, *labels(parts, counts, classes)
+        return input_tensors, *labels(parts, counts, classes)
     targets = [real(part, count) for part, count in zip(parts, counts, strict=True)]
     alike(parts[-1], "targets", targets)
-    return found, targets, None
+    return input_tensors, targets, None
 
 
 def of_trained(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The test samples of clients who train: those of others, marked by −1, are left out."""
-    own = (owners >= 0).nonzero()[:, 0]
-    if len(own) == len(owners):
+    trained_indices = (owners >= 0).nonzero()[:, 0]
+    if len(trained_indices) == len(owners):
         return x, y, owners
-    log.info("dataset: %d test samples of nobody who trains are left out", len(owners) - len(own))
-    return x[own], y[own], owners[own]
+    log.info("dataset: %d test samples of nobody who trains are left out", len(owners) - len(trained_indices))
+    return x[trained_indices], y[trained_indices], owners[trained_indices]
 
 
 def alike(test: Part, what: str, found: list[Tensor]) -> None:
@@ -156,8 +160,8 @@ def owned(
         each where nobody owns anything.
     """
     checks.whole("dataset.min_samples", least)
-    found = [names(part, count) for part, count in zip(parts, counts, strict=True)]
-    of_train, of_test = found[0], found[1] if len(found) > 1 else None
+    names_by_part = [names(part, count) for part, count in zip(parts, counts, strict=True)]
+    of_train, of_test = names_by_part[0], names_by_part[1] if len(names_by_part) > 1 else None
     if of_train is None:
         if of_test is not None:
             raise ConfigError(f"{parts[-1].source}: test samples have clients and training samples none; give both")
@@ -165,19 +169,19 @@ def owned(
             raise ConfigError(f"dataset.min_samples={least} asks for clients, and the data name none; set it to 1")
         return None, None, None
     sizes = collections.Counter(of_train)
-    called = ordered({name for name, size in sizes.items() if size >= least})
-    if not called:
+    client_names = ordered({name for name, size in sizes.items() if size >= least})
+    if not client_names:
         raise ConfigError(
             f"dataset.min_samples={least} leaves nobody, since the largest client of {parts[0].source} has "
             f"{max(sizes.values())} samples; lower it"
         )
-    if len(called) < len(sizes):
-        log.info("dataset: %d clients with fewer than %d samples are left out", len(sizes) - len(called), least)
-    number = {name: place for place, name in enumerate(called)}
+    if len(client_names) < len(sizes):
+        log.info("dataset: %d clients with fewer than %d samples are left out", len(sizes) - len(client_names), least)
+    number = {name: index for index, name in enumerate(client_names)}
     owners = torch.tensor([number.get(name, -1) for name in of_train])
     if of_test is None or not number.keys() & set(of_test):
-        return owners, None, tuple(called)
-    return owners, torch.tensor([number.get(name, -1) for name in of_test]), tuple(called)
+        return owners, None, tuple(client_names)
+    return owners, torch.tensor([number.get(name, -1) for name in of_test]), tuple(client_names)
 
 
 def share_held_out(wanted: float | None, test: Part | None) -> float:
@@ -199,9 +203,9 @@ def held_out(kept: Tensor, owners: Tensor | None, share: float, seed: int) -> tu
     owner = np.zeros(len(kept), dtype=np.int64) if owners is None else owners[kept].numpy()
     shuffled = np.lexsort((draw.random(len(owner)), owner))
     sizes = np.bincount(owner)
-    place = np.empty(len(owner), dtype=np.int64)
-    place[shuffled] = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    out = torch.from_numpy(place < np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)[owner])
+    position = np.empty(len(owner), dtype=np.int64)
+    position[shuffled] = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    out = torch.from_numpy(position < np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)[owner])
     if not out.any():
         raise ConfigError(
             f"dataset.test_fraction={share} holds nothing out, since the largest client has {sizes.max()} samples; "
@@ -238,8 +242,8 @@ def colours(x: Tensor, kept: Tensor | None) -> tuple[tuple[float, ...], tuple[fl
     total = torch.zeros(2, channels, dtype=torch.float64)
     count = 0
     for pick in pieces(x):
-        some = x[pick] if kept is None else x[kept[(kept >= pick.start) & (kept < pick.stop)]]
-        flat = some.double().div(255).transpose(0, 1).reshape(channels, -1)
+        piece = x[pick] if kept is None else x[kept[(kept >= pick.start) & (kept < pick.stop)]]
+        flat = piece.double().div(255).transpose(0, 1).reshape(channels, -1)
         total += torch.stack([flat.sum(1), flat.square().sum(1)])
         count += flat.shape[1]
     mean = total[0] / count

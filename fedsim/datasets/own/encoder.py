@@ -36,64 +36,69 @@ class Encoder:
 
     def _words(self, name: str, parts: list[Columns], categories: str, most: int) -> list[str] | None:
         """The words of a column; None of one of numbers. Refuses what is missing, and may not be."""
-        found: set[str] = set()
+        vocabulary: set[str] = set()
         numeric = True
-        for part in parts:
-            values, gaps = part[name], unknown(part[name])
+        for table in parts:
+            values, gaps = table[name], unknown(table[name])
             if gaps.any() and self.missing == "refuse":
                 raise ConfigError(
-                    f"{part.source}: {part.where(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
+                    f"{table.source}: {table.where(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
                     "dataset.missing=drop, mean or median"
                 )
             if gaps.all():
-                raise ConfigError(f"{part.source}: column {name!r} is empty; leave it out by dataset.features")
+                raise ConfigError(f"{table.source}: column {name!r} is empty; leave it out by dataset.features")
             numbers = as_numbers(values, gaps)
             numeric &= numbers is not None
             if numbers is not None and np.isinf(numbers).any():
                 row = int(np.flatnonzero(np.isinf(numbers))[0])
                 raise ConfigError(
-                    f"{part.source}: {part.where(row)} holds {numbers[row]} in column {name!r}; correct it"
+                    f"{table.source}: {table.where(row)} holds {numbers[row]} in column {name!r}; correct it"
                 )
             if numbers is None:
                 row = int(np.flatnonzero(~gaps)[0])
                 kind = values.dtype.kind if values.dtype != object else type(values[row]).__name__
                 if kind not in ("U", "S", "str", "bytes", "bool"):
                     raise ConfigError(
-                        f"{part.source}: column {name!r} holds neither numbers nor words ({values[row]!r}); leave it "
+                        f"{table.source}: column {name!r} holds neither numbers nor words ({values[row]!r}); leave it "
                         "out by dataset.features"
                     )
-            found |= {str(called_of(value)) for value in values[~gaps].tolist()} if len(found) <= most else set()
+            vocabulary |= (
+                {str(called_of(value)) for value in values[~gaps].tolist()} if len(vocabulary) <= most else set()
+            )
         if numeric:
             return None
         if categories == "refuse":
-            word = next(iter(sorted(found)))
+            word = next(iter(sorted(vocabulary)))
             raise ConfigError(
                 f"{parts[0].source}: column {name!r} holds words, such as {word!r}; leave it out by dataset.features, "
                 "or set dataset.categories=onehot or ordinal"
             )
-        if len(found) > most:
+        if len(vocabulary) > most:
             raise ConfigError(
                 f"{parts[0].source}: column {name!r} holds more than dataset.max_categories={most} different words; "
                 "leave it out by dataset.features, or raise the number"
             )
-        return ordered(found)
+        return ordered(vocabulary)
 
     def codes(self, part: Columns) -> np.ndarray:
         """[N, k] float64 numbers, and places of words; NaN where something is missing."""
-        found = []
+        encoded_columns = []
         for name, words in self.words.items():
             values, gaps = part[name], unknown(part[name])
             numbers = as_numbers(values, gaps) if words is None else None
             if numbers is None:
-                place = {word: float(number) for number, word in enumerate(words or [])}
-                numbers, said = np.full(len(part), np.nan), [str(called_of(value)) for value in values[~gaps].tolist()]
-                if strange := next((word for word in said if word not in place), None):
-                    known = f"{checks.nearest(strange, place) or ': ' + ', '.join(list(place)[:12])}"
-                    wanted = f"the words of the data set{known}" if words else "numbers"
-                    raise ConfigError(f"{part.source}: column {name!r} holds {strange!r}, and {wanted} are known")
-                numbers[~gaps] = [place[word] for word in said]
-            found.append(numbers)
-        return np.column_stack(found)
+                code_of_word = {word: float(number) for number, word in enumerate(words or [])}
+                numbers, entries = (
+                    np.full(len(part), np.nan),
+                    [str(called_of(value)) for value in values[~gaps].tolist()],
+                )
+                if strange := next((word for word in entries if word not in code_of_word), None):
+                    hint = f"{checks.nearest(strange, code_of_word) or ': ' + ', '.join(list(code_of_word)[:12])}"
+                    expected = f"the words of the data set{hint}" if words else "numbers"
+                    raise ConfigError(f"{part.source}: column {name!r} holds {strange!r}, and {expected} are known")
+                numbers[~gaps] = [code_of_word[word] for word in entries]
+            encoded_columns.append(numbers)
+        return np.column_stack(encoded_columns)
 
     def __call__(self, train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What is missing filled in by what training rows have; then a feature per word."""
@@ -113,9 +118,9 @@ class Encoder:
             raise ConfigError(f"{part.source} lacks the column {lacking[0]!r} of the data set")
         codes = self.codes(part)
         if np.isnan(codes).any() and self.missing not in ("mean", "median"):
-            row, place = (int(found[0]) for found in np.nonzero(np.isnan(codes)))
+            row, column = (int(indices[0]) for indices in np.nonzero(np.isnan(codes)))
             raise ConfigError(
-                f"{part.source}: {part.where(row)} has nothing in column {list(self.words)[place]!r}; a data set with "
+                f"{part.source}: {part.where(row)} has nothing in column {list(self.words)[column]!r}; a data set with "
                 "dataset.missing=mean or median fills it in"
             )
         return self._scaled(self._whole(torch.from_numpy(codes)))
@@ -126,12 +131,12 @@ class Encoder:
 
     def _fill(self, column: Tensor, words: list[str] | None) -> float:
         """What stands for missing entries of a column."""
-        there = column[~torch.isnan(column)].double()
-        if not len(there):
+        present_values = column[~torch.isnan(column)].double()
+        if not len(present_values):
             return 0.0
         if words is not None:
-            return float(torch.bincount(there.long()).argmax())
-        return float(there.mean() if self.missing == "mean" else np.median(there.numpy()))
+            return float(torch.bincount(present_values.long()).argmax())
+        return float(present_values.mean() if self.missing == "mean" else np.median(present_values.numpy()))
 
     def _expanded(self, column: Tensor, words: list[str] | None) -> Tensor:
         """[N, 1], or [N, words] of zeros and ones."""

@@ -59,11 +59,11 @@ class Hub(OwnData):
             if name is not None and name not in splits:
                 raise ConfigError(f"dataset.{key}={name} is no split of {path}; it has {', '.join(splits)}")
         halves = [splits[name] for name in (train, test) if name is not None]
-        parts = [read(f"{path}, {half.split}", half, x, y, client, size, colours) for half in halves]
+        loaded_splits = [read(f"{path}, {half.split}", half, x, y, client, size, colours) for half in halves]
         names = getattr(halves[0].features[y], "names", None)
         if names is not None and options.get("task", "classification") == "classification":
             options["classes"] = len(names)
-        super().__init__(path, parts[0], parts[1] if parts[1:] else None, **options)
+        super().__init__(path, loaded_splits[0], loaded_splits[1] if loaded_splits[1:] else None, **options)
         if names is not None and self.classes is not None:
             self.label_names = tuple(names)
 
@@ -85,16 +85,16 @@ def load(path: str, config: str | None, data_files: Any, download: bool) -> dict
     try:
         with quietly(online=download):
             if any((folder / name).exists() for name in SAVED):
-                found = datasets.load_from_disk(str(folder))
+                dataset = datasets.load_from_disk(str(folder))
             else:
-                place = str(folder) if folder.exists() else path
-                found = datasets.load_dataset(place, config, data_files=data_files)
+                location = str(folder) if folder.exists() else path
+                dataset = datasets.load_dataset(location, config, data_files=data_files)
     except Exception as error:  # whatever a library, a damaged file or the network may say
         remedy = "" if download else "; dataset.download=true fetches what is on the Hub"
         reason = said(error)[:300]
-        what = f"dataset.path={path} (config={config}, data_files={data_files})"
-        raise MissingDataError(f"{what} cannot be read by datasets: {reason}{remedy}") from error
-    return dict(found) if isinstance(found, dict) else {"train": found}
+        description = f"dataset.path={path} (config={config}, data_files={data_files})"
+        raise MissingDataError(f"{description} cannot be read by datasets: {reason}{remedy}") from error
+    return dict(dataset) if isinstance(dataset, dict) else {"train": dataset}
 
 
 def check_files(given: Any) -> None:
@@ -141,24 +141,24 @@ def read(
     colours: str | None,
 ) -> Part:
     """Columns of one split."""
-    wanted = [x] if isinstance(x, str) else list(x)
-    if not wanted:
+    input_columns = [x] if isinstance(x, str) else list(x)
+    if not input_columns:
         raise ConfigError("dataset.x=[] names no column")
-    for key, name in [*(("x", name) for name in wanted), ("y", y), ("client", client)]:
+    for key, name in [*(("x", name) for name in input_columns), ("y", y), ("client", client)]:
         if name is not None and name not in split.column_names:
             raise ConfigError(f"dataset.{key}={name} is no column of {source}; it has {', '.join(split.column_names)}")
     if not len(split):
         raise ConfigError(f"{source} holds no samples")
     try:
-        of = {name: list(split[name]) for name in {*wanted, y, *([client] if client is not None else [])}}
+        of = {name: list(split[name]) for name in {*input_columns, y, *([client] if client is not None else [])}}
     except Exception as error:  # of a column whose entries cannot be decoded
         raise MissingDataError(f"{source} cannot be read ({said(error)})") from error
-    found = [inputs(source, of[name], size, colours) for name in wanted]
+    input_arrays = [inputs(source, of[name], size, colours) for name in input_columns]
     if not isinstance(x, str):
-        for name, values in zip(wanted, found, strict=True):
+        for name, values in zip(input_columns, input_arrays, strict=True):
             if values.ndim != 1:
                 raise ConfigError(f"{source}: column {name!r} of dataset.x holds more than a number; name it alone")
-        found = [np.column_stack([array(source, "x", values) for values in found]).astype(np.float32)]
-    pictures = all(map(is_picture, of[wanted[0]]))
-    whose = None if client is None else of[client]
-    return Part(source, found[0], of[y], whose, channels="first" if pictures else None)
+        input_arrays = [np.column_stack([array(source, "x", values) for values in input_arrays]).astype(np.float32)]
+    pictures = all(map(is_picture, of[input_columns[0]]))
+    clients = None if client is None else of[client]
+    return Part(source, input_arrays[0], of[y], clients, channels="first" if pictures else None)

@@ -49,9 +49,9 @@ class ImageFolder(OwnData):
         halves = [folder / half for half in ("train", "test") if (folder / half).is_dir()] or [folder]
         if halves[0].name == "test" and len(halves) == 1:
             raise MissingDataError(f"dataset.path={folder} has a folder test and none of the name train")
-        parts = [read(half, size, colours, pattern) for half in halves]
-        name, test = folder.resolve().name, parts[1] if parts[1:] else None
-        super().__init__(name, parts[0], test, standardise=standardise, **options)
+        splits = [read(half, size, colours, pattern) for half in halves]
+        name, test = folder.resolve().name, splits[1] if splits[1:] else None
+        super().__init__(name, splits[0], test, standardise=standardise, **options)
 
 
 def _pattern(client: str | None) -> re.Pattern[str] | None:
@@ -59,22 +59,22 @@ def _pattern(client: str | None) -> re.Pattern[str] | None:
     if client is None:
         return None
     try:
-        found = re.compile(client)
+        pattern = re.compile(client)
     except re.error as error:
         raise ConfigError(f"dataset.client={client} is no regular expression ({error})") from error
-    if not found.groups:
+    if not pattern.groups:
         raise ConfigError(f"dataset.client={client} has no group; put what names the client in brackets")
-    return found
+    return pattern
 
 
 def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: re.Pattern[str] | None) -> Part:
     """All images below a folder."""
     try:
-        found = torchvision().datasets.ImageFolder(str(folder))
+        image_folder = torchvision().datasets.ImageFolder(str(folder))
     except (FileNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())
         raise MissingDataError(f"dataset.path: {folder} has no images in a folder per class ({reason})") from error
-    names = [Path(path).relative_to(folder).as_posix() for path, _ in found.samples]
+    names = [Path(path).relative_to(folder).as_posix() for path, _ in image_folder.samples]
 
     def decoded(name: str) -> tuple[np.ndarray, bool]:
         try:
@@ -86,15 +86,15 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
 
     with ThreadPoolExecutor() as pool:
         x = stacked(str(folder), zip(names, pool.map(decoded, names), strict=True), colours)
-    y = np.array([found.classes[label] for _, label in found.samples])
-    whose = None if client is None else owners(folder, names, client)
-    return Part(str(folder), x, y, whose, names.__getitem__, "last")
+    y = np.array([image_folder.classes[label] for _, label in image_folder.samples])
+    clients = None if client is None else owners(folder, names, client)
+    return Part(str(folder), x, y, clients, names.__getitem__, "last")
 
 
 def owners(folder: Path, names: list[str], client: re.Pattern[str]) -> list[str]:
     """[N] whose each file is."""
-    found = [client.search(name) for name in names]
-    for name, match in zip(names, found, strict=True):
+    matches = [client.search(name) for name in names]
+    for name, match in zip(names, matches, strict=True):
         if match is None or not match[1]:
             raise ConfigError(f"{folder}: dataset.client={client.pattern} finds no client in {name}; mend either")
-    return [match[1] for match in found if match is not None]
+    return [match[1] for match in matches if match is not None]

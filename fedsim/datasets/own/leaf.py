@@ -41,26 +41,26 @@ class LEAF(OwnData):
     """
 
     def __init__(self, path: str, shape: Sequence[int] | None = None, **options: Any) -> None:
-        place = Path(path).expanduser()
-        if not place.exists():
-            raise MissingDataError(f"dataset.path={place} is not there (looked for {place.resolve()})")
-        halves = [place / half for half in ("train", "test")]
+        root = Path(path).expanduser()
+        if not root.exists():
+            raise MissingDataError(f"dataset.path={root} is not there (looked for {root.resolve()})")
+        halves = [root / half for half in ("train", "test")]
         if halves[1].is_dir() and not halves[0].is_dir():
-            raise MissingDataError(f"dataset.path={place} has a folder test and none of the name train")
-        train = halves[0] if halves[0].is_dir() else place
-        parts = [read(train), *([read(halves[1])] if train != place and halves[1].is_dir() else [])]
+            raise MissingDataError(f"dataset.path={root} has a folder test and none of the name train")
+        train = halves[0] if halves[0].is_dir() else root
+        splits = [read(train), *([read(halves[1])] if train != root and halves[1].is_dir() else [])]
         self.alphabet = ""
-        if parts[0].x.dtype.kind == "U":
+        if splits[0].x.dtype.kind == "U":
             if shape is not None or options.get("classes") is not None or options.get("task") == "regression":
                 raise ConfigError(
-                    f"dataset.path={place} holds text, whose shape, classes and task follow from it; set dataset.shape "
+                    f"dataset.path={root} holds text, whose shape, classes and task follow from it; set dataset.shape "
                     "and dataset.classes to null and dataset.task to classification"
                 )
-            self.alphabet, parts = spelled(parts)
+            self.alphabet, splits = spelled(splits)
             options |= {"inputs": "tokens", "classes": len(self.alphabet) + 1}
         if shape is not None:
-            parts = [shaped(part, shape) for part in parts]
-        super().__init__(place.stem, parts[0], parts[1] if parts[1:] else None, **options)
+            splits = [shaped(split, shape) for split in splits]
+        super().__init__(root.stem, splits[0], splits[1] if splits[1:] else None, **options)
 
 
 def read(place: Path) -> Part:
@@ -68,31 +68,31 @@ def read(place: Path) -> Part:
     files = sorted(place.glob("*.json")) if place.is_dir() else [place]
     if not files:
         raise MissingDataError(f"dataset.path: {place} has no JSON files")
-    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    samples_by_user: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for file in files:
         for user, samples in users(file):
-            if user in found:
+            if user in samples_by_user:
                 raise ConfigError(f"{file}: user {user!r} stands in another file too; keep one of them")
-            found[user] = samples
-    held = {user: samples for user, samples in found.items() if len(samples[1])}
-    if not held:
+            samples_by_user[user] = samples
+    nonempty_users = {user: samples for user, samples in samples_by_user.items() if len(samples[1])}
+    if not nonempty_users:
         raise ConfigError(f"{place}: no user has samples")
-    if len({x.dtype.kind for x, _ in held.values()}) > 1:
+    if len({x.dtype.kind for x, _ in nonempty_users.values()}) > 1:
         raise ConfigError(f"{place}: some users have numbers in x and others text; make them alike")
-    if len(widths := {x.dtype.itemsize for x, _ in held.values() if x.dtype.kind == "U"}) > 1:
+    if len(widths := {x.dtype.itemsize for x, _ in nonempty_users.values() if x.dtype.kind == "U"}) > 1:
         raise ConfigError(f"{place}: users' sequences have {len(widths)} different lengths; make them alike")
-    shapes = {x.shape[1:] for x, _ in held.values()}
+    shapes = {x.shape[1:] for x, _ in nonempty_users.values()}
     if len(shapes) > 1:
-        shown = " and ".join(sorted(str(list(shape)) for shape in shapes)[:2])
-        raise ConfigError(f"{place}: x is ragged, its entries differ in shape ({shown}); make them alike")
-    names, ends = list(held), list(itertools.accumulate(len(y) for _, y in held.values()))
+        shape_names = " and ".join(sorted(str(list(shape)) for shape in shapes)[:2])
+        raise ConfigError(f"{place}: x is ragged, its entries differ in shape ({shape_names}); make them alike")
+    names, ends = list(nonempty_users), list(itertools.accumulate(len(y) for _, y in nonempty_users.values()))
 
     def where(number: int) -> str:
         user = bisect.bisect_right(ends, number)
         return f"sample {number - (ends[user - 1] if user else 0)} of user {names[user]}"
 
-    x, y = (np.concatenate([samples[k] for samples in held.values()]) for k in (0, 1))
-    owners = np.repeat(np.array(names), [len(samples[1]) for samples in held.values()])
+    x, y = (np.concatenate([samples[k] for samples in nonempty_users.values()]) for k in (0, 1))
+    owners = np.repeat(np.array(names), [len(samples[1]) for samples in nonempty_users.values()])
     return Part(str(place), x, y, owners, where)
 
 
@@ -105,22 +105,26 @@ def users(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
         raise MissingDataError(f"dataset.path: {file} cannot be read as JSON ({reason})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: LEAF's files hold users and user_data; this is a {type(content).__name__}")
-    named, counts, data = (content.get(key) for key in ("users", "num_samples", "user_data"))
-    if not isinstance(named, list) or not isinstance(data, dict):
+    user_names, counts, data = (content.get(key) for key in ("users", "num_samples", "user_data"))
+    if not isinstance(user_names, list) or not isinstance(data, dict):
         raise ConfigError(f"{file}: LEAF's files hold a list users and an object user_data, not {', '.join(content)}")
-    if counts is not None and (not isinstance(counts, list) or len(counts) != len(named)):
-        raise ConfigError(f"{file}: num_samples must have a number for each of the {len(named)} users")
-    found = []
-    for place, name in enumerate(map(str, named)):
-        own = data.get(name)
-        if not isinstance(own, dict) or not all(isinstance(own.get(key), list) for key in ("x", "y")):
+    if counts is not None and (not isinstance(counts, list) or len(counts) != len(user_names)):
+        raise ConfigError(f"{file}: num_samples must have a number for each of the {len(user_names)} users")
+    user_samples = []
+    for index, name in enumerate(map(str, user_names)):
+        user_data = data.get(name)
+        if not isinstance(user_data, dict) or not all(isinstance(user_data.get(key), list) for key in ("x", "y")):
             raise ConfigError(f"{file}: user {name!r} has no lists x and y in user_data")
-        if len(own["x"]) != len(own["y"]):
-            raise ConfigError(f"{file}: user {name!r} has {len(own['x'])} inputs and {len(own['y'])} targets")
-        if counts is not None and counts[place] != len(own["y"]):
-            raise ConfigError(f"{file}: num_samples says {counts[place]} of user {name!r}, who has {len(own['y'])}")
-        found.append((name, samples(f"{file}, user {name}", own["x"], own["y"])))
-    return found
+        if len(user_data["x"]) != len(user_data["y"]):
+            raise ConfigError(
+                f"{file}: user {name!r} has {len(user_data['x'])} inputs and {len(user_data['y'])} targets"
+            )
+        if counts is not None and counts[index] != len(user_data["y"]):
+            raise ConfigError(
+                f"{file}: num_samples says {counts[index]} of user {name!r}, who has {len(user_data['y'])}"
+            )
+        user_samples.append((name, samples(f"{file}, user {name}", user_data["x"], user_data["y"])))
+    return user_samples
 
 
 def samples(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -129,7 +133,7 @@ def samples(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.nda
     targets = array(source, "y", y)
     if len(x) and inputs.dtype.kind == "U" and inputs.ndim == 1:
         lengths = {len(text) for text in x}
-        if len(lengths) == 1 and all(isinstance(each, str) and len(each) == 1 for each in y):
+        if len(lengths) == 1 and all(isinstance(target, str) and len(target) == 1 for target in y):
             return inputs, targets
         raise ConfigError(
             f"{source}: x holds words such as {x[0][:20]!r}, and of text dataset=leaf reads sequences of one length "
@@ -148,19 +152,19 @@ def samples(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.nda
 def spelled(parts: list[Part]) -> tuple[str, list[Part]]:
     """The alphabet of the training sequences, and all parts with numbers of characters in the place of characters."""
     codes = [[_codes(values) for values in (part.x, part.y)] for part in parts]
-    known = np.unique(np.concatenate([values.reshape(-1) for values in codes[0]]))
-    alphabet = known.astype("<u4").tobytes().decode("utf-32-le")
+    code_points = np.unique(np.concatenate([values.reshape(-1) for values in codes[0]]))
+    alphabet = code_points.astype("<u4").tobytes().decode("utf-32-le")
     lengths = {x.shape[1] for x, _ in codes}
     if len(lengths) > 1:
         raise ConfigError(
             f"{parts[-1].source}: test sequences have another length than training sequences; make them alike"
         )
-    found = [[tokens_of(values, known) for values in each] for each in codes]
-    made = [
+    token_arrays = [[tokens_of(values, code_points) for values in part_codes] for part_codes in codes]
+    token_parts = [
         Part(part.source, x, y[:, 0].astype(np.int64), part.clients, part.where)
-        for part, (x, y) in zip(parts, found, strict=True)
+        for part, (x, y) in zip(parts, token_arrays, strict=True)
     ]
-    return alphabet, made
+    return alphabet, token_parts
 
 
 def _codes(texts: np.ndarray) -> np.ndarray:

@@ -48,23 +48,23 @@ def stacked(source: str, named: Iterable[tuple[str, tuple[np.ndarray, bool]]], c
     Raises:
         ConfigError: where they differ in size.
     """
-    found: list[np.ndarray] = []
+    images: list[np.ndarray] = []
     first, grey = "", True
     for name, (image, without_colour) in named:
-        if found and image.shape != found[0].shape:
-            (height, width), (other_height, other_width) = found[0].shape[:2], image.shape[:2]
+        if images and image.shape != images[0].shape:
+            (height, width), (other_height, other_width) = images[0].shape[:2], image.shape[:2]
             raise ConfigError(
                 f"{source}: images differ in size: {first} is {width}×{height}, {name} {other_width}×{other_height}; "
                 f"dataset.size=[{height},{width}] resizes them"
             )
         first, grey = first or name, grey and without_colour
-        found.append(image)
-    if not found:
+        images.append(image)
+    if not images:
         raise ConfigError(f"{source}: there are no images")
-    whole = np.stack(found)
+    stack = np.stack(images)
     if colours == "rgb" or (colours is None and not grey):
-        return whole
-    return whole[..., :1].copy() if grey else np.stack([_grey(image) for image in whole])
+        return stack
+    return stack[..., :1].copy() if grey else np.stack([_grey(image) for image in stack])
 
 
 def _grey(image: np.ndarray) -> np.ndarray:

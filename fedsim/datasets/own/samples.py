@@ -71,9 +71,9 @@ def array(source: str, name: str, values: Any) -> np.ndarray:
         listed = [value.detach().cpu().numpy() if isinstance(value, Tensor) else value for value in listed]
     shapes = {np.shape(value) for value in listed} if _square(listed) else {(0,), (1,)}
     if len(shapes) > 1:
-        shown = sorted({str(list(shape_of(value))) for value in listed})[:2]
+        shape_names = sorted({str(list(shape_of(value))) for value in listed})[:2]
         raise ConfigError(
-            f"{source}: {name} is ragged, its entries differ in shape ({' and '.join(shown)}); make them alike"
+            f"{source}: {name} is ragged, its entries differ in shape ({' and '.join(shape_names)}); make them alike"
         )
     kinds = {type(value) for value in listed}
     mixed = len(kinds) > 1 and bool(kinds & {str, bytes, type(None)})  # NumPy would turn 1 into '1' without a word
@@ -127,16 +127,16 @@ def inputs(part: Part, kind: str | None, channels: str | None, gaps: bool = Fals
     if kind == "pixels":
         return images(source, torch.from_numpy(_owned(x)), channels)
     if kind == "tokens":
-        least = min(int(x[pick].min()) for pick in pieces(x))
-        if least < 0:
-            raise ConfigError(f"{source}: x holds the token {least}; tokens count from 0")
-        found = torch.from_numpy(_owned(x if part.mapped and x.dtype.kind == "i" else x.astype(np.int64)))
+        smallest_token = min(int(x[pick].min()) for pick in pieces(x))
+        if smallest_token < 0:
+            raise ConfigError(f"{source}: x holds the token {smallest_token}; tokens count from 0")
+        tensor = torch.from_numpy(_owned(x if part.mapped and x.dtype.kind == "i" else x.astype(np.int64)))
     else:
         wide = x.dtype.itemsize > 8
-        found = torch.from_numpy(_owned(x if x.dtype.kind == "f" and not wide else x.astype(np.float32)))
+        tensor = torch.from_numpy(_owned(x if x.dtype.kind == "f" and not wide else x.astype(np.float32)))
         if not gaps:
-            finite(part, found)
-    return images(source, found, channels) if channels is not None and found.dim() == 4 else found
+            finite(part, tensor)
+    return images(source, tensor, channels) if channels is not None and tensor.dim() == 4 else tensor
 
 
 def _kind(source: str, x: np.ndarray, kind: str | None) -> str:
@@ -200,17 +200,18 @@ def names(part: Part, count: int) -> list[str] | None:
     """
     if part.clients is None:
         return None
-    found = array(part.source, "clients", part.clients)
-    if found.shape != (count,):
+    clients = array(part.source, "clients", part.clients)
+    if clients.shape != (count,):
         raise ConfigError(
-            f"{part.source}: clients has the shape {list(found.shape)} for {count} samples; give one client per sample"
+            f"{part.source}: clients has the shape {list(clients.shape)} for {count} samples; give one client per "
+            "sample"
         )
-    check_names(part.source, "clients", found, "name each sample's client by a word or a number")
-    called = [called_of(value) for value in found.tolist()]
-    missing = next((number for number, name in enumerate(called) if name is None), None)
+    check_names(part.source, "clients", clients, "name each sample's client by a word or a number")
+    sample_clients = [called_of(value) for value in clients.tolist()]
+    missing = next((number for number, name in enumerate(sample_clients) if name is None), None)
     if missing is not None:
         raise ConfigError(f"{part.source}: {part.where(missing)} has no client; name one, or leave it out")
-    return [str(name) for name in called]
+    return [str(name) for name in sample_clients]
 
 
 def check_names(source: str, name: str, values: np.ndarray, remedy: str) -> None:
@@ -248,8 +249,8 @@ def called_of(value: Any) -> str | None:
 
 def ordered(called: set[str]) -> list[str]:
     """Names in order: whole numbers by size, anything else by the alphabet."""
-    whole = all(name.isdecimal() or (name[:1] == "-" and name[1:].isdecimal()) for name in called)
-    return sorted(called, key=lambda name: (int(name), name)) if whole else sorted(called)
+    all_integers = all(name.isdecimal() or (name[:1] == "-" and name[1:].isdecimal()) for name in called)
+    return sorted(called, key=lambda name: (int(name), name)) if all_integers else sorted(called)
 
 
 def _said(x: np.ndarray) -> str:

@@ -80,22 +80,24 @@ class Table(OwnData):
         if separator is not None and len(separator) != 1:
             raise ConfigError(f"dataset.separator={separator!r} must be a single sign")
         first = columns(path, separator)
-        parts = [first] if test_path is None else [first, columns(test_path, separator, "dataset.test_path")]
+        tables = [first] if test_path is None else [first, columns(test_path, separator, "dataset.test_path")]
         roles = {"target": target, "client": client, "split": split}
-        used = _features(parts, features, roles)
+        feature_names = _features(tables, features, roles)
         if missing == "drop":
-            parts = [_complete(part, used) for part in parts]
-        for part in parts:
-            if (without := unknown(part[target])).any():
-                row = part.where(int(np.flatnonzero(without)[0]))
-                raise ConfigError(f"{part.source}: {row} has nothing in column {target!r}, the target; leave it out")
-        encoder = Encoder(used, parts, categories, max_categories, missing, standardise)
+            tables = [_complete(table, feature_names) for table in tables]
+        for table in tables:
+            if (missing_mask := unknown(table[target])).any():
+                row = table.where(int(np.flatnonzero(missing_mask)[0]))
+                raise ConfigError(f"{table.source}: {row} has nothing in column {target!r}, the target; leave it out")
+        encoder = Encoder(feature_names, tables, categories, max_categories, missing, standardise)
         if split is not None:
-            parts = _divided(parts[0], split)
+            tables = _divided(tables[0], split)
         self.feature_names, self._encoder, self._separator = encoder.names, encoder, separator
         name = Path(path).stem if isinstance(path, (str, Path)) else "table"
-        made = [Part(p.source, encoder.codes(p), p[target], client and p[client], p.where) for p in parts]
-        super().__init__(name, made[0], made[1] if made[1:] else None, encode=encoder, **options)
+        encoded_splits = [Part(p.source, encoder.codes(p), p[target], client and p[client], p.where) for p in tables]
+        super().__init__(
+            name, encoded_splits[0], encoded_splits[1] if encoded_splits[1:] else None, encode=encoder, **options
+        )
         self.strategic = None if strategic is None else self._numbers(strategic)
 
     def encode(self, rows: Any) -> Tensor:
@@ -120,29 +122,31 @@ class Table(OwnData):
 
 def _features(parts: list[Columns], wanted: Sequence[str] | None, roles: dict[str, str | None]) -> list[str]:
     """The columns that are features."""
-    for part in parts:
-        known = list(part.of)
-        named = [(f"dataset.{role}", name) for role, name in roles.items() if name is not None]
-        for key, name in [*named, *(("dataset.features", name) for name in wanted or ())]:
-            if name not in known:
-                near = checks.nearest(str(name), known) or f"; it has {', '.join(known[:12])}"
-                raise ConfigError(f"{key}={name} is no column of {part.source}{near}")
-    taken = [name for name in roles.values() if name is not None]
-    if len(set(taken)) < len(taken):
-        raise ConfigError(f"dataset.target, client and split are {', '.join(taken)}; a column has one of these roles")
+    for table in parts:
+        column_names = list(table.of)
+        role_options = [(f"dataset.{role}", name) for role, name in roles.items() if name is not None]
+        for key, name in [*role_options, *(("dataset.features", name) for name in wanted or ())]:
+            if name not in column_names:
+                near = checks.nearest(str(name), column_names) or f"; it has {', '.join(column_names[:12])}"
+                raise ConfigError(f"{key}={name} is no column of {table.source}{near}")
+    role_columns = [name for name in roles.values() if name is not None]
+    if len(set(role_columns)) < len(role_columns):
+        raise ConfigError(
+            f"dataset.target, client and split are {', '.join(role_columns)}; a column has one of these roles"
+        )
     if wanted is None:
-        found = [name for name in parts[0].of if name not in taken]
-        lacking = [name for name in found if name not in parts[-1].of]
+        feature_names = [name for name in parts[0].of if name not in role_columns]
+        lacking = [name for name in feature_names if name not in parts[-1].of]
         if lacking:
             raise ConfigError(f"{parts[-1].source} lacks the column {lacking[0]!r} of {parts[0].source}")
     else:
-        found = list(dict.fromkeys(wanted))
-        double = next((name for name in found if name in taken), None)
+        feature_names = list(dict.fromkeys(wanted))
+        double = next((name for name in feature_names if name in role_columns), None)
         if double is not None:
             raise ConfigError(f"dataset.features names {double!r}, which has another role; leave it out")
-    if not found:
+    if not feature_names:
         raise ConfigError(f"{parts[0].source}: there is no column to predict {roles['target']!r} from")
-    return found
+    return feature_names
 
 
 def _complete(part: Columns, used: list[str]) -> Columns:
@@ -155,13 +159,14 @@ def _complete(part: Columns, used: list[str]) -> Columns:
 
 def _divided(part: Columns, split: str) -> list[Columns]:
     """Training and test rows."""
-    said = [str(called_of(word)).lower() for word in part[split].tolist()]
-    other = next((row for row, word in enumerate(said) if word not in (*TRAIN, *TEST)), None)
-    if other is not None:
+    split_words = [str(called_of(word)).lower() for word in part[split].tolist()]
+    invalid_row = next((row for row, word in enumerate(split_words) if word not in (*TRAIN, *TEST)), None)
+    if invalid_row is not None:
         raise ConfigError(
-            f"{part.source}: {part.where(other)} says {part[split][other]!r} in column {split!r}; make it train or test"
+            f"{part.source}: {part.where(invalid_row)} says {part[split][invalid_row]!r} in column {split!r}; make it "
+            "train or test"
         )
-    of_test = np.isin(said, TEST)
+    of_test = np.isin(split_words, TEST)
     if of_test.all() or not of_test.any():
         only = "test" if of_test.all() else "train"
         raise ConfigError(

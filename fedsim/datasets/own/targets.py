@@ -18,14 +18,14 @@ def real(part: Part, count: int) -> Tensor:
     """[N] or [N, k] float32 targets of regression."""
     y = _targets(part, count)
     try:
-        found = torch.from_numpy(np.asarray(y, dtype=np.float32))
+        targets = torch.from_numpy(np.asarray(y, dtype=np.float32))
     except (TypeError, ValueError):
         bad = next((value for value in y.flatten().tolist() if not _number(value)), None)
         raise ConfigError(f"{part.source}: the target {bad!r} is no number, as dataset.task=regression wants") from None
-    bad_rows = (~torch.isfinite(found)).reshape(count, -1).any(1).nonzero()
+    bad_rows = (~torch.isfinite(targets)).reshape(count, -1).any(1).nonzero()
     if len(bad_rows):
         raise ConfigError(f"{part.source}: the target of {part.where(int(bad_rows[0, 0]))} is missing or not finite")
-    return found[:, 0] if found.dim() == 2 and found.shape[1] == 1 else found
+    return targets[:, 0] if targets.dim() == 2 and targets.shape[1] == 1 else targets
 
 
 def labels(parts: list[Part], counts: list[int], classes: int | None) -> tuple[list[Tensor], tuple[str, ...]]:
@@ -39,19 +39,19 @@ def labels(parts: list[Part], counts: list[int], classes: int | None) -> tuple[l
     Raises:
         ConfigError: where a label is missing, or a number with decimals, or there is one alone.
     """
-    called = [_called(part, count) for part, count in zip(parts, counts, strict=True)]
-    names = ordered(set().union(*called)) if classes is None else [str(label) for label in range(classes)]
+    labels_by_part = [_called(part, count) for part, count in zip(parts, counts, strict=True)]
+    names = ordered(set().union(*labels_by_part)) if classes is None else [str(label) for label in range(classes)]
     if len(names) < 2:
         raise ConfigError(f"{parts[0].source}: every label is {names[0]!r}; there is nothing to tell apart")
-    number = {name: place for place, name in enumerate(names)}
-    for part, own in zip(parts, called, strict=True):
-        stranger = next((at for at, name in enumerate(own) if name not in number), None)
+    number = {name: index for index, name in enumerate(names)}
+    for part, part_labels in zip(parts, labels_by_part, strict=True):
+        stranger = next((at for at, name in enumerate(part_labels) if name not in number), None)
         if stranger is not None:
             raise ConfigError(
-                f"{part.source}: {part.where(stranger)} has the label {own[stranger]!r}, but dataset.classes={classes} "
-                f"are 0 to {len(names) - 1}; correct it, or set dataset.classes=null"
+                f"{part.source}: {part.where(stranger)} has the label {part_labels[stranger]!r}, but "
+                f"dataset.classes={classes} are 0 to {len(names) - 1}; correct it, or set dataset.classes=null"
             )
-    return [torch.tensor([number[name] for name in own]) for own in called], tuple(names)
+    return [torch.tensor([number[name] for name in part_labels]) for part_labels in labels_by_part], tuple(names)
 
 
 def _called(part: Part, count: int) -> list[str]:
@@ -62,18 +62,18 @@ def _called(part: Part, count: int) -> list[str]:
         raise ConfigError(f"{part.source}: y has the shape {list(y.shape)}, and a label is one value per sample")
     values = y if y.dtype.kind == "f" else _all_numbers(y)
     if values is not None:
-        whole = np.isnan(values) | (values == np.floor(values)) & np.isfinite(values)
-        if not whole.all():
-            at = int(np.flatnonzero(~whole)[0])
+        integer_mask = np.isnan(values) | (values == np.floor(values)) & np.isfinite(values)
+        if not integer_mask.all():
+            at = int(np.flatnonzero(~integer_mask)[0])
             raise ConfigError(
                 f"{part.source}: {part.where(at)} has the target {values[at]:g}, which is no label; to predict numbers "
                 "set dataset.task=regression"
             )
-    found = [called_of(value) for value in y.tolist()]
-    missing = next((at for at, name in enumerate(found) if name is None), None)
+    sample_labels = [called_of(value) for value in y.tolist()]
+    missing = next((at for at, name in enumerate(sample_labels) if name is None), None)
     if missing is not None:
         raise ConfigError(f"{part.source}: {part.where(missing)} has no label; give it one, or leave it out")
-    return [str(name) for name in found]
+    return [str(name) for name in sample_labels]
 
 
 def _targets(part: Part, count: int) -> np.ndarray:

@@ -44,12 +44,12 @@ class TorchData(OwnData):
     ) -> None:
         check_options(size, colours)
         keys = {"x": x, "y": y, "client": client}
-        parts = [
-            read(half, given, keys, size, colours)
-            for half, given in (("train", train), ("test", test))
-            if half == "train" or given is not None
+        splits = [
+            read(half, dataset, keys, size, colours)
+            for half, dataset in (("train", train), ("test", test))
+            if half == "train" or dataset is not None
         ]
-        super().__init__(name or type(train).__name__, parts[0], parts[1] if parts[1:] else None, **options)
+        super().__init__(name or type(train).__name__, splits[0], splits[1] if splits[1:] else None, **options)
 
 
 def read(
@@ -59,30 +59,30 @@ def read(
     source = f"dataset.{half} ({type(given).__name__})"
     if not hasattr(given, "__getitem__") or not hasattr(given, "__len__") or isinstance(given, (str, Mapping)):
         raise ConfigError(f"{source} is no map-style Dataset, which has a length and samples by number")
-    client, apart = keys["client"], None
+    client, client_values = keys["client"], None
     if isinstance(client, str) and hasattr(given, client):
-        apart, client = getattr(given, client), None
+        client_values, client = getattr(given, client), None
     count = length(source, given)
-    found: dict[str, list[Any]] = {name: [] for name in keys}
+    values_by_role: dict[str, list[Any]] = {name: [] for name in keys}
     for number in range(count):
         sample = one(source, given, number)
         for name, key in (keys | {"client": client}).items():
             if key is not None:
-                found[name].append(part_of(source, name, sample, key))
+                values_by_role[name].append(part_of(source, name, sample, key))
         if number < LOOKED_AT:
-            again = part_of(source, "x", one(source, given, number), keys["x"])
-            first, again = np.asarray(found["x"][-1]), np.asarray(again)
-            if not np.array_equal(first, again, equal_nan=first.dtype.kind == "f"):
+            second_read = part_of(source, "x", one(source, given, number), keys["x"])
+            first, second_read = np.asarray(values_by_role["x"][-1]), np.asarray(second_read)
+            if not np.array_equal(first, second_read, equal_nan=first.dtype.kind == "f"):
                 raise ConfigError(
                     f"{source}: sample {number} differs each time it is read; leave random transforms out, and augment "
                     "by dataset/augment"
                 )
     if not count:
         raise ConfigError(f"{source} holds no samples")
-    owners = found["client"] or None if apart is None else apart
-    pictures = all(map(is_picture, found["x"]))
-    x = inputs(source, found["x"], size, colours)
-    return Part(source, x, found["y"], owners, channels="first" if pictures else None)
+    owners = values_by_role["client"] or None if client_values is None else client_values
+    pictures = all(map(is_picture, values_by_role["x"]))
+    x = inputs(source, values_by_role["x"], size, colours)
+    return Part(source, x, values_by_role["y"], owners, channels="first" if pictures else None)
 
 
 def length(source: str, given: Any) -> int:

@@ -33,7 +33,7 @@ class Metrics:
 
     def __init__(self, wanted: Any, model: RowModel, data: ClientData) -> None:
         self.metrics: list[Metric] = []
-        if not (found := entries(wanted)):
+        if not (metric_entries := entries(wanted)):
             return
         pair, federation, dataset = data.pair(model.dtype), data.federation, data.dataset
         row = model.initial([federation.seeds[0]])[0]
@@ -46,7 +46,7 @@ class Metrics:
             )
         target, labelled = target_of(pair), model.labelled
         task = Task.of(output, target, labelled)
-        for entry in found:
+        for entry in metric_entries:
             shapes = f"outputs {list(output.shape[1:])} and targets {list(target.shape[1:])}"
             with told(f"metrics: {entry.said} does not fit {shapes} of dataset={dataset.name}"):
                 metric = built(entry, task, output, target, dataset.name)
@@ -71,70 +71,74 @@ class Metrics:
 
     def columns(self, test: bool, of: str = "") -> dict[str, str]:
         """Columns of an evaluated model → what they are; `test`: is there a test set? `of`: of which model."""
-        found: dict[str, str] = {}
+        descriptions: dict[str, str] = {}
         for metric in self.metrics:
-            said = metric.said
-            columns = {f"test_{metric.column}": f"{said} of the whole test set"} if test else {}
-            columns[f"train_{metric.column}"] = f"mean over clients of {said} on (a subsample of) the client's own data"
+            label = metric.said
+            columns = {f"test_{metric.column}": f"{label} of the whole test set"} if test else {}
+            columns[f"train_{metric.column}"] = (
+                f"mean over clients of {label} on (a subsample of) the client's own data"
+            )
             if metric.better:
                 columns[f"client_{metric.column}_worst10"] = (
-                    f"mean of {said} over the tenth of the clients where it is worst"
+                    f"mean of {label} over the tenth of the clients where it is worst"
                 )
-            found |= {name: f"{what}{of}{metric.direction}" for name, what in columns.items()}
-        return found
+            descriptions |= {name: f"{description}{of}{metric.direction}" for name, description in columns.items()}
+        return descriptions
 
     def measures(self, of: str) -> dict[str, str]:
         """Measures of a client's own model on its validation samples → what they are; without a direction no tenth is
         the worst."""
-        found: dict[str, str] = {}
+        descriptions: dict[str, str] = {}
         for metric in self.metrics:
-            name, said = f"validation_{metric.column}", metric.said
+            name, label = f"validation_{metric.column}", metric.said
             measures = {
-                name: f"mean over clients of {said} on the client's own validation samples",
-                f"{name}_median": f"median over clients of {said} on the client's own validation samples",
+                name: f"mean over clients of {label} on the client's own validation samples",
+                f"{name}_median": f"median over clients of {label} on the client's own validation samples",
             }
             if metric.better:
-                measures[f"{name}_worst10"] = f"mean of {said} over the tenth of the clients where it is worst"
-            found |= {measure: f"{what}{of}{metric.direction}" for measure, what in measures.items()}
-        return found
+                measures[f"{name}_worst10"] = f"mean of {label} over the tenth of the clients where it is worst"
+            descriptions |= {
+                measure: f"{description}{of}{metric.direction}" for measure, description in measures.items()
+            }
+        return descriptions
 
     def over_clients(self, values: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         """Metrics of clients [K, R, m'], NaN where there is none → columns [R]; `weights` [R, m'] of the objective."""
-        found = {}
-        for metric, each in zip(self.metrics, values, strict=True):
-            there = ~each.isnan()
-            shares = there if weights is None else there * weights.to(each)
-            found[f"train_{metric.column}"] = (torch.where(there, each, 0) * shares).sum(1) / shares.sum(1)
+        columns = {}
+        for metric, client_values in zip(self.metrics, values, strict=True):
+            present = ~client_values.isnan()
+            shares = present if weights is None else present * weights.to(client_values)
+            columns[f"train_{metric.column}"] = (torch.where(present, client_values, 0) * shares).sum(1) / shares.sum(1)
             if metric.better:
                 sign = 1 if metric.better == BETTER[0] else -1
-                ordered = sign * (sign * each).sort(dim=1).values  # the worst first, NaN last
-                tenth = (there.sum(1) // TENTH).clamp(min=1)
-                worst = torch.arange(each.shape[1], device=each.device) < tenth[:, None]
-                found[f"client_{metric.column}_worst10"] = torch.where(worst, ordered, 0).sum(1) / tenth
-        return found
+                ordered = sign * (sign * client_values).sort(dim=1).values  # the worst first, NaN last
+                tenth = (present.sum(1) // TENTH).clamp(min=1)
+                worst = torch.arange(client_values.shape[1], device=client_values.device) < tenth[:, None]
+                columns[f"client_{metric.column}_worst10"] = torch.where(worst, ordered, 0).sum(1) / tenth
+        return columns
 
     def of_clients(self, output: Tensor, target: Tensor, weight: Tensor) -> Tensor:
         """[K, n] float64 of clients' outputs and targets [n, q, …]; `weight` [n, q] is 0 for padding."""
         host = weight.cpu()
         broken = (output.isnan().reshape(*weight.shape, -1).any(2) & (weight > 0)).any(1).cpu()
-        found = torch.full((len(self.metrics), len(output)), torch.nan, dtype=torch.float64, device=output.device)
+        values = torch.full((len(self.metrics), len(output)), torch.nan, dtype=torch.float64, device=output.device)
         for k, metric in enumerate(self.metrics):
             with told(f"metrics: {metric.said} failed"):
                 for i, weights in enumerate(host):
-                    there = (weights > 0).nonzero()[:, 0]
-                    if len(there) < metric.least or broken[i]:
+                    sample_indices = (weights > 0).nonzero()[:, 0]
+                    if len(sample_indices) < metric.least or broken[i]:
                         continue
-                    alike = bool((weights[there] == weights[there[0]]).all())
-                    if not alike and not isinstance(metric.tally, PerSample):
+                    equal_weights = bool((weights[sample_indices] == weights[sample_indices[0]]).all())
+                    if not equal_weights and not isinstance(metric.tally, PerSample):
                         raise ConfigError(
                             f"metrics: {metric.said} takes a client's samples as alike, but the shift weighs them; use "
                             "a function that gives a number per sample, [B]"
                         )
-                    own = there.to(output.device)
+                    device_indices = sample_indices.to(output.device)
                     metric.tally.reset()
-                    metric.tally.update(output[i, own], target[i, own], weight[i, own])
-                    found[k, i] = metric.tally.value()
-        return found
+                    metric.tally.update(output[i, device_indices], target[i, device_indices], weight[i, device_indices])
+                    values[k, i] = metric.tally.value()
+        return values
 
     def pooled(self, replicates: int) -> Pooled:
         """What takes the metrics of every replicate's outputs for one set."""
@@ -160,15 +164,15 @@ class Pooled:
 
     def values(self) -> dict[str, Tensor]:
         """Column → [R] float64 on the host; NaN for a model whose outputs are."""
-        found = {}
+        columns = {}
         for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
             with told(f"metrics: {metric.said} failed"):
-                each = [
+                replicate_values = [
                     torch.tensor(torch.nan, dtype=torch.float64) if broken else tally.value().cpu()
                     for tally, broken in zip(tallies, self.broken, strict=True)
                 ]
-                found[f"test_{metric.column}"] = torch.stack(each)
-        return found
+                columns[f"test_{metric.column}"] = torch.stack(replicate_values)
+        return columns
 
 
 def target_of(batch: Mapping[str, Tensor]) -> Tensor:

@@ -42,8 +42,8 @@ class Entry:
     @property
     def said(self) -> str:
         """The metric as a person would write it."""
-        given = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
-        return (self.name or _path(self.target)) + (f"({given})" if given else "")
+        argument_text = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
+        return (self.name or _path(self.target)) + (f"({argument_text})" if argument_text else "")
 
 
 def entries(metrics: Any) -> list[Entry]:
@@ -54,27 +54,27 @@ def entries(metrics: Any) -> list[Entry]:
     """
     if isinstance(metrics, (str, Mapping)) or not isinstance(metrics, Iterable):
         raise ConfigError(f"metrics={metrics!r} must be a list of {FORMS}")
-    found = [_entry(metric) for metric in metrics]
-    columns = [entry.column for entry in found]
+    parsed_entries = [_entry(metric) for metric in metrics]
+    columns = [entry.column for entry in parsed_entries]
     for column in columns:
         of = re.sub(r"_(median|worst10|by_client)$", "", column)
         if columns.count(column) > 1 or of in TAKEN or (of != column and of in columns):
             reason = "is the name of two of them" if of in columns[1:] else "is the name of what is measured anyway"
             raise ConfigError(f"metrics: {column} {reason}; give another one by {{name: …, column: NAME}}")
-    return found
+    return parsed_entries
 
 
 def possible_columns(metrics: Any) -> set[str]:
     """Every column that these metrics may have in some run."""
-    found = set()
+    columns = set()
     for entry in entries(metrics):
         over_clients = f"client_{entry.column}_worst10"
         evaluated = {f"test_{entry.column}", f"train_{entry.column}", over_clients}
-        found |= evaluated.union(*(also(model, evaluated).values() for model in MODELS))
+        columns |= evaluated.union(*(also(model, evaluated).values() for model in MODELS))
         for model in ("global", "localized", "personal"):
-            own = f"{model}_validation_{entry.column}"
-            found |= {own, *(f"{own}_{summary}" for summary in SUMMARIES)}
-    return found
+            validation_column = f"{model}_validation_{entry.column}"
+            columns |= {validation_column, *(f"{validation_column}_{summary}" for summary in SUMMARIES)}
+    return columns
 
 
 def _entry(metric: Any) -> Entry:
@@ -109,5 +109,5 @@ def _path(target: Any) -> str:
         return target
     while isinstance(target, functools.partial):
         target = target.func
-    named = target if hasattr(target, "__qualname__") else type(target)
-    return f"{named.__module__}.{named.__qualname__}"
+    definition = target if hasattr(target, "__qualname__") else type(target)
+    return f"{definition.__module__}.{definition.__qualname__}"

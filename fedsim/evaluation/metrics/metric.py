@@ -68,30 +68,30 @@ def built(entry: Entry, task: Task, output: Tensor, target: Tensor, dataset: str
     """The metric, tried on two samples and on three."""
     if entry.name is not None:
         tally: Tally = named(entry.name, entry.arguments, task, dataset)
-        made = getattr(tally, "made", None)
+        implementation = getattr(tally, "made", None)
     else:
-        made = _own(entry)
-        streams = all(callable(getattr(made, part, None)) for part in ("reset", "update", "compute"))
-        if not streams and not callable(made):
+        implementation = _own(entry)
+        streams = all(callable(getattr(implementation, method, None)) for method in ("reset", "update", "compute"))
+        if not streams and not callable(implementation):
             raise ConfigError("its objects can neither be called nor have reset, update and compute")
-        tally = Streamed(made).fresh() if streams else _of_function(made, output, target)
+        tally = Streamed(implementation).fresh() if streams else _of_function(implementation, output, target)
     if isinstance(tally, Streamed):
         _alone(tally.made, output.device)
-    kept = output.clone(), target.clone()
-    first, again = (_value(tally, output, target) for _ in range(2))
-    if not all(torch.equal(now, before) for now, before in zip((output, target), kept, strict=True)):
+    originals = output.clone(), target.clone()
+    first, second = (_value(tally, output, target) for _ in range(2))
+    if not all(torch.equal(current, before) for current, before in zip((output, target), originals, strict=True)):
         raise ConfigError("it writes into what it is given; work on a copy")
-    if not torch.allclose(first, again, rtol=1e-5, atol=1e-8, equal_nan=True):
+    if not torch.allclose(first, second, rtol=1e-5, atol=1e-8, equal_nan=True):
         raise ConfigError("it gives another number every time")
-    least, bytes_each = 1, tally.kept() / len(output)
+    minimum_samples, bytes_each = 1, tally.kept() / len(output)
     try:
         _value(tally, output[:1], target[:1])
     except Exception:  # a score that a single sample does not have
-        least = 2
+        minimum_samples = 2
     ways = {True: BETTER[0], False: BETTER[1]}
-    says = getattr(getattr(made, "func", made), "higher_is_better", None)
+    says = getattr(getattr(implementation, "func", implementation), "higher_is_better", None)
     better = entry.better or ways.get(says)  # type: ignore[arg-type]
-    return Metric(entry.column, entry.said, better, tally, least, bytes_each)
+    return Metric(entry.column, entry.said, better, tally, minimum_samples, bytes_each)
 
 
 def _own(entry: Entry) -> Any:
@@ -115,12 +115,12 @@ def _own(entry: Entry) -> Any:
 
 def _of_function(function: Callable[..., Any], output: Tensor, target: Tensor) -> Tally:
     """A function of samples, if it gives one number for each of them; else of whole sets."""
-    parts = (torch.arange(2, device=output.device), torch.tensor([0, 1, 0], device=output.device))
-    found = [function(output[part], target[part]) for part in parts]
-    if [getattr(value, "shape", None) for value in found] != [(2,), (3,)]:
-        number(found[0])
+    index_sets = (torch.arange(2, device=output.device), torch.tensor([0, 1, 0], device=output.device))
+    results = [function(output[indices], target[indices]) for indices in index_sets]
+    if [getattr(value, "shape", None) for value in results] != [(2,), (3,)]:
+        number(results[0])
         return OfOutputs(function)
-    two, three = (torch.as_tensor(value).to(torch.float64) for value in found)
+    two, three = (torch.as_tensor(value).to(torch.float64) for value in results)
     if not torch.allclose(two, three[:2], rtol=1e-5, atol=1e-8, equal_nan=True):
         raise ConfigError("what it gives for a sample depends on the others; give one number for all")
     return PerSample(function)

@@ -57,10 +57,16 @@ class Task:
         if self.kind == MULTILABEL:
             return scores.sigmoid()
         if self.kind == BINARY:
-            one = scores[..., 0].sigmoid()
-            return torch.stack([1 - one, one], 1) if wanted == MULTICLASS else one
-        each = scores.softmax(-1)
-        return each[..., 1] if wanted == BINARY and self.size == 2 else each.movedim(-1, 1)
+            positive_probability = scores[..., 0].sigmoid()
+            return (
+                torch.stack([1 - positive_probability, positive_probability], 1)
+                if wanted == MULTICLASS
+                else positive_probability
+            )
+        class_probabilities = scores.softmax(-1)
+        return (
+            class_probabilities[..., 1] if wanted == BINARY and self.size == 2 else class_probabilities.movedim(-1, 1)
+        )
 
 
 class Named(Streamed):
@@ -83,8 +89,8 @@ class Named(Streamed):
     def presented(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions and targets in the shapes that torchmetrics takes, contiguous since it views them otherwise."""
         if self.task.kind is None:
-            both = (value.to(torch.float64).reshape(len(value), -1) for value in (output, target))
-            preds, target = (value[:, 0] if value.shape[1] == 1 else value for value in both)
+            matrices = (value.to(torch.float64).reshape(len(value), -1) for value in (output, target))
+            preds, target = (value[:, 0] if value.shape[1] == 1 else value for value in matrices)
             return preds.contiguous(), target.contiguous()
         target = (target > 0.5).to(torch.int64) if target.is_floating_point() else target.to(torch.int64)
         if self.scores:
@@ -119,21 +125,21 @@ class Ranked(Named):
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         preds, target = self.presented(output, target)
         self.made.update(preds, target)
-        there = target != (self.made.ignore_index if self.made.ignore_index is not None else IGNORED)
+        valid_mask = target != (self.made.ignore_index if self.made.ignore_index is not None else IGNORED)
         if self.average is None:
-            positive, count = (target == 1).sum(), there.sum()
+            positive, count = (target == 1).sum(), valid_mask.sum()
         elif self.wanted == MULTICLASS:
-            positive, count = torch.bincount(target[there], minlength=preds.shape[1]), there.sum()
+            positive, count = torch.bincount(target[valid_mask], minlength=preds.shape[1]), valid_mask.sum()
         else:
-            positive, count = ((target == 1) & there).sum(0), there.sum(0)
+            positive, count = ((target == 1) & valid_mask).sum(0), valid_mask.sum(0)
         self.positive, self.count = self.positive + positive, self.count + count
 
     def value(self) -> Tensor:
         positive = torch.as_tensor(self.positive)
         exists = (positive > 0) & (positive < self.count) if self.negatives else positive > 0
-        found = self.made.compute().to(torch.float64)
+        class_scores = self.made.compute().to(torch.float64)
         weight = exists * (positive if self.average == "weighted" else torch.ones_like(positive))
-        return (torch.where(exists, found, 0) * weight).sum() / weight.sum()
+        return (torch.where(exists, class_scores, 0) * weight).sum() / weight.sum()
 
 
 RANKED = {"auroc": True, "average_precision": False}  # name → does it need negative samples?
@@ -145,47 +151,52 @@ def named(name: str, given: Mapping[str, Any], task: Task, dataset: str) -> Stre
     Raises:
         ConfigError: for names and arguments that torchmetrics does not know, and where it does not have them.
     """
-    function, made_by = _found(name)
-    known = [key for key in list(inspect.signature(function).parameters)[2:] if key not in NO_MEANING]
+    function, metric_class = _found(name)
+    argument_names = [key for key in list(inspect.signature(function).parameters)[2:] if key not in NO_MEANING]
     for key in given:
-        if key not in known:
-            said = f"; it has {', '.join(known)}" if known else ""
-            raise ConfigError(f"metrics: {name} has no argument {key!r}{checks.nearest(key, known) or said}")
-    if task.kind is None and "task" in known:
+        if key not in argument_names:
+            alternatives = f"; it has {', '.join(argument_names)}" if argument_names else ""
+            raise ConfigError(
+                f"metrics: {name} has no argument {key!r}{checks.nearest(key, argument_names) or alternatives}"
+            )
+    if task.kind is None and "task" in argument_names:
         raise ConfigError(f"metrics: {name} is one of labels, and the targets of dataset={dataset} are none")
     if name == "perplexity" and task.kind != MULTICLASS:
         raise ConfigError(
             f"metrics: perplexity needs scores of several classes, which models of dataset={dataset} do not give"
         )
-    wanted = given.get("task", task.kind)
+    metric_task = given.get("task", task.kind)
     filled = {
         "task": task.kind,
-        "num_classes": task.size if wanted == MULTICLASS else None,
-        "num_labels": task.size if wanted == MULTILABEL else None,
+        "num_classes": task.size if metric_task == MULTICLASS else None,
+        "num_labels": task.size if metric_task == MULTILABEL else None,
         "ignore_index": IGNORED if task.positions else None,
     }
-    if task.kind is None and "num_outputs" in inspect.signature(made_by).parameters.keys() - set(known):
-        filled["num_outputs"], known = task.size, [*known, "num_outputs"]  # what functions see, some classes are told
-    arguments = {key: value for key, value in filled.items() if key in known and value is not None} | dict(given)
+    if task.kind is None and "num_outputs" in inspect.signature(metric_class).parameters.keys() - set(argument_names):
+        # What functions see, some classes are told.
+        filled["num_outputs"], argument_names = task.size, [*argument_names, "num_outputs"]
+    arguments = {key: value for key, value in filled.items() if key in argument_names and value is not None} | dict(
+        given
+    )
 
     def build(**changed: Any) -> Any:
         try:
-            made = made_by(**(arguments | changed))
+            instance = metric_class(**(arguments | changed))
         except (TypeError, ValueError, RuntimeError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            told = ", ".join(f"{key}={value!r}" for key, value in given.items())
-            raise ConfigError(f"metrics: {name} does not take {told or 'this task'} ({reason})") from error
-        return made.set_dtype(torch.float64)
+            argument_text = ", ".join(f"{key}={value!r}" for key, value in given.items())
+            raise ConfigError(f"metrics: {name} does not take {argument_text or 'this task'} ({reason})") from error
+        return instance.set_dtype(torch.float64)
 
-    whole = build()
+    metric = build()
     if name not in RANKED:
-        return Named(whole, task, wanted, name == "perplexity")
-    average = arguments.get("average", "macro") if wanted != BINARY else None
-    if average in ("none", None) and wanted != BINARY:
+        return Named(metric, task, metric_task, name == "perplexity")
+    average = arguments.get("average", "macro") if metric_task != BINARY else None
+    if average in ("none", None) and metric_task != BINARY:
         raise ConfigError(f"metrics: {name} with average={average} gives a number per class; choose average=macro")
     if average == "micro":
-        return Ranked(whole, task, wanted, None, RANKED[name])
-    return Ranked(build(average="none") if average else whole, task, wanted, average, RANKED[name])
+        return Ranked(metric, task, metric_task, None, RANKED[name])
+    return Ranked(build(average="none") if average else metric, task, metric_task, average, RANKED[name])
 
 
 def prepare() -> None:
@@ -209,16 +220,19 @@ def _found(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
             "give a function of your own by _target_"
         ) from error
     classes = {
-        made.lower(): getattr(package, made)
+        class_name.lower(): getattr(package, class_name)
         for package in (torchmetrics.classification, torchmetrics.regression)
-        for made in torchmetrics.__all__
-        if hasattr(package, made)
+        for class_name in torchmetrics.__all__
+        if hasattr(package, class_name)
     } | {"perplexity": torchmetrics.text.Perplexity}
     functions = {}
-    for known in torchmetrics.functional.__all__:
-        function, made_by = getattr(torchmetrics.functional, known), classes.get(known.replace("_", ""))
-        if made_by is not None and list(inspect.signature(function).parameters)[:2] in PAIRS:
-            functions[known] = function, made_by
+    for function_name in torchmetrics.functional.__all__:
+        function, metric_class = (
+            getattr(torchmetrics.functional, function_name),
+            classes.get(function_name.replace("_", "")),
+        )
+        if metric_class is not None and list(inspect.signature(function).parameters)[:2] in PAIRS:
+            functions[function_name] = function, metric_class
     if name not in functions:
         near = checks.nearest(name, functions) or f"; it has {', '.join(functions)}"
         raise ConfigError(f"metrics: {name!r} is no metric of torchmetrics' that takes outputs and targets{near}")

@@ -20,9 +20,9 @@ class Tally(ABC):
 
     def fresh(self) -> Tally:
         """The same of another set."""
-        other = copy.copy(self)
-        other.reset()
-        return other
+        tally = copy.copy(self)
+        tally.reset()
+        return tally
 
     @abstractmethod
     def reset(self) -> None:
@@ -75,10 +75,10 @@ class OfOutputs(Tally):
         self.seen.append((output, target))
 
     def kept(self) -> int:
-        return sum(part.nbytes for pair in self.seen for part in pair)
+        return sum(tensor.nbytes for pair in self.seen for tensor in pair)
 
     def value(self) -> Tensor:
-        output, target = (torch.cat(parts) for parts in zip(*self.seen, strict=True))
+        output, target = (torch.cat(batches) for batches in zip(*self.seen, strict=True))
         return number(self.function(output, target))
 
 
@@ -89,10 +89,10 @@ class Streamed(Tally):
         self.made = made
 
     def fresh(self) -> Streamed:
-        other = copy.copy(self)
-        other.made = copy.deepcopy(self.made)
-        other.reset()
-        return other
+        tally = copy.copy(self)
+        tally.made = copy.deepcopy(self.made)
+        tally.reset()
+        return tally
 
     def reset(self) -> None:
         self.made.reset()
@@ -105,7 +105,7 @@ class Streamed(Tally):
 
     def kept(self) -> int:
         states = getattr(self.made, "metric_state", {}).values()  # of torchmetrics' classes: lists of what was seen
-        return sum(part.nbytes for state in states if isinstance(state, list) for part in state)
+        return sum(tensor.nbytes for state in states if isinstance(state, list) for tensor in state)
 
 
 def number(found: Any) -> Tensor:
