@@ -298,7 +298,8 @@ def steps(
     sweep.check_objective(cfg.objective, metrics=plain(cfg)["metrics"])
     if trusted is None:
         trusted = cfg.trusted if "trusted" in override_values and "trusted" not in _params_of_sweeper() else ()
-    simulation, tracking, identity = build(cfg, ranks, shared, list(trusted or ()))
+    packages = list(trusted) if isinstance(trusted, Sequence) else []  # `build` refuses what is no list
+    simulation, tracking, identity = build(cfg, ranks, shared, packages)
     yaml, settings = OmegaConf.to_yaml(cfg, resolve=True), choices | table_row(identity)
     return (yield from simulation.steps(folder, resume != "overwrite", tracking, identity, settings, yaml))
 

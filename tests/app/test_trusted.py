@@ -100,3 +100,10 @@ def test_whoever_types_the_command_can(fedsim, tmp_path: Path) -> None:
     said = fedsim(tmp_path, *SMALL, "model._target_=collections.Counter", "out=o", "trusted=[collections]")
     assert "trusted" not in said.err
     assert "'collections.Counter' is a class, but not an nn.Module" in said.err
+
+
+@pytest.mark.parametrize("given", ["-1", "0.5", "mypackage"])
+def test_what_is_no_list_of_packages_is_refused_in_a_sentence(fedsim, tmp_path: Path, given: str) -> None:
+    ended = fedsim(tmp_path, "rounds=1", "clients=2", f"trusted={given}")
+    assert ended.code == 1
+    assert "must be a list of packages' names, such as [mypackage]" in ended.err
