@@ -43,7 +43,7 @@ class Federation:
         members: how many, the first ones, that objective is about; the others weigh nothing. None: all.
         late: how many more join when training is over, who are none of the m.
         names: what the clients are called in the data, m of them, where they have names that all replicates share.
-        ask: what clients answer about all their data, where a strategy `asks`; see `fedsim.core.answers`.
+        ask: clients' answers about all their data, if `needs_full_gradients`; see `fedsim.core.answers`.
         own: [m'] numbers of this rank's clients, the same in every replicate; all m of them in a lone process.
         data_fractions: [R·m] w_i, 1 in sum over a replicate (host, double precision); `data_weights` on the device.
         client_weights: [R, m] those of the objective (host, double precision).
