@@ -18,7 +18,7 @@ from fedsim.personal.models import OwnModels, one_row
 from fedsim.personal.options import Personal
 from fedsim.personal.scores import MODELS, ClientScores, Predictor, summarise
 from fedsim.strategies import State, Strategy
-from fedsim.trainer import FullDataQuery, Trainers
+from fedsim.trainer import Trainers
 
 Epoch = dict[str, Any]
 
@@ -55,8 +55,6 @@ class Newcomers:
         epoch.work = scores.evaluator.data.one_epoch(rule.work)
         self.trainer = trainer_of(epoch)
         self.own = OwnModels(self.trainer, strategy, trainer_of, options.localize)
-        if strategy.needs_full_gradients:
-            scores.evaluator.federation.ask = FullDataQuery(trainer_of, self.trainer)
 
     @torch.no_grad()
     def __call__(self, state: State, trained: Memory) -> list[Epoch]:

@@ -44,11 +44,23 @@ class DelayedUpdates:
 
     def __init__(self, delay: Delay, pace: RoundClock, strategy: Strategy[Any], trainer: Trainer) -> None:
         self.delay, self.pace, self.federation = delay, pace, pace.batches.federation
-        delay.setup(self.federation)
-        self.active = delay.active or pace.clock.delivers
+        self.strategy, self.trainer = strategy, trainer
         self.held = np.zeros(self.federation.replicates, dtype=np.int64)
+
+    def setup(self) -> None:
+        """Set the delay up for the clients: once, before the first round.
+
+        Raises:
+            ConfigError: the run does not allow late rows.
+        """
+        self.delay.setup(self.federation)
         if self.active:
-            self._check(strategy, trainer.rule, trainer.model)
+            self._check(self.strategy, self.trainer.rule, self.trainer.model)
+
+    @property
+    def active(self) -> bool:
+        """May a row arrive in a later round than that in which it began?"""
+        return self.delay.active or self.pace.clock.delivers
 
     def _check(self, strategy: Strategy[Any], rule: LocalRule, model: RowModel) -> None:
         """Refuse what has no meaning for rows that are late, or would get there by another way in time."""

@@ -37,9 +37,12 @@ class RoundClock:
                 f"the local steps of local={type(trainer.rule).__name__} as configured belong together, and clients "
                 "would do a part of them; give work=all and clock.late=drop, or another rule"
             )
-        clock.setup(self.batches.federation)
-        work.setup(self.batches.federation, self.batches.work)
         self.begin()
+
+    def setup(self) -> None:
+        """Set clock and work up for the clients: once, before the first round."""
+        self.clock.setup(self.batches.federation)
+        self.work.setup(self.batches.federation, self.batches.work)
 
     def begin(self, seconds: list[float] | None = None) -> None:
         """Before the first round, or after so many virtual seconds [R]."""

@@ -354,8 +354,8 @@ def _one_at_a_time(trial: Trial, reason: str) -> None:
 
 def _shift_one_at_a_time(trial: Trial, reason: str) -> None:
     _one_at_a_time(trial, reason)
-    for shift in trial.run.all_shifts:
-        shift.unpadded = True
+    for trainers in trial.run.all_trainers:
+        trainers.shift.unpadded = True
 
 
 ORDER = Invariance("the order of clients and rounds", _order, refuse)

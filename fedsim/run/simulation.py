@@ -123,8 +123,9 @@ class Simulation(Setup):
                 )
             log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
         first_model, first_round = state.model.clone(), progress.rounds
-        self.settled.update(progress.executors)
-        progress.executors = self.settled
+        settled = self.training.trainers.settled
+        settled.update(progress.executors)
+        progress.executors = settled
         self._check_carry(state, memory)
         dry_run(self, state, memory)
         self._try_evaluation()

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedsim.attack import Attack
 from fedsim.availability import Availability, Full
@@ -24,9 +22,6 @@ from fedsim.core.ranks import Ranks
 from fedsim.datasets import Dataset
 from fedsim.evaluation import Evaluator
 from fedsim.local import LocalRule
-from fedsim.models import RowModel
-from fedsim.models.losses import Loss
-from fedsim.models.probe import MANY
 from fedsim.partition import IID, Natural, Partition, Table
 from fedsim.partition.base import Samples
 from fedsim.personal import Personal
@@ -34,6 +29,7 @@ from fedsim.personal.scores import ClientScores
 from fedsim.run.contracts import brings_foreign, look, moved, within
 from fedsim.samples import ClientData, Drawn, Stored
 from fedsim.strategies import Strategy
+from fedsim.trainer import Execution
 from fedsim.uplink import Uplink
 
 log = logging.getLogger(__name__)
@@ -63,6 +59,33 @@ def resolve_device(device: str) -> torch.device:
 def resolve_dtype(dtype: str) -> torch.dtype:
     """A floating-point type by name."""
     return {"float32": torch.float32, "float64": torch.float64}[dtype]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Where a run computes, and in which type.
+
+    Attributes:
+        device: that the models are on.
+        dtype: of the rows.
+        ranks: the processes that share the run.
+        memory: where what is remembered of each client lies between rounds, see `Execution`.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    ranks: Ranks
+    memory: str
+
+    @classmethod
+    def of(cls, execution: Execution, ranks: Ranks) -> Compute:
+        """What an execution asks for.
+
+        Raises:
+            ConfigError: there is no such device.
+        """
+        device = resolve_device(ranks.device(execution.device))
+        return cls(device, resolve_dtype(execution.dtype), ranks, execution.memory)
 
 
 def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
@@ -203,15 +226,13 @@ def client_data(
     clients: int,
     dataset: Dataset,
     tables: list[Table],
-    device: torch.device,
-    dtype: torch.dtype,
-    ranks: Ranks,
-    place: str,
+    compute: Compute,
     weighting: str,
     members: int | None = None,
     late: int = 0,
 ) -> ClientData:
     """The samples of every virtual client, and the federation they make: its sizes and label distributions."""
+    device, dtype, ranks, place = compute.device, compute.dtype, compute.ranks, compute.memory
     if not tables:
         nothing = np.zeros(len(seeds) * clients, dtype=np.int64)
         shares = None if dataset.weights is None else dataset.weights[:clients]
@@ -244,66 +265,6 @@ def among_members(members: int, late: int) -> Iterator[None]:
         description = f"the {members} of clients={all_clients} that are no newcomers (personal.newcomers={late})"
         text = re.sub(r"\bset clients=(\d+)", lambda m: f"set clients={int(m[1]) + late}", str(error))
         raise type(error)(re.sub(rf"(?<!set )\bclients={members}\b", description, text)) from error
-
-
-def row_model(
-    model: Callable[..., nn.Module] | nn.Module,
-    data: ClientData,
-    loss: str | Loss | None,
-    ridge: float,
-    precision: str,
-    output: str | int | None = None,
-) -> RowModel:
-    """The model, tried on two samples; the loss is the data set's unless given."""
-    dataset, federation = data.dataset, data.federation
-    _check_more(dataset)
-    loss = dataset.loss if loss is None else loss
-    builder = _builder(model, dataset, loss)
-    pair = data.pair(federation.dtype)
-    built = RowModel(builder, loss, ridge, federation.device, federation.dtype, precision, pair, output)
-    built.check(data.few(MANY, federation.dtype), dataset.classes, dataset.name)
-    return built
-
-
-def _check_more(dataset: Dataset) -> None:
-    """Further inputs belong to every sample, of training and test alike, and have names of their own."""
-    name_clashes = sorted({"x", "y", "weight", "client", "row", "key", "deployed", "round"} & dataset.more.keys())
-    if name_clashes:
-        raise ConfigError(
-            f"dataset={dataset.name}: a further input is called {name_clashes[0]!r}, which is taken; rename it"
-        )
-    if dataset.test_x is not None and dataset.more.keys() != dataset.test_more.keys():
-        raise ConfigError(
-            f"dataset={dataset.name}: training samples have the further inputs {sorted(dataset.more)}, test samples "
-            f"{sorted(dataset.test_more)}; give both the same"
-        )
-    input_pairs = ((dataset.more, dataset.train_x), (dataset.test_more, dataset.test_x))
-    for name, value, x in ((name, value, x) for of, x in input_pairs if x is not None for name, value in of.items()):
-        if len(value) != len(x):
-            raise ConfigError(f"dataset={dataset.name}: {name} has {len(value)} entries for {len(x)} samples")
-
-
-def _builder(
-    model: Callable[..., nn.Module] | nn.Module, dataset: Dataset, loss: str | Loss
-) -> Callable[[], nn.Module] | nn.Module:
-    """Give a model's constructor the data set's `shape` and `classes`, and whether `every` position has a label, if it
-    takes them and they are not set.
-
-    Logistic loss takes one output for its two classes.
-    """
-    if isinstance(model, nn.Module):
-        return model
-    try:
-        accepted = inspect.signature(model).parameters
-    except ValueError as error:
-        raise ConfigError(f"model cannot be built: {error}") from error
-    fixed = model.keywords if isinstance(model, functools.partial) else {}
-    arguments: dict[str, Any] = {"shape": dataset.shape, "classes": 1 if loss == "logistic" else dataset.classes}
-    arguments = {name: value for name, value in arguments.items() if value and name not in fixed}
-    labels = dataset.train_y if dataset.classes else None
-    if labels is not None and fixed.get("every") is None:
-        arguments["every"] = labels.dim() > 1 and not labels.is_floating_point()
-    return functools.partial(model, **{name: value for name, value in arguments.items() if name in accepted})
 
 
 def bound(

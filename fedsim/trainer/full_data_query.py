@@ -34,13 +34,18 @@ class FullDataQuery:
     stream it is one of the batches that training draws.
 
     Args:
-        trainers: of the run's clients.
         trainer: of the run, whose memory of clients is looked at.
+        look: a trainer of the same clients with `FullGradientRule`.
     """
 
-    def __init__(self, trainers: Trainers, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, look: Trainer) -> None:
+        self.trainer, self.look = trainer, look
+
+    @classmethod
+    def of(cls, trainers: Trainers, trainer: Trainer) -> FullDataQuery:
+        """The query beside a trainer that `trainers` made; they make another one for it."""
         size = trainer.rule.work.batch_size if trainers.data.dataset.stream else None
-        self.trainer, self.look = trainer, trainers(FullGradientRule(lr=1.0, steps=1, batch_size=size))
+        return cls(trainer, trainers(FullGradientRule(lr=1.0, steps=1, batch_size=size)))
 
     def __call__(self, cohort: Cohort, models: Tensor) -> Answers:
         """Of the cohort's clients at their replicate's model [R, d]."""

@@ -16,7 +16,7 @@ class Trainers:
 
     Args:
         data: the clients' samples.
-        shift: how they answer; it is set up here.
+        shift: how they answer; `setup_shift` sets it up for them.
         model, contamination, execution: of the run.
         settled: which executors its trainers found the quickest, by their rules' names; None: nothing yet.
     """
@@ -35,7 +35,10 @@ class Trainers:
         self.settled = {} if settled is None else settled
         self._made: list[Trainer] = []
         self._reasons: list[tuple[str, LocalRule | None]] = []
-        shift.setup(data.federation, data, model)
+
+    def setup_shift(self) -> None:
+        """Set the shift up for data and model: once, before the first trainer is made."""
+        self.shift.setup(self.data.federation, self.data, self.model)
 
     def __call__(self, rule: LocalRule) -> Trainer:
         """The rule's, which learns what it will meet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -54,7 +55,7 @@ def caught(simulation: Simulation) -> list:
         return metrics, histograms
 
     asked.columns = judge.columns
-    simulation.personal = asked
+    simulation.measurement = dataclasses.replace(simulation.measurement, personal=asked)
     return calls
 
 

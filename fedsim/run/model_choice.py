@@ -1,0 +1,93 @@
+"""The model as a user chose it, before the data say what goes into it and comes out."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fedsim.core.errors import ConfigError
+from fedsim.datasets import Dataset
+from fedsim.models import RowModel
+from fedsim.models.losses import Loss
+from fedsim.models.probe import MANY
+from fedsim.samples import ClientData
+
+
+@dataclass(frozen=True, eq=False)
+class ModelChoice:
+    """What a user chose of the model.
+
+    Attributes:
+        module: builds it, or is it.
+        loss: per sample; None: the data set's.
+        ridge: penalty.
+        output: which of the things that the module returns; None where it returns a tensor.
+        precision: of matrix products, see `Execution`.
+    """
+
+    module: Callable[..., nn.Module] | nn.Module
+    loss: str | Loss | None
+    ridge: float
+    output: str | int | None
+    precision: str
+
+    def build(self, data: ClientData) -> RowModel:
+        """The model of rows for these data, tried on a few of their samples.
+
+        Raises:
+            ConfigError: it cannot be built for them, or fails on them.
+        """
+        dataset, federation = data.dataset, data.federation
+        _check_more(dataset)
+        loss = dataset.loss if self.loss is None else self.loss
+        builder = _builder(self.module, dataset, loss)
+        pair, output = data.pair(federation.dtype), self.output
+        built = RowModel(builder, loss, self.ridge, federation.device, federation.dtype, self.precision, pair, output)
+        built.check(data.few(MANY, federation.dtype), dataset.classes, dataset.name)
+        return built
+
+
+def _check_more(dataset: Dataset) -> None:
+    """Further inputs belong to every sample, of training and test alike, and have names of their own."""
+    name_clashes = sorted({"x", "y", "weight", "client", "row", "key", "deployed", "round"} & dataset.more.keys())
+    if name_clashes:
+        raise ConfigError(
+            f"dataset={dataset.name}: a further input is called {name_clashes[0]!r}, which is taken; rename it"
+        )
+    if dataset.test_x is not None and dataset.more.keys() != dataset.test_more.keys():
+        raise ConfigError(
+            f"dataset={dataset.name}: training samples have the further inputs {sorted(dataset.more)}, test samples "
+            f"{sorted(dataset.test_more)}; give both the same"
+        )
+    input_pairs = ((dataset.more, dataset.train_x), (dataset.test_more, dataset.test_x))
+    for name, value, x in ((name, value, x) for of, x in input_pairs if x is not None for name, value in of.items()):
+        if len(value) != len(x):
+            raise ConfigError(f"dataset={dataset.name}: {name} has {len(value)} entries for {len(x)} samples")
+
+
+def _builder(
+    model: Callable[..., nn.Module] | nn.Module, dataset: Dataset, loss: str | Loss
+) -> Callable[[], nn.Module] | nn.Module:
+    """Give a model's constructor the data set's `shape` and `classes`, and whether `every` position has a label, if it
+    takes them and they are not set.
+
+    Logistic loss takes one output for its two classes.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    try:
+        accepted = inspect.signature(model).parameters
+    except ValueError as error:
+        raise ConfigError(f"model cannot be built: {error}") from error
+    fixed = model.keywords if isinstance(model, functools.partial) else {}
+    arguments: dict[str, Any] = {"shape": dataset.shape, "classes": 1 if loss == "logistic" else dataset.classes}
+    arguments = {name: value for name, value in arguments.items() if value and name not in fixed}
+    labels = dataset.train_y if dataset.classes else None
+    if labels is not None and fixed.get("every") is None:
+        arguments["every"] = labels.dim() > 1 and not labels.is_floating_point()
+    return functools.partial(model, **{name: value for name, value in arguments.items() if name in accepted})

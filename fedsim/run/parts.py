@@ -1,0 +1,69 @@
+"""The parts that a run is composed of, one for each group of a configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsim.attack import Attack
+from fedsim.availability import Availability
+from fedsim.clock import AllWork, Clock, Delay, NoClock, NoDelay, Work
+from fedsim.contamination import Contamination, NoContamination
+from fedsim.datasets import Dataset
+from fedsim.evaluation import Evaluation
+from fedsim.local import SGD, LocalRule
+from fedsim.models.selectors import Selector
+from fedsim.partition import Partition
+from fedsim.personal import Personal
+from fedsim.run.ownership import PartCopies
+from fedsim.run.rules import Stop
+from fedsim.run.wiring import as_uplink
+from fedsim.shift import NoShift, Shift
+from fedsim.strategies import FedAvg, Strategy
+from fedsim.trainer import Execution
+from fedsim.uplink import Uplink
+
+NEVER_WRITTEN = ("personal", "stop", "trainer")  # parts that no run writes into, and that are not copied
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The run's own copies of the parts that its user gave, and defaults of the others.
+
+    The fields have the names of the groups. Warnings about settings come in the order of the fields.
+
+    Attributes:
+        dataset: as it was given: `Population` has the run's own.
+        partition, availability, columns, uplink, attack: None where the user gave none.
+        trainer: how everything is computed.
+    """
+
+    dataset: Dataset
+    partition: Partition | None = None
+    availability: Availability | None = None
+    shift: Shift = field(default_factory=NoShift)
+    contamination: Contamination = field(default_factory=NoContamination)
+    local: LocalRule = field(default_factory=SGD)
+    strategy: Strategy[Any] = field(default_factory=FedAvg)
+    uplink: Uplink | None = None
+    attack: Attack | None = None
+    clock: Clock = field(default_factory=NoClock)
+    work: Work = field(default_factory=AllWork)
+    delay: Delay = field(default_factory=NoDelay)
+    columns: Selector | None = None
+    personal: Personal = field(default_factory=Personal)
+    stop: Stop = field(default_factory=Stop)
+    trainer: Execution = field(default_factory=Execution)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+
+    @classmethod
+    def copied(cls, copies: PartCopies, dataset: Dataset, **given: Any) -> Parts:
+        """From what a user gave, by group; None stands for the default.
+
+        Raises:
+            ConfigError: `uplink` is neither an uplink nor stages of one.
+        """
+        chosen = {group: part for group, part in given.items() if part is not None}
+        for group in (group for group in chosen if group not in NEVER_WRITTEN):
+            chosen[group] = copies(as_uplink(chosen[group]) if group == "uplink" else chosen[group])
+        return cls(dataset, **chosen)

@@ -1,0 +1,80 @@
+"""First step of a setup: the clients of a run, and the samples that each of them holds."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+
+from fedsim.core.federation import Federation
+from fedsim.datasets import Dataset
+from fedsim.datasets.pooled import PooledData
+from fedsim.partition import Table
+from fedsim.run.parts import Parts
+from fedsim.run.wiring import Compute, client_data, clients_of, split
+from fedsim.samples import ClientData
+from fedsim.shift import Shift
+from fedsim.shift.pooled import PooledShift
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """Who takes part in a run, which samples each client holds, and how they react to the deployed model.
+
+    Attributes:
+        dataset: that the samples are of.
+        tables: which samples belong to whom, newcomers included: one table for each replicate, none for a stream.
+        member_tables: the same of the clients that train.
+        data: samples of the clients that train, the members; its `federation` has their sizes and label distributions.
+        everybody: the same with newcomers, who join when training is over; `data` itself where there are none.
+        newcomers: how many of `everybody` they are.
+        shift: how samples react to the deployed model; not set up yet.
+    """
+
+    dataset: Dataset
+    tables: list[Table]
+    member_tables: list[Table]
+    data: ClientData
+    everybody: ClientData
+    newcomers: int
+    shift: Shift
+
+    @classmethod
+    def build(
+        cls, parts: Parts, dataset: Dataset, clients: int | str, seeds: tuple[int, ...], compute: Compute
+    ) -> Population:
+        """Deal the samples out.
+
+        Args:
+            parts: of the run.
+            dataset: the run's own, on its device.
+            clients: how many, or 'all' that come with the data.
+            seeds: of the replicates.
+            compute: where the samples are.
+
+        Raises:
+            ConfigError: data, partition, clients and newcomers do not fit together.
+        """
+        dataset, clients = clients_of(dataset, parts.partition, clients)
+        partition, shift = parts.partition, parts.shift
+        if parts.local.pooled:
+            log.info("one client holds the data of all %d; partition and availability do not apply", clients)
+            shift = PooledShift(shift, dataset, clients)
+            dataset = PooledData(dataset, clients, parts.local.one_at_a_time)
+            clients, partition = 1, None
+        tables = split(dataset, partition, clients, seeds)
+        parts.personal.check(clients, not tables or tables[0].validation is not None)
+        newcomers = parts.personal.newcomers
+        members = clients - newcomers
+        member_tables = [table.first(members) for table in tables]
+        of = functools.partial(client_data, compute=compute, weighting=parts.strategy.weighting)
+        data = of(seeds, members, dataset, member_tables, late=newcomers)
+        everybody = of(seeds, clients, dataset, tables, members=members) if newcomers else data
+        return cls(dataset, tables, member_tables, data, everybody, newcomers, shift)
+
+    @property
+    def federation(self) -> Federation:
+        """The clients that train."""
+        return self.data.federation

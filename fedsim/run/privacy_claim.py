@@ -1,0 +1,39 @@
+"""What may be claimed of the clients' privacy in a run, whichever parts it is composed of."""
+
+from __future__ import annotations
+
+import torch
+
+from fedsim.attack import Attack
+from fedsim.availability import UniformK
+from fedsim.run.server import Server
+from fedsim.run.training import Training
+from fedsim.uplink.accounting import Privacy, privacy
+
+
+def privacy_claim(server: Server, training: Training, rounds: int) -> Privacy | None:
+    """The claim after so many rounds; None where rows have no noise."""
+    strategy, stages, columns = server.strategy, server.uplink.stages, server.model.columns
+    uniform = getattr(strategy, "weighting", "uniform") == "uniform"
+    server_sees = strategy.server_sees if uniform else "rows"
+    leaks = {
+        "the strategy asks clients for losses and gradients": strategy.needs_full_gradients,
+        "further vectors go up": strategy.vectors_up > 1,
+        strategy.beside: bool(strategy.beside),
+        "the local rule sends estimates": training.trainer.rule.traffic(server.model.dimension)[1] > 0,
+        "some clients send what follows from others' rows": any(isinstance(stage, Attack) for stage in stages),
+        "how late clients are shows how much data they have": training.pace.clock.cuts or training.delivery.active,
+        "statistics of the model are averaged": len(columns.averaged) > 0,
+    }
+    active_leaks = [leak for leak, applies in leaks.items() if applies]
+    remember = isinstance(server.availability, UniformK) and bool(stages) and clients_remember(server, training)
+    return privacy(stages, server.availability, server_sees, active_leaks, rounds, remember)
+
+
+def clients_remember(server: Server, training: Training) -> bool:
+    """Does local work depend on the earlier rounds in which a client took part?"""
+    rule, shift, federation = training.trainer.rule, training.trainers.shift, training.trainers.data.federation
+    if server.model.columns.divided or rule.own_models:
+        return True
+    model = torch.zeros(federation.replicates, server.model.dimension, device=federation.device)
+    return (shift.active and bool(shift.memory(federation, model))) or bool(rule.memory(federation, 1))

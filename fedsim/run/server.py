@@ -1,0 +1,85 @@
+"""Second step of a setup: what the server trains, which clients it meets, and what it does with what they send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedsim.availability import Availability
+from fedsim.clock import DeadlineFilter
+from fedsim.core.errors import ConfigError
+from fedsim.models import RowModel
+from fedsim.run.model_choice import ModelChoice
+from fedsim.run.parts import Parts
+from fedsim.run.population import Population
+from fedsim.run.wiring import among_members, bound, uplink_of
+from fedsim.strategies import Strategy
+from fedsim.strategies.base import KeepsClientModels
+from fedsim.uplink import Uplink
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """The server's side of a round.
+
+    Attributes:
+        model: that rows parameterise, with the columns that stay with clients.
+        availability: who can take part in which round; bound to the population.
+        strategy: what starts clients and aggregates what they send; checked against the others.
+        uplink: what happens to rows between clients and server, attacks first; set up.
+    """
+
+    model: RowModel
+    availability: Availability
+    strategy: Strategy[Any]
+    uplink: Uplink
+
+    @classmethod
+    def build(cls, parts: Parts, population: Population, choice: ModelChoice, rounds: int) -> Server:
+        """Build the model, and set up availability and uplink for the population.
+
+        Args:
+            parts: of the run.
+            population: its clients.
+            choice: the model that the user chose.
+            rounds: T.
+
+        Raises:
+            ConfigError: they do not fit together, or not the population.
+        """
+        federation, strategy = population.federation, parts.strategy
+        model = choice.build(population.data)
+        if parts.columns is not None:
+            model.divide(parts.columns)
+        check_columns(population, model, strategy)
+        process = None if parts.local.pooled else parts.availability
+        with among_members(federation.clients, population.newcomers):
+            availability = bound(process, federation, rounds, population.member_tables)
+            strategy.check(DeadlineFilter.unless_all_count(availability, parts.clock))
+        strategy.check_local(parts.local)
+        uplink = uplink_of(strategy, parts.uplink, parts.attack)
+        uplink.setup(federation, availability)
+        return cls(model, availability, strategy, uplink)
+
+
+def check_columns(population: Population, model: RowModel, strategy: Strategy[Any]) -> None:
+    """Refuse what shift and strategy could not make sense of in inputs and rows.
+
+    Raises:
+        ConfigError: naming the part, and what to give instead.
+    """
+    shift, dataset, tables = population.shift, population.dataset, population.tables
+    if shift.active and dataset.tokens:
+        raise ConfigError(f"shift={type(shift).__name__} moves numbers, but dataset={dataset.name} has tokens")
+    if shift.active and tables and tables[0].skew is not None:
+        raise ConfigError(
+            f"shift={type(shift).__name__} knows the data as they are stored, and the partition gives clients "
+            "others; use another partition, or shift=none"
+        )
+    keeps = isinstance(strategy, KeepsClientModels) or strategy.clustered
+    if len(model.columns.averaged) and keeps:
+        raise ConfigError(
+            f"strategy={type(strategy).__name__} lets clients keep models of their own, and statistics "
+            f"({next(iter(model.statistics))}, …) that the server averages would reach them without a link; "
+            "keep them with the client by columns=fedbn, or columns=by_name"
+        )
