@@ -166,6 +166,7 @@ def _load(
             )
     if not len(progress.samples) == len(progress.participants) == len(progress.links) == replicates:
         raise CheckpointError(f"checkpoint {path} has a damaged header (its counts); delete it to start afresh")
+    progress.unanswered = progress.unanswered or [0] * replicates  # an earlier version has not counted them
     current_versions = _versions()
     if version_changes := [
         f"{name} {versions[name]}, not {current_versions[name]}"
@@ -225,6 +226,20 @@ class Checkpointer:
         self.path = None if folder is None else folder / NAME
         self.every, self.identity, self.memory, self.layout = every, identity, memory, layout
         self._last, self._cost = time.monotonic(), 0.0
+
+    def exists(self) -> bool:
+        """Is there one to go on with? Of several ranks the first looks."""
+        return self.path is not None and bool(self.layout.ranks.broadcast_object(self.path.exists()))
+
+    def read(self, like: S) -> tuple[S, Progress]:
+        """State, of the same type, shapes and device as `like`, and progress; the run's memory is filled in place.
+
+        Raises:
+            CheckpointError: the file is damaged, or another run's.
+        """
+        assert self.path is not None
+        content = self.about.get(CONTENT)
+        return read(self.path, like, self.identity, self.memory, self.layout, content)
 
     def due(self, rounds: int, together: int = 1) -> bool:
         """Is it time to write after this many completed rounds? Of several ranks the first says so; so many runs as go

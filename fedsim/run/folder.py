@@ -18,7 +18,6 @@ from fedsim.core.files import replacing, write_json
 from fedsim.core.lock import Lock
 from fedsim.core.ranks import Ranks
 from fedsim.results.files import BEST, CONFIG, CONSTANTS, ENVIRONMENT, SUMMARY
-from fedsim.run.checkpoint import Checkpointer
 from fedsim.run.progress import Progress
 from fedsim.tracking import clients
 from fedsim.tracking.clients import Clients
@@ -82,64 +81,68 @@ class RunFolder:
     """What a run writes, but for its checkpoints.
 
     Args:
-        path: of the folder, which is made.
+        path: of the folder.
         columns: of metrics.csv, name → what it is.
         progress: rounds that were run before, and rows they have left, where the run goes on with them.
         complete: whether no round is left.
-        config: YAML that is kept as config.yaml, or None.
-        seeds: of the replicates.
-        device, ranks: for environment.json.
-        checkpoints: of the run: an older run's is removed.
-        constants: entries of the model that no client changes.
-        settings: named values, for tables of runs.
 
     Attributes:
-        kept: rows of metrics.csv from before.
-        finished: whether nothing is left to do: the summary was there already.
-
-    Raises:
-        CheckpointError: the folder's metrics.csv is not this run's, or lacks rows; nothing was written.
-        ConfigError: the folder cannot be written, or holds what is no run's.
+        kept: rows of metrics.csv from before, once the folder is prepared.
+        finished: whether nothing is left to do: the summary was there before the folder was prepared.
     """
 
-    def __init__(
+    def __init__(self, path: Path, columns: dict[str, str], progress: Progress, complete: bool) -> None:
+        self.path, self.columns, self.progress, self.complete = path, columns, progress, complete
+        self.kept: list[Row] = []
+        self.finished = False
+        self._csv: MetricsCSV
+
+    def prepare(
         self,
-        path: Path,
-        columns: dict[str, str],
-        progress: Progress,
-        complete: bool,
         config: str | None,
-        seeds: tuple[int, ...],
+        settings: dict[str, Any],
         device: torch.device,
         ranks: int,
-        checkpoints: Checkpointer,
         constants: dict[str, Tensor],
-        settings: dict[str, Any],
+        checkpoint: Path | None,
     ) -> None:
-        self.path, resumed = path, progress.rounds > 0
+        """Make the folder ready for the first round that is left: write what is known before it, delete what an older
+        run has left.
+
+        Args:
+            config: YAML that is kept as config.yaml, or None.
+            settings: named values, for tables of runs.
+            device, ranks: for environment.json.
+            constants: entries of the model that no client changes.
+            checkpoint: the run's file: an older run's is removed.
+
+        Raises:
+            CheckpointError: the folder's metrics.csv is not this run's, or lacks rows; nothing was written.
+            ConfigError: the folder cannot be written, or holds what is no run's.
+        """
+        path, progress, resumed = self.path, self.progress, self.progress.rounds > 0
         keep = progress.rounds if resumed else -1
-        self.finished = complete and (path / SUMMARY).exists()
+        self.finished = self.complete and (path / SUMMARY).exists()
         if (path / CONFIG).exists() and not (path / ENVIRONMENT).exists():
             raise ConfigError(f"out={_said(path)} holds a {CONFIG} that no run wrote; choose another folder")
-        kept_rows(
-            path / METRICS, columns, keep, progress.rows, progress.crc
-        )  # what cannot be kept is refused before anything is written
+        # what cannot be kept is refused before anything is written
+        kept_rows(path / METRICS, self.columns, keep, progress.rows, progress.crc)
         try:
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / ENVIRONMENT, environment(device, ranks) | {"settings": settings})
-            if not complete:  # what an older run, or one of fewer rounds, wrote in the end; it goes before the
+            if not self.complete:  # what an older run, or one of fewer rounds, wrote in the end; it goes before the
                 for name in (clients.NAME, SUMMARY):  # configuration, since both together say: this was run to its end
                     (path / name).unlink(missing_ok=True)
             if config is not None:
                 with replacing(path / CONFIG) as file:
                     file.write(config)
-            if not resumed and checkpoints.path is not None:  # of an older run that this one replaces;
-                checkpoints.path.unlink(missing_ok=True)  # it goes before its metrics do
+            if not resumed and checkpoint is not None:  # of an older run that this one replaces;
+                checkpoint.unlink(missing_ok=True)  # it goes before its metrics do
                 (path / BEST).unlink(missing_ok=True)
             if constants:
                 with replacing(path / CONSTANTS, "wb") as file:
                     file.write(save(constants, metadata=checksums.signed({"format": "fedsim-constants"}, constants)))
-            self._csv = MetricsCSV(path / METRICS, columns, keep)
+            self._csv = MetricsCSV.open(path / METRICS, self.columns, keep)
         except OSError as error:
             raise ConfigError(f"out={path}: {error}; choose another folder") from error
         self.kept = list(self._csv.kept)

@@ -43,6 +43,14 @@ class Progress:
     virtual: list[float] = field(default_factory=list)
 
     @classmethod
+    def at_start(cls, replicates: int) -> Progress:
+        """Before the first round of so many replicates."""
+        return cls(
+            samples=[0] * replicates, participants=[0.0] * replicates, links=[0] * replicates,
+            unanswered=[0] * replicates, rows=0, crc=0,
+        )  # fmt: skip
+
+    @classmethod
     def read(cls, text: str) -> Progress:
         """From JSON.
 

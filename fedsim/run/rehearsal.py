@@ -27,6 +27,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.snapshot import key
+from fedsim.models.probe import said_of_forward
+from fedsim.models.row_model import is_built_in
 from fedsim.run.contracts import (
     Invariance,
     Named,
@@ -83,6 +85,17 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
     check_stages(run, memory)
     while len(_outcomes) > KNOWN:
         _outcomes.popitem(last=False)
+
+
+def try_evaluation(run: Setup) -> None:
+    """Evaluate the initial model once, so that a module of the user's that cannot be evaluated is refused.
+
+    Raises:
+        ConfigError: in the words of its forward pass.
+    """
+    if not is_built_in(run.model.evaluation_module):
+        with said_of_forward(run.model.evaluation_module):
+            run.evaluator(run.model.initial(run.federation.seeds))
 
 
 def _known_by(run: Setup, parts: tuple[Any, ...]) -> tuple[Hashable, ...]:

@@ -1,4 +1,4 @@
-"""The round, all of it."""
+"""A run: what precedes its first round, and the round, all of it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedsim.core.errors import ConfigError
 from fedsim.core.memory import Memory
-from fedsim.models.probe import said_of_forward
-from fedsim.models.row_model import is_built_in
 from fedsim.performative.references import unshifted
 from fedsim.results.models import HEADER
 from fedsim.run import determinism, hints
-from fedsim.run.checkpoint import CONTENT, Checkpointer, read
+from fedsim.run.carry_contract import check_carry
+from fedsim.run.checkpoint import CONTENT, Checkpointer
 from fedsim.run.content import content
 from fedsim.run.contracts import within
 from fedsim.run.divergence import DivergenceGuard, check_start, remedy
 from fedsim.run.folder import with_lock
 from fedsim.run.layout import Layout
 from fedsim.run.progress import Progress
-from fedsim.run.rehearsal import dry_run
+from fedsim.run.rehearsal import dry_run, try_evaluation
 from fedsim.run.settings import report_standstill
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_state
@@ -30,6 +27,7 @@ from fedsim.run.tracker import Tracker
 from fedsim.strategies import State
 from fedsim.tracking import Result, Tracking
 from fedsim.trainer import Steps, run_to_completion
+from fedsim.trainer.allocator import configure_allocator
 
 log = logging.getLogger(__name__)
 
@@ -102,89 +100,79 @@ class Simulation(Setup):
     ) -> Steps[Result]:
         """What `run` does, but for the clients' local work, which is handed out every round: `fedsim.run.together` does
         that of several runs at once."""
-        tracking = tracking or Tracking()
-        identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | (identity or {})
-        folder = None if out is None else Path(out)
-        state, progress = self.initial_state(), Progress()
+        tracking, folder = tracking or Tracking(), None if out is None else Path(out)
+        configure_allocator(self.device)
+        state = self.initial_state()
         check_state(self, state)
-        memory = self.trainer.memory(state.model)
-        memory.evaluated = self.models.memory(state.model) | self.participation.memory()
-        self.uplink.remember(memory, self.federation, state.model)
-        ranks = self.federation.ranks
-        layout = Layout.of(self.strategy, memory, state.model, self.federation)
-        made_of = content(self) if folder is not None and ranks.first else {}
-        header = {HEADER: self.model_metadata(), CONTENT: made_of}
-        checkpoints = Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, header)
-        if resume and checkpoints.path is not None and ranks.broadcast_object(checkpoints.path.exists()):
-            state, progress = read(checkpoints.path, state, identity, memory, layout, made_of)
-            if progress.rounds > self.rounds:
-                raise ConfigError(
-                    f"rounds={self.rounds}, but the run in {folder} has completed {progress.rounds}; raise rounds"
-                )
-            log.info("resumed %s after round %d", checkpoints.path, progress.rounds)
+        memory = self._memory_at_start(state)
+        checkpoints = self._checkpointer(folder, tracking, identity or {}, state, memory)
+        state, progress = self._resumed(checkpoints, state, resume)
         first_model, first_round = state.model.clone(), progress.rounds
-        settled = self.training.trainers.settled
-        settled.update(progress.executors)
-        progress.executors = settled
-        self._check_carry(state, memory)
-        dry_run(self, state, memory)
-        self._try_evaluation()
+        self._rehearse(state, memory)
         self.evaluator.references = self.references
-        if (private := self.privacy(self.rounds)) is not None:
-            log.info("privacy: %s", private.said)
-        name, output_folder = type(self.strategy).__name__, folder if ranks.first else None
-        guard_options = (
-            self.on_nonfinite,
-            self.evaluation.every,
-            progress.dropped,
-            remedy(self.trainer.rule, self.strategy),
-        )
-        guard = DivergenceGuard(self.federation, name, *guard_options)
+        self._log_privacy()
+        guard = self._guard(progress)
+        self.pace.begin(progress.virtual)
+        output_folder = folder if self.federation.ranks.first else None
         with Tracker(self, output_folder, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
             for t in tracker.rounds():
-                active = self.delivery.idle(self.availability.sample(t), memory)
-                cohort = self.pace(guard.present(self.strategy.cohort(state, active), t), t)
-                start = self.strategy.start(state, cohort)
+                active = self.delivery.idle(self.availability.sample(t), memory)  # who, with p_i^t
+                cohort = self.pace(guard.present(self.strategy.cohort(state, active), t), t)  # who computes, in time
+                start = self.strategy.start(state, cohort)  # [n, d] rows
                 report = yield from self.trainer.steps(start, cohort, t, state.model, memory, guard.accept)
-                report = self.uplink(self.delivery(report, memory), memory)
+                report = self.uplink(self.delivery(report, memory), memory)  # what reaches the server
                 with guard.watching(t, state, report):
-                    state = self.strategy.aggregate(state, report, t)
+                    state = self.strategy.aggregate(state, report, t)  # linear algebra
                 tracker.round(t, state, report)
             report_standstill(self, first_model, state.model, progress.rounds - first_round)
             return tracker.finish(state)
 
-    def _try_evaluation(self) -> None:
-        """Evaluate once before anything is written, so that a module of the user's that cannot be is refused."""
-        if not is_built_in(self.model.evaluation_module):
-            with said_of_forward(self.model.evaluation_module):
-                self.evaluator(self.model.initial(self.federation.seeds))
+    def _memory_at_start(self, state: State) -> Memory:
+        """What clients, evaluation and uplink remember before round 0, given the strategy's state."""
+        memory = self.trainer.memory(state.model)
+        memory.evaluated = self.models.memory(state.model) | self.participation.memory()
+        self.uplink.remember(memory, self.federation, state.model)
+        return memory
 
-    def _check_carry(self, state: State, memory: Memory) -> None:
-        """Whatever the strategy hands to the local rule must be used there: asked with nobody in the cohort.
+    def _checkpointer(
+        self, folder: Path | None, tracking: Tracking, identity: dict[str, Any], state: State, memory: Memory
+    ) -> Checkpointer:
+        """What keeps checkpoints, with the header that tells what this run is made of."""
+        identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | identity
+        layout = Layout.of(self.strategy, memory, state.model, self.federation)
+        made_of = content(self) if folder is not None and self.federation.ranks.first else {}
+        header = {HEADER: self.model_metadata(), CONTENT: made_of}
+        return Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, header)
 
-        Nor may it bear the name of something that rule or shift remember.
-        """
-        shape = (self.federation.replicates, self.federation.clients)
-        nobody = self.federation.cohort(np.zeros(shape), np.zeros(shape))
-        start = self.strategy.start(state, nobody)
-        if self.pace.clock.cuts and (self.strategy.cohort(state, nobody).host.count == 0).any():
-            raise ConfigError(
-                f"strategy={type(self.strategy).__name__} as configured lets those compute who do not take part, and "
-                "clock.deadline or clock.first would make the late do neither; give null for both, or another strategy"
-            )
-        local = self.trainer.rule
-        handed = set(start) - {"params"} if isinstance(start, dict) else set()
-        twice = ({*handed, "params"} & memory.clients.keys()) | ({"round"} & {*handed, *memory.clients})
-        if twice:
-            raise ConfigError(
-                f"{', '.join(sorted(twice))} in the memory of local={type(local).__name__} or of "
-                f"shift={type(self.shift).__name__} is the name of something else in the rows of "
-                f"strategy={type(self.strategy).__name__}; rename it"
-            )
-        ignored = handed - local.extras
-        if ignored:
-            raise ConfigError(
-                f"strategy={type(self.strategy).__name__} hands {', '.join(sorted(ignored))} to the local rule, but "
-                f"{type(local).__name__} does not use it; choose local=sgd, or another strategy"
-            )
+    def _resumed(self, checkpoints: Checkpointer, state: State, resume: bool) -> tuple[State, Progress]:
+        """State and progress of the checkpoint, if the run is to resume and there is one; else those before round 0."""
+        progress, settled = Progress.at_start(self.federation.replicates), self.training.trainers.settled
+        path = checkpoints.path
+        if resume and path is not None and checkpoints.exists():
+            state, progress = checkpoints.read(state)
+            if progress.rounds > self.rounds:
+                raise ConfigError(
+                    f"rounds={self.rounds}, but the run in {path.parent} has completed {progress.rounds}; raise rounds"
+                )
+            log.info("resumed %s after round %d", path, progress.rounds)
+        settled.update(progress.executors)
+        progress.executors = settled  # what trials find from here on goes into the next checkpoint
+        return state, progress
+
+    def _rehearse(self, state: State, memory: Memory) -> None:
+        """Refuse, before anything is written, what would fail or be silently wrong in the middle of the run."""
+        check_carry(self, state, memory)
+        dry_run(self, state, memory)
+        try_evaluation(self)
+
+    def _log_privacy(self) -> None:
+        """Log what may be claimed of the clients' privacy, where rows have noise."""
+        if (private := self.privacy(self.rounds)) is not None:
+            log.info("privacy: %s", private.said)
+
+    def _guard(self, progress: Progress) -> DivergenceGuard:
+        """What notices rows and models that become non-finite; it goes on with those that were dropped."""
+        name, advice = type(self.strategy).__name__, remedy(self.trainer.rule, self.strategy)
+        every = self.evaluation.every
+        return DivergenceGuard(self.federation, name, self.on_nonfinite, every, progress.dropped, advice)

@@ -37,7 +37,7 @@ from fedsim.tracking.result import Result, Row
 
 
 class Tracker:
-    """One run's bookkeeping; `Simulation.run` drives it.
+    """One run's bookkeeping; `Simulation.run` drives it. `begin` opens the run folder.
 
     Args:
         run: what is run.
@@ -80,13 +80,6 @@ class Tracker:
         self._metric: str | None = None  # by which the best models are kept
         self._best: BestModels | None = None
         self.ended: str | None = None  # why, where a rule ends the run before its last round
-        if not progress.rounds:
-            nothing = [0] * len(self.seeds)
-            progress.samples, progress.links, progress.participants = nothing, [*nothing], [0.0] * len(self.seeds)
-            progress.unanswered, progress.virtual, progress.rows = [*nothing], [], 0
-            progress.crc = 0
-        progress.unanswered = progress.unanswered or [0] * len(self.seeds)  # an earlier version has not counted them
-        run.pace.begin(progress.virtual)
         self._before = progress.seconds
         self._samples_before = sum(progress.samples)
         self._start = time.monotonic()
@@ -145,11 +138,11 @@ class Tracker:
                 self._best = BestModels(self.folder, self._metric, rises(self._metric, columns), run.model_metadata())
                 if progress.rounds:
                     self._best.resume()
-            self._files = RunFolder(
-                self.folder, columns, progress, complete, self.config, self.seeds, run.device,
-                self.ranks.count, self.checkpoints, run.naming.constants, self.settings,
-            )  # fmt: skip
-            self.history = self._files.kept
+            files = RunFolder(self.folder, columns, progress, complete)
+            files.prepare(
+                self.config, self.settings, run.device, self.ranks.count, run.naming.constants, self.checkpoints.path
+            )
+            self._files, self.history = files, files.kept
         if self.ranks.first and not (self._files is not None and self._files.finished):
             self._observers = Observers(self.options.watching)
             watched = RunStarted(self.folder, self.seeds, run.rounds, progress.rounds, self.settings, self.config)

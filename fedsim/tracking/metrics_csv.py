@@ -85,26 +85,37 @@ def kept_rows(
 
 
 class MetricsCSV:
-    """Appends rows. Opening it again keeps the rows up to a round and drops what came after.
+    """Appends rows to a file that `open` has begun.
 
     Args:
         path: of the file.
         columns: name → what it is, in order.
-        keep: the round up to which existing rows are kept; −1 starts afresh.
+        file: the same, open for appending; `close` closes it.
+        kept: rows that it has already.
     """
 
-    def __init__(self, path: Path, columns: Mapping[str, str], keep: int = -1) -> None:
-        self.kept = rows = kept_rows(path, columns, keep)
+    def __init__(self, path: Path, columns: Mapping[str, str], file: TextIO, kept: list[Row]) -> None:
+        self.kept, self._path, self._file = kept, path, file
+        self._writer = csv.DictWriter(file, list(columns))
+
+    @classmethod
+    def open(cls, path: Path, columns: Mapping[str, str], keep: int = -1) -> MetricsCSV:
+        """Begin the file, or go on with it: rows up to the round `keep` are kept, and what came after is dropped; −1
+        starts afresh.
+
+        Raises:
+            CheckpointError: the rows are not of a run with these columns.
+        """
+        rows = kept_rows(path, columns, keep)
         with replacing(path) as file:
             file.writelines(f"# {name}: {meaning}\n" for name, meaning in columns.items())
             writer = csv.DictWriter(file, list(columns))
             writer.writeheader()
             writer.writerows(rows)
-        self._path = path
-        self._file: TextIO = open(  # noqa: SIM115 (closed by close)
+        appended = open(  # noqa: SIM115 (closed by close)
             path, "a", newline="", encoding="utf-8", opener=without_following
         )
-        self._writer = csv.DictWriter(self._file, list(columns))
+        return cls(path, columns, appended, rows)
 
     def append(self, rows: list[Row]) -> None:
         """Write rows through to the file: the end of the process does not touch them.

@@ -27,7 +27,6 @@ from fedsim.models.row_model import is_built_in
 from fedsim.samples import Batches, Chunk
 from fedsim.shift import Shift
 from fedsim.trainer.agreement import agreement_of
-from fedsim.trainer.allocator import keep_freed_memory
 from fedsim.trainer.batch_sizes import check_batches
 from fedsim.trainer.bfloat16 import warn_if_slower
 from fedsim.trainer.choose import Choice, candidates
@@ -91,8 +90,6 @@ class Trainer:
         self._general: Executor | None = None
         self._told = self._halved = self._refused = False
         self.remembered: Memory | None = None  # the last `memory` it made, that of the run
-        if model.device.type == "cpu":
-            keep_freed_memory()
 
     def restrict_to_loop(self, reason: str) -> None:
         """Train one client at a time, on batches that are never padded; `reason` says why, for the log.

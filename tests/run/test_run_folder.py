@@ -261,7 +261,7 @@ def test_a_new_run_in_an_old_folder_replaces_its_files(tmp_path):
 
 def write_rows(path, keep=-1, rows=()):
     columns = {"round": "when", "seed": "who", "test_loss": "how"}
-    file = MetricsCSV(path, columns, keep)
+    file = MetricsCSV.open(path, columns, keep)
     file.append([dict(zip(columns, row, strict=True)) for row in rows])
     file.close()
 

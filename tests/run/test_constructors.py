@@ -1,0 +1,150 @@
+"""What a run is composed of is built without side effects: files, other objects and the process are as before."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedsim import Simulation
+from fedsim.clock import AllWork, NoClock, NoDelay
+from fedsim.core.ranks import Ranks
+from fedsim.datasets import Dataset, Digits
+from fedsim.models import Linear
+from fedsim.partition import IID
+from fedsim.run.checkpoint import Checkpointer
+from fedsim.run.delayed_updates import DelayedUpdates
+from fedsim.run.divergence import DivergenceGuard
+from fedsim.run.folder import RunFolder
+from fedsim.run.ownership import PartCopies
+from fedsim.run.parts import Parts
+from fedsim.run.population import Population
+from fedsim.run.progress import Progress
+from fedsim.run.round_clock import RoundClock
+from fedsim.run.tracker import Tracker
+from fedsim.run.wiring import Compute
+from fedsim.shift import NoShift
+from fedsim.tracking import Tracking
+from fedsim.tracking.metrics_csv import MetricsCSV
+from fedsim.trainer import Execution, Trainer, Trainers
+
+COLUMNS = {"round": "when", "seed": "who", "test_loss": "how"}
+
+
+def built() -> Simulation:
+    return Simulation(Digits(), Linear, clients=4, rounds=1, seeds=(0, 1), execution=Execution(device="cpu"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_a_run_folder_is_as_it_was_until_it_is_prepared(tmp_path: Path) -> None:
+    for name in ("summary.json", "checkpoint.safetensors", "metrics.csv"):
+        (tmp_path / name).write_text("of an older run\n")
+    before = contents(tmp_path)
+    folder = RunFolder(tmp_path, COLUMNS, Progress.at_start(2), complete=False)
+    assert contents(tmp_path) == before
+    folder.prepare(None, {}, torch.device("cpu"), 1, {}, tmp_path / "checkpoint.safetensors")
+    folder.close(quietly=False)
+    assert sorted(contents(tmp_path)) == ["environment.json", "metrics.csv"]
+
+
+def test_metrics_are_written_only_by_open(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    with open(tmp_path / "other", "a") as file:
+        MetricsCSV(path, COLUMNS, file, [])
+    assert not path.exists()
+    MetricsCSV.open(path, COLUMNS).close()
+    assert path.read_text().endswith("round,seed,test_loss\n")
+
+
+def test_a_tracker_changes_neither_progress_nor_clock() -> None:
+    run = built()
+    run.pace.seconds[:] = 7.0
+    progress = Progress(rounds=0, samples=[3, 3])
+    before = dataclasses.asdict(progress)
+    memory = run.trainer.memory(run.initial_state().model)
+    checkpoints, guard = Checkpointer(None, 1, {}, memory), DivergenceGuard(run.federation, "FedAvg")
+    Tracker(run, None, Tracking(progress="none"), checkpoints, guard, progress)
+    assert dataclasses.asdict(progress) == before
+    assert run.pace.seconds.tolist() == [7.0, 7.0]
+
+
+def test_a_trainer_leaves_the_allocator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    class Library:
+        @staticmethod
+        def mallopt(option: int, value: int) -> int:
+            calls.append(option)
+            return 1
+
+    genuine = ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, *a, **k: Library() if name is None else genuine(name, *a, **k))
+    monkeypatch.setattr("sys.platform", "linux")
+    run = built()
+    Trainer(run.trainer.rule, run.model, run.shift, run.trainer.batches, run.execution)
+    assert calls == []
+    run.run(tracking=Tracking(progress="none"))
+    assert calls, "the run itself configures the allocator"
+
+
+def test_clock_work_delay_and_shift_are_set_up_by_who_composes() -> None:
+    run, calls = built(), []
+
+    class Spy:
+        def setup(self, *arguments: object) -> None:
+            calls.append(type(self).__name__)
+
+    class SpyClock(Spy, NoClock): ...
+
+    class SpyWork(Spy, AllWork): ...
+
+    class SpyDelay(Spy, NoDelay): ...
+
+    class SpyShift(Spy, NoShift): ...
+
+    pace = RoundClock(SpyClock(), SpyWork(), run.trainer, run.traffic)
+    delivery = DelayedUpdates(SpyDelay(), pace, run.strategy, run.trainer)
+    contamination = run.training.contamination
+    trainers = Trainers(run.data, SpyShift(), run.model, contamination, run.execution)
+    assert calls == []
+    pace.setup()
+    delivery.setup()
+    trainers.setup_shift()
+    assert calls == ["SpyClock", "SpyWork", "SpyDelay", "SpyShift"]
+
+
+def test_a_population_needs_no_model() -> None:
+    """The first step of a setup stands alone, and leaves the parts as they are."""
+    x = torch.arange(12.0)[:, None]
+    dataset = Dataset("counts", x, x[:, 0], loss="squared")
+    parts = Parts.copied(PartCopies(), dataset, partition=IID())
+    before = {field.name: getattr(parts, field.name) for field in dataclasses.fields(parts)}
+    compute = Compute(torch.device("cpu"), torch.float32, Ranks(), "device")
+    population = Population.build(parts, dataset, 3, (0, 1), compute)
+    assert population.federation.replicates == 2
+    assert population.everybody is population.data
+    for table in population.tables:
+        assert np.sort(table.order).tolist() == list(range(12))
+        assert table.sizes.tolist() == [4, 4, 4]
+    assert all(getattr(parts, name) is part for name, part in before.items())
+
+
+def test_steps_of_a_setup_cannot_be_written_into() -> None:
+    run = built()
+    for step, name in (
+        (run.parts, "strategy"),
+        (run.population, "data"),
+        (run.server, "model"),
+        (run.training, "trainer"),
+        (run.measurement, "evaluator"),
+    ):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(step, name, None)
+        assert getattr(run, name, None) is getattr(step, name)
