@@ -51,36 +51,24 @@ class Measurement:
         Raises:
             ConfigError: what is to be measured has no meaning for this run.
         """
-        evaluation, options, model, data = parts.evaluation, parts.personal, server.model, population.data
-        tables, federation, shift = population.member_tables, population.federation, training.trainers.shift
-        metrics, diagnostics = Metrics(evaluation.metrics, model, data), list(evaluation.diagnostics)
-
-        def evaluator_of(data: ClientData, shift: Shift, validation: ClientData | None = None) -> Evaluator:
-            return Evaluator(
-                model, data, shift, client_samples=evaluation.client_samples, loop=parts.trainer.executor == "loop",
-                metrics=metrics, validation=validation, spreads=spreads(diagnostics),
-            )  # fmt: skip
-
+        evaluation, strategy, federation = parts.evaluation, server.strategy, population.federation
+        data, shift, tables = population.data, training.trainers.shift, population.member_tables
+        metrics, diagnostics = Metrics(evaluation.metrics, server.model, data), list(evaluation.diagnostics)
         # without `personal.over`, all models are scored on validation samples there
-        validated = options.over == "none" or diagnostics
-        evaluator = evaluator_of(data, shift, validation_of(data, tables) if validated else None)
-        evaluator.further = Answer(diagnostics, model, shift, data)
-        models = EvaluatedModels(evaluation.models, server.strategy, federation, model.columns)
+        validated = parts.personal.over == "none" or diagnostics
+        validation = validation_of(data, tables) if validated else None
+        evaluator = evaluator_of(parts, server, metrics, data, shift, validation)
+        evaluator.further = Answer(diagnostics, server.model, shift, data)
+        models = EvaluatedModels(evaluation.models, strategy, federation, server.model.columns)
         owners_match = owners_are_clients(data, tables)
         participation = Participation(diagnostics, federation, server.availability, evaluator, owners_match)
-        personal, newcomers, newcomer_trainers = None, None, None
-        if options.over != "none":
-            own_models = OwnModels(training.trainer, server.strategy, training.trainers, options.localize)
-            scores = scores_of(evaluator, options, tables)
-            personal = PersonalEvaluator(options, federation, server.strategy, own_models, scores)
-        if training.newcomer_shift is not None:
-            newcomer_trainers = trainers_of_newcomers(parts, population, server, training, training.newcomer_shift)
-            scores = scores_of(evaluator_of(population.everybody, training.newcomer_shift), options, population.tables)
-            newcomers = Newcomers(options, federation, server.strategy, newcomer_trainers, parts.local, scores)
-            if server.strategy.needs_full_gradients:
-                everybody = population.everybody.federation
-                everybody.ask = FullDataQuery.of(newcomer_trainers, newcomers.trainer)
-        return cls(evaluation, evaluator, models, participation, personal, newcomers, newcomer_trainers)
+        personal = None
+        if parts.personal.over != "none":
+            own_models = OwnModels(training.trainer, strategy, training.trainers, parts.personal.localize)
+            scores = scores_of(evaluator, parts.personal, tables)
+            personal = PersonalEvaluator(parts.personal, federation, strategy, own_models, scores)
+        trainers, newcomers = newcomers_of(parts, population, server, training, metrics)
+        return cls(evaluation, evaluator, models, participation, personal, newcomers, trainers)
 
     def columns(self, timed: bool) -> dict[str, str]:
         """Columns of metrics.csv → what they are: those of COLUMNS in its order, a user's metrics, clients' own models.
@@ -100,11 +88,31 @@ class Measurement:
         return descriptions | added | (self.personal.columns if self.personal else {}) | self.participation.columns
 
 
-def trainers_of_newcomers(
-    parts: Parts, population: Population, server: Server, training: Training, shift: Shift
-) -> Trainers:
-    """Trainers of everybody's data, for those who join when training is over; `shift` is theirs, and is set up here."""
-    settled = training.trainers.settled
-    trainers = Trainers(population.everybody, shift, server.model, training.contamination, parts.trainer, settled)
+def evaluator_of(
+    parts: Parts, server: Server, metrics: Metrics, data: ClientData, shift: Shift, validation: ClientData | None = None
+) -> Evaluator:
+    """What scores models on these clients' samples."""
+    return Evaluator(
+        server.model, data, shift, client_samples=parts.evaluation.client_samples,
+        loop=parts.trainer.executor == "loop", metrics=metrics, validation=validation,
+        spreads=spreads(parts.evaluation.diagnostics),
+    )  # fmt: skip
+
+
+def newcomers_of(
+    parts: Parts, population: Population, server: Server, training: Training, metrics: Metrics
+) -> tuple[Trainers, Newcomers] | tuple[None, None]:
+    """Who joins when training is over, with their trainers: of everybody's data, and under a shift of their own, which
+    is set up here."""
+    shift, everybody, strategy = training.newcomer_shift, population.everybody, server.strategy
+    if shift is None:
+        return None, None
+    contamination, settled = training.contamination, training.trainers.settled
+    trainers = Trainers(everybody, shift, server.model, contamination, parts.trainer, settled)
     trainers.setup_shift()
-    return trainers
+    evaluator = evaluator_of(parts, server, metrics, everybody, shift)
+    scores = scores_of(evaluator, parts.personal, population.tables)
+    newcomers = Newcomers(parts.personal, population.federation, strategy, trainers, parts.local, scores)
+    if strategy.needs_full_gradients:
+        everybody.federation.ask = FullDataQuery.of(trainers, newcomers.trainer)
+    return trainers, newcomers
