@@ -164,7 +164,7 @@ class Setup:
         seeds = check_seeds(seeds)
         compute = Compute.of(self.execution, ranks or Ranks())
         self.device = compute.device
-        self.per_seed = per_seed_of(self.strategy, self.parts.local, seeds)
+        self.per_seed = per_seed_of(self.parts.strategy, self.parts.local, seeds)
         check_samples(dataset, loss)
         dataset = copies(dataset.to(self.device))
         choice = ModelChoice(model, loss, ridge, output, self.execution.precision)
@@ -192,7 +192,7 @@ class Setup:
     @property
     def strategy(self) -> Strategy[Any]:
         """The run's own copy."""
-        return self.parts.strategy
+        return self.server.strategy
 
     @property
     def dataset(self) -> Dataset:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import library
 import numpy as np
 import pytest
@@ -79,7 +81,7 @@ def federated_fixture(regression_of, Scripted):
                 seeds=seeds,
                 **options,
             )
-        built[key].strategy = strategy
+        built[key].server = dataclasses.replace(built[key].server, strategy=strategy)
         return built[key]
 
     return build
