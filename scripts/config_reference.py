@@ -15,9 +15,15 @@ from typing import Any
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
+from fedsim.app.build import OF_EVALUATION
 from fedsim.app.comments import about, comments
 from fedsim.app.config import config_folder, groups
+from fedsim.core.constraints import allowed, declared
 from fedsim.core.settings import flatten
+from fedsim.evaluation import Evaluation
+from fedsim.local import SGD
+from fedsim.run.setup import Setup
+from fedsim.trainer import Execution
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 SEE = re.compile(r"see `(fedsim\.[\w.]+\.[A-Z]\w*)`")  # a class
@@ -62,12 +68,13 @@ def page() -> str:
         "Written by `python scripts/config_reference.py` from `configs/` and the classes' docstrings; do not edit.",
         "`group=choice` picks a choice, `key=value` sets a key: `partition=dirichlet partition.alpha=0.1`.",
         "A value `${lr}` is that of the key `lr`.",
+        "What is allowed is what a constructor declares of one parameter by itself.",
         "",
         "Groups: " + ", ".join(f"[{name}](#{name.replace('/', '')})" for name in names) + ".",
         "",
         "## Top level",
         "",
-        *table(top, "", {}),
+        *table(top, "", {}, ranges_of_top_level()),
         "",
         "Chosen where nothing else is: " + ", ".join(f"`{choice}`" for choice in defaults(top)) + ".",
     ]
@@ -94,7 +101,9 @@ def entry(group: str, path: Path) -> Iterator[str]:
         yield from ("", escaped(said))
     known = documented(made)
     known |= {f"{path.stem}.{name}": said for name, said in known.items()}
-    if rows := list(table(path, group.replace("/", ".") + ".", known)):
+    ranges = of_group(group, made)
+    ranges |= {f"{path.stem}.{name}": range for name, range in ranges.items()}
+    if rows := list(table(path, group.replace("/", ".") + ".", known, ranges)):
         yield from ("", *rows)
     if chosen := defaults(path):
         yield from ("", "With " + ", ".join(f"`{group}/{choice}`" for choice in chosen) + ".")
@@ -145,16 +154,42 @@ def defaults(path: Path) -> list[str]:
     return [f"{name}={choice}" for name, choice in pairs if not name.startswith("override ") and choice]
 
 
-def table(path: Path, prefix: str, known: dict[str, str]) -> Iterator[str]:
-    """Keys, values, and the comments beside them, or else what the class says."""
+def of_group(group: str, made: Any) -> dict[str, str]:
+    """Argument → what the constructor allows; of groups without a class, of the one that takes their keys."""
+    if group == "model":
+        return ranges(made) | {"ridge": ranges(Setup)["ridge"]}
+    if group == "tracking":
+        return ranges(made) | {"client_samples": ranges(Evaluation)["client_samples"]}
+    return ranges(Execution if group == "trainer" else made)
+
+
+def ranges_of_top_level() -> dict[str, str]:
+    """Key → what is allowed, of those that a class takes under another name, too."""
+    of_evaluation, of_rule = ranges(Evaluation), ranges(SGD)
+    shared = content(config_folder() / "local" / "sgd.yaml")
+    named = {key: of_evaluation[name] for key, name in OF_EVALUATION.items() if name in of_evaluation}
+    for key, value in shared.items():
+        if (key_of_top_level := re.search(r"\$\{(\w+)\}", str(value))) and key in of_rule:
+            named[key_of_top_level[1]] = of_rule[key]
+    return ranges(Setup) | named
+
+
+def ranges(made: Any) -> dict[str, str]:
+    """Argument → what its declaration allows."""
+    return {name: allowed(hint) for name, hint in declared(made).items()} if made else {}
+
+
+def table(path: Path, prefix: str, known: dict[str, str], ranges: dict[str, str]) -> Iterator[str]:
+    """Keys, values, what is allowed, and the comments beside them, or else what the class says."""
     kept = {key: value for key, value in content(path).items() if key not in ("defaults", "hydra", "_target_")}
     said = known | comments(path)
     rows = [(name, value) for name, value in flatten(kept) if not name.endswith("_target_")]
     if rows:
-        yield "| key | value | |"
-        yield "|---|---|---|"
+        yield "| key | value | allowed | |"
+        yield "|---|---|---|---|"
     for name, value in rows:
-        yield f"| `{prefix}{name}` | `{shown(value)}` | {escaped(said.get(name, ''))} |"
+        may_be, meaning = escaped(ranges.get(name, "")), escaped(said.get(name, ""))
+        yield f"| `{prefix}{name}` | `{shown(value)}` | {may_be} | {meaning} |"
 
 
 def shown(value: Any) -> str:

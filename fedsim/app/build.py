@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -84,8 +84,12 @@ def build(
     execution = settings["trainer"] | {name: settings[key] for key, name in OF_EXECUTION.items()}
     names = _names(cfg)
     check_types(Setup, setup, names)
-    check_types(Execution, execution, {key: f"trainer.{key}" for key in settings["trainer"]})
-    check_types(Evaluation, evaluation, {name: key for key, name in OF_EVALUATION.items()})
+    execution_names = {key: f"trainer.{key}" for key in settings["trainer"]}
+    evaluation_names = {name: key for key, name in OF_EVALUATION.items()} | {
+        "client_samples": "tracking.client_samples"
+    }
+    check_types(Execution, execution, execution_names)
+    check_types(Evaluation, evaluation, evaluation_names)
     packages = settings["trusted"]
     if not isinstance(packages, list) or not all(isinstance(name, str) and name.isidentifier() for name in packages):
         raise ConfigError(f"trusted={packages!r} must be a list of packages' names, such as [mypackage]")
@@ -98,17 +102,22 @@ def build(
         if cache_key not in shared:
             shared[cache_key] = _instantiate("dataset", settings["dataset"], names)
         components["dataset"] = shared[cache_key]
-        simulation = Simulation(
-            model=_model_builder(model, names),
-            loss=_loss(loss),
-            output=output,
-            ridge=checks.not_negative("model.ridge", ridge),
-            evaluation=Evaluation(**evaluation),
-            execution=Execution(**execution),
-            ranks=ranks,
-            **components,
-            **setup,
-        )
+        with _keys(evaluation_names):
+            options = Evaluation(**evaluation)
+        with _keys(execution_names):
+            how = Execution(**execution)
+        with _keys(names | {"ridge": "model.ridge"}):
+            simulation = Simulation(
+                model=_model_builder(model, names),
+                loss=_loss(loss),
+                output=output,
+                ridge=ridge,
+                evaluation=options,
+                execution=how,
+                ranks=ranks,
+                **components,
+                **setup,
+            )
         watching = _instantiate("tracking", tracking, names)
     return simulation, watching, identity(cfg)
 
@@ -139,6 +148,16 @@ def _room() -> Iterator[None]:
         if not isinstance(error, (MemoryError, OverflowError)) and not out_of_memory(error):
             raise
         raise ConfigError(f"the sizes of this configuration need more memory than there is ({reason})") from error
+
+
+@contextlib.contextmanager
+def _keys(names: Mapping[str, str]) -> Iterator[None]:
+    """Within the block errors name a parameter by the key that sets it."""
+    try:
+        yield
+    except ConfigError as error:
+        error.renamed(names)
+        raise
 
 
 def _names(cfg: DictConfig) -> dict[str, str]:
@@ -181,7 +200,8 @@ def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
     for component in root.parts():
         _check_part(component, names)
     try:
-        return root.build()
+        with _keys(names):
+            return root.build()
     except ConfigError as error:
         if re.search("unexpected keyword argument|takes no arguments", str(error)) and "custom" in groups()[group]:
             raise ConfigError(f"{error}; {group}=custom leaves out the keys of {group}'s other choices") from error

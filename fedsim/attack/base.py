@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fedsim.availability import Availability
 from fedsim.contamination import Contamination
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import CountOrZero, Fraction
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -36,9 +37,11 @@ class Attack(Stage):
 
     active = True
 
-    def __init__(self, fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0) -> None:
-        self.fraction = checks.fraction("attack.fraction", fraction)
-        self.clients, self.since = clients, checks.whole("attack.since", since, least=0)
+    def __init__(
+        self, fraction: Fraction = 0.2, clients: Sequence[CountOrZero] | None = None, since: CountOrZero = 0
+    ) -> None:
+        self.fraction = fraction
+        self.clients, self.since = clients, since
 
     def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
         bad = np.zeros((federation.replicates, federation.clients), dtype=bool)
@@ -52,7 +55,7 @@ class Attack(Stage):
             draw = rng.generator(seed, rng.Purpose.ATTACK)
             return np.sort(draw.choice(clients, round(self.fraction * clients), replace=False))
         for client in self.clients:
-            if checks.whole("attack.clients", client, least=0) >= clients:
+            if client >= clients:
                 raise ConfigError(f"attack.clients names client {client}, but clients={clients} end at {clients - 1}")
         return np.array(self.clients, dtype=np.int64)
 

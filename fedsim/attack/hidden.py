@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedsim.attack.base import Omniscient
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, CountOrZero, Fraction, OneOf
 from fedsim.core.federation import Federation
 from fedsim.uplink import StageContext
 
@@ -29,10 +31,14 @@ class Farthest(Omniscient):
     """
 
     def __init__(
-        self, direction: str = "unit", fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0
+        self,
+        direction: Annotated[str, OneOf(*DIRECTIONS)] = "unit",
+        fraction: Fraction = 0.2,
+        clients: Sequence[CountOrZero] | None = None,
+        since: CountOrZero = 0,
     ) -> None:
         super().__init__(fraction, clients, since)
-        self.direction = checks.choice("attack.direction", direction, DIRECTIONS)
+        self.direction = direction
 
     @abstractmethod
     def off(self, row: Tensor, honest: Tensor) -> Tensor:
@@ -116,10 +122,14 @@ class Mimic(Omniscient):
     """
 
     def __init__(
-        self, warmup: int = 10, fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0
+        self,
+        warmup: Count = 10,
+        fraction: Fraction = 0.2,
+        clients: Sequence[CountOrZero] | None = None,
+        since: CountOrZero = 0,
     ) -> None:
         super().__init__(fraction, clients, since)
-        self.warmup = checks.whole("attack.warmup", warmup)
+        self.warmup = warmup
 
     def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         return {"score": federation.zeros()}

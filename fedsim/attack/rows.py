@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fedsim.attack.base import Attack, Omniscient
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import CountOrZero, Fraction, Positive, Real
 from fedsim.uplink import StageContext
 
 
@@ -22,10 +23,14 @@ class SignFlip(Attack):
     """
 
     def __init__(
-        self, scale: float = 1.0, fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0
+        self,
+        scale: Positive = 1.0,
+        fraction: Fraction = 0.2,
+        clients: Sequence[CountOrZero] | None = None,
+        since: CountOrZero = 0,
     ) -> None:
         super().__init__(fraction, clients, since)
-        self.scale = checks.positive("attack.scale", scale)
+        self.scale = scale
 
     def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
         return -self.scale * rows
@@ -40,10 +45,14 @@ class Noise(Attack):
     """
 
     def __init__(
-        self, std: float = 1.0, fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0
+        self,
+        std: Positive = 1.0,
+        fraction: Fraction = 0.2,
+        clients: Sequence[CountOrZero] | None = None,
+        since: CountOrZero = 0,
     ) -> None:
         super().__init__(fraction, clients, since)
-        self.std = checks.positive("attack.std", std)
+        self.std = std
 
     def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
         return self.std * rng.normal(link.keys[:, None], torch.arange(rows.shape[1], device=rows.device), rows.dtype)
@@ -58,10 +67,14 @@ class ALIE(Omniscient):
     """
 
     def __init__(
-        self, z: float | None = None, fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0
+        self,
+        z: Real | None = None,
+        fraction: Fraction = 0.2,
+        clients: Sequence[CountOrZero] | None = None,
+        since: CountOrZero = 0,
     ) -> None:
         super().__init__(fraction, clients, since)
-        self.z = None if z is None else checks.real("attack.z", z)
+        self.z = z
 
     def attack_vector(self, honest: Tensor, n: int) -> Tensor:
         z = self.published(n, n - len(honest)) if self.z is None else self.z
@@ -84,10 +97,14 @@ class IPM(Omniscient):
     """
 
     def __init__(
-        self, epsilon: float = 0.1, fraction: float = 0.2, clients: Sequence[int] | None = None, since: int = 0
+        self,
+        epsilon: Positive = 0.1,
+        fraction: Fraction = 0.2,
+        clients: Sequence[CountOrZero] | None = None,
+        since: CountOrZero = 0,
     ) -> None:
         super().__init__(fraction, clients, since)
-        self.epsilon = checks.positive("attack.epsilon", epsilon)
+        self.epsilon = epsilon
 
     def attack_vector(self, honest: Tensor, n: int) -> Tensor:
         return -self.epsilon * honest.mean(0)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.core import rng
-from fedsim.core.errors import ConfigError
+from fedsim.core.constraints import Validated
+from fedsim.core.errors import ClientCountError, ConfigError
 from fedsim.core.federation import Cohort, Federation
 
 
@@ -58,11 +59,11 @@ def by_group(key: str, values: Sequence[float], clients: int) -> np.ndarray:
     if not values:
         raise ConfigError(f"{key}=[] is empty; give one number, or one for each of several groups")
     if len(values) > clients:
-        raise ConfigError(f"{key} has {len(values)} groups, more than clients={clients}")
+        raise ClientCountError(f"{key} has {len(values)} groups, more than {{clients}}", clients=clients)
     return np.asarray(values, dtype=np.float64)[groups_of(clients, len(values))]
 
 
-class Availability(ABC):
+class Availability(Validated, ABC):
     """Says for every round how often each client takes part: 0 or 1, or a multiset's multiplicity.
 
     Attributes:

@@ -11,21 +11,22 @@ from fedsim.availability.probabilities import Probability
 from fedsim.availability.processes import Bernoulli, bernoulli
 from fedsim.availability.trajectories import Trajectory
 from fedsim.availability.walk import Walk
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, Fraction
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ClientCountError, ConfigError
 
 
 class _Grouped(Bernoulli):
     """Every client has p_i^t as under `Bernoulli`, but not independently of the others of its group."""
 
-    def __init__(self, base: Probability | None, trajectory: Trajectory | None, floor: float, groups: int) -> None:
+    def __init__(self, base: Probability | None, trajectory: Trajectory | None, floor: Fraction, groups: Count) -> None:
         super().__init__(base, trajectory, floor)
-        self.groups = checks.whole("availability.groups", groups)
+        self.groups = groups
 
     def setup(self, population: Population) -> None:
         if self.groups > population.clients:
-            raise ConfigError(f"availability.groups={self.groups} exceeds clients={population.clients}")
+            raise ClientCountError(f"availability.groups={self.groups} exceeds {{clients}}", clients=population.clients)
         super().setup(population)
         self._group = groups_of(population.clients, self.groups)
 
@@ -57,18 +58,18 @@ class CommonShock(_Grouped):
         self,
         base: Probability | None = None,
         trajectory: Trajectory | None = None,
-        floor: float = 0.0,
-        groups: int = 1,
-        shock: float = 0.2,
-        persistence: float = 0.0,
+        floor: Fraction = 0.0,
+        groups: Count = 1,
+        shock: Fraction = 0.2,
+        persistence: Fraction = 0.0,
     ) -> None:
         super().__init__(base, trajectory, floor, groups)
-        self.shock = checks.fraction("availability.shock", shock)
-        self.persistence = checks.fraction("availability.persistence", persistence)
+        self.shock = shock
+        self.persistence = persistence
         if self.shock == 1:
-            raise ConfigError("availability.shock=1 lets nobody come, ever; give less")
+            raise ConfigError(key="shock", value=1, needs="lets nobody come, ever; give less")
         if self.persistence == 1:
-            raise ConfigError("availability.persistence=1 freezes the first round's outages for ever; give less")
+            raise ConfigError(key="persistence", value=1, needs="freezes the first round's outages for ever; give less")
 
     def setup(self, population: Population) -> None:
         super().setup(population)
@@ -125,16 +126,16 @@ class CommonFactor(_Grouped):
         self,
         base: Probability | None = None,
         trajectory: Trajectory | None = None,
-        floor: float = 0.0,
-        groups: int = 1,
-        correlation: float = 0.5,
-        persistence: float = 0.0,
+        floor: Fraction = 0.0,
+        groups: Count = 1,
+        correlation: Fraction = 0.5,
+        persistence: Fraction = 0.0,
     ) -> None:
         super().__init__(base, trajectory, floor, groups)
-        self.correlation = checks.fraction("availability.correlation", correlation)
-        self.persistence = checks.fraction("availability.persistence", persistence)
+        self.correlation = correlation
+        self.persistence = persistence
         if self.persistence == 1:
-            raise ConfigError("availability.persistence=1 freezes the first round's factor for ever; give less")
+            raise ConfigError(key="persistence", value=1, needs="freezes the first round's factor for ever; give less")
 
     def setup(self, population: Population) -> None:
         super().setup(population)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
 from fedsim.availability.base import Availability, Population, groups_of
-from fedsim.core import checks, rng
-from fedsim.core.errors import ConfigError
+from fedsim.core import rng
+from fedsim.core.constraints import Count, OneOf
+from fedsim.core.errors import ClientCountError, ConfigError
 
 RESHUFFLES = ("none", "order", "members")
 
@@ -28,16 +31,22 @@ class Cyclic(Availability):
 
     law = "cyclic"
 
-    def __init__(self, groups: int = 5, length: int = 1, reshuffle: str = "none", k: int | None = None) -> None:
-        self.groups = checks.whole("availability.groups", groups)
-        self.length = checks.whole("availability.length", length)
-        self.reshuffle = checks.choice("availability.reshuffle", reshuffle, RESHUFFLES)
-        self.k = None if k is None else checks.whole("availability.k", k)
+    def __init__(
+        self,
+        groups: Count = 5,
+        length: Count = 1,
+        reshuffle: Annotated[str, OneOf(*RESHUFFLES)] = "none",
+        k: Count | None = None,
+    ) -> None:
+        self.groups = groups
+        self.length = length
+        self.reshuffle = reshuffle
+        self.k = k
 
     def setup(self, population: Population) -> None:
         m = population.clients
         if self.groups > m:
-            raise ConfigError(f"availability.groups={self.groups} exceeds clients={m}")
+            raise ClientCountError(f"availability.groups={self.groups} exceeds {{clients}}", clients=m)
         if self.k is not None and self.k > m // self.groups:
             raise ConfigError(
                 f"availability.k={self.k} exceeds the {m // self.groups} clients of the smallest of "

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.availability.recorded import RECORD, Recorded
+from fedsim.availability.recorded import RECORD, Match, Missing, Recorded, Unknown
 from fedsim.availability.times import duration, instant, times
 from fedsim.core import checks
+from fedsim.core.constraints import Fraction
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.own.columns import Columns, columns
 from fedsim.datasets.own.samples import called_of, ordered
@@ -43,21 +44,24 @@ class TraceLog(Recorded):
         client: str = "client",
         start: str = "from",
         end: str = "to",
-        cover: float = 0.5,
+        cover: Fraction = 0.5,
         begin: float | str | None = None,
         until: float | str | None = None,
         repeat: bool = True,
-        match: str = "names",
-        unknown: str = "refuse",
-        missing: str = "refuse",
+        match: Match = "names",
+        unknown: Unknown = "refuse",
+        missing: Missing = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
-        self.cover = checks.fraction("availability.cover", cover)
+        self.cover = cover
         table = columns(self.path, key="availability.path")
         for key, name in {"client": client, "start": start, "end": end}.items():
             role(table, self.source, key, name)
         if len({client, start, end}) < 3:
-            raise ConfigError(f"availability.client={client}, start={start} and end={end} must be columns of their own")
+            raise ConfigError(
+                f"{{client}}={client}, {{start}}={start} and {{end}}={end} must be columns of their own",
+                mentions=("client", "start", "end"),
+            )
         line_clients = clients_of_lines(table, client)
         self.names = ordered(set(line_clients))
         at = {name: index for index, name in enumerate(self.names)}
@@ -81,9 +85,9 @@ class TraceLog(Recorded):
         if wrong.any():
             row = int(wrong.argmax())
             raise ConfigError(f"{self.source}: {table.where(row)}: the session ends before it begins")
-        self._step = duration("availability.round", round, first.kind)
-        begins = first.of.min() if begin is None else instant("availability.begin", begin, first.kind)
-        ends = last.of.max() if until is None else instant("availability.until", until, first.kind)
+        self._step = duration("round", round, first.kind)
+        begins = first.of.min() if begin is None else instant("begin", begin, first.kind)
+        ends = last.of.max() if until is None else instant("until", until, first.kind)
         if not ends > begins:
             raise ConfigError(
                 f"{self.source}: no time lies between its beginning and its end; see availability.begin and until"
@@ -91,7 +95,9 @@ class TraceLog(Recorded):
         rounds = float(ends - begins) / self._step
         self.length = max(1, math.ceil(rounds - 1e-9))
         if self.length > 2**31:
-            raise ConfigError(f"availability.round={round!r} cuts {self.source} into {self.length} rounds; give more")
+            raise ConfigError(
+                key="round", value=round, needs=f"cuts {self.source} into {self.length} rounds; give more"
+            )
         low, high = (np.clip(of.of, begins, ends) - begins for of in (first, last))
         self._unite(who, low.astype(np.float64), high.astype(np.float64))
         share = float((self._end - self._start).sum()) / float(ends - begins) / len(self.names or [])

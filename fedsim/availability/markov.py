@@ -35,12 +35,13 @@ class Markov(Availability):
         self.base = base or Uniform()
         coefficients = persistence if isinstance(persistence, (list, tuple)) else [persistence]
         if not coefficients:
-            raise ConfigError("availability.persistence=[] must hold one number per group of clients")
+            raise ConfigError(key="persistence", value=[], needs="must hold one number per group of clients")
         for coefficient in coefficients:
-            if abs(checks.real("availability.persistence", coefficient)) >= 1:
+            if abs(checks.real("persistence", coefficient)) >= 1:
                 raise ConfigError(
-                    f"availability.persistence={coefficient!r} must lie above -1 and below 1, which freezes the first "
-                    "round for ever"
+                    f"{{persistence}}={coefficient!r} must lie above -1 and below 1, which freezes the first "
+                    "round for ever",
+                    mentions=("persistence",),
                 )
         self.persistence = [float(coefficient) for coefficient in coefficients]
 

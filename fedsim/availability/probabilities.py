@@ -7,12 +7,13 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from fedsim.availability.base import Population, uniforms
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Fraction, NonNegative, Validated
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ClientCountError, ConfigError
 
 
-class Probability(ABC):
+class Probability(Validated, ABC):
     """Base probabilities of every virtual client."""
 
     @abstractmethod
@@ -23,8 +24,8 @@ class Probability(ABC):
 class Uniform(Probability):
     """The same probability p for everybody."""
 
-    def __init__(self, p: float = 0.5) -> None:
-        self.p = checks.fraction("availability.base.p", p)
+    def __init__(self, p: Fraction = 0.5) -> None:
+        self.p = p
 
     def base(self, population: Population) -> np.ndarray:
         return np.full((len(population.seeds), population.clients), self.p)
@@ -48,20 +49,20 @@ class Groups(Probability):
         ),
     )
 
-    def __init__(self, p0: float = 0.1, p1: float = 0.9, p: list[float] | None = None) -> None:
+    def __init__(self, p0: Fraction = 0.1, p1: Fraction = 0.9, p: list[Fraction] | None = None) -> None:
         self.settings = {"p0": p0, "p1": p1, "p": p}
         if p is None:
-            values = [checks.fraction("availability.base.p0", p0), checks.fraction("availability.base.p1", p1)]
+            values = [p0, p1]
         else:
-            values = [checks.fraction("availability.base.p", v) for v in p]
+            values = list(p)
             if not values:
-                raise ConfigError("availability.base.p=[] must hold one probability per group")
+                raise ConfigError(key="p", value=[], needs="must hold one probability per group")
         self.p = np.array(values)
 
     def base(self, population: Population) -> np.ndarray:
         m = population.clients
         if len(self.p) > m:
-            raise ConfigError(f"availability.base has {len(self.p)} groups, more than clients={m}")
+            raise ClientCountError(f"availability.base has {len(self.p)} groups, more than {{clients}}", clients=m)
         group = np.arange(m) * len(self.p) // m
         return np.broadcast_to(self.p[group], (len(population.seeds), m)).copy()
 
@@ -73,9 +74,9 @@ class ClassCorrelated(Probability):
     and `low` for the rest. φ is drawn once per replicate.
     """
 
-    def __init__(self, high: float = 1.0, low: float = 0.5) -> None:
-        self.high = checks.fraction("availability.base.high", high)
-        self.low = checks.fraction("availability.base.low", low)
+    def __init__(self, high: Fraction = 1.0, low: Fraction = 0.5) -> None:
+        self.high = high
+        self.low = low
 
     def base(self, population: Population) -> np.ndarray:
         fractions = population.class_fractions
@@ -96,8 +97,8 @@ class LabelOrdered(Probability):
     Our reading of MIFA's construction (Gu et al. 2021), where every client holds two classes and low is its p_min.
     """
 
-    def __init__(self, low: float = 0.1) -> None:
-        self.low = checks.fraction("availability.base.low", low)
+    def __init__(self, low: Fraction = 0.1) -> None:
+        self.low = low
 
     def base(self, population: Population) -> np.ndarray:
         fractions = population.class_fractions
@@ -113,8 +114,8 @@ class Lognormal(Probability):
     With `trajectory: sine` it is their smartphones' day and night.
     """
 
-    def __init__(self, sigma: float = 0.5) -> None:
-        self.sigma = checks.not_negative("availability.base.sigma", sigma)
+    def __init__(self, sigma: NonNegative = 0.5) -> None:
+        self.sigma = sigma
 
     def base(self, population: Population) -> np.ndarray:
         size = population.clients

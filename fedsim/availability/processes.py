@@ -7,9 +7,10 @@ import numpy as np
 from fedsim.availability.base import Availability, Population, uniforms
 from fedsim.availability.probabilities import Probability, Uniform
 from fedsim.availability.trajectories import Stationary, Trajectory
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, Fraction
 from fedsim.core.effects import Declarations, EffectiveIf
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ClientCountError
 
 
 class Full(Availability):
@@ -29,12 +30,12 @@ class UniformK(Availability):
 
     law = "uniform_k"
 
-    def __init__(self, k: int = 10) -> None:
-        self.k = checks.whole("availability.k", k)
+    def __init__(self, k: Count = 10) -> None:
+        self.k = k
 
     def setup(self, population: Population) -> None:
         if self.k > population.clients:
-            raise ConfigError(f"availability.k={self.k} exceeds clients={population.clients}")
+            raise ClientCountError(f"availability.k={self.k} exceeds {{clients}}", clients=population.clients)
         super().setup(population)
 
     def probabilities(self, t: int) -> np.ndarray:
@@ -71,11 +72,11 @@ class Bernoulli(Availability):
     law = "bernoulli"
 
     def __init__(
-        self, base: Probability | None = None, trajectory: Trajectory | None = None, floor: float = 0.0
+        self, base: Probability | None = None, trajectory: Trajectory | None = None, floor: Fraction = 0.0
     ) -> None:
         self.base = base or Uniform()
         self.trajectory = trajectory or Stationary()
-        self.floor = checks.fraction("availability.floor", floor)
+        self.floor = floor
 
     def setup(self, population: Population) -> None:
         super().setup(population)
@@ -98,8 +99,8 @@ class Multiset(Availability):
 
     law = "multiset"
 
-    def __init__(self, k: int = 10) -> None:
-        self.k = checks.whole("availability.k", k)
+    def __init__(self, k: Count = 10) -> None:
+        self.k = k
 
     def setup(self, population: Population) -> None:
         super().setup(population)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fedsim.availability.base import Availability, Population
 from fedsim.availability.processes import bernoulli
 from fedsim.core import checks, rng
-from fedsim.core.errors import ConfigError
+from fedsim.core.constraints import OneOf
+from fedsim.core.errors import ClientCountError, ConfigError
 
 MATCHES = ("names", "order", "draw")
+Match = Annotated[str, OneOf(*MATCHES)]
+Unknown = Annotated[str, OneOf("refuse", "ignore")]
+Missing = Annotated[str, OneOf("refuse", "away")]
 SHOWN = 3  # names in a message
 RECORD = "plays back a record, which tells who was there and not how probable that was"
 
@@ -43,12 +47,19 @@ class Recorded(Availability):
     names: list[str] | None
     length: int
 
-    def __init__(self, path: Any, repeat: bool, match: str, unknown: str, missing: str) -> None:
+    def __init__(
+        self,
+        path: Any,
+        repeat: bool,
+        match: Match,
+        unknown: Unknown,
+        missing: Missing,
+    ) -> None:
         self.path, self.repeat = Path(path).expanduser() if isinstance(path, (str, Path)) else path, repeat
         self.source = f"availability.path={self.path}" if isinstance(self.path, Path) else "availability.path"
-        self.match = checks.choice("availability.match", match, MATCHES)
-        self.strangers = checks.choice("availability.unknown", unknown, ("refuse", "ignore"))
-        self.missing = checks.choice("availability.missing", missing, ("refuse", "away"))
+        self.match = match
+        self.strangers = unknown
+        self.missing = missing
 
     @abstractmethod
     def record(self, t: int) -> np.ndarray:
@@ -74,8 +85,10 @@ class Recorded(Availability):
         """[m] records for the clients of a replicate."""
         recorded = len(self.record(0))
         if recorded < clients:
-            raise ConfigError(
-                f"{self.source} has {recorded} clients, too few to draw clients={clients} from; set clients={recorded}"
+            raise ClientCountError(
+                f"{self.source} has {recorded} clients, too few to draw {{clients}} from; set clients={{settable}}",
+                clients=clients,
+                settable=recorded,
             )
         return rng.generator(seed, rng.Purpose.ROSTER).permutation(recorded)[:clients]
 
@@ -87,8 +100,10 @@ class Recorded(Availability):
             refused = (count > clients and self.strangers == "refuse") or (count < clients and self.missing == "refuse")
             if refused:
                 option = "availability.unknown=ignore" if count > clients else "availability.missing=away"
-                raise ConfigError(
-                    f"{self.source} has {count} clients, but clients={clients}; set clients={count}, or {option}"
+                raise ClientCountError(
+                    f"{self.source} has {count} clients, but {{clients}}; set clients={{settable}}, or {option}",
+                    clients=clients,
+                    settable=count,
                 )
             numbers = np.arange(clients)
             return np.where(numbers < count, numbers, -1)
@@ -117,9 +132,10 @@ class Recorded(Availability):
                 f"{' else ' if near else ''}availability.unknown=ignore leaves such records out"
             )
         if lacking and self.missing == "refuse":
-            raise ConfigError(
-                f"{self.source} has nothing of {_some(lacking)} among clients={len(own)}; "
-                "availability.missing=away lets them never come"
+            raise ClientCountError(
+                f"{self.source} has nothing of {_some(lacking)} among {{clients}}; "
+                "availability.missing=away lets them never come",
+                clients=len(own),
             )
 
     @staticmethod

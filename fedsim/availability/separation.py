@@ -11,8 +11,9 @@ from fedsim.availability.probabilities import Probability
 from fedsim.availability.processes import Bernoulli
 from fedsim.availability.trajectories import Stationary, Trajectory
 from fedsim.availability.walk import Walk
-from fedsim.core import checks, rng
-from fedsim.core.errors import ConfigError
+from fedsim.core import rng
+from fedsim.core.constraints import Count, CountOrZero, Fraction
+from fedsim.core.errors import ClientCountError
 
 
 @dataclass
@@ -52,21 +53,22 @@ class MinimumSeparation(Bernoulli):
         self,
         base: Probability | None = None,
         trajectory: Trajectory | None = None,
-        floor: float = 0.0,
-        separation: int = 1,
-        k: int | None = None,
+        floor: Fraction = 0.0,
+        separation: CountOrZero = 1,
+        k: Count | None = None,
     ) -> None:
         super().__init__(base, trajectory, floor)
-        self.separation = checks.whole("availability.separation", separation, least=0)
-        self.k = None if k is None else checks.whole("availability.k", k)
+        self.separation = separation
+        self.k = k
         if self.k is not None:
             self.unknown_reason = "with k draws clients by who came before, so that nobody knows these"
 
     def setup(self, population: Population) -> None:
         if self.k is not None and self.k * (self.separation + 1) > population.clients:
-            raise ConfigError(
+            raise ClientCountError(
                 f"availability.k={self.k} clients in each of separation + 1 = {self.separation + 1} rounds are more "
-                f"than clients={population.clients}; lower k or separation"
+                "than {clients}; lower k or separation",
+                clients=population.clients,
             )
         super().setup(population)
         self._walk = Walk(self._next)

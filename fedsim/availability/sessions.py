@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -10,7 +11,8 @@ from fedsim.availability.base import Availability, Population, uniforms
 from fedsim.availability.probabilities import Probability, Uniform
 from fedsim.availability.trajectories import Stationary, Trajectory
 from fedsim.availability.walk import Walk
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import NonNegative, OneOf, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 
@@ -60,19 +62,19 @@ class DeviceSessions(Availability):
         self,
         base: Probability | None = None,
         trajectory: Trajectory | None = None,
-        length: float = 4.0,
-        law: str = "exponential",
-        shape: float = 1.0,
+        length: Positive = 4.0,
+        law: Annotated[str, OneOf(*LAWS)] = "exponential",
+        shape: NonNegative = 1.0,
     ) -> None:
         self.base, self.trajectory = base or Uniform(), trajectory or Stationary()
-        self.length = checks.positive("availability.length", length)
+        self.length = length
         if self.length < 1:
-            raise ConfigError(f"availability.length={length!r} must be 1 or more rounds; toss coins for shorter ones")
-        self.lengths = checks.choice("availability.law", law, LAWS)
-        self.shape = checks.not_negative("availability.shape", shape)
+            raise ConfigError(key="length", value=length, needs="must be 1 or more rounds; toss coins for shorter ones")
+        self.lengths = law
+        self.shape = shape
         minimum, maximum = LAWS[self.lengths]
         if self.lengths != "exponential" and not minimum <= self.shape <= maximum:
-            raise ConfigError(f"availability.shape={shape!r} must lie between {minimum:g} and {maximum:g} for {law}")
+            raise ConfigError(key="shape", value=shape, needs=f"must lie between {minimum:g} and {maximum:g} for {law}")
 
     def setup(self, population: Population) -> None:
         super().setup(population)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.availability.log import clients_of_lines, role
-from fedsim.availability.recorded import RECORD, Recorded
+from fedsim.availability.recorded import RECORD, Match, Missing, Recorded, Unknown
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.own.columns import Columns, as_numbers, columns, missing
 from fedsim.datasets.own.samples import ordered
@@ -34,9 +34,9 @@ class TraceTable(Recorded):
         round: str = "round",
         available: str | None = "available",
         repeat: bool = True,
-        match: str = "names",
-        unknown: str = "refuse",
-        missing: str = "refuse",
+        match: Match = "names",
+        unknown: Unknown = "refuse",
+        missing: Missing = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         table = columns(self.path, key="availability.path")
@@ -45,7 +45,8 @@ class TraceTable(Recorded):
                 role(table, self.source, key, name)
         if len({client, round, available}) < 3:
             raise ConfigError(
-                f"availability.client={client}, round={round} and available={available} must be columns of their own"
+                f"{{client}}={client}, {{round}}={round} and {{available}}={available} must be columns of their own",
+                mentions=("client", "round", "available"),
             )
         line_clients = clients_of_lines(table, client)
         self.names = ordered(set(line_clients))

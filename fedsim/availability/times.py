@@ -47,19 +47,23 @@ def duration(key: str, value: float | str, kind: str) -> float:
     if kind == "numbers":
         if isinstance(value, str):
             raise ConfigError(
-                f"{key}={value!r} is for timestamps, but the times in the log are numbers; give a number in their "
-                "unit, such as 3600 for an hour where they are seconds"
+                key=key,
+                value=value,
+                needs="is for timestamps, but the times in the log are numbers; give a number in their "
+                "unit, such as 3600 for an hour where they are seconds",
             )
         return checks.positive(key, value)
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value) if isinstance(value, str) else None
     if match is None or match[2] not in UNITS or float(match[1]) <= 0:
         raise ConfigError(
-            f"{key}={value!r} must be a length such as 1h or 30min, since the times in the log are timestamps; units "
-            f"are {', '.join(UNITS)}"
+            key=key,
+            value=value,
+            needs=f"must be a length such as 1h or 30min, since the times in the log are timestamps; units "
+            f"are {', '.join(UNITS)}",
         )
     length = round(float(match[1]) * UNITS[match[2]])
     if length < 1:
-        raise ConfigError(f"{key}={value!r} is shorter than a microsecond")
+        raise ConfigError(key=key, value=value, needs="is shorter than a microsecond")
     return length
 
 
@@ -88,10 +92,10 @@ def times(table: Columns, name: str) -> Times:
 
 def instant(key: str, value: Any, kind: str) -> float:
     """A single time of this kind."""
-    table = Columns(key, {key: np.array([value], dtype=object)}, lambda n: "it")
-    instants = times(table, key)
+    label = f"availability.{key}"
+    instants = times(Columns(label, {label: np.array([value], dtype=object)}, lambda n: "it"), label)
     if instants.kind != kind:
-        raise ConfigError(f"{key}={value!r} is of other times than the log, which has {KINDS[kind]}")
+        raise ConfigError(key=key, value=value, needs=f"is of other times than the log, which has {KINDS[kind]}")
     return instants.of[0].item()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.availability.base import Population
-from fedsim.availability.recorded import RECORD, Recorded
+from fedsim.availability.recorded import RECORD, Match, Missing, Recorded, Unknown
 from fedsim.availability.table import probabilities, rounds
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
@@ -42,13 +42,13 @@ class Trace(Recorded):
         repeat: bool = True,
         header: str | bool = "auto",
         round: str | None = None,
-        match: str = "names",
-        unknown: str = "refuse",
-        missing: str = "refuse",
+        match: Match = "names",
+        unknown: Unknown = "refuse",
+        missing: Missing = "refuse",
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         if not isinstance(header, bool):
-            checks.choice("availability.header", header, ("auto", "true", "false"))
+            checks.choice("header", header, ("auto", "true", "false"))
         self.header = {"true": True, "false": False}.get(str(header).lower())
         self.names: list[str] | None = None
         self._doubtful: list[str] | None = None
@@ -62,7 +62,9 @@ class Trace(Recorded):
         else:
             self._table = self._read_csv(round)
         if round is not None and self.names is None:
-            raise ConfigError(f"availability.round={round} names a column, but {self.source} has no line of names")
+            raise ConfigError(
+                f"{{round}}={round} names a column, but {self.source} has no line of names", mentions=("round",)
+            )
         self.length = len(self._table)
         self.unknown_reason = RECORD if np.isin(self._table, (0.0, 1.0)).all() else ""
 

@@ -8,11 +8,12 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from fedsim.availability.base import Population, uniforms
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, Fraction, Validated
 from fedsim.core.effects import EffectiveIf
 
 
-class Trajectory(ABC):
+class Trajectory(Validated, ABC):
     """Moves base probabilities in time."""
 
     @abstractmethod
@@ -41,9 +42,9 @@ class _Periodic(Trajectory):
         zones: time zones; client i is in zone z = ⌊i · zones / m⌋, where it is z/zones of a period later.
     """
 
-    def __init__(self, period: int, zones: int = 1) -> None:
-        self.period = checks.whole("availability.trajectory.period", period)
-        self.zones = checks.whole("availability.trajectory.zones", zones)
+    def __init__(self, period: Count, zones: Count = 1) -> None:
+        self.period = period
+        self.zones = zones
 
     def hour(self, t: int, population: Population) -> np.ndarray:
         """[m] in [0, period): how far every client's own period is when round t begins."""
@@ -78,10 +79,10 @@ class Staircase(_Periodic):
         ),
     )
 
-    def __init__(self, period: int = 20, low: float = 0.4, share: float = 0.5, zones: int = 1) -> None:
+    def __init__(self, period: Count = 20, low: Fraction = 0.4, share: Fraction = 0.5, zones: Count = 1) -> None:
         super().__init__(period, zones)
-        self.low = checks.fraction("availability.trajectory.low", low)
-        self.share = checks.fraction("availability.trajectory.share", share)
+        self.low = low
+        self.share = share
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
         return np.where(self.hour(t, population) < self.share * self.period, base, base * self.low)
@@ -90,9 +91,9 @@ class Staircase(_Periodic):
 class Sine(_Periodic):
     """f(t) = γ sin(2πt / P) + (1 − γ)."""
 
-    def __init__(self, gamma: float = 0.3, period: int = 20, zones: int = 1) -> None:
+    def __init__(self, gamma: Fraction = 0.3, period: Count = 20, zones: Count = 1) -> None:
         super().__init__(period, zones)
-        self.gamma = checks.fraction("availability.trajectory.gamma", gamma)
+        self.gamma = gamma
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
         if self.zones == 1:
@@ -112,9 +113,9 @@ class InterleavedSine(Sine):
         ),
     )
 
-    def __init__(self, gamma: float = 0.3, period: int = 20, cutoff: float = 0.1, zones: int = 1) -> None:
+    def __init__(self, gamma: Fraction = 0.3, period: Count = 20, cutoff: Fraction = 0.1, zones: Count = 1) -> None:
         super().__init__(gamma, period, zones)
-        self.cutoff = checks.fraction("availability.trajectory.cutoff", cutoff)
+        self.cutoff = cutoff
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
         probabilities = super().at(t, base, population)
@@ -124,8 +125,8 @@ class InterleavedSine(Sine):
 class Jitter(Trajectory):
     """p_i^t = p_i + U(−width, width), fresh for every round and client (fedpbc §VI)."""
 
-    def __init__(self, width: float = 0.02) -> None:
-        self.width = checks.fraction("availability.trajectory.width", width)
+    def __init__(self, width: Fraction = 0.02) -> None:
+        self.width = width
 
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
         return base + self.width * (2.0 * uniforms(population, rng.Purpose.TRAJECTORY, t) - 1.0)

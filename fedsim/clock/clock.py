@@ -6,12 +6,14 @@ It decides nothing else: every algorithm meets the same times for a seed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from fedsim.availability import Availability
 from fedsim.availability.base import by_group
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, NonNegative, OneOf, Positive, Validated
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -32,7 +34,7 @@ class Times:
     sample: np.ndarray
 
 
-class Clock:
+class Clock(Validated):
     """The contract.
 
     Attributes:
@@ -112,29 +114,32 @@ class Devices(Clock):
 
     def __init__(
         self,
-        compute: float | list[float] = 0.001,
-        compute_spread: float = 0.0,
-        jitter: float = 0.0,
-        down: float | list[float] | None = None,
-        up: float | list[float] | None = None,
-        link_spread: float = 0.0,
-        server: float = 0.0,
-        deadline: float | None = None,
-        first: int | None = None,
-        late: str = "drop",
+        compute: Positive | list[Positive] = 0.001,
+        compute_spread: NonNegative = 0.0,
+        jitter: NonNegative = 0.0,
+        down: Positive | list[Positive] | None = None,
+        up: Positive | list[Positive] | None = None,
+        link_spread: NonNegative = 0.0,
+        server: NonNegative = 0.0,
+        deadline: Positive | None = None,
+        first: Count | None = None,
+        late: Annotated[str, OneOf(*LATE)] = "drop",
     ) -> None:
-        self.compute = _several("clock.compute", compute)
-        self.down = None if down is None else _several("clock.down", down)
-        self.up = None if up is None else _several("clock.up", up)
-        self.compute_spread = checks.not_negative("clock.compute_spread", compute_spread)
-        self.jitter = checks.not_negative("clock.jitter", jitter)
-        self.link_spread = checks.not_negative("clock.link_spread", link_spread)
-        self.server = checks.not_negative("clock.server", server)
-        self.deadline = None if deadline is None else checks.positive("clock.deadline", deadline)
-        self.first = None if first is None else checks.whole("clock.first", first)
-        self.late = checks.choice("clock.late", late, LATE)
+        self.compute = _several(compute)
+        self.down = None if down is None else _several(down)
+        self.up = None if up is None else _several(up)
+        self.compute_spread = compute_spread
+        self.jitter = jitter
+        self.link_spread = link_spread
+        self.server = server
+        self.deadline = deadline
+        self.first = first
+        self.late = late
         if self.delivers and self.first is not None:
-            raise ConfigError("clock.first and clock.late=deliver exclude each other; give clock.first=null")
+            raise ConfigError(
+                "{first} and {late}=deliver exclude each other; give {first}=null",
+                mentions=("first", "late"),
+            )
 
     def setup(self, federation: Federation) -> None:
         seeds, m = federation.seeds, federation.clients
@@ -198,8 +203,8 @@ class DeadlineFilter(Availability):
         return self.process.counts(t)
 
 
-def _several(key: str, value: float | list[float]) -> list[float]:
-    return [checks.positive(key, number) for number in (value if isinstance(value, (list, tuple)) else [value])]
+def _several(value: float | list[float]) -> list[float]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _sigma(spread: float) -> float:

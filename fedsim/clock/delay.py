@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from fedsim.availability.base import by_group
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import CountOrZero, NonNegative, Positive, Validated
 from fedsim.core.effects import StopsTraining
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 
 
-class Delay:
+class Delay(Validated):
     """The contract: a whole number of rounds for every client and round, a pure function of seed, round and client."""
 
     active = True
@@ -59,10 +60,10 @@ class ConstantDelay(Delay):
         ),
     )
 
-    def __init__(self, rounds: int | list[int] = 1) -> None:
+    def __init__(self, rounds: CountOrZero | list[CountOrZero] = 1) -> None:
         delays = rounds if isinstance(rounds, (list, tuple)) else [rounds]
         self.settings = {"rounds": rounds}
-        self.given = [float(checks.whole("delay.rounds", delay, least=0)) for delay in delays]
+        self.given = [float(delay) for delay in delays]
 
     def setup(self, federation: Federation) -> None:
         super().setup(federation)
@@ -73,9 +74,8 @@ class ConstantDelay(Delay):
 
 
 class _WithMean(Delay):
-    def __init__(self, mean: float | list[float] = 2.0) -> None:
-        means = mean if isinstance(mean, (list, tuple)) else [mean]
-        self.mean = [checks.positive("delay.mean", value) for value in means]
+    def __init__(self, mean: Positive | list[Positive] = 2.0) -> None:
+        self.mean = list(mean) if isinstance(mean, (list, tuple)) else [mean]
 
     def setup(self, federation: Federation) -> None:
         super().setup(federation)
@@ -109,10 +109,12 @@ class UniformDelay(Delay):
         ),
     )
 
-    def __init__(self, least: int = 0, most: int = 4) -> None:
-        self.least, self.most = checks.whole("delay.least", least, least=0), checks.whole("delay.most", most, least=0)
+    def __init__(self, least: CountOrZero = 0, most: CountOrZero = 4) -> None:
+        self.least, self.most = least, most
         if self.least > self.most:
-            raise ConfigError(f"delay.least={least} exceeds delay.most={most}; exchange them")
+            raise ConfigError(
+                key="least", value=least, needs=f"exceeds {{most}}={most}; exchange them", mentions=("most",)
+            )
 
     def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
         return self.least + np.floor(self.uniforms(t, virtual) * (self.most - self.least + 1)).astype(np.int64)
@@ -126,9 +128,9 @@ class LognormalDelay(_WithMean):
         spread: its coefficient of variation.
     """
 
-    def __init__(self, mean: float | list[float] = 2.0, spread: float = 1.0) -> None:
+    def __init__(self, mean: Positive | list[Positive] = 2.0, spread: NonNegative = 1.0) -> None:
         super().__init__(mean)
-        self.spread = checks.not_negative("delay.spread", spread)
+        self.spread = spread
 
     def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
         from scipy.special import ndtri  # here: other laws need not wait for it

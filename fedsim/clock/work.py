@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, Validated
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.samples import LocalWork, Workload
 
 
-class Work:
+class Work(Validated):
     """The contract: a number of steps for every row and round, a pure function of seeds, round and client."""
 
     active = True
@@ -37,8 +38,8 @@ class UniformWork(Work):
         least: steps, or passes.
     """
 
-    def __init__(self, least: int = 1) -> None:
-        self.least = checks.whole("work.least", least)
+    def __init__(self, least: Count = 1) -> None:
+        self.least = least
 
     def setup(self, federation: Federation, work: LocalWork) -> None:
         self.federation, self.by_pass = federation, work.epochs is not None

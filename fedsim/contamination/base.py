@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import CountOrZero, Fraction, OneOf, Validated
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.datasets import Dataset
 
 
-class Contamination(ABC):
+class Contamination(Validated, ABC):
     """Replaces samples of the clients' batches."""
 
     active = True
@@ -49,6 +51,9 @@ class NoContamination(Contamination):
         return batch
 
 
+Entry = Annotated[str, OneOf("x", "y")]  # inputs or targets
+
+
 class Huber(Contamination):
     """(1 − ϵ_i) D_i(θ) + ϵ_i Q_i: every sample is replaced with probability ϵ_i, on its own (profl §4.2).
 
@@ -70,8 +75,10 @@ class Huber(Contamination):
         EffectiveIf("value", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
     )
 
-    def __init__(self, fraction: float = 0.1, clients: Sequence[int] | None = None, exact: bool = False) -> None:
-        self.fraction, self.clients = checks.fraction("contamination.fraction", fraction), clients
+    def __init__(
+        self, fraction: Fraction = 0.1, clients: Sequence[CountOrZero] | None = None, exact: bool = False
+    ) -> None:
+        self.fraction, self.clients = fraction, clients
         self.exact = exact
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
@@ -80,7 +87,7 @@ class Huber(Contamination):
             raise ConfigError("contamination.clients=[] contaminates nobody; use contamination=none, or null for all")
         fractions = torch.zeros(m, dtype=torch.float64)
         for client in range(m) if self.clients is None else self.clients:
-            if checks.whole("contamination.clients", client, least=0) >= m:
+            if client >= m:
                 raise ConfigError(f"contamination.clients names client {client}, but clients={m} end at {m - 1}")
             fractions[client] = self.fraction
         self.fractions = fractions.to(federation.device)
@@ -129,7 +136,7 @@ def real_inputs(contamination: Contamination, dataset: Dataset) -> None:
 
 def real_entry(contamination: Contamination, entry: str, dataset: Dataset) -> str:
     """'x', or 'y' where the data have real-valued targets."""
-    if checks.choice("contamination.entry", entry, ("x", "y")) == "x":
+    if entry == "x":
         real_inputs(contamination, dataset)
     labelled = dataset.classes is not None or (not dataset.stream and dataset.train_y is None)
     if entry == "y" and (labelled or dataset.loss != "squared"):

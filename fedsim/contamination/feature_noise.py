@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.contamination.base import Huber, real_inputs
-from fedsim.core import checks
+from fedsim.core.constraints import NonNegative
 from fedsim.core.federation import Federation
 from fedsim.datasets import Dataset
 
@@ -20,9 +20,9 @@ class FeatureNoise(Huber):
         **options: of `Huber`.
     """
 
-    def __init__(self, std: float = 1.0, **options: Any) -> None:
+    def __init__(self, std: NonNegative = 1.0, **options: Any) -> None:
         super().__init__(**options)
-        self.std = checks.not_negative("contamination.std", std)
+        self.std = std
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
         super().setup(federation, dataset)

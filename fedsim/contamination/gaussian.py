@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.contamination.base import Huber, real_entry
-from fedsim.core import checks
+from fedsim.contamination.base import Entry, Huber, real_entry
+from fedsim.core.constraints import NonNegative, Real
 from fedsim.core.federation import Federation
 from fedsim.datasets import Dataset
 
@@ -21,9 +21,9 @@ class Gaussian(Huber):
         **options: of `Huber`.
     """
 
-    def __init__(self, mean: float = 0.0, std: float = 10.0, entry: str = "x", **options: Any) -> None:
+    def __init__(self, mean: Real = 0.0, std: NonNegative = 10.0, entry: Entry = "x", **options: Any) -> None:
         super().__init__(**options)
-        self.mean, self.std = checks.real("contamination.mean", mean), checks.not_negative("contamination.std", std)
+        self.mean, self.std = mean, std
         self.entry = entry
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:

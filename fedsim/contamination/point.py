@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.contamination.base import Huber, real_entry
-from fedsim.core import checks
+from fedsim.contamination.base import Entry, Huber, real_entry
+from fedsim.core.constraints import Real
 from fedsim.core.federation import Federation
 from fedsim.datasets import Dataset
 
@@ -22,9 +22,9 @@ class Point(Huber):
         **options: of `Huber`.
     """
 
-    def __init__(self, value: float = 10.0, entry: str = "x", **options: Any) -> None:
+    def __init__(self, value: Real = 10.0, entry: Entry = "x", **options: Any) -> None:
         super().__init__(**options)
-        self.value, self.entry = checks.real("contamination.value", value), entry
+        self.value, self.entry = value, entry
 
     def setup(self, federation: Federation, dataset: Dataset) -> None:
         super().setup(federation, dataset)

@@ -1,4 +1,7 @@
-"""Checks of single settings. Each returns the value or raises one sentence with key, value and remedy."""
+"""Checks of single settings. Each returns the value or raises a `ConfigError` with key, value and remedy.
+
+What holds for a parameter by itself is declared beside it (`fedsim.core.constraints`), not checked in a constructor.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,9 @@ def choice(key: str, value: Any, options: Iterable[str]) -> str:
     """One of the options."""
     options = list(options)
     if value not in options:
+        known = ", ".join(options)
         raise ConfigError(
-            f"{key}={value!r} is unknown; choose one of {', '.join(options)}{nearest(str(value), options)}"
+            key=key, value=value, needs=f"is unknown; choose one of {known}{nearest(str(value), options)}"
         )
     return str(value)
 
@@ -38,35 +42,35 @@ def choice(key: str, value: Any, options: Iterable[str]) -> str:
 def whole(key: str, value: Any, least: int = 1) -> int:
     """A whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise ConfigError(f"{key}={value!r} must be a whole number of at least {least}")
+        raise ConfigError(key=key, value=value, needs=f"must be a whole number of at least {least}")
     return int(value)
 
 
 def real(key: str, value: Any) -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not abs(float(value)) < float("inf"):
-        raise ConfigError(f"{key}={value!r} must be a finite number")
+        raise ConfigError(key=key, value=value, needs="must be a finite number")
     return float(value)
 
 
 def positive(key: str, value: Any) -> float:
     """A finite number above zero."""
     if not real(key, value) > 0:
-        raise ConfigError(f"{key}={value!r} must be positive")
+        raise ConfigError(key=key, value=value, needs="must be positive")
     return float(value)
 
 
 def not_negative(key: str, value: Any) -> float:
     """A finite number of at least zero."""
     if not real(key, value) >= 0:
-        raise ConfigError(f"{key}={value!r} must not be negative")
+        raise ConfigError(key=key, value=value, needs="must not be negative")
     return float(value)
 
 
 def fraction(key: str, value: Any) -> float:
     """A number in [0, 1]."""
     if not 0.0 <= real(key, value) <= 1.0:
-        raise ConfigError(f"{key}={value!r} must lie between 0 and 1")
+        raise ConfigError(key=key, value=value, needs="must lie between 0 and 1")
     return float(value)
 
 
@@ -75,5 +79,5 @@ def auto_or_whole(key: str, value: Any) -> int | str:
     if value == "auto":
         return "auto"
     if isinstance(value, str):
-        raise ConfigError(f"{key}={value!r} must be 'auto' or a whole number of at least 1")
+        raise ConfigError(key=key, value=value, needs="must be 'auto' or a whole number of at least 1")
     return whole(key, value)

@@ -2,11 +2,103 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from typing_extensions import Self
+
+UNSET: Any = ...  # a key whose value a message does not show
 
 
 class ConfigError(ValueError):
-    """The run cannot start as configured. Raised before the first round, never after."""
+    """The run cannot start as configured. Raised before the first round, never after.
+
+    A part names its own parameters: `FedAvg(server_lr=-1)` says "server_lr=-1 must be positive". Whoever puts the part
+    into something larger adds where it stands there (`under`), and the command line says "strategy.server_lr=-1 …".
+
+    Example:
+        >>> str(ConfigError(key="server_lr", value=-1, needs="must be positive").under("strategy"))
+        'strategy.server_lr=-1 must be positive'
+        >>> str(ConfigError("{low}=3 exceeds {high}=2", mentions=("low", "high")).under("dataset"))
+        'dataset.low=3 exceeds dataset.high=2'
+
+    Args:
+        message: the whole sentence; or leave it out and give `key` and `needs`.
+        key: of the parameter, as the part calls it; of an entry of a list with its index, "server_lr[1]".
+        value: it has; left out: the message is "key needs".
+        needs: what would work, as the rest of the sentence.
+        mentions: parameters of the same part that stand in `message` or `needs` as {name}.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        key: str | None = None,
+        value: Any = UNSET,
+        needs: str = "",
+        mentions: Iterable[str] = (),
+    ) -> None:
+        self.message, self.key, self.value, self.needs = message, key, value, needs
+        self.mentions = {name: name for name in mentions}
+        super().__init__(self._sentence())
+
+    def under(self, prefix: str) -> Self:
+        """The same error, whose keys are those of a part that stands under `prefix`; a key that begins so is left."""
+        return self._renamed(lambda key: key if key.startswith(f"{prefix}.") else f"{prefix}.{key}")
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """The same error, where `names` has what whoever reads it calls a key; the index of an entry stays."""
+
+        def renamed(key: str) -> str:
+            name, bracket, index = key.partition("[")
+            return names.get(name, name) + bracket + index
+
+        return self._renamed(renamed)
+
+    def _renamed(self, rename: Callable[[str], str]) -> Self:
+        self.key = None if self.key is None else rename(self.key)
+        self.mentions = {name: rename(key) for name, key in self.mentions.items()}
+        self.args = (self._sentence(),)
+        return self
+
+    def _sentence(self) -> str:
+        shown = "" if self.value is UNSET else f"={self.value!r}"
+        return self._filled(self.message) or f"{self.key}{shown} {self._filled(self.needs)}"
+
+    def _filled(self, text: str) -> str:
+        for name, key in self.mentions.items():
+            text = text.replace(f"{{{name}}}", key)
+        return text
+
+
+class ClientCountError(ConfigError):
+    """The number of clients that train does not fit; newcomers, who join later, are not among them.
+
+    Args:
+        message: the sentence, in which {clients} stands for "clients=…" and {settable} for a number to set it to.
+        clients: how many train.
+        settable: a number of them that would work.
+    """
+
+    def __init__(self, message: str = "", *, clients: int = 0, settable: int = 0, **options: Any) -> None:
+        self.clients, self.settable, self.newcomers = clients, settable, 0
+        super().__init__(message, **options)
+
+    def beside(self, newcomers: int) -> Self:
+        """The same error, where `clients` was set to so many more."""
+        self.newcomers = newcomers
+        return self._renamed(lambda key: key)
+
+    def _filled(self, text: str) -> str:
+        all_clients = f"clients={self.clients + self.newcomers}"
+        if self.newcomers:
+            all_clients = (
+                f"the {self.clients} of {all_clients} that are no newcomers (personal.newcomers={self.newcomers})"
+            )
+        text = text.replace("{clients}", all_clients)
+        return super()._filled(text.replace("{settable}", str(self.settable + self.newcomers)))
 
 
 class MissingDataError(ConfigError):
@@ -42,10 +134,11 @@ def first_line(error: BaseException, otherwise: str = "no message") -> str:
     return (str(error) or otherwise).splitlines()[0]
 
 
-def of_part(error: ConfigError, group: str, part: str) -> ConfigError:
-    """An error of an object in a group's, which names its keys as if it were the group's own: `strategy.bad` of a rule
-    is `strategy.rule.bad`."""
-    message = str(error)
-    if f"{group}.{part}." in message:
-        return error
-    return type(error)(re.sub(rf"\b{group}\.(?=\w)", f"{group}.{part}.", message))
+@contextlib.contextmanager
+def keys_under(prefix: str) -> Iterator[None]:
+    """Within the block errors name the parameters of a part that stands under `prefix`."""
+    try:
+        yield
+    except ConfigError as error:
+        error.under(prefix)
+        raise

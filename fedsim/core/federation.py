@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -19,12 +20,14 @@ from torch import Tensor
 
 from fedsim.core import checks, ties
 from fedsim.core.answers import Ask
+from fedsim.core.constraints import OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import PLACES, placed
 from fedsim.core.ranks import Ranks
 from fedsim.core.statistics import CohortIndex, RowStatistics
 
 WEIGHTINGS = ("uniform", "data")
+Weighting = Annotated[str, OneOf(*WEIGHTINGS)]
 
 
 @dataclass

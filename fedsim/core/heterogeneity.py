@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Real
 from fedsim.core.errors import ConfigError
 
-Numbers = float | Sequence[float]
+Numbers = Real | Sequence[Real]  # one for all clients, or one each
 
 
 def per_client(
@@ -37,19 +38,18 @@ def per_client(
         late: clients that are none of the m, but join at the end; given numbers are theirs too.
         usual: the default of `spread`.
     """
-    spread = checks.not_negative(f"{key.rpartition('.')[0]}.spread", spread)
     if isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) != clients + late:
             raise ConfigError(
-                f"{key} has {len(value)} entries, but clients={clients + late}; give one number, or one each"
+                key=key, needs=f"has {len(value)} entries, but clients={clients + late}; give one number, or one each"
             )
         if spread not in (0, usual):
             raise ConfigError(
                 f"{key.rpartition('.')[0]}.spread={spread:g} is around one number, but {key} gives one to each client, "
                 f"which are used as they are; leave it out, or give {key} as one number"
             )
-        return torch.tensor([checks.real(key, number) for number in value[:clients]], dtype=torch.float64)
-    centre = torch.full((clients,), checks.real(key, value), dtype=torch.float64)
+        return torch.tensor(list(value[:clients]), dtype=torch.float64)
+    centre = torch.full((clients,), float(value), dtype=torch.float64)
     draws = rng.generator(seed, purpose, counter).uniform(-1.0, 1.0, clients)
     return centre + spread * torch.as_tensor(draws)
 
@@ -73,7 +73,7 @@ def of_moments(key: str, mean: float, variance: float, weights: np.ndarray, draw
     centred = draws - weights @ draws
     spread = weights @ centred**2
     if len(draws) < 2 or not spread > 0:
-        raise ConfigError(f"{key}={variance} needs at least two clients that can differ; set it to 0")
+        raise ConfigError(key=key, value=variance, needs="needs at least two clients that can differ; set it to 0")
     return mean + (variance / spread) ** 0.5 * centred
 
 

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError
-
 
 @dataclass(frozen=True, repr=False)
 class PerSeed:
@@ -87,18 +85,14 @@ Numbers: TypeAlias = float | list[float]  # what a person gives
 Setting: TypeAlias = float | PerSeed  # what it becomes
 
 
-def per_seed(key: str, value: Numbers, check: Callable[[str, Any], float]) -> Setting:
-    """One number, or a list of one for every seed, each of them checked; a list of one number is that number.
+def per_seed(value: Numbers) -> Setting:
+    """One number, or of a list one for every seed; a list of one number is that number.
 
-    Raises:
-        ConfigError: as `check` has it, naming the entry; or there is none.
+    The numbers are checked where the parameter is declared (`PositivePerSeed`, … of `fedsim.core.constraints`).
     """
     if not isinstance(value, (list, tuple)):
-        return check(key, value)
-    if not len(value):
-        raise ConfigError(f"{key}=[] has no entries; give one number, or one per seed")
-    numbers = tuple(check(f"{key}[{index}]", entry) for index, entry in enumerate(value))
-    return numbers[0] if len(numbers) == 1 else PerSeed(numbers)
+        return value
+    return value[0] if len(value) == 1 else PerSeed(tuple(value))
 
 
 def largest(setting: Setting) -> float:

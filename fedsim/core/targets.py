@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsim.core.errors import ConfigError, of_part
+from fedsim.core.errors import ConfigError
 
 BUILT_IN = ("fedsim", "torch", "torchvision", "torchmetrics", "timm", "flwr_datasets")  # where kinds have classes
 REMOTE = "trust_remote_code"  # by which Hugging Face's libraries run code of a repository
@@ -189,8 +189,7 @@ class Part:
             while cause.__cause__ is not None and not isinstance(cause, ConfigError):
                 cause = cause.__cause__
             if isinstance(cause, ConfigError):
-                group, _, part_path = self.key.partition(".")
-                raise (of_part(cause, group, part_path) if part_path else cause) from None
+                raise cause.under(self.key) from None
             reason = (str(cause).splitlines() or [type(cause).__name__])[0]
             raise ConfigError(f"{self.key}: {reason}") from error
         if self.kind.bases and not isinstance(instance, self.kind.bases):

@@ -49,9 +49,11 @@ class Adult(Dataset):
     ) -> None:
         for name in features:
             if name not in COLUMNS:
-                raise ConfigError(f"dataset.features names {name!r}; choose from {', '.join(COLUMNS)}")
+                raise ConfigError(
+                    f"{{features}} names {name!r}; choose from {', '.join(COLUMNS)}", mentions=("features",)
+                )
         if not features:
-            raise ConfigError(f"dataset.features=[] leaves nothing; choose from {', '.join(COLUMNS)}")
+            raise ConfigError(key="features", value=[], needs=f"leaves nothing; choose from {', '.join(COLUMNS)}")
         folder, chosen = data_root(root) / "adult", [COLUMNS[name] for name in features]
         splits = [
             self._read(folder / file, chosen, *counts)
@@ -78,8 +80,9 @@ class Adult(Dataset):
             lines = regular(path).read_text().splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise MissingDataError(
-                f"dataset=adult: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA); "
-                f"{cls.files.remedy('adult')} ({error})"
+                f"dataset=adult: no usable {path.resolve()} ({{root}}, or the variable FEDSIM_DATA); "
+                f"{cls.files.remedy('adult')} ({error})",
+                mentions=("root",),
             ) from error
         table = [fields for line in lines if len(fields := [f.strip() for f in line.split(",")]) == WIDTH]
         y = np.array([fields[LABEL].startswith(">50K") for fields in table], dtype=np.int64)

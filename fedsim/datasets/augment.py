@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import CountOrZero, OneOf, Validated
 from fedsim.core.effects import EffectiveIf
 
 
 @dataclass
-class CropFlip:
+class CropFlip(Validated):
     """Crop at a random offset after padding, then flip left–right with probability one half.
 
     Attributes:
@@ -33,15 +35,10 @@ class CropFlip:
         ),
     )
 
-    padding: int = 4
+    padding: CountOrZero = 4
     flip: bool = False
-    per: str = "image"
-    border: str = "black"
-
-    def __post_init__(self) -> None:
-        checks.choice("dataset.augment.per", self.per, ("image", "batch"))
-        checks.choice("dataset.augment.border", self.border, ("black", "mean"))
-        checks.whole("dataset.augment.padding", self.padding, least=0)
+    per: Annotated[str, OneOf("image", "batch")] = "image"
+    border: Annotated[str, OneOf("black", "mean")] = "black"
 
     @property
     def active(self) -> bool:

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.constraints import Validated
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.augment import CropFlip
 from fedsim.datasets.files import Files
 
 
 @dataclass
-class Dataset:
+class Dataset(Validated):
     """Samples of one learning problem.
 
     Attributes:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.constraints import Count, NonNegative
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.stream import Stream
 
@@ -31,19 +32,14 @@ class BinaryGaussians(Stream):
 
     def __init__(
         self,
-        clients: int = 10,
+        clients: Count = 10,
         positive: Centre = -1.0,
         negative: Centre = 1.0,
-        dimension: int = 1,
-        std: float = 0.5,
+        dimension: Count = 1,
+        std: NonNegative = 0.5,
     ) -> None:
-        checks.whole("clients", clients)
-        checks.whole("dataset.dimension", dimension)
-        self.noise_std = checks.not_negative("dataset.std", std)
-        rows = [
-            centres(f"dataset.{key}", c, clients, dimension)
-            for key, c in (("negative", negative), ("positive", positive))
-        ]
+        self.noise_std = std
+        rows = [centres(key, c, clients, dimension) for key, c in (("negative", negative), ("positive", positive))]
         self.centres = torch.tensor(rows, dtype=torch.float64).transpose(0, 1).contiguous()  # [m, 2, d]
         super().__init__("binary_gaussians", clients, (dimension,), dimension, classes=2, loss="logistic")
 
@@ -61,7 +57,10 @@ def centres(key: str, value: Centre, clients: int, dimension: int) -> list[list[
     for row in rows:
         if isinstance(row, str) or not isinstance(row, Sequence) or len(row) != dimension:
             raise ConfigError(
-                f"{key}={value!r} must be a number, dataset.dimension={dimension} numbers, one for each feature, or "
-                "rows of so many, one for each client in turn, such as [[-1],[-0.8]]"
+                key=key,
+                value=value,
+                needs=f"must be a number, {{dimension}}={dimension} numbers, one for each feature, or "
+                "rows of so many, one for each client in turn, such as [[-1],[-0.8]]",
+                mentions=("dimension",),
             )
     return [[checks.real(key, number) for number in rows[i % len(rows)]] for i in range(clients)]

@@ -52,8 +52,9 @@ class GiveMeSomeCredit(Dataset):
             text = regular(path).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise MissingDataError(
-                f"dataset=give_me_some_credit: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA); "
-                f"{self.files.remedy('give_me_some_credit')} ({error})"
+                f"dataset=give_me_some_credit: no usable {path.resolve()} ({{root}}, or the variable FEDSIM_DATA); "
+                f"{self.files.remedy('give_me_some_credit')} ({error})",
+                mentions=("root",),
             ) from error
         try:
             table = np.loadtxt(io.StringIO(text.replace("NA", "nan")), delimiter=",", skiprows=1, ndmin=2)

@@ -50,10 +50,11 @@ class EMNIST(Dataset):
         train, test = (self._read(data_root(root) / self.file.format(split)) for split in ("train", "test"))
         names = sorted(name for name, (_, labels) in train.items() if len(labels))
         if writers not in (None, "all"):
-            count = checks.whole("dataset.writers", writers)
+            count = checks.whole("writers", writers)
             if count > len(names):
                 raise ConfigError(
-                    f"dataset.writers={writers} exceeds the {len(names)} writers of the files; lower clients"
+                    f"{{writers}}={writers} exceeds the {len(names)} writers of the files; lower clients",
+                    mentions=("writers",),
                 )
             drawn = rng.generator(seed, rng.Purpose.DATA).choice(len(names), count, replace=False)
             names = [names[i] for i in sorted(drawn)]
@@ -89,8 +90,9 @@ class EMNIST(Dataset):
             raise
         except Exception as error:  # whatever h5py stumbles on
             raise MissingDataError(
-                f"dataset={cls.title}: no usable {path.resolve()} (dataset.root, or the variable FEDSIM_DATA), with "
-                f"groups examples/WRITER of pixels and label; {cls.files.remedy(cls.title)} ({error})"
+                f"dataset={cls.title}: no usable {path.resolve()} ({{root}}, or the variable FEDSIM_DATA), with "
+                f"groups examples/WRITER of pixels and label; {cls.files.remedy(cls.title)} ({error})",
+                mentions=("root",),
             ) from error
         return writers
 

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.heterogeneity import of_moments
@@ -46,28 +47,27 @@ class GaussianMean(Stream):
 
     def __init__(
         self,
-        clients: int = 25,
-        mean: float = 10.0,
-        variance: float = 0.6,
-        std: float = 1.0,
-        means: list[float] | None = None,
-        weight_variance: float = 0.0,
+        clients: Count = 25,
+        mean: Real = 10.0,
+        variance: NonNegative = 0.6,
+        std: NonNegative = 1.0,
+        means: list[Real] | None = None,
+        weight_variance: NonNegative = 0.0,
         seed: int = 0,
     ) -> None:
         self.settings = {"mean": mean, "variance": variance, "means": means, "seed": seed}
         self.weight_variance = weight_variance
-        checks.whole("clients", clients)
-        checks.real("dataset.mean", mean)
-        checks.not_negative("dataset.variance", variance)
-        checks.not_negative("dataset.std", std)
         weights = unequal_weights(clients, weight_variance, seed)
         if means is None:
             draws = rng.generator(seed, rng.Purpose.DATA).standard_normal(clients)
-            self.means = torch.as_tensor(of_moments("dataset.variance", mean, variance, weights, draws))
+            self.means = torch.as_tensor(of_moments("variance", mean, variance, weights, draws))
         else:
             if len(means) != clients:
-                raise ConfigError(f"dataset.means has {len(means)} entries, but clients={clients}; give one per client")
-            self.means = torch.tensor([checks.real("dataset.means", value) for value in means], dtype=torch.float64)
+                raise ConfigError(
+                    f"{{means}} has {len(means)} entries, but clients={clients}; give one per client",
+                    mentions=("means",),
+                )
+            self.means = torch.tensor(means, dtype=torch.float64)
         self.noise_std = std
         optimum = self.means.mean().reshape(1)
         super().__init__(
@@ -83,11 +83,12 @@ class GaussianMean(Stream):
 
 def unequal_weights(clients: int, variance: float, seed: int) -> np.ndarray:
     """[m] weights that sum to 1, from the symmetric Dirichlet distribution in which each has this variance."""
-    checks.not_negative("dataset.weight_variance", variance)
     if variance == 0:
         return np.full(clients, 1 / clients)
     largest = (1 - 1 / clients) / clients  # all the weight on one client
     if variance >= largest:
-        raise ConfigError(f"dataset.weight_variance={variance} must be below {largest:.3g} for clients={clients}")
+        raise ConfigError(
+            key="weight_variance", value=variance, needs=f"must be below {largest:.3g} for clients={clients}"
+        )
     concentration = (largest / variance - 1) / clients
     return rng.generator(seed, rng.Purpose.DATA, 1).dirichlet(np.full(clients, concentration))

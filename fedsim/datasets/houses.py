@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.heterogeneity import Numbers, per_client
 from fedsim.datasets.pricing import base_fractions, pick_group
@@ -39,20 +40,18 @@ class HousePrices(Stream):
 
     def __init__(
         self,
-        clients: int = 10,
-        dimension: int = 1,
-        mean: float = 5 / 3,
-        std: float = 1.0,
+        clients: Count = 10,
+        dimension: Count = 1,
+        mean: Real = 5 / 3,
+        std: NonNegative = 1.0,
         coefficient: Numbers = 5 / 3,
         spread: float = 0.0,
-        noise: float = 2.0333,
+        noise: NonNegative = 2.0333,
         seed: int = 0,
     ) -> None:
         self.settings = {"seed": seed, "spread": spread}
-        checks.whole("clients", clients)
-        checks.whole("dataset.dimension", dimension)
-        self.mean_x, self.std_x = checks.real("dataset.mean", mean), checks.not_negative("dataset.std", std)
-        self.noise_std = checks.not_negative("dataset.noise", noise)
+        self.mean_x, self.std_x = mean, std
+        self.noise_std = noise
         drawn = per_client("dataset.coefficient", coefficient, spread, clients, seed, rng.Purpose.DATA)
         self.coefficients = drawn[:, None].expand(clients, dimension).contiguous()
         super().__init__("house_prices", clients, (dimension,), dimension + 1, loss="squared")
@@ -87,20 +86,18 @@ class RegressionGroups(Stream):
 
     def __init__(
         self,
-        clients: int = 10,
+        clients: Count = 10,
         slopes: Sequence[float] = (1.0, 3.0),
-        spread: float = 0.0,
-        mean: float = 5 / 3,
-        std: float = 1.0,
-        noise: float = 2.0,
+        spread: NonNegative = 0.0,
+        mean: Real = 5 / 3,
+        std: NonNegative = 1.0,
+        noise: NonNegative = 2.0,
         fractions: Sequence[float] | None = None,
         seed: int = 0,
     ) -> None:
         self.settings = {"seed": seed, "spread": spread}
-        checks.whole("clients", clients)
-        checks.not_negative("dataset.spread", spread)
-        self.mean_x, self.std_x = checks.real("dataset.mean", mean), checks.not_negative("dataset.std", std)
-        self.noise_std = checks.not_negative("dataset.noise", noise)
+        self.mean_x, self.std_x = mean, std
+        self.noise_std = noise
         draws = rng.generator(seed, rng.Purpose.DATA).uniform(-1.0, 1.0, (clients, len(slopes)))
         self.slopes = torch.as_tensor(slopes, dtype=torch.float64) + spread * torch.as_tensor(draws)
         self.fractions = base_fractions(fractions, len(slopes), "slopes")

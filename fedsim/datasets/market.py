@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, NonNegative, Real
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.stream import Stream
 
@@ -32,20 +33,18 @@ class Market(Stream):
 
     def __init__(
         self,
-        clients: int = 4,
-        dimension: int = 1,
-        low: float = 4.0,
-        high: float = 8.0,
-        cost: float = 0.5,
-        std: float = 1.0,
+        clients: Count = 4,
+        dimension: Count = 1,
+        low: Real = 4.0,
+        high: Real = 8.0,
+        cost: NonNegative = 0.5,
+        std: NonNegative = 1.0,
         seed: int = 0,
     ) -> None:
-        checks.whole("clients", clients)
-        checks.whole("dataset.dimension", dimension)
-        if checks.real("dataset.low", low) > checks.real("dataset.high", high):
-            raise ConfigError(f"dataset.low={low} exceeds dataset.high={high}; swap them")
-        self.cost = checks.not_negative("dataset.cost", cost)
-        self.noise_std = checks.not_negative("dataset.std", std)
+        if low > high:
+            raise ConfigError(key="low", value=low, needs=f"exceeds {{high}}={high}; swap them", mentions=("high",))
+        self.cost = cost
+        self.noise_std = std
         self.players, self.goods = clients, dimension
         draws = rng.generator(seed, rng.Purpose.DATA).uniform(low, high, (clients, dimension))
         self.means = torch.as_tensor(draws)

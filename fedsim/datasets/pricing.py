@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks, rng
+from fedsim.core.constraints import Count, NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.stream import Stream
@@ -29,19 +30,17 @@ class Pricing(Stream):
 
     def __init__(
         self,
-        clients: int = 10,
-        dimension: int = 5,
-        low: float = 6.0,
-        high: float = 7.0,
+        clients: Count = 10,
+        dimension: Count = 5,
+        low: Real = 6.0,
+        high: Real = 7.0,
         per_client: bool = False,
-        std: float = 1.0,
+        std: NonNegative = 1.0,
         seed: int = 0,
     ) -> None:
-        checks.whole("clients", clients)
-        checks.whole("dataset.dimension", dimension)
-        if checks.real("dataset.low", low) > checks.real("dataset.high", high):
-            raise ConfigError(f"dataset.low={low} exceeds dataset.high={high}; swap them")
-        self.noise_std = checks.not_negative("dataset.std", std)
+        if low > high:
+            raise ConfigError(key="low", value=low, needs=f"exceeds {{high}}={high}; swap them", mentions=("high",))
+        self.noise_std = std
         size = (clients if per_client else 1, dimension)
         draws = rng.generator(seed, rng.Purpose.DATA).uniform(low, high, size)
         self.means = torch.as_tensor(draws).expand(clients, dimension).contiguous()
@@ -75,18 +74,16 @@ class PricingGroups(Stream):
 
     def __init__(
         self,
-        clients: int = 10,
+        clients: Count = 10,
         means: Sequence[float] | Sequence[Sequence[float]] = (0.5, -0.5),
-        spread: float = 0.0,
-        std: float = 0.5,
+        spread: NonNegative = 0.0,
+        std: NonNegative = 0.5,
         fractions: Sequence[float] | None = None,
         loss: str = "inner_product",
         seed: int = 0,
     ) -> None:
         self.settings = {"seed": seed, "spread": spread}
-        checks.whole("clients", clients)
-        checks.not_negative("dataset.spread", spread)
-        self.noise_std = checks.not_negative("dataset.std", std)
+        self.noise_std = std
         self.fractions = base_fractions(fractions, len(means))
         centres = torch.as_tensor(means, dtype=torch.float64).reshape(len(means), -1)
         groups, dimension = centres.shape
@@ -108,9 +105,11 @@ def base_fractions(given: Sequence[float] | None, groups: int, each: str = "mean
         raise ConfigError(f"dataset.{each} has {groups} entries; a mixture needs at least two groups")
     if given is None:
         return torch.full((groups,), 1.0 / groups, dtype=torch.float64)
-    fractions = torch.tensor([checks.fraction("dataset.fractions", f) for f in given], dtype=torch.float64)
+    fractions = torch.tensor([checks.fraction("fractions", f) for f in given], dtype=torch.float64)
     if len(fractions) != groups or abs(float(fractions.sum()) - 1) > 1e-9:
-        raise ConfigError(f"dataset.fractions={list(given)} must be {groups} numbers that sum to 1")
+        raise ConfigError(
+            f"{{fractions}}={list(given)} must be {groups} numbers that sum to 1", mentions=("fractions",)
+        )
     return fractions
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.base import Dataset
@@ -53,18 +54,14 @@ class Quadratics(Dataset):
 
     def __init__(
         self,
-        clients: int = 100,
-        dimension: int = 100,
-        slope: float = 0.001,
-        variance: float = 0.01,
+        clients: Count = 100,
+        dimension: Count = 100,
+        slope: Real = 0.001,
+        variance: NonNegative = 0.01,
         points: list[float] | list[list[float]] | None = None,
         seed: int = 0,
     ) -> None:
         self.settings = {"dimension": dimension, "slope": slope, "variance": variance, "seed": seed, "points": points}
-        checks.whole("clients", clients)
-        checks.whole("dataset.dimension", dimension)
-        checks.real("dataset.slope", slope)
-        checks.not_negative("dataset.variance", variance)
         if points is None:
             noise = rng.generator(seed, rng.Purpose.DATA).standard_normal((clients, dimension))
             centres = slope * torch.arange(1, clients + 1, dtype=torch.float64)[:, None]
@@ -73,7 +70,8 @@ class Quadratics(Dataset):
             point_count = len(points)
             if point_count != clients:
                 raise ConfigError(
-                    f"dataset.points has {point_count} entries, but clients={clients}; give one per client"
+                    f"{{points}} has {point_count} entries, but clients={clients}; give one per client",
+                    mentions=("points",),
                 )
             u = torch.as_tensor(points, dtype=torch.float64).reshape(clients, -1)
         owners = torch.arange(clients)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, Fraction, NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.base import Dataset
@@ -51,27 +52,20 @@ class Synthetic(Dataset):
 
     def __init__(
         self,
-        clients: int = 30,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-        features: int = 60,
-        classes: int = 10,
-        samples: int | None = None,
-        max_samples: int | None = 5000,
-        test_fraction: float = 0.2,
+        clients: Count = 30,
+        alpha: NonNegative = 1.0,
+        beta: NonNegative = 1.0,
+        features: Count = 60,
+        classes: Count = 10,
+        samples: Count | None = None,
+        max_samples: Count | None = 5000,
+        test_fraction: Fraction = 0.2,
         seed: int = 0,
     ) -> None:
-        for key, number in (("clients", clients), ("dataset.features", features), ("dataset.classes", classes)):
-            checks.whole(key, number)
-        self.alpha = checks.not_negative("dataset.alpha", alpha)
-        checks.not_negative("dataset.beta", beta)
+        self.alpha = alpha
         self.settings = {"samples": samples, "max_samples": max_samples}
-        if max_samples is not None:
-            checks.whole("dataset.max_samples", max_samples)
-        if samples is not None:
-            checks.whole("dataset.samples", samples)
-        if checks.fraction("dataset.test_fraction", test_fraction) == 1:
-            raise ConfigError("dataset.test_fraction=1 leaves nothing to train on; give less")
+        if test_fraction == 1:
+            raise ConfigError(key="test_fraction", value=1, needs="leaves nothing to train on; give less")
         draw = rng.generator(seed, rng.Purpose.DATA)
         if samples is None:
             sizes = draw.lognormal(4.0, 2.0, clients).astype(np.int64) + 50

@@ -6,12 +6,14 @@ import itertools
 import logging
 import re
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.constraints import Count, Fraction, OneOf
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.files import regular
 from fedsim.datasets.base import Dataset
@@ -57,25 +59,29 @@ class Text(Dataset):
     def __init__(
         self,
         path: str,
-        length: int = 80,
-        by: str = "blocks",
+        length: Count = 80,
+        by: Annotated[str, OneOf(*OWNERS)] = "blocks",
         clients: int | str | None = None,
         speaker: str | None = None,
-        test_fraction: float = 0.2,
+        test_fraction: Fraction = 0.2,
     ) -> None:
-        checks.whole("dataset.length", length)
         client_count = None if clients in (None, "all") else checks.whole("clients", clients)
-        if checks.fraction("dataset.test_fraction", test_fraction) == 1:
-            raise ConfigError("dataset.test_fraction=1 leaves nothing to train on; give less")
+        if test_fraction == 1:
+            raise ConfigError(key="test_fraction", value=1, needs="leaves nothing to train on; give less")
         names = None
-        if checks.choice("dataset.by", by, OWNERS) == "speaker":
+        if by == "speaker":
             speeches = _speeches(_read(path), SPEECH if speaker is None else _pattern(speaker), path)
             names, texts = _talkative(speeches, client_count, length, test_fraction, path)
         else:
             if speaker is not None:
-                raise ConfigError(f"dataset.speaker={speaker!r} needs dataset.by=speaker")
+                raise ConfigError(
+                    f"{{speaker}}={speaker!r} needs {{by}}=speaker",
+                    mentions=("speaker", "by"),
+                )
             if client_count is None:
-                raise ConfigError(f"clients={clients or 'null'} needs dataset.by=speaker; give the number of blocks")
+                raise ConfigError(
+                    f"clients={clients or 'null'} needs {{by}}=speaker; give the number of blocks", mentions=("by",)
+                )
             texts = _blocks(_read(path), client_count, length, test_fraction)
         codes = [np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in texts]
         cuts = [_training(len(text), test_fraction) for text in codes]
@@ -89,8 +95,9 @@ class Text(Dataset):
         test_x, test_y, test_owners = _sequences(test, length)
         if test_fraction and not len(test_x):
             raise ConfigError(
-                f"dataset.test_fraction={test_fraction:g} holds out too little of every client's text for a sequence "
-                f"of dataset.length={length} and the character after it; raise it, lower the length, or give 0"
+                f"{{test_fraction}}={test_fraction:g} holds out too little of every client's text for a sequence "
+                f"of {{length}}={length} and the character after it; raise it, lower the length, or give 0",
+                mentions=("test_fraction", "length"),
             )
         super().__init__(
             "text",
@@ -115,12 +122,16 @@ def _read(path: str) -> str:
     try:
         text = regular(Path(path).expanduser()).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise MissingDataError(f"dataset.path={path} is no text in UTF-8 ({error}); convert it") from error
+        raise MissingDataError(
+            f"{{path}}={path} is no text in UTF-8 ({error}); convert it", mentions=("path",)
+        ) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise MissingDataError(f"dataset.path={path} cannot be read ({reason}); give any text file") from error
+        raise MissingDataError(
+            f"{{path}}={path} cannot be read ({reason}); give any text file", mentions=("path",)
+        ) from error
     if not text.strip():
-        raise MissingDataError(f"dataset.path={path} is empty; give a file with text")
+        raise MissingDataError(f"{{path}}={path} is empty; give a file with text", mentions=("path",))
     return text
 
 
@@ -129,9 +140,13 @@ def _pattern(speaker: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(speaker, re.MULTILINE)
     except re.error as error:
-        raise ConfigError(f"dataset.speaker={speaker!r} is no regular expression ({error})") from error
+        raise ConfigError(
+            f"{{speaker}}={speaker!r} is no regular expression ({error})", mentions=("speaker",)
+        ) from error
     if not pattern.groups:
-        raise ConfigError(f"dataset.speaker={speaker!r} has no group; put the name in brackets, such as '^(\\w+):'")
+        raise ConfigError(
+            f"{{speaker}}={speaker!r} has no group; put the name in brackets, such as '^(\\w+):'", mentions=("speaker",)
+        )
     return pattern
 
 
@@ -146,8 +161,8 @@ def _speeches(text: str, pattern: re.Pattern[str], path: str) -> dict[str, str]:
     if len(speeches_by_name) < 2:
         finding = f"one speaker alone, {next(iter(speeches_by_name))}," if speeches_by_name else "no speaker"
         raise ConfigError(
-            f"dataset.by=speaker finds {finding} in {path}; say in dataset.speaker how a speech begins, or give "
-            "dataset.by=blocks"
+            f"{{by}}=speaker finds {finding} in {path}; say in {{speaker}} how a speech begins, or give {{by}}=blocks",
+            mentions=("by", "speaker"),
         )
     return {name: "\n".join(filter(None, speeches)) for name, speeches in speeches_by_name.items()}
 
@@ -161,10 +176,11 @@ def _talkative(
     if clients is not None and clients > len(names):
         raise ConfigError(
             f"clients={clients}, but of the {len(said)} speakers in {path} only {len(names)} fill a sequence of "
-            f"dataset.length={length} and the character after it; lower one of the two"
+            f"{{length}}={length} and the character after it; lower one of the two",
+            mentions=("length",),
         )
     if not names:
-        raise ConfigError(f"dataset.length={length} is more than any speaker in {path} says; lower it")
+        raise ConfigError(key="length", value=length, needs=f"is more than any speaker in {path} says; lower it")
     names = names[:clients]
     return tuple(names), [said[name] for name in names]
 
@@ -174,9 +190,10 @@ def _blocks(text: str, clients: int, length: int, test_fraction: float) -> list[
     training_length = _training(len(text) // clients, test_fraction)
     if training_length <= length:
         raise ConfigError(
-            f"dataset.length={length} is too long for clients={clients}: of {len(text)} characters each has "
+            f"{{length}}={length} is too long for clients={clients}: of {len(text)} characters each has "
             f"{training_length} to train on, and a sequence takes one more than its length; lower one of the two, or "
-            "give more text"
+            "give more text",
+            mentions=("length",),
         )
     bounds = [len(text) * i // clients for i in range(clients + 1)]
     return [text[a:b] for a, b in itertools.pairwise(bounds)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, Positive
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.torchvision_import import torchvision
 from fedsim.datasets.augment import CropFlip
@@ -47,10 +47,10 @@ class Images(Dataset):
         root: str | None = None,
         download: bool = False,
         augment: CropFlip | None = None,
-        pool: int = 1,
-        std: Sequence[float] | None = None,
+        pool: Count = 1,
+        std: Sequence[Positive] | None = None,
     ) -> None:
-        folder, pool = data_root(root), checks.whole("dataset.pool", pool)
+        folder = data_root(root)
         splits = [self._load(folder, train, download) for train in (True, False)]
         for (x, y), half in zip(splits, ("training", "test"), strict=True):
             fits = len(x) and len(x) == len(y) and x.dtype == torch.uint8
@@ -75,8 +75,8 @@ class Images(Dataset):
     def _scale(self, std: Sequence[float]) -> tuple[float, ...]:
         """A given std, checked."""
         if not isinstance(std, Sequence) or isinstance(std, str) or len(std) != len(self.std):
-            raise ConfigError(f"dataset.std={std} must hold {len(self.std)} numbers, one per channel")
-        return tuple(checks.positive("dataset.std", value) for value in std)
+            raise ConfigError(f"{{std}}={std} must hold {len(self.std)} numbers, one per channel", mentions=("std",))
+        return tuple(std)
 
     @property
     def remedy(self) -> str:
@@ -90,8 +90,9 @@ class Images(Dataset):
             dataset = reader(str(folder), train=train, download=download)
         except Exception as error:  # whatever a reader stumbles on in a damaged file
             raise MissingDataError(
-                f"dataset={self.label}: no usable files under {folder.resolve()} (dataset.root, or the variable "
-                f"FEDSIM_DATA); {self.remedy} ({said(error)})"
+                f"dataset={self.label}: no usable files under {folder.resolve()} ({{root}}, or the variable "
+                f"FEDSIM_DATA); {self.remedy} ({said(error)})",
+                mentions=("root",),
             ) from error
         return _channels_first(np.asarray(dataset.data)), torch.as_tensor(
             np.asarray(dataset.targets), dtype=torch.int64
@@ -195,7 +196,8 @@ class SVHN(Images):
             dataset = torchvision().datasets.SVHN(str(folder), split=split, download=download)
         except Exception as error:
             raise MissingDataError(
-                f"dataset=svhn: no usable {split}_32x32.mat under {folder.resolve()} (dataset.root, or the variable "
-                f"FEDSIM_DATA); {self.remedy} ({said(error)})"
+                f"dataset=svhn: no usable {split}_32x32.mat under {folder.resolve()} ({{root}}, or the variable "
+                f"FEDSIM_DATA); {self.remedy} ({said(error)})",
+                mentions=("root",),
             ) from error
         return torch.as_tensor(dataset.data), torch.as_tensor(dataset.labels, dtype=torch.int64)

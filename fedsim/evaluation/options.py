@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.core import checks
+from fedsim.core.constraints import Count, Validated
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation import diagnostics
 from fedsim.evaluation.columns import MODELS
@@ -13,7 +14,7 @@ from fedsim.evaluation.metrics import entries
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Validated):
     """Attributes:
 
     every: rounds between evaluations; the initial and the last model are always evaluated.
@@ -30,20 +31,20 @@ class Evaluation:
         models 'power', 'stability'.
     """
 
-    every: int = 10
+    every: Count = 10
     of: str | list[str] = "global"
     metrics: Any = ()
-    client_samples: int = 20
+    client_samples: Count = 20
     diagnostics: Any = ()
 
     def __post_init__(self) -> None:
-        checks.whole("eval_every", self.every)
         if not self.models or len(set(self.models)) < len(self.models):
-            raise ConfigError(f"evaluate={self.of!r} must name {' or '.join(MODELS)}, or each of them once")
+            raise ConfigError(
+                f"{{of}}={self.of!r} must name {' or '.join(MODELS)}, or each of them once", mentions=("of",)
+            )
         for name in self.models:
-            checks.choice("evaluate", name, MODELS)
+            checks.choice("of", name, MODELS)
         entries(self.metrics)
-        checks.whole("tracking.client_samples", self.client_samples)
         diagnostics.check(self.diagnostics)
 
     @property

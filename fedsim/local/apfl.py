@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import FractionPerSeed, NonNegative, OneOf, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.per_seed import Numbers, per_seed
+from fedsim.core.per_seed import per_seed
 from fedsim.local.base import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
 from fedsim.samples import Batch
@@ -26,10 +26,11 @@ def ratio_to(personal_lr: float | None, rates: list[float]) -> float:
         return 1.0
     if len(rates) > 1:
         raise ConfigError(
-            f"local.personal_lr={personal_lr} beside a list lr={rates} is not defined; give one lr, or "
-            "local.personal_lr=null"
+            f"{{personal_lr}}={personal_lr} beside a list lr={rates} is not defined; give one lr, or "
+            "{personal_lr}=null",
+            mentions=("personal_lr",),
         )
-    return checks.positive("local.personal_lr", personal_lr) / rates[0]
+    return personal_lr / rates[0]
 
 
 class APFL(SGD):
@@ -61,20 +62,20 @@ class APFL(SGD):
 
     def __init__(
         self,
-        alpha: Numbers = 0.25,
+        alpha: FractionPerSeed = 0.25,
         adaptive: bool = False,
-        alpha_every: str = "round",
-        mix: str = "params",
-        personal_lr: float | None = None,
-        alpha_decay: float = 0.0,
+        alpha_every: Annotated[str, OneOf(*EVERY)] = "round",
+        mix: Annotated[str, OneOf(*MIXES)] = "params",
+        personal_lr: Positive | None = None,
+        alpha_decay: NonNegative = 0.0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.alpha = per_seed("local.alpha", alpha, checks.fraction)
+        self.alpha = per_seed(alpha)
         self.adaptive = adaptive
-        self.every = checks.choice("local.alpha_every", alpha_every, EVERY)
-        self.mix = checks.choice("local.mix", mix, MIXES)
-        self.alpha_decay = checks.not_negative("local.alpha_decay", alpha_decay)
+        self.every = alpha_every
+        self.mix = mix
+        self.alpha_decay = alpha_decay
         self.ratio = ratio_to(personal_lr, self.rates)
 
     def memory(self, federation: Federation, dimension: int) -> Carry:

@@ -10,12 +10,13 @@ from typing import ClassVar, Protocol
 import numpy as np
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, PositivePerSeed, Validated
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.federation import Cohort, Federation
 from fedsim.local.schedules import Constant, Schedule
 from fedsim.models import RowModel
 from fedsim.samples import Batch, ClientData, LocalWork
+from fedsim.samples.work import Sampling
 from fedsim.shift import Shift
 
 Carry = dict[str, Tensor]
@@ -118,7 +119,7 @@ class GradientStep:
         return (self.name, *self.state, *(self.optimiser.numbers if self.optimiser else ()))
 
 
-class LocalRule(ABC):
+class LocalRule(Validated, ABC):
     """How a client turns a start row into an end row.
 
     Args:
@@ -154,16 +155,16 @@ class LocalRule(ABC):
 
     def __init__(
         self,
-        lr: float | list[float] = 0.1,
-        steps: int | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = 32,
-        sampling: str = "pass",
+        lr: PositivePerSeed = 0.1,
+        steps: Count | None = None,
+        epochs: Count | None = None,
+        batch_size: Count | None = 32,
+        sampling: Sampling = "pass",
         drop_last: bool = True,
         schedule: Schedule | None = None,
     ) -> None:
         self.work = LocalWork(steps, epochs, batch_size, sampling, drop_last)
-        self.rates = [checks.positive("lr", rate) for rate in (lr if isinstance(lr, (list, tuple)) else [lr])]
+        self.rates = list(lr) if isinstance(lr, (list, tuple)) else [lr]
         self.schedule = schedule or Constant()
 
     extras: frozenset[str] = frozenset()  # carry entries beside 'params' that the rule honours

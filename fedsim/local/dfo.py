@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, Positive
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.local.base import Carry, Objective
@@ -45,23 +45,34 @@ class DFO(PFL):
 
     knows_round = True
 
-    def __init__(self, radius: float = 0.1, points: int = 2, baseline: bool = False, **options: Any) -> None:
+    def __init__(self, radius: Positive = 0.1, points: Count = 2, baseline: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self.radius = checks.positive("local.radius", radius)
-        self.points, self.baseline = checks.whole("local.points", points), baseline
+        self.radius = radius
+        self.points, self.baseline = points, baseline
         self.whole = points == 2  # a step takes both
         if points > 2:
-            raise ConfigError(f"local.points={points} must be 1 or 2")
+            raise ConfigError(key="points", value=points, needs="must be 1 or 2")
         if baseline and points == 2:
-            raise ConfigError("local.baseline=true is for one point; two have each other: set local.points=1")
+            raise ConfigError(
+                "{baseline}=true is for one point; two have each other: set {points}=1",
+                mentions=("baseline", "points"),
+            )
         if points == 2 and (self.work.steps or 1) % 2:
             setting = (
                 f"local_epochs={self.work.epochs}" if self.work.steps is None else f"local_steps={self.work.steps}"
             )
-            raise ConfigError(f"{setting}, but local.points=2 makes a step of two; give an even number of local_steps")
+            raise ConfigError(
+                f"{setting}, but {{points}}=2 makes a step of two; give an even number of local_steps",
+                mentions=("points",),
+            )
         box, ball = self.project.box, self.project.ball
         if 2 * self.radius >= (2 * ball if ball is not None else box[1] - box[0] if box is not None else float("inf")):
-            raise ConfigError(f"local.radius={radius} leaves no room in local.box or local.ball; lower it")
+            raise ConfigError(
+                key="radius",
+                value=radius,
+                needs="leaves no room in {box} or {ball}; lower it",
+                mentions=("box", "ball"),
+            )
         inner = None if box is None else [box[0] + self.radius, box[1] - self.radius]
         self.project = Projection(inner, None if ball is None else ball - self.radius)
 

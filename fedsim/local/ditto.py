@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import NonNegative, Positive
 from fedsim.local.apfl import ratio_to
 from fedsim.local.base import Carry, Objective
 from fedsim.local.sgd import SGD
@@ -30,9 +30,9 @@ class Ditto(SGD):
 
     own_models = ("personal",)
 
-    def __init__(self, penalty: float = 0.1, personal_lr: float | None = None, **options: Any) -> None:
+    def __init__(self, penalty: NonNegative = 0.1, personal_lr: Positive | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.penalty = checks.not_negative("local.penalty", penalty)
+        self.penalty = penalty
         self.ratio = ratio_to(personal_lr, self.rates)
 
     def round_state(self, params: Tensor) -> Carry:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, CountOrZero, Fraction, NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -46,17 +46,23 @@ class FedALA(SGD):
     extras = frozenset({"proximal", "anchor", "scale"})  # a round's move is no sum of gradients
 
     def __init__(
-        self, layers: int = 1, mixing_steps: int = 1, mixing_lr: float = 1.0, mixing: float = 1.0, **options: Any
+        self,
+        layers: Count = 1,
+        mixing_steps: CountOrZero = 1,
+        mixing_lr: NonNegative = 1.0,
+        mixing: Fraction = 1.0,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.layers = checks.whole("local.layers", layers)
-        self.mixing_steps = checks.whole("local.mixing_steps", mixing_steps, least=0)
-        self.mixing_lr = checks.not_negative("local.mixing_lr", mixing_lr)
-        self.mixing = checks.fraction("local.mixing", mixing)
+        self.layers = layers
+        self.mixing_steps = mixing_steps
+        self.mixing_lr = mixing_lr
+        self.mixing = mixing
         if self.work.steps is not None and self.mixing_steps >= self.work.steps:
             raise ConfigError(
-                f"local.mixing_steps={mixing_steps} leaves none of local_steps={self.work.steps} to train; raise "
-                "local_steps"
+                f"{{mixing_steps}}={mixing_steps} leaves none of local_steps={self.work.steps} to train; raise "
+                "local_steps",
+                mentions=("mixing_steps",),
             )
         self.top = torch.empty(0, dtype=torch.int64)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import NonNegative, OneOf
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.heterogeneity import entry
@@ -20,6 +20,7 @@ from fedsim.samples import Batch, ClientData
 from fedsim.shift import Shift
 
 MARGINS = ("fedlc", "balanced")
+Margin = Annotated[str, OneOf(*MARGINS)]
 NONE_OF_THEM = 1e-8  # samples of a class that a client has none of, as in FL-bench
 
 
@@ -37,10 +38,10 @@ class FedLC(SGD):
 
     effective_if = (EffectiveIf("margin", lambda own, run: own.tau > 0, "{at}.tau above 0"),)
 
-    def __init__(self, tau: float = 1.0, margin: str = "fedlc", **options: Any) -> None:
+    def __init__(self, tau: NonNegative = 1.0, margin: Margin = "fedlc", **options: Any) -> None:
         super().__init__(**options)
-        self.tau = checks.not_negative("local.tau", tau)
-        self.margin = checks.choice("local.margin", margin, MARGINS)
+        self.tau = tau
+        self.margin = margin
         self.margins = torch.empty(0)
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:

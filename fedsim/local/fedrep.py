@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import CountOrZero
 from fedsim.core.errors import ConfigError
 from fedsim.local.base import Carry, Objective
 from fedsim.local.sgd import SGD
@@ -31,13 +31,14 @@ class FedRep(SGD):
     extras = SGD.extras - {"gradient"}
     whole = True  # whoever stops at the head has nothing that travels
 
-    def __init__(self, head_steps: int = 1, **options: Any) -> None:
+    def __init__(self, head_steps: CountOrZero = 1, **options: Any) -> None:
         super().__init__(**options)
-        self.head_steps = checks.whole("local.head_steps", head_steps, least=0)
+        self.head_steps = head_steps
         if self.work.steps is not None and self.head_steps >= self.work.steps:
             raise ConfigError(
-                f"local.head_steps={head_steps} leaves none of local_steps={self.work.steps} for what travels; raise "
-                "local_steps"
+                f"{{head_steps}}={head_steps} leaves none of local_steps={self.work.steps} for what travels; raise "
+                "local_steps",
+                mentions=("head_steps",),
             )
         self.head = torch.empty(0)
 

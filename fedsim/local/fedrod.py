@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsim.core.constraints import NonNegative, Positive
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.local.apfl import ratio_to
 from fedsim.local.base import Carry, Objective
-from fedsim.local.fedlc import FedLC
+from fedsim.local.fedlc import FedLC, Margin
 from fedsim.models import RowModel
 from fedsim.models.selectors import last_layers
 from fedsim.samples import Batch, ClientData
@@ -36,7 +37,7 @@ class FedRoD(FedLC):
     """
 
     def __init__(
-        self, tau: float = 1.0, margin: str = "balanced", personal_lr: float | None = None, **options: Any
+        self, tau: NonNegative = 1.0, margin: Margin = "balanced", personal_lr: Positive | None = None, **options: Any
     ) -> None:
         super().__init__(tau, margin, **options)
         self.ratio = ratio_to(personal_lr, self.rates)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, Fraction, validated
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.placement import room
@@ -14,6 +14,7 @@ from fedsim.local.base import Carry
 MODELS, ESTIMATES, STEPS = "deployed_models", "estimates", "own_steps"
 
 
+@validated
 class History:
     """Ring buffers in the client's memory, for c clients at once.
 
@@ -28,9 +29,9 @@ class History:
             is estimated along the directions in which the client's models really moved, and is 0 along the others.
     """
 
-    def __init__(self, length: int = 10, rcond: float = 1e-4, growing: bool = False) -> None:
-        self.length, self.growing = checks.whole("local.history", length), growing
-        self.rcond = checks.fraction("local.rcond", rcond)
+    def __init__(self, length: Count = 10, rcond: Fraction = 1e-4, growing: bool = False) -> None:
+        self.length, self.growing = length, growing
+        self.rcond = rcond
 
     def memory(self, federation: Federation, dimension: int, size: int) -> Carry:
         """Empty buffers [R·m, H, d] and [R·m, H, p], and the count of steps [R·m].

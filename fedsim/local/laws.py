@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
 
-from fedsim.core import checks
+from fedsim.core.constraints import OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.local.estimators import CoefficientEstimator, Estimator, FractionEstimator, MeanEstimator, NoEstimator
 from fedsim.samples import ClientData
 from fedsim.shift import Shift
 
 NAMES = ("auto", "mean_x", "mean_y", "group_mean", "coefficients", "fractions", "none")
+Name = Annotated[str, OneOf(*NAMES)]
 
 
 def estimator(name: str, variance: float | None, data: ClientData, shift: Shift) -> Estimator:
@@ -61,10 +63,3 @@ def estimator(name: str, variance: float | None, data: ClientData, shift: Shift)
     if name == "mean_y":
         return MeanEstimator("y", target[0].numel(), known=variance)
     return CoefficientEstimator(numbers, variance)
-
-
-def check(name: str, variance: float | None) -> None:
-    """Refuse what no shift could make sense of."""
-    checks.choice("local.estimator", name, NAMES)
-    if variance is not None:
-        checks.positive("local.variance", variance)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Fraction, OneOf, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -34,9 +34,9 @@ class Optimiser(SGD):
     rows: tuple[str, ...] = ()  # names of what it remembers, [d] each
     numbers: tuple[str, ...] = ()  # and [] each
 
-    def __init__(self, state: str = "round", **options: Any) -> None:
+    def __init__(self, state: Annotated[str, OneOf(*KEPT)] = "round", **options: Any) -> None:
         super().__init__(**options)
-        self.state = checks.choice("local.state", state, KEPT)
+        self.state = state
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         if self.state == "round":
@@ -80,11 +80,11 @@ class Momentum(Optimiser):
 
     rows = HeavyBall.rows
 
-    def __init__(self, momentum: float = 0.9, nesterov: bool = False, **options: Any) -> None:
+    def __init__(self, momentum: Fraction = 0.9, nesterov: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self.momentum = checks.fraction("local.momentum", momentum)
+        self.momentum = momentum
         if self.momentum == 1:
-            raise ConfigError(f"local.momentum={momentum} never forgets; it must be below 1")
+            raise ConfigError(key="momentum", value=momentum, needs="never forgets; it must be below 1")
         self.nesterov = nesterov
 
     def descents(self) -> tuple[GradientStep, ...]:
@@ -118,13 +118,18 @@ class Adam(Optimiser):
     rows, numbers = Moments.rows, Moments.numbers
 
     def __init__(
-        self, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, decoupled: bool = False, **options: Any
+        self,
+        beta1: Fraction = 0.9,
+        beta2: Fraction = 0.999,
+        eps: Positive = 1e-8,
+        decoupled: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.beta1, self.beta2 = checks.fraction("local.beta1", beta1), checks.fraction("local.beta2", beta2)
+        self.beta1, self.beta2 = beta1, beta2
         if 1 in (self.beta1, self.beta2):
-            raise ConfigError(f"local.beta1={beta1} and local.beta2={beta2} must be below 1")
-        self.eps = checks.positive("local.eps", eps)
+            raise ConfigError(f"{{beta1}}={beta1} and {{beta2}}={beta2} must be below 1", mentions=("beta1", "beta2"))
+        self.eps = eps
         self.decay, self.decoupled = self.weight_decay, decoupled
         if decoupled:
             self.weight_decay = 0.0

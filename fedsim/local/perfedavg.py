@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.local.base import Carry, LocalRule, Objective
@@ -42,20 +43,22 @@ class PerFedAvg(SGD):
 
     def __init__(
         self,
-        inner_lr: float = 0.01,
+        inner_lr: Positive = 0.01,
         second_order: bool = False,
         keep_inner: bool = False,
-        adapt_steps: int = 1,
-        batch_size: int | None = 32,
+        adapt_steps: Count = 1,
+        batch_size: Count | None = 32,
         **options: Any,
     ) -> None:
-        size = None if batch_size is None else checks.whole("batch_size", batch_size)
-        super().__init__(batch_size=None if size is None else 2 * size, **options)
-        self.inner_lr = checks.positive("local.inner_lr", inner_lr)
+        super().__init__(batch_size=None if batch_size is None else 2 * batch_size, **options)
+        self.inner_lr = inner_lr
         self.second_order, self.keep_inner = second_order, keep_inner
         if second_order and keep_inner:
-            raise ConfigError("local.keep_inner=true has no second order; set local.second_order=false")
-        self.adapt_steps, self.adapt_size = checks.whole("local.adapt_steps", adapt_steps), size
+            raise ConfigError(
+                "{keep_inner}=true has no second order; set {second_order}=false",
+                mentions=("keep_inner", "second_order"),
+            )
+        self.adapt_steps, self.adapt_size = adapt_steps, batch_size
 
     def adaptation(self) -> LocalRule | None:
         if self.keep_inner:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedsim.core.constraints import Count, Fraction, Positive
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.local import laws
@@ -34,7 +35,7 @@ class PFL(SGD):
         **options: of SGD.
     """
 
-    def __init__(self, box: Sequence[float] | None = None, ball: float | None = None, **options: Any) -> None:
+    def __init__(self, box: Sequence[float] | None = None, ball: Positive | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.project = Projection(box, ball)
 
@@ -99,16 +100,15 @@ class PoFL(PFL):
 
     def __init__(
         self,
-        history: int = 10,
-        rcond: float = 1e-4,
+        history: Count = 10,
+        rcond: Fraction = 1e-4,
         growing: bool = False,
-        estimator: str = "auto",
-        variance: float | None = None,
+        estimator: laws.Name = "auto",
+        variance: Positive | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.history = History(history, rcond, growing)
-        laws.check(estimator, variance)
         self.named, self.known = estimator, variance
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, Positive
 from fedsim.local.base import Carry, Objective
 from fedsim.local.perfedavg import parts
 from fedsim.local.sgd import SGD
@@ -34,20 +34,19 @@ class PFedMe(SGD):
 
     def __init__(
         self,
-        penalty: float = 15.0,
-        inner_steps: int = 5,
-        inner_lr: float = 0.005,
+        penalty: Positive = 15.0,
+        inner_steps: Count = 5,
+        inner_lr: Positive = 0.005,
         warm_start: bool = False,
         fresh_batches: bool = False,
-        batch_size: int | None = 32,
+        batch_size: Count | None = 32,
         **options: Any,
     ) -> None:
-        size = None if batch_size is None else checks.whole("batch_size", batch_size)
-        drawn = checks.whole("local.inner_steps", inner_steps) if fresh_batches else 1
-        super().__init__(batch_size=None if size is None else drawn * size, **options)
-        self.penalty = checks.positive("local.penalty", penalty)
-        self.inner_steps, self.drawn = checks.whole("local.inner_steps", inner_steps), drawn
-        self.inner_lr = checks.positive("local.inner_lr", inner_lr)
+        drawn = inner_steps if fresh_batches else 1
+        super().__init__(batch_size=None if batch_size is None else drawn * batch_size, **options)
+        self.penalty = penalty
+        self.inner_steps, self.drawn = inner_steps, drawn
+        self.inner_lr = inner_lr
         self.warm_start = warm_start
 
     def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:

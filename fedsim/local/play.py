@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, OneOf, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -50,12 +50,16 @@ class Play(PFL):
     )
 
     def __init__(
-        self, concept: str = "nash", slopes: str = "learnt", explore: int = 20, spread: float = 0.3, **options: Any
+        self,
+        concept: Annotated[str, OneOf(*CONCEPTS)] = "nash",
+        slopes: Annotated[str, OneOf(*SLOPES)] = "learnt",
+        explore: Count = 20,
+        spread: Positive = 0.3,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.concept = checks.choice("local.concept", concept, CONCEPTS)
-        checks.choice("local.slopes", slopes, SLOPES)
-        self.explore, self.spread = checks.whole("local.explore", explore), checks.positive("local.spread", spread)
+        self.concept = concept
+        self.explore, self.spread = explore, spread
         self.learns = slopes == "learnt" and concept != "stable"
         self.knows_round = self.learns
 

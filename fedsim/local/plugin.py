@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, Positive
 from fedsim.core.effects import StopsTraining
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
@@ -58,11 +58,15 @@ class PlugIn(PFL):
     knows_round = True
 
     def __init__(
-        self, explore: int = 20, spread: float = 1.0, shared: bool = False, estimator: str = "auto", **options: Any
+        self,
+        explore: Count = 20,
+        spread: Positive = 1.0,
+        shared: bool = False,
+        estimator: laws.Name = "auto",
+        **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.explore, self.spread = checks.whole("local.explore", explore), checks.positive("local.spread", spread)
-        laws.check(estimator, None)
+        self.explore, self.spread = explore, spread
         self.shared, self.named = shared, estimator
         self.base = 0.0 if self.project.box is None else 0.5 * sum(self.project.box)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import AtLeast, Count, NonNegative, OneOf, Positive, PositiveFraction
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
@@ -64,31 +64,39 @@ class ProFL(PoFL):
     def __init__(
         self,
         robust: bool = True,
-        bins: int = 10,
-        sparse: float = 0.0025,
-        settled: float = 0.1,
+        bins: Annotated[int, AtLeast(2)] = 10,
+        sparse: PositiveFraction = 0.0025,
+        settled: PositiveFraction = 0.1,
         server_derivative: bool = False,
-        server_method: str = "mean",
+        server_method: Annotated[str, OneOf("mean", "regression")] = "mean",
         adaptive_samples: bool = False,
-        max_samples: int | None = None,
-        tolerance: float = 0.1,
-        failure: float = 0.05,
-        curvature: float | None = None,
+        max_samples: Count | None = None,
+        tolerance: Positive = 0.1,
+        failure: PositiveFraction = 0.05,
+        curvature: NonNegative | None = None,
         **options: Any,
     ) -> None:
         if max_samples is not None and not adaptive_samples:
-            raise ConfigError(f"local.max_samples={max_samples} needs local.adaptive_samples=true; else set batch_size")
+            raise ConfigError(
+                f"{{max_samples}}={max_samples} needs {{adaptive_samples}}=true; else set batch_size",
+                mentions=("max_samples", "adaptive_samples"),
+            )
         if max_samples is not None:
             options["batch_size"] = max_samples
         super().__init__(**options)
         self.robust, self.filter = robust, RobustGradient(bins, sparse, settled)
         self.server_derivative, self.adaptive = server_derivative, adaptive_samples
-        self.server_method = checks.choice("local.server_method", server_method, ("mean", "regression"))
+        self.server_method = server_method
         if server_derivative and server_method == "regression" and self.history.length < 2:
-            raise ConfigError("local.server_method=regression needs local.history of at least 2: one difference")
+            raise ConfigError(
+                "{server_method}=regression needs {history} of at least 2: one difference",
+                mentions=("server_method", "history"),
+            )
         cap = self.work.batch_size
         if adaptive_samples and cap is None:
-            raise ConfigError("local.max_samples=null and batch_size=null leave no cap; give one of them")
+            raise ConfigError(
+                "{max_samples}=null and batch_size=null leave no cap; give one of them", mentions=("max_samples",)
+            )
         self.sample_size = SampleSize(cap or 1, tolerance, failure, curvature)
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
@@ -193,6 +201,6 @@ class PG(PoFL):
 
     pooled = True
 
-    def __init__(self, deals: str = "everybody", **options: Any) -> None:
+    def __init__(self, deals: Annotated[str, OneOf(*DEALS)] = "everybody", **options: Any) -> None:
         super().__init__(**options)
-        self.one_at_a_time = checks.choice("local.deals", deals, DEALS) == "one"
+        self.one_at_a_time = deals == "one"

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.constraints import Positive, validated
 from fedsim.core.errors import ConfigError
 
 
+@validated
 class Projection:
     """The nearest point of Θ = {lo ≤ θ_k ≤ hi for all k} or of Θ = {‖θ‖ ≤ r}; θ itself where neither is given.
 
@@ -18,18 +20,21 @@ class Projection:
         ball: r, or None.
     """
 
-    def __init__(self, box: Sequence[float] | None = None, ball: float | None = None) -> None:
+    def __init__(self, box: Sequence[float] | None = None, ball: Positive | None = None) -> None:
         if box is not None and ball is not None:
-            raise ConfigError(f"local.box={box} and local.ball={ball} exclude each other; set one to null")
+            raise ConfigError(
+                f"{{box}}={box} and {{ball}}={ball} exclude each other; set one to null",
+                mentions=("box", "ball"),
+            )
         if box is not None:
             if isinstance(box, str) or not isinstance(box, Sequence) or len(box) != 2:
-                raise ConfigError(f"local.box={box!r} must be two numbers, such as [-1,1]")
-            low, high = (checks.real("local.box", edge) for edge in box)
+                raise ConfigError(f"{{box}}={box!r} must be two numbers, such as [-1,1]", mentions=("box",))
+            low, high = (checks.real("box", edge) for edge in box)
             if low >= high:
-                raise ConfigError(f"local.box={list(box)} is empty; give the lower edge first")
+                raise ConfigError(f"{{box}}={list(box)} is empty; give the lower edge first", mentions=("box",))
             box = (low, high)
         self.box = box
-        self.ball = None if ball is None else checks.positive("local.ball", ball)
+        self.ball = ball
 
     def __call__(self, params: Tensor) -> Tensor:
         """[..., d] → [..., d]."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import AtLeast, PositiveFraction, validated
 
 SMALL_SIDE = 256  # up to this many samples or parameters the Gram matrix is diagonalised; above, power iteration
+
 TOLERANCE = 1e-6  # power iteration ends when no unit vector moves farther than this …
 BLOCK, BLOCKS = 10, 30  # … in a block of 10 iterations, or after 30 blocks
 
 
+@validated
 class RobustGradient:
     """The outlier filter, for c clients at once on masks: a client that is done stays as it is.
 
@@ -33,10 +37,12 @@ class RobustGradient:
         settled: J, relative change of the mean gradient below which the filter stops.
     """
 
-    def __init__(self, bins: int = 10, sparse: float = 0.0025, settled: float = 0.1) -> None:
-        self.bins = checks.whole("local.bins", bins, least=2)
-        self.sparse = checks.positive("local.sparse", checks.fraction("local.sparse", sparse))
-        self.settled = checks.positive("local.settled", checks.fraction("local.settled", settled))
+    def __init__(
+        self, bins: Annotated[int, AtLeast(2)] = 10, sparse: PositiveFraction = 0.0025, settled: PositiveFraction = 0.1
+    ) -> None:
+        self.bins = bins
+        self.sparse = sparse
+        self.settled = settled
 
     def __call__(self, gradients: Tensor, mask: Tensor) -> Tensor:
         """Which samples to keep: gradients [c, B, d], mask [c, B] of the real ones → kept [c, B] bool.

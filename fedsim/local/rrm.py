@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import NonNegative
 from fedsim.core.errors import ConfigError
 from fedsim.local.base import Carry, Objective
 from fedsim.local.performative import PFL
@@ -31,9 +31,9 @@ class RRM(PFL):
 
     knows_deployed = True
 
-    def __init__(self, reg: float = 0.0, **options: Any) -> None:
+    def __init__(self, reg: NonNegative = 0.0, **options: Any) -> None:
         super().__init__(**options)
-        self.reg = checks.not_negative("local.reg", reg)
+        self.reg = reg
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
         if not shift.active or shift.redraw is None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import NonNegative
 from fedsim.local.base import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
 from fedsim.samples import Batch
@@ -23,9 +23,9 @@ class SAM(SGD):
         **options: of SGD; clip, weight decay and a strategy's correction act on the second gradient alone.
     """
 
-    def __init__(self, rho: float = 0.05, adaptive: bool = False, **options: Any) -> None:
+    def __init__(self, rho: NonNegative = 0.05, adaptive: bool = False, **options: Any) -> None:
         super().__init__(**options)
-        self.rho, self.adaptive = checks.not_negative("local.rho", rho), adaptive
+        self.rho, self.adaptive = rho, adaptive
 
     def descents(self) -> tuple[GradientStep, ...]:
         return ()

@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, NonNegative, Positive, PositiveFraction, validated
 
 
+@validated
 class SampleSize:
     """n ≥ 2 (2 ℓ² H ‖Δθ‖⁻² + F²) σ² log(2/φ) / (2Φ − M² η² G⁴ H⁶ ‖Δθ‖² ℓ²); a denominator ≤ 0 asks for the cap.
 
@@ -24,11 +25,13 @@ class SampleSize:
         curvature: M where it is known (0 for a linear f); None estimates it.
     """
 
-    def __init__(self, cap: int, tolerance: float, failure: float, curvature: float | None) -> None:
-        self.cap = checks.whole("local.max_samples", cap)
-        self.tolerance = checks.positive("local.tolerance", tolerance)
-        self.failure = checks.positive("local.failure", checks.fraction("local.failure", failure))
-        self.curvature = None if curvature is None else checks.not_negative("local.curvature", curvature)
+    def __init__(
+        self, cap: Count, tolerance: Positive, failure: PositiveFraction, curvature: NonNegative | None
+    ) -> None:
+        self.cap = cap
+        self.tolerance = tolerance
+        self.failure = failure
+        self.curvature = curvature
 
     def __call__(
         self,

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Annotated
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, CountOrZero, Fraction, OneOf, Positive, PositiveFraction, Validated
 from fedsim.core.errors import ConfigError
 
 
-class Schedule(ABC):
+class Schedule(Validated, ABC):
     """The factor on the base learning rate.
 
     Attributes:
@@ -45,8 +46,8 @@ class InverseSqrt(Schedule):
 
     steady = True
 
-    def __init__(self, period: float = 10.0) -> None:
-        self.period = checks.positive("local.schedule.period", period)
+    def __init__(self, period: Positive = 10.0) -> None:
+        self.period = period
 
     def factor(self, t: int, k: int, steps: int, per_pass: int = 1) -> float:
         return (t / self.period + 1.0) ** -0.5
@@ -66,9 +67,9 @@ class PerStep(Schedule):
     """η · decay^n, n = local steps so far over all rounds (apfl §5: 1 % per iteration, decay 0.99), or passes through a
     client's data with `unit: epoch` (its authors' program), or rounds with `unit: round`."""
 
-    def __init__(self, decay: float = 0.99, unit: str = "step") -> None:
-        self.decay = checks.positive("local.schedule.decay", checks.fraction("local.schedule.decay", decay))
-        self.unit = checks.choice("local.schedule.unit", unit, UNITS)
+    def __init__(self, decay: PositiveFraction = 0.99, unit: Annotated[str, OneOf(*UNITS)] = "step") -> None:
+        self.decay = decay
+        self.unit = unit
         self.steady = unit == "round"
 
     def factor(self, t: int, k: int, steps: int, per_pass: int = 1) -> float:
@@ -81,12 +82,14 @@ class Cosine(Schedule):
 
     steady = True
 
-    def __init__(self, rounds: int = 100, warmup: int = 0, floor: float = 0.0) -> None:
-        self.rounds = checks.whole("local.schedule.rounds", rounds)
-        self.warmup = checks.whole("local.schedule.warmup", warmup, least=0)
-        self.floor = checks.fraction("local.schedule.floor", floor)
+    def __init__(self, rounds: Count = 100, warmup: CountOrZero = 0, floor: Fraction = 0.0) -> None:
+        self.rounds = rounds
+        self.warmup = warmup
+        self.floor = floor
         if self.warmup >= self.rounds:
-            raise ConfigError(f"local.schedule.warmup={warmup} must be below local.schedule.rounds={rounds}")
+            raise ConfigError(
+                key="warmup", value=warmup, needs=f"must be below {{rounds}}={rounds}", mentions=("rounds",)
+            )
 
     def factor(self, t: int, k: int, steps: int, per_pass: int = 1) -> float:
         if t < self.warmup:
@@ -98,9 +101,9 @@ class Cosine(Schedule):
 class Inverse(Schedule):
     """η / (n + offset), n = local steps so far, or as `PerStep` counts (p-fedavg's a / (t + b): lr is a)."""
 
-    def __init__(self, offset: float = 1.0, unit: str = "step") -> None:
-        self.offset = checks.positive("local.schedule.offset", offset)
-        self.unit = checks.choice("local.schedule.unit", unit, UNITS)
+    def __init__(self, offset: Positive = 1.0, unit: Annotated[str, OneOf(*UNITS)] = "step") -> None:
+        self.offset = offset
+        self.unit = unit
         self.steady = unit == "round"
 
     def factor(self, t: int, k: int, steps: int, per_pass: int = 1) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import NonNegative, Positive
 from fedsim.local.base import Carry, GradientStep, LocalRule, Objective
 from fedsim.samples import Batch
 
@@ -25,10 +25,10 @@ class SGD(LocalRule):
 
     extras = frozenset({"correction", "proximal", "anchor", "scale", "gradient"})
 
-    def __init__(self, weight_decay: float = 0.0, clip: float | None = None, **options: Any) -> None:
+    def __init__(self, weight_decay: NonNegative = 0.0, clip: Positive | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.weight_decay = checks.not_negative("local.weight_decay", weight_decay)
-        self.clip = None if clip is None else checks.positive("local.clip", clip)
+        self.weight_decay = weight_decay
+        self.clip = clip
 
     def gradient_weight(self, step: int) -> float | None:
         return 1.0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, CountOrZero, NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -47,14 +47,17 @@ class StatefulPerfGD(PoFL):
         EffectiveIf("horizon", lambda own, run: own.estimator.size > 0, "data that answer the model: a shift"),
     )
 
-    def __init__(self, history: int = 10, spread: float = 0.0, horizon: int | None = None, **options: Any) -> None:
+    def __init__(
+        self, history: Count = 10, spread: NonNegative = 0.0, horizon: CountOrZero | None = None, **options: Any
+    ) -> None:
         super().__init__(history=history, **options)
-        self.spread = checks.not_negative("local.spread", spread)
-        self.horizon = None if horizon is None else checks.whole("local.horizon", horizon, least=0)
+        self.spread = spread
+        self.horizon = horizon
         self.knows_round = self.spread > 0  # which the noise is drawn for
         if self.history.growing:
             raise ConfigError(
-                "local.growing=true is for local=pofl; with the past as a regressor too the window is filled"
+                "{growing}=true is for local=pofl; with the past as a regressor too the window is filled",
+                mentions=("growing",),
             )
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 
 
@@ -12,13 +11,13 @@ def blocks(width: int, heads: int, layers: int, dropout: float) -> nn.ModuleList
     """Encoder layers [B, L, width] → [B, L, width], normalisation first; a feed-forward layer is four times as wide.
 
     Raises:
-        ConfigError: for what is no whole number, or a width that the heads cannot share.
+        ConfigError: for a width that the heads cannot share.
     """
-    for key, value in (("width", width), ("heads", heads), ("layers", layers)):
-        checks.whole(f"model.{key}", value)
-    checks.fraction("model.dropout", dropout)
     if width % heads:
-        raise ConfigError(f"model.width={width} must be a multiple of model.heads={heads}")
+        raise ConfigError(
+            f"{{width}}={width} must be a multiple of {{heads}}={heads}",
+            mentions=("width", "heads"),
+        )
     return nn.ModuleList(
         nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, "gelu", batch_first=True, norm_first=True)
         for _ in range(layers)

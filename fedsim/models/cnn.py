@@ -7,10 +7,11 @@ on ±1/√fan_in, and so is its bias with last_bias='default' (their authors' pr
 from __future__ import annotations
 
 import itertools
+from typing import Annotated
 
 from torch import Tensor, nn
 
-from fedsim.core import checks
+from fedsim.core.constraints import Fraction, OneOf, validated
 
 
 def _features(channels: int) -> list[nn.Module]:
@@ -21,6 +22,10 @@ def _features(channels: int) -> list[nn.Module]:
     return layers
 
 
+LastBias = Annotated[str, OneOf("zero", "default")]
+
+
+@validated
 class _ConvNet(nn.Module):
     """Two convolutions, then fully connected layers; dropout before each of them where `dropout` > 0."""
 
@@ -31,12 +36,10 @@ class _ConvNet(nn.Module):
         shape: tuple[int, ...],
         classes: int,
         hidden: tuple[int, ...],
-        dropout: float = 0.0,
-        last_bias: str = "zero",
+        dropout: Fraction = 0.0,
+        last_bias: LastBias = "zero",
     ) -> None:
         super().__init__()
-        checks.choice("model.last_bias", last_bias, ("zero", "default"))
-        checks.fraction("model.dropout", dropout)
         channels, height, width = shape
         layers = [*_features(channels), nn.Flatten()]
         widths = [32 * (height // 4) * (width // 4), *hidden, classes]
@@ -58,14 +61,14 @@ class _ConvNet(nn.Module):
 class SVHNCNN(_ConvNet):
     """C-R-M-C-R-M-L(128)-R-L(10)."""
 
-    def __init__(self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, last_bias: str = "zero") -> None:
+    def __init__(self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, last_bias: LastBias = "zero") -> None:
         super().__init__(shape, classes, (128,), last_bias=last_bias)
 
 
 class CIFAR10CNN(_ConvNet):
     """C-R-M-C-R-M-L(256)-R-L(64)-R-L(10)."""
 
-    def __init__(self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, last_bias: str = "zero") -> None:
+    def __init__(self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, last_bias: LastBias = "zero") -> None:
         super().__init__(shape, classes, (256, 64), last_bias=last_bias)
 
 
@@ -73,6 +76,10 @@ class CINIC10CNN(_ConvNet):
     """C-R-M-C-R-M-D-L(512)-R-D-L(256)-R-D-L(10), dropout 0.2."""
 
     def __init__(
-        self, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, dropout: float = 0.2, last_bias: str = "zero"
+        self,
+        shape: tuple[int, ...] = (3, 32, 32),
+        classes: int = 10,
+        dropout: Fraction = 0.2,
+        last_bias: LastBias = "zero",
     ) -> None:
         super().__init__(shape, classes, (512, 256), dropout, last_bias)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from fedsim.core import checks
+from fedsim.core.constraints import Count, Fraction, OneOf, validated
 from fedsim.core.errors import ConfigError
 from fedsim.core.torchvision_import import torchvision
 from fedsim.models.attention import blocks
@@ -16,6 +17,7 @@ NORMS = ("batch", "group", "none")
 GROUPS = 2  # of a group normalisation (Hsieh et al., ICML 2020, §5)
 
 
+@validated
 class LeafCNN(nn.Module):
     """LEAF's network for FEMNIST (Caldas et al., 2018): two 5×5 convolutions with pooling, a layer of 2048.
 
@@ -25,7 +27,7 @@ class LeafCNN(nn.Module):
 
     samplewise = True
 
-    def __init__(self, shape: tuple[int, ...] = (1, 28, 28), classes: int = 62, hidden: int = 2048) -> None:
+    def __init__(self, shape: tuple[int, ...] = (1, 28, 28), classes: int = 62, hidden: Count = 2048) -> None:
         super().__init__()
         channels, height, width = shape
         self.layers = nn.Sequential(
@@ -36,7 +38,7 @@ class LeafCNN(nn.Module):
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(64 * (height // 4) * (width // 4), checks.whole("model.hidden", hidden)),
+            nn.Linear(64 * (height // 4) * (width // 4), hidden),
             nn.ReLU(),
             nn.Linear(hidden, classes),
         )
@@ -45,6 +47,7 @@ class LeafCNN(nn.Module):
         return self.layers(x)
 
 
+@validated
 class ViT(nn.Module):
     """A small vision transformer (Dosovitskiy et al., ICLR 2021): patches, a class token, blocks of attention.
 
@@ -58,16 +61,16 @@ class ViT(nn.Module):
         self,
         shape: tuple[int, ...],
         classes: int,
-        patch: int = 4,
-        width: int = 64,
-        heads: int = 4,
-        layers: int = 2,
-        dropout: float = 0.0,
+        patch: Count = 4,
+        width: Count = 64,
+        heads: Count = 4,
+        layers: Count = 2,
+        dropout: Fraction = 0.0,
     ) -> None:
         super().__init__()
         channels, height, breadth = shape
-        if height % checks.whole("model.patch", patch) or breadth % patch:
-            raise ConfigError(f"model.patch={patch} must divide the images' sides, {height} and {breadth}")
+        if height % patch or breadth % patch:
+            raise ConfigError(key="patch", value=patch, needs=f"must divide the images' sides, {height} and {breadth}")
         self.blocks = nn.Sequential(*blocks(width, heads, layers, dropout))
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
         self.first = nn.Parameter(torch.zeros(1, 1, width))
@@ -80,11 +83,12 @@ class ViT(nn.Module):
         return self.head(self.norm(self.blocks(x)[:, 0]))
 
 
+@validated
 def from_torchvision(
     name: str,
     classes: int,
     shape: tuple[int, ...] = (3, 224, 224),
-    norm: str = "batch",
+    norm: Annotated[str, OneOf(*NORMS)] = "batch",
     small_images: bool = False,
     weights: str | None = None,
     **options: Any,
@@ -103,11 +107,9 @@ def from_torchvision(
         **options: of the model.
     """
     models = torchvision().models
-    model_names = models.list_models(module=models)
-    checks.choice("model.name", name, model_names)
-    checks.choice("model.norm", norm, NORMS)
+    checks.choice("name", name, models.list_models(module=models))
     if weights is not None:
-        checks.choice("model.weights", weights, [entry.name for entry in models.get_model_weights(name)] + ["DEFAULT"])
+        checks.choice("weights", weights, [entry.name for entry in models.get_model_weights(name)] + ["DEFAULT"])
     arguments = {"num_classes": classes} if weights is None else {"weights": weights}
     module: nn.Module = models.get_model(name, **arguments, **options)
     if weights is not None:
@@ -115,7 +117,7 @@ def from_torchvision(
     if small_images:
         first = getattr(module, "conv1", None)
         if not isinstance(first, nn.Conv2d) or not hasattr(module, "maxpool"):
-            raise ConfigError(f"model.small_images=true is for residual networks, not {name}")
+            raise ConfigError(f"{{small_images}}=true is for residual networks, not {name}", mentions=("small_images",))
         module.conv1 = nn.Conv2d(shape[0], first.out_channels, 3, padding=1, bias=False)
         module.maxpool = nn.Identity()
         nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")

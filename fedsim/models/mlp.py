@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, Fraction, validated
 
 
+@validated
 class MLP(nn.Module):
     """Fully connected layers with ReLU between them, [B, *shape] → [B, classes]; 2×200 is the field's usual one.
 
@@ -22,11 +23,10 @@ class MLP(nn.Module):
     samplewise = True
 
     def __init__(
-        self, shape: tuple[int, ...], classes: int = 1, hidden: Sequence[int] = (200, 200), dropout: float = 0.0
+        self, shape: tuple[int, ...], classes: int = 1, hidden: Sequence[Count] = (200, 200), dropout: Fraction = 0.0
     ) -> None:
         super().__init__()
-        checks.fraction("model.dropout", dropout)
-        widths = [math.prod(shape), *(checks.whole("model.hidden", width) for width in hidden)]
+        widths = [math.prod(shape), *hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for a, b in itertools.pairwise(widths):
             layers += [nn.Linear(a, b), nn.ReLU()] + ([nn.Dropout(dropout)] if dropout else [])

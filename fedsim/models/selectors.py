@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from fedsim.core import checks
 from fedsim.core.columns import ParameterPartition
+from fedsim.core.constraints import Count, Validated
 from fedsim.core.errors import ConfigError
 
 
-class Selector(ABC):
+class Selector(Validated, ABC):
     """Chooses among the names of a row's tensors: trained parameters, and statistics."""
 
     @abstractmethod
@@ -39,7 +39,10 @@ class ByName(Selector):
 
     def __init__(self, travels: list[str] | None = None, stays: list[str] | None = None) -> None:
         if (travels is None) == (stays is None):
-            raise ConfigError("columns.travels and columns.stays: give one of the two, a list of regular expressions")
+            raise ConfigError(
+                "{travels} and {stays}: give one of the two, a list of regular expressions",
+                mentions=("travels", "stays"),
+            )
         self.key, patterns = ("travels", travels) if stays is None else ("stays", stays)
         self.patterns = {}
         for pattern in patterns or []:
@@ -80,8 +83,8 @@ class Head(Selector):
         travels: it is the head that travels.
     """
 
-    def __init__(self, layers: int = 1, travels: bool = False) -> None:
-        self.layers, self.travels = checks.whole("columns.layers", layers), travels
+    def __init__(self, layers: Count = 1, travels: bool = False) -> None:
+        self.layers, self.travels = layers, travels
 
     def private_parameters(self, module: nn.Module, names: list[str]) -> set[str]:
         order = _layers(names)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, Fraction, validated
 from fedsim.models.attention import blocks
 
 
+@validated
 class CharLSTM(nn.Module):
     """LEAF's next-character model (Caldas et al., 2018): an embedding, LSTM layers, a linear layer.
 
@@ -21,11 +22,9 @@ class CharLSTM(nn.Module):
     """
 
     def __init__(
-        self, classes: int, embedding: int = 8, hidden: int = 256, layers: int = 2, every: bool | None = None
+        self, classes: int, embedding: Count = 8, hidden: Count = 256, layers: Count = 2, every: bool | None = None
     ) -> None:
         super().__init__()
-        for key, value in (("embedding", embedding), ("hidden", hidden), ("layers", layers)):
-            checks.whole(f"model.{key}", value)
         self.every = bool(every)
         self.embedding = nn.Embedding(classes, embedding)
         self.recurrence = nn.LSTM(embedding, hidden, layers, batch_first=True)
@@ -36,6 +35,7 @@ class CharLSTM(nn.Module):
         return self.head(hidden_states if self.every else hidden_states[:, -1])
 
 
+@validated
 class Transformer(nn.Module):
     """A decoder-only language model: learned positions, blocks of causal attention, normalisation first.
 
@@ -55,10 +55,10 @@ class Transformer(nn.Module):
         self,
         shape: tuple[int, ...],
         classes: int,
-        width: int = 64,
-        heads: int = 4,
-        layers: int = 2,
-        dropout: float = 0.0,
+        width: Count = 64,
+        heads: Count = 4,
+        layers: Count = 2,
+        dropout: Fraction = 0.0,
         every: bool | None = None,
     ) -> None:
         super().__init__()

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Fraction, Validated
 from fedsim.core.errors import ConfigError
 
 
@@ -106,7 +107,7 @@ class Samples:
         return self.labels
 
 
-class Partition(ABC):
+class Partition(Validated, ABC):
     """Divides N samples among m clients.
 
     Args:
@@ -124,10 +125,10 @@ class Partition(ABC):
     by_owner = False
     validation: float = 0.0
 
-    def __init__(self, validation: float = 0.0) -> None:
-        self.validation = checks.fraction("partition.validation", validation)
+    def __init__(self, validation: Fraction = 0.0) -> None:
+        self.validation = validation
         if self.validation == 1:
-            raise ConfigError("partition.validation=1 leaves nothing to train on; give less, such as 0.2")
+            raise ConfigError(key="validation", value=1, needs="leaves nothing to train on; give less, such as 0.2")
 
     @abstractmethod
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray] | Table:

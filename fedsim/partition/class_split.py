@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, Fraction, OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.partition.base import Partition, Samples
 
@@ -28,10 +30,12 @@ class ClassSplit(Partition):
     name = "class_split"
     remedy = "lower clients, or raise partition.classes_per_client"
 
-    def __init__(self, classes_per_client: int = 2, form: str = "classes", validation: float = 0.0) -> None:
+    def __init__(
+        self, classes_per_client: Count = 2, form: Annotated[str, OneOf(*FORMS)] = "classes", validation: Fraction = 0.0
+    ) -> None:
         super().__init__(validation)
-        self.per_client = checks.whole("partition.classes_per_client", classes_per_client)
-        self.form = checks.choice("partition.form", form, FORMS)
+        self.per_client = classes_per_client
+        self.form = form
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
         labels = samples.need_labels(self.name)

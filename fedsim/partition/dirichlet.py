@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, CountOrZero, Fraction, OneOf, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.partition.base import Partition, Samples
@@ -56,23 +58,23 @@ class Dirichlet(Partition):
 
     def __init__(
         self,
-        alpha: float = 0.3,
-        form: str = "equal",
-        min_size: int = 1,
-        attempts: int = 100,
-        min_of_class: int = 0,
-        validation: float = 0.0,
+        alpha: Positive = 0.3,
+        form: Annotated[str, OneOf(*FORMS)] = "equal",
+        min_size: Count = 1,
+        attempts: Count = 100,
+        min_of_class: CountOrZero = 0,
+        validation: Fraction = 0.0,
     ) -> None:
         super().__init__(validation)
-        self.alpha = checks.positive("partition.alpha", alpha)
-        self.form = checks.choice("partition.form", form, FORMS)
-        self.min_size = checks.whole("partition.min_size", min_size)
-        self.attempts = checks.whole("partition.attempts", attempts)
-        self.min_of_class = checks.whole("partition.min_of_class", min_of_class, least=0)
+        self.alpha = alpha
+        self.form = form
+        self.min_size = min_size
+        self.attempts = attempts
+        self.min_of_class = min_of_class
         if min_of_class and form != "proportional":
             raise ConfigError(
-                f"partition.min_of_class={min_of_class} cuts shares of form=proportional only, and form={form}; set it "
-                "to 0"
+                f"{{min_of_class}}={min_of_class} cuts shares of form=proportional only, and form={form}; set it to 0",
+                mentions=("min_of_class",),
             )
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import CountOrZero, Fraction, NonNegative
 from fedsim.core.errors import ConfigError
 from fedsim.partition.base import Skew
 from fedsim.partition.even import IID
@@ -74,10 +75,10 @@ class FeatureNoise(IID):
 
     name = "feature_noise"
 
-    def __init__(self, sigma: float = 1.0, seed: int = 0, validation: float = 0.0) -> None:
+    def __init__(self, sigma: NonNegative = 1.0, seed: CountOrZero = 0, validation: Fraction = 0.0) -> None:
         super().__init__(validation)
-        self.sigma = checks.not_negative("partition.sigma", sigma)
-        self.seed = checks.whole("partition.seed", seed, least=0)
+        self.sigma = sigma
+        self.seed = seed
 
     def skew(self, clients: int) -> Skew:
         return Noise(self.sigma, clients, self.seed)
@@ -96,10 +97,10 @@ class FeatureRotation(IID):
 
     name = "feature_rotation"
 
-    def __init__(self, turns: int = 4, validation: float = 0.0) -> None:
+    def __init__(self, turns: int = 4, validation: Fraction = 0.0) -> None:
         super().__init__(validation)
         if turns not in TURNS:
-            raise ConfigError(f"partition.turns={turns} must be 2 (upside down) or 4 (quarter turns)")
+            raise ConfigError(key="turns", value=turns, needs="must be 2 (upside down) or 4 (quarter turns)")
         self.turns = turns
 
     def skew(self, clients: int) -> Skew:

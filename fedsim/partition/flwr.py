@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.core.constraints import Fraction
 from fedsim.core.errors import ConfigError
 from fedsim.core.targets import Kind
 from fedsim.partition.base import Partition, Samples
@@ -31,12 +32,13 @@ class Flwr(Partition):
     remedy = "change partition.partitioner"
     by_owner = True
 
-    def __init__(self, partitioner: Any, validation: float = 0.0) -> None:
+    def __init__(self, partitioner: Any, validation: Fraction = 0.0) -> None:
         super().__init__(validation)
         if not hasattr(partitioner, "load_partition"):
             raise ConfigError(
-                f"partition.partitioner={partitioner!r} is none of Flower's; name one by its _target_, such as "
-                "flwr_datasets.partitioner.DirichletPartitioner"
+                f"{{partitioner}}={partitioner!r} is none of Flower's; name one by its _target_, such as "
+                "flwr_datasets.partitioner.DirichletPartitioner",
+                mentions=("partitioner",),
             )
         self.partitioner = partitioner
 

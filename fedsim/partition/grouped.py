@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedsim.core.constraints import Fraction
 from fedsim.core.errors import ConfigError
 from fedsim.partition.base import Partition, Samples, Table
 
@@ -21,7 +22,7 @@ class Grouped(Partition):
     name = "grouped"
     by_owner = True
 
-    def __init__(self, shuffle: bool = True, validation: float = 0.0) -> None:
+    def __init__(self, shuffle: bool = True, validation: Fraction = 0.0) -> None:
         super().__init__(validation)
         self.shuffle = shuffle
 

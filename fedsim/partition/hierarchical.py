@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, Fraction
 from fedsim.core.errors import ConfigError
 from fedsim.partition.base import Partition, Samples, Table
 from fedsim.partition.dirichlet import Dirichlet
@@ -27,20 +27,22 @@ class Hierarchical(Partition):
 
     def __init__(
         self,
-        groups: int = 5,
+        groups: Count = 5,
         outer: Partition | None = None,
         inner: Partition | None = None,
-        validation: float = 0.0,
+        validation: Fraction = 0.0,
     ) -> None:
         super().__init__(validation)
-        self.groups = checks.whole("partition.groups", groups)
+        self.groups = groups
         self.outer = Dirichlet(form="proportional") if outer is None else outer
         self.inner = IID() if inner is None else inner
         for key, partition in (("outer", self.outer), ("inner", self.inner)):
             if not isinstance(partition, Partition):
                 raise ConfigError(f"partition.{key}={partition!r} is no partition; give a class of one by its _target_")
             if partition.validation:
-                raise ConfigError(f"partition.{key}.validation is not looked at; set partition.validation")
+                raise ConfigError(
+                    key=f"{key}.validation", needs="is not looked at; set {validation}", mentions=("validation",)
+                )
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
         if clients < self.groups:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, Fraction
 from fedsim.core.errors import ConfigError
 from fedsim.partition.base import Partition, Samples
 from fedsim.partition.quantity import apportioned
@@ -31,12 +31,12 @@ class Matched(Partition):
     def __init__(
         self,
         distribution: Sequence[float | Sequence[float]] | None = None,
-        size: int | None = None,
-        validation: float = 0.0,
+        size: Count | None = None,
+        validation: Fraction = 0.0,
     ) -> None:
         super().__init__(validation)
         self.distribution = None if distribution is None else shares(distribution)
-        self.size = None if size is None else checks.whole("partition.size", size)
+        self.size = size
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
         labels = samples.need_labels(self.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.core import checks
+from fedsim.core.constraints import CountOrZero, Fraction
 from fedsim.core.errors import ConfigError
 from fedsim.partition.base import Partition, Samples, Table
 
@@ -24,9 +24,9 @@ class Natural(Partition):
     by_owner = True
     remedy = "give every client samples, or set clients to the number of owners that have some"
 
-    def __init__(self, validation: float = 0.0, shuffle: bool = False, seed: int = 0) -> None:
+    def __init__(self, validation: Fraction = 0.0, shuffle: bool = False, seed: CountOrZero = 0) -> None:
         super().__init__(validation)
-        self.seed = checks.whole("partition.seed", seed, least=0)
+        self.seed = seed
         self.shuffle = shuffle
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, Fraction, NonNegative, OneOf
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.partition.base import Partition, Samples, Table
@@ -37,17 +39,17 @@ class Quantity(Partition):
 
     def __init__(
         self,
-        law: str = "lognormal",
-        sigma: float = 1.0,
-        exponent: float = 1.0,
-        min_size: int = 1,
-        validation: float = 0.0,
+        law: Annotated[str, OneOf(*LAWS)] = "lognormal",
+        sigma: NonNegative = 1.0,
+        exponent: NonNegative = 1.0,
+        min_size: Count = 1,
+        validation: Fraction = 0.0,
     ) -> None:
         super().__init__(validation)
-        self.law = checks.choice("partition.law", law, LAWS)
-        self.sigma = checks.not_negative("partition.sigma", sigma)
-        self.exponent = checks.not_negative("partition.exponent", exponent)
-        self.min_size = checks.whole("partition.min_size", min_size)
+        self.law = law
+        self.sigma = sigma
+        self.exponent = exponent
+        self.min_size = min_size
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
         surplus = samples.count - clients * self.min_size

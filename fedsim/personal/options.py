@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, CountOrZero, OneOf, Validated
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 
@@ -14,7 +15,7 @@ LOCALIZE = ("rule", "sgd")
 
 
 @dataclass
-class Personal:
+class Personal(Validated):
     """Attributes:
 
     over: whose models are scored at every evaluation: 'all' clients' but newcomers', those of the clients that were
@@ -38,20 +39,12 @@ class Personal:
         EffectiveIf("newcomer_epochs", lambda own, run: own.newcomers > 0, "{at}.newcomers"),
     )
 
-    over: str = "none"
-    at: str = "start"
-    localize: str = "rule"
-    newcomers: int = 0
-    newcomer_epochs: int = 5
-    train_samples: int = 20
-
-    def __post_init__(self) -> None:
-        checks.choice("personal.over", self.over, OVER)
-        checks.choice("personal.at", self.at, AT)
-        checks.choice("personal.localize", self.localize, LOCALIZE)
-        checks.whole("personal.newcomers", self.newcomers, least=0)
-        checks.whole("personal.newcomer_epochs", self.newcomer_epochs)
-        checks.whole("personal.train_samples", self.train_samples)
+    over: Annotated[str, OneOf(*OVER)] = "none"
+    at: Annotated[str, OneOf(*AT)] = "start"
+    localize: Annotated[str, OneOf(*LOCALIZE)] = "rule"
+    newcomers: CountOrZero = 0
+    newcomer_epochs: Count = 5
+    train_samples: Count = 20
 
     @property
     def active(self) -> bool:

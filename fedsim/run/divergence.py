@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
 from fedsim.core.errors import ConfigError, DivergenceError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.numerical import is_numerical
@@ -96,7 +95,7 @@ class DivergenceGuard:
         remedy: str = "lower lr",
     ) -> None:
         self.federation, self.strategy, self.eval_every = federation, strategy, eval_every
-        self.on_nonfinite = checks.choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
+        self.on_nonfinite = on_nonfinite
         self.dropped = [] if dropped is None else dropped
         self.remedy, self.ill = remedy, set[int]()
         self.rows = torch.full((federation.rows,), _NEVER, device=federation.device)

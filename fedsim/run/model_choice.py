@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, keys_under
 from fedsim.datasets import Dataset
 from fedsim.models import RowModel
 from fedsim.models.losses import Loss
@@ -90,4 +90,9 @@ def _builder(
     labels = dataset.train_y if dataset.classes else None
     if labels is not None and fixed.get("every") is None:
         arguments["every"] = labels.dim() > 1 and not labels.is_floating_point()
-    return functools.partial(model, **{name: value for name, value in arguments.items() if name in accepted})
+    return functools.partial(_built, model, **{name: value for name, value in arguments.items() if name in accepted})
+
+
+def _built(model: Callable[..., nn.Module], /, **arguments: Any) -> nn.Module:
+    with keys_under("model"):
+        return model(**arguments)

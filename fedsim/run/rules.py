@@ -6,11 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fedsim.core import checks
+from fedsim.core.constraints import Count, OneOf, Positive, Validated
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import rises, validation_metric
@@ -22,7 +23,7 @@ VIRTUAL = "virtual_seconds"
 
 
 @dataclass(frozen=True)
-class Stop:
+class Stop(Validated):
     """When a run ends before its last round: after the first evaluation at which a rule says so. Without rules, never.
 
     Attributes:
@@ -45,26 +46,24 @@ class Stop:
     )
 
     target: dict[str, float] | None = None
-    patience: int | None = None
-    seconds: float | None = None
+    patience: Count | None = None
+    seconds: Positive | None = None
     metric: str | None = None
-    over: str = "all"
-    virtual_seconds: float | None = None
+    over: Annotated[str, OneOf(*OVER)] = "all"
+    virtual_seconds: Positive | None = None
 
     def __post_init__(self) -> None:
         if self.target is not None and (not isinstance(self.target, dict) or not self.target):
-            raise ConfigError(f"stop.target={self.target!r} must be metrics and values, such as {{test_accuracy: 0.9}}")
+            raise ConfigError(
+                f"{{target}}={self.target!r} must be metrics and values, such as {{test_accuracy: 0.9}}",
+                mentions=("target",),
+            )
         for name, value in (self.target or {}).items():
-            checks.real(f"stop.target.{name}", value)
-        if self.patience is not None:
-            checks.whole("stop.patience", self.patience)
-        if self.seconds is not None:
-            checks.positive("stop.seconds", self.seconds)
-        if self.virtual_seconds is not None:
-            checks.positive("stop.virtual_seconds", self.virtual_seconds)
+            checks.real(f"target.{name}", value)
         if self.metric is not None and not isinstance(self.metric, str):
-            raise ConfigError(f"stop.metric={self.metric!r} must be the name of a metric, such as test_accuracy")
-        checks.choice("stop.over", self.over, OVER)
+            raise ConfigError(
+                f"{{metric}}={self.metric!r} must be the name of a metric, such as test_accuracy", mentions=("metric",)
+            )
 
     @property
     def active(self) -> bool:

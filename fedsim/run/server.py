@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsim.availability import Availability
 from fedsim.clock import DeadlineFilter
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, keys_under
 from fedsim.models import RowModel
 from fedsim.run.model_choice import ModelChoice
 from fedsim.run.parts import Parts
@@ -53,9 +53,10 @@ class Server:
             model.divide(parts.columns)
         check_columns(population, model, strategy)
         process = None if parts.local.pooled else parts.availability
-        with among_members(federation.clients, population.newcomers):
+        with among_members(population.newcomers):
             availability = bound(process, federation, rounds, population.member_tables)
-            strategy.check(DeadlineFilter.unless_all_count(availability, parts.clock))
+            with keys_under("strategy"):
+                strategy.check(DeadlineFilter.unless_all_count(availability, parts.clock))
         strategy.check_local(parts.local)
         uplink = uplink_of(strategy, parts.uplink, parts.attack)
         uplink.setup(federation, availability)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
@@ -12,7 +12,7 @@ from fedsim.attack import Attack
 from fedsim.availability import Availability
 from fedsim.clock import Clock, Delay, Work
 from fedsim.contamination import Contamination
-from fedsim.core import checks
+from fedsim.core.constraints import Count, NonNegative, OneOf, validated
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.core.ranks import Ranks
@@ -61,6 +61,7 @@ KINDS = {
 }  # fmt: skip
 
 
+@validated
 class Setup:
     """A federation, wired up and checked. The arguments are the groups of a configuration, and its few plain keys.
 
@@ -131,13 +132,13 @@ class Setup:
         local: LocalRule | None = None,
         shift: Shift | None = None,
         contamination: Contamination | None = None,
-        rounds: int = 100,
+        rounds: Count = 100,
         seeds: Sequence[int] = (0,),
         loss: str | Loss | None = None,
-        ridge: float = 0.0,
+        ridge: NonNegative = 0.0,
         output: str | int | None = None,
-        start: str = "random",
-        on_nonfinite: str = "stop",
+        start: Annotated[str, OneOf(*STARTS)] = "random",
+        on_nonfinite: Annotated[str, OneOf(*ON_NONFINITE)] = "stop",
         columns: Selector | None = None,
         personal: Personal | None = None,
         evaluation: Evaluation | None = None,
@@ -151,9 +152,9 @@ class Setup:
         ranks: Ranks | None = None,
     ) -> None:
         check_kinds(KINDS, locals())
-        self.rounds = checks.whole("rounds", rounds)
-        self.start = checks.choice("start", start, STARTS)
-        self.on_nonfinite = checks.choice("on_nonfinite", on_nonfinite, ON_NONFINITE)
+        self.rounds = rounds
+        self.start = start
+        self.on_nonfinite = on_nonfinite
         copies = PartCopies()
         self.parts = Parts.copied(
             copies, dataset, evaluation=evaluation, uplink=uplink, partition=partition, availability=availability,

@@ -15,7 +15,7 @@ import torch
 from fedsim.attack import Attack
 from fedsim.availability import Availability, Full
 from fedsim.core import checks, rng, streams
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ClientCountError, ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.per_seed import given_per_seed
 from fedsim.core.ranks import Ranks
@@ -254,17 +254,13 @@ def client_data(
 
 
 @contextlib.contextmanager
-def among_members(members: int, late: int) -> Iterator[None]:
-    """What is refused for the number of those who train names `clients` as it was set, newcomers included."""
+def among_members(late: int) -> Iterator[None]:
+    """What is refused for the number of clients that train names `clients` as it was set, newcomers included."""
     try:
         yield
-    except ConfigError as error:
-        if not late:
-            raise
-        all_clients = members + late
-        description = f"the {members} of clients={all_clients} that are no newcomers (personal.newcomers={late})"
-        text = re.sub(r"\bset clients=(\d+)", lambda m: f"set clients={int(m[1]) + late}", str(error))
-        raise type(error)(re.sub(rf"(?<!set )\bclients={members}\b", description, text)) from error
+    except ClientCountError as error:
+        error.beside(late)
+        raise
 
 
 def bound(

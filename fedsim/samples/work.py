@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, OneOf, Validated
 from fedsim.core.errors import ConfigError
 
 SAMPLINGS = ("pass", "replacement")
+Sampling = Annotated[str, OneOf(*SAMPLINGS)]
 STEPS = 10  # where neither steps nor epochs are given
 
 
 @dataclass
-class LocalWork:
+class LocalWork(Validated):
     """Attributes:
 
     steps: local steps a round; give this or `epochs`.
@@ -25,27 +27,20 @@ class LocalWork:
     drop_last: whether a pass drops its last, short batch (a client never loses its only batch).
     """
 
-    steps: int | None = None
-    epochs: int | None = None
-    batch_size: int | None = 32
-    sampling: str = "pass"
+    steps: Count | None = None
+    epochs: Count | None = None
+    batch_size: Count | None = 32
+    sampling: Sampling = "pass"
     drop_last: bool = True
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(
-                f"local_steps={self.steps} and local_epochs={self.epochs} exclude each other; set one to null"
+                f"{{steps}}={self.steps} and {{epochs}}={self.epochs} exclude each other; set one to null",
+                mentions=("steps", "epochs"),
             )
         if self.steps is None and self.epochs is None:
             self.steps = STEPS
-        for key, value in (
-            ("local_steps", self.steps),
-            ("local_epochs", self.epochs),
-            ("batch_size", self.batch_size),
-        ):
-            if value is not None:
-                checks.whole(key, value)
-        checks.choice("local.sampling", self.sampling, SAMPLINGS)
 
 
 @dataclass

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from fedsim.core import checks, rng
+from fedsim.core.constraints import Count, Fraction, OneOf, Positive, Validated
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -32,7 +33,7 @@ PAST, TURN, OF_SEED = "past_deployments", "deployments", "seed_of_mixture"
 MIXING = {TURN, OF_SEED, "round"}  # by which lags are drawn
 
 
-class Shift(ABC):
+class Shift(Validated, ABC):
     """A performative shift.
 
     Args:
@@ -82,31 +83,36 @@ class Shift(ABC):
 
     def __init__(
         self,
-        deploy: str = "step",
-        inertia: float = 0.0,
-        references: str = "auto",
+        deploy: Annotated[str, OneOf(*DEPLOYMENTS)] = "step",
+        inertia: Fraction = 0.0,
+        references: Annotated[str, OneOf(*REFERENCES)] = "auto",
         box: Sequence[float] | None = None,
-        references_seconds: float | None = 120.0,
-        redraw: int | None = None,
-        mixture: float | Sequence[float] = 0.0,
+        references_seconds: Positive | None = 120.0,
+        redraw: Count | None = None,
+        mixture: Fraction | Sequence[Fraction] = 0.0,
     ) -> None:
-        self.deploy = checks.choice("shift.deploy", deploy, DEPLOYMENTS)
-        self.inertia = checks.fraction("shift.inertia", inertia)
+        self.deploy = deploy
+        self.inertia = inertia
         if inertia == 1:
-            raise ConfigError("shift.inertia=1 means that data never answer; use less than 1, or shift=none")
+            raise ConfigError(
+                key="inertia", value=1, needs="means that data never answer; use less than 1, or shift=none"
+            )
         parsed_mixture = Mixture(mixture)
         self.mixture = parsed_mixture if len(parsed_mixture) > 1 else None
-        self.redraw = None if redraw is None else checks.whole("shift.redraw", redraw)
+        self.redraw = redraw
         if redraw is not None and deploy == "step":
-            raise ConfigError(f"shift.redraw={redraw} is how often the server deploys; it needs shift.deploy=round")
-        self.references = checks.choice("shift.references", references, REFERENCES)
+            raise ConfigError(
+                key="redraw",
+                value=redraw,
+                needs="is how often the server deploys; it needs {deploy}=round",
+                mentions=("deploy",),
+            )
+        self.references = references
         self.references_seconds = references_seconds
-        if references_seconds is not None:
-            checks.positive("shift.references_seconds", references_seconds)
-        if box is not None and (
-            len(box) != 2 or not checks.real("shift.box", box[0]) < checks.real("shift.box", box[1])
-        ):
-            raise ConfigError(f"shift.box={list(box)} must be two numbers, the lower first, such as [-10,10]")
+        if box is not None and (len(box) != 2 or not checks.real("box", box[0]) < checks.real("box", box[1])):
+            raise ConfigError(
+                f"{{box}}={list(box)} must be two numbers, the lower first, such as [-10,10]", mentions=("box",)
+            )
         self.box = None if box is None else (float(box[0]), float(box[1]))
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:

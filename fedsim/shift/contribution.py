@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, NonNegative, OneOf, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -53,15 +53,20 @@ class Contribution(Shift):
     groups: int
 
     def __init__(
-        self, form: str = "linear", budget: float = 10.0, constant: float = 1.0, samples: int = 100, **options: Any
+        self,
+        form: Annotated[str, OneOf(*FORMS)] = "linear",
+        budget: Positive = 10.0,
+        constant: NonNegative = 1.0,
+        samples: Count = 100,
+        **options: Any,
     ) -> None:
-        self.form = checks.choice("shift.form", form, FORMS)
+        self.form = form
         if form == "linear" and options.get("box") is None:
             options["box"] = [-1.0, 1.0]
         super().__init__(**options)
-        self.budget = checks.positive("shift.budget", budget)
-        self.constant = checks.not_negative("shift.constant", constant)
-        self.samples = checks.whole("shift.samples", samples)
+        self.budget = budget
+        self.constant = constant
+        self.samples = samples
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         dataset = data.dataset

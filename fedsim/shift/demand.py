@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.core import rng
+from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import Numbers, entry, per_client
@@ -31,7 +32,7 @@ class Demand(Shift):
 
     estimator = "mean_x"
 
-    def __init__(self, gamma: Numbers = 2.0, spread: float = SPREAD, seed: int = 0, **options: Any) -> None:
+    def __init__(self, gamma: Numbers = 2.0, spread: NonNegative = SPREAD, seed: int = 0, **options: Any) -> None:
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed
 

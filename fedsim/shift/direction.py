@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.datasets import Dataset
 from fedsim.models import RowModel
@@ -35,7 +34,12 @@ class Direction:
     """
 
     def __init__(
-        self, shift: str, dataset: Dataset, model: RowModel, features: Sequence[int] | None = None, target: int = 1
+        self,
+        shift: str,
+        dataset: Dataset,
+        model: RowModel,
+        features: Sequence[int] | None = None,
+        target: int = 1,
     ) -> None:
         self.shape, size = dataset.shape, math.prod(dataset.shape)
         name, layer = _only_layer(model)
@@ -45,7 +49,7 @@ class Direction:
                 f"not on dataset={dataset.name}; use model=linear"
             )
         self.outputs = layer.out_features
-        if checks.whole("shift.target", target, least=0) >= self.outputs > 1:
+        if target >= self.outputs > 1:
             raise ConfigError(f"shift.target={target} is no class of dataset={dataset.name}, which has {self.outputs}")
         weight = f"{name}.weight" if name else "weight"
         self._start = sum(math.prod(s) for s in list(model.shapes.values())[: list(model.shapes).index(weight)])
@@ -89,7 +93,7 @@ def _mask(features: Sequence[int] | None, size: int, dataset: str) -> Tensor:
         return torch.ones(size, dtype=torch.float64)
     mask = torch.zeros(size, dtype=torch.float64)
     for feature in features:
-        if checks.whole("shift.features", feature, least=0) >= size:
+        if feature >= size:
             raise ConfigError(
                 f"shift.features names feature {feature}, but dataset={dataset} has {size}, from 0 to {size - 1}"
             )

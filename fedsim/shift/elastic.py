@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import CountOrZero, NonNegative, Positive
 from fedsim.core.heterogeneity import Numbers, entry
 from fedsim.shift.strategic import SPREAD, Strategic
 
@@ -32,17 +32,17 @@ class Elastic(Strategic):
     def __init__(
         self,
         epsilon: Numbers = 1.0,
-        spread: float = SPREAD,
-        features: Sequence[int] | None = None,
-        target: int = 1,
+        spread: NonNegative = SPREAD,
+        features: Sequence[CountOrZero] | None = None,
+        target: CountOrZero = 1,
         seed: int = 0,
-        reluctance: float = 0.1,
-        reach: float | None = None,
+        reluctance: NonNegative = 0.1,
+        reach: Positive | None = None,
         **options: Any,
     ) -> None:
         super().__init__(epsilon, spread, features, target, seed, **options)
-        self.reluctance = checks.not_negative("shift.reluctance", reluctance)
-        self.reach = None if reach is None else checks.positive("shift.reach", reach)
+        self.reluctance = reluctance
+        self.reach = reach
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         epsilon, direction = entry(self.epsilons, batch["client"]).to(theta.dtype), self.direction(theta)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -44,15 +45,15 @@ class Location(Shift):
 
     def __init__(
         self,
-        epsilon: float = 0.9,
-        variance: float = 0.0,
-        epsilons: list[float] | None = None,
+        epsilon: Real = 0.9,
+        variance: NonNegative = 0.0,
+        epsilons: list[Real] | None = None,
         seed: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.epsilon = checks.real("shift.epsilon", epsilon)
-        self.variance = checks.not_negative("shift.variance", variance)
+        self.epsilon = epsilon
+        self.variance = variance
         self.given, self.seed = epsilons, seed
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 
 REST = 1e-3  # of the geometric weights, which the oldest model that is kept stands for
@@ -31,18 +31,21 @@ class Mixture:
 
     def __init__(self, given: float | Sequence[float]) -> None:
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-            decay = checks.fraction("shift.mixture", given)
+            decay = float(given)
             length = 1 if decay == 0 else math.inf if decay == 1 else 1 + math.ceil(math.log(REST) / math.log(decay))
             if length > MOST:
-                raise ConfigError(f"shift.mixture={decay:g} asks for more than {MOST} earlier models; lower it")
+                raise ConfigError(
+                    f"{{mixture}}={decay:g} asks for more than {MOST} earlier models; lower it", mentions=("mixture",)
+                )
             powers = decay ** torch.arange(int(length), dtype=torch.float64)
             self.weights = torch.cat([(1 - decay) * powers[:-1], powers[-1:]])
             return
-        self.weights = torch.tensor([checks.fraction("shift.mixture", a) for a in given], dtype=torch.float64)
+        self.weights = torch.tensor(list(given), dtype=torch.float64)
         if not len(self.weights) or abs(float(self.weights.sum()) - 1) > 1e-9 or not self.weights[0]:
             raise ConfigError(
-                f"shift.mixture={list(given)} must be shares of the newest deployment, which is not 0, of the one "
-                "before, …, that sum to 1"
+                f"{{mixture}}={list(given)} must be shares of the newest deployment, which is not 0, of the one "
+                "before, …, that sum to 1",
+                mentions=("mixture",),
             )
 
     def __len__(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import checks, rng
+from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -43,7 +44,7 @@ class Players(Shift):
     def __init__(
         self,
         gamma: Numbers = 2.0,
-        spread: float = SPREAD,
+        spread: NonNegative = SPREAD,
         coupling: float | Sequence[Sequence[float]] = 0.8,
         seed: int = 0,
         **options: Any,

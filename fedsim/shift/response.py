@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.core import rng
+from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -35,7 +36,7 @@ class Response(Shift):
 
     estimator = "coefficients"
 
-    def __init__(self, gamma: Numbers = 1.5, spread: float = SPREAD, seed: int = 0, **options: Any) -> None:
+    def __init__(self, gamma: Numbers = 1.5, spread: NonNegative = SPREAD, seed: int = 0, **options: Any) -> None:
         super().__init__(**options)
         self.gamma, self.spread, self.seed = gamma, spread, seed
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.core import rng
+from fedsim.core.constraints import CountOrZero, NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import Numbers, entry, per_client
@@ -40,9 +41,9 @@ class Strategic(Shift):
     def __init__(
         self,
         epsilon: Numbers = 1.0,
-        spread: float = SPREAD,
-        features: Sequence[int] | None = None,
-        target: int = 1,
+        spread: NonNegative = SPREAD,
+        features: Sequence[CountOrZero] | None = None,
+        target: CountOrZero = 1,
         seed: int = 0,
         **options: Any,
     ) -> None:

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import NonNegative, PositivePerSeed
 from fedsim.core.federation import Cohort, Federation
-from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, answers
 from fedsim.strategies.fedexp import Iterates
@@ -42,9 +41,9 @@ class AFL(ServerStep[AFLState]):
 
     needs_full_gradients = True
 
-    def __init__(self, server_lr: Numbers = 1.0, mixture_lr: float = 0.1, average: bool = True) -> None:
+    def __init__(self, server_lr: PositivePerSeed = 1.0, mixture_lr: NonNegative = 0.1, average: bool = True) -> None:
         super().__init__(server_lr)
-        self.mixture_lr = checks.not_negative("strategy.mixture_lr", mixture_lr)
+        self.mixture_lr = mixture_lr
         self.average = average
 
     def initial(self, model: Tensor, federation: Federation) -> AFLState:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.federation import WEIGHTINGS, Federation
-from fedsim.core.per_seed import Numbers, Setting, per_seed
+from fedsim.core.federation import Federation, Weighting
+from fedsim.core.per_seed import Setting, per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.base import State, Strategy
 
@@ -39,10 +39,12 @@ class AmplifiedFedAvg(Strategy[WindowState]):
         EffectiveIf("amplification", lambda own, run: own.window <= run.rounds, "as many rounds as {at}.window"),
     )
 
-    def __init__(self, window: int = 10, amplification: Numbers = 1.5, weighting: str = "uniform") -> None:
-        self.window = checks.whole("strategy.window", window)
-        self.amplification = per_seed("strategy.amplification", amplification, checks.positive)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+    def __init__(
+        self, window: Count = 10, amplification: PositivePerSeed = 1.5, weighting: Weighting = "uniform"
+    ) -> None:
+        self.window = window
+        self.amplification = per_seed(amplification)
+        self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> WindowState:
         return WindowState(model, model.clone())

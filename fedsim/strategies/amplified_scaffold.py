@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.federation import Cohort, Federation
-from fedsim.core.per_seed import Numbers, per_seed
+from fedsim.core.federation import Cohort, Federation, Weighting
+from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.amplified_fedavg import amplified
-from fedsim.strategies.memory import ClientMemory, RemembersClients, stored
+from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, stored
 
 CORRECTIONS = ("period", "round")
 
@@ -57,16 +58,16 @@ class AmplifiedScaffold(RemembersClients[AmplifiedScaffoldState]):
 
     def __init__(
         self,
-        window: int = 10,
-        amplification: Numbers = 1.5,
-        correction: str = "period",
-        weighting: str = "uniform",
-        memory_dtype: str = "same",
+        window: Count = 10,
+        amplification: PositivePerSeed = 1.5,
+        correction: Annotated[str, OneOf(*CORRECTIONS)] = "period",
+        weighting: Weighting = "uniform",
+        memory_dtype: MemoryDtype = "same",
     ) -> None:
         super().__init__(1.0, memory_dtype, weighting)
-        self.window = checks.whole("strategy.window", window)
-        self.amplification = per_seed("strategy.amplification", amplification, checks.positive)
-        self.renewed = self.window if checks.choice("strategy.correction", correction, CORRECTIONS) == "period" else 1
+        self.window = window
+        self.amplification = per_seed(amplification)
+        self.renewed = self.window if correction == "period" else 1
 
     def initial(self, model: Tensor, federation: Federation) -> AmplifiedScaffoldState:
         sums = federation.zeros(model.shape[1], dtype=model.dtype), federation.zeros(dtype=model.dtype)

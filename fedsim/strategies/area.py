@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedsim.core import checks
-from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
+from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.base import ClientModels, KeepsClientModels
 from fedsim.strategies.memory import stored
@@ -23,8 +22,8 @@ class AREA(KeepsClientModels[ClientModels]):
         weighting: w_i: 'uniform' 1/m, or 'data' fractions.
     """
 
-    def __init__(self, weighting: str = "uniform") -> None:
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+    def __init__(self, weighting: Weighting = "uniform") -> None:
+        self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> ClientModels:
         return ClientModels.broadcast(model, federation)

@@ -11,11 +11,11 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fedsim.availability import Availability
-from fedsim.core import checks
 from fedsim.core.answers import Answers
+from fedsim.core.constraints import PositivePerSeed, Validated
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.federation import Cohort, Federation
-from fedsim.core.per_seed import Numbers, per_seed
+from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
 from fedsim.local import LocalRule
 
@@ -34,7 +34,7 @@ class State:
 S = TypeVar("S", bound=State)
 
 
-class Strategy(ABC, Generic[S]):
+class Strategy(Validated, ABC, Generic[S]):
     """One aggregation algorithm. An empty round leaves the state as it is, unless the paper says otherwise.
 
     Attributes:
@@ -131,8 +131,8 @@ class ServerStep(Strategy[S]):
         server_lr: η_g, or a list of one per seed.
     """
 
-    def __init__(self, server_lr: Numbers = 1.0) -> None:
-        self.server_lr = per_seed("strategy.server_lr", server_lr, checks.positive)
+    def __init__(self, server_lr: PositivePerSeed = 1.0) -> None:
+        self.server_lr = per_seed(server_lr)
 
 
 @dataclass

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks, ties
-from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
-from fedsim.core.per_seed import Numbers
+from fedsim.core import ties
+from fedsim.core.constraints import Fraction, NonNegative, Positive, PositivePerSeed, Real
+from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State, answers
 
@@ -63,21 +63,21 @@ class CAFed(ServerStep[CAFedState]):
 
     def __init__(
         self,
-        server_lr: Numbers = 1.0,
-        bias: float = 1.0,
-        tolerance: float = 0.0,
-        smoothness: float = 0.0,
-        optimum: float = 0.0,
-        prior: float = 10.0,
-        weighting: str = "uniform",
+        server_lr: PositivePerSeed = 1.0,
+        bias: NonNegative = 1.0,
+        tolerance: NonNegative = 0.0,
+        smoothness: Fraction = 0.0,
+        optimum: Real = 0.0,
+        prior: Positive = 10.0,
+        weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(server_lr)
-        self.bias = checks.not_negative("strategy.bias", bias)
-        self.tolerance = checks.not_negative("strategy.tolerance", tolerance)
-        self.smoothness = checks.fraction("strategy.smoothness", smoothness)
-        self.optimum = checks.real("strategy.optimum", optimum)
-        self.prior = checks.positive("strategy.prior", prior)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+        self.bias = bias
+        self.tolerance = tolerance
+        self.smoothness = smoothness
+        self.optimum = optimum
+        self.prior = prior
+        self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> CAFedState:
         return CAFedState(model, *(federation.zeros(dtype=model.dtype) for _ in range(5)))

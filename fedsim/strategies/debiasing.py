@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Positive, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
-from fedsim.core.per_seed import Numbers
+from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State
 
@@ -43,10 +42,12 @@ class Debiasing(ServerStep[DebiasingState]):
         ),
     )
 
-    def __init__(self, server_lr: Numbers = 1.0, cap: float | None = None, weighting: str = "uniform") -> None:
+    def __init__(
+        self, server_lr: PositivePerSeed = 1.0, cap: Positive | None = None, weighting: Weighting = "uniform"
+    ) -> None:
         super().__init__(server_lr)
-        self.cap = None if cap is None else checks.positive("strategy.cap", cap)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+        self.cap = cap
+        self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> DebiasingState:
         return DebiasingState(model, federation.zeros(dtype=model.dtype))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Fraction, OneOf
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
@@ -52,16 +53,16 @@ class DSGD(KeepsClientModels[ClientModels]):
 
     def __init__(
         self,
-        topology: str = "ring",
-        probability: float = 0.5,
-        mix: str = "start",
-        degrees: str = "all",
+        topology: Annotated[str, OneOf(*TOPOLOGIES)] = "ring",
+        probability: Fraction = 0.5,
+        mix: Annotated[str, OneOf(*MIXES)] = "start",
+        degrees: Annotated[str, OneOf(*DEGREES)] = "all",
         seed: int = 0,
     ) -> None:
-        self.topology = checks.choice("strategy.topology", topology, TOPOLOGIES)
-        self.probability = checks.fraction("strategy.probability", probability)
-        self.mixes_end = checks.choice("strategy.mix", mix, MIXES) == "end"
-        self.degrees, self.seed = checks.choice("strategy.degrees", degrees, DEGREES), seed
+        self.topology = topology
+        self.probability = probability
+        self.mixes_end = mix == "end"
+        self.degrees, self.seed = degrees, seed
 
     def network(self, federation: Federation) -> Network:
         """Of these clients."""

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, PositiveFraction, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
-from fedsim.core.per_seed import Numbers
+from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State
 
@@ -42,12 +41,16 @@ class F3AST(ServerStep[F3ASTState]):
     )
 
     def __init__(
-        self, server_lr: Numbers = 1.0, beta: float = 0.001, k: int | None = None, weighting: str = "uniform"
+        self,
+        server_lr: PositivePerSeed = 1.0,
+        beta: PositiveFraction = 0.001,
+        k: Count | None = None,
+        weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(server_lr)
-        self.beta = checks.positive("strategy.beta", checks.fraction("strategy.beta", beta))
-        self.k = None if k is None else checks.whole("strategy.k", k)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+        self.beta = beta
+        self.k = k
+        self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> F3ASTState:
         return F3ASTState(model, torch.zeros(federation.rows, dtype=model.dtype, device=model.device))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.availability import Availability
-from fedsim.core import checks
+from fedsim.core.constraints import NonNegative, OneOf, PositiveFraction
 from fedsim.core.errors import ConfigError
 from fedsim.core.report import Report
 from fedsim.strategies.base import State, Strategy
-from fedsim.strategies.staleness import DISCOUNT_EFFECTS, Discount
+from fedsim.strategies.staleness import DISCOUNT_EFFECTS, Discount, DiscountKind
 
 FORMS = ("model", "difference")
 
@@ -38,12 +39,16 @@ class FedAsync(Strategy[State]):
     supports_stale = True
 
     def __init__(
-        self, alpha: float = 0.6, discount: str = "polynomial", a: float = 0.5, b: float = 4.0, form: str = "model"
+        self,
+        alpha: PositiveFraction = 0.6,
+        discount: DiscountKind = "polynomial",
+        a: NonNegative = 0.5,
+        b: NonNegative = 4.0,
+        form: Annotated[str, OneOf(*FORMS)] = "model",
     ) -> None:
-        self.alpha = checks.positive("strategy.alpha", alpha)
-        checks.fraction("strategy.alpha", alpha)
+        self.alpha = alpha
         self.discount = Discount(discount, a, b)
-        self.form = checks.choice("strategy.form", form, FORMS)
+        self.form = form
 
     def check(self, availability: Availability) -> None:
         if availability.law == "multiset":

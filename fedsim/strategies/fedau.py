@@ -8,10 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
-from fedsim.core.per_seed import Numbers
+from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State
 
@@ -76,10 +75,10 @@ class FedAU(ServerStep[FedAUState]):
         ),
     )
 
-    def __init__(self, server_lr: Numbers = 1.0, cutoff: int = 50, weighting: str = "uniform") -> None:
+    def __init__(self, server_lr: PositivePerSeed = 1.0, cutoff: Count = 50, weighting: Weighting = "uniform") -> None:
         super().__init__(server_lr)
-        self.cutoff = checks.whole("strategy.cutoff", cutoff)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+        self.cutoff = cutoff
+        self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> FedAUState:
         return FedAUState(model, *no_intervals(model, federation))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedsim.availability import Availability
-from fedsim.core import checks
-from fedsim.core.federation import WEIGHTINGS
-from fedsim.core.per_seed import Numbers
+from fedsim.core.constraints import PositivePerSeed
+from fedsim.core.federation import Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State
 
@@ -24,9 +23,9 @@ class FedAvg(ServerStep[State]):
 
     server_sees, supports_stale = "mean", True
 
-    def __init__(self, server_lr: Numbers = 1.0, weighting: str = "uniform") -> None:
+    def __init__(self, server_lr: PositivePerSeed = 1.0, weighting: Weighting = "uniform") -> None:
         super().__init__(server_lr)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+        self.weighting = weighting
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         step = report.cohort.mean(report.innovation, report.cohort.weights(self.weighting))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.core import Federation, Report, checks
-from fedsim.core.federation import WEIGHTINGS
-from fedsim.core.per_seed import Numbers, per_seed
+from fedsim.core import Federation, Report
+from fedsim.core.constraints import FractionPerSeed, PositivePerSeed
+from fedsim.core.federation import Weighting
+from fedsim.core.per_seed import per_seed
 from fedsim.strategies.base import State, Strategy
 
 
@@ -33,10 +34,12 @@ class FedAvgM(Strategy[FedAvgMState]):
 
     server_sees, supports_stale = "mean", True
 
-    def __init__(self, server_lr: Numbers = 1.0, momentum: Numbers = 0.9, weighting: str = "uniform") -> None:
-        self.server_lr = per_seed("strategy.server_lr", server_lr, checks.positive)
-        self.momentum = per_seed("strategy.momentum", momentum, checks.fraction)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+    def __init__(
+        self, server_lr: PositivePerSeed = 1.0, momentum: FractionPerSeed = 0.9, weighting: Weighting = "uniform"
+    ) -> None:
+        self.server_lr = per_seed(server_lr)
+        self.momentum = per_seed(momentum)
+        self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> FedAvgMState:
         return FedAvgMState(model, torch.zeros_like(model))

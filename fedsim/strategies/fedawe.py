@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.federation import WEIGHTINGS, Federation
-from fedsim.core.per_seed import Numbers, per_seed
+from fedsim.core.federation import Federation, Weighting
+from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.base import ClientModels, KeepsClientModels, ServerStep
 
@@ -50,15 +51,15 @@ class FedAWE(KeepsClientModels[FedAWEState], ServerStep[FedAWEState]):
 
     def __init__(
         self,
-        server_lr: Numbers = 1.0,
-        clip: Numbers | None = None,
-        clipped: str = "step",
-        weighting: str = "uniform",
+        server_lr: PositivePerSeed = 1.0,
+        clip: PositivePerSeed | None = None,
+        clipped: Annotated[str, OneOf("step", "mean")] = "step",
+        weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(server_lr)
-        self.clip = None if clip is None else per_seed("strategy.clip", clip, checks.positive)
-        self.clipped = checks.choice("strategy.clipped", clipped, ("step", "mean"))
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+        self.clip = None if clip is None else per_seed(clip)
+        self.clipped = clipped
+        self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> FedAWEState:
         never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)

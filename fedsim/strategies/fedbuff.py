@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from fedsim.availability import Availability
-from fedsim.core import checks
+from fedsim.core.constraints import Count, NonNegative, PositivePerSeed
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State
-from fedsim.strategies.staleness import DISCOUNT_EFFECTS, Discount
+from fedsim.strategies.staleness import DISCOUNT_EFFECTS, Discount, DiscountKind
 
 
 @dataclass
@@ -50,10 +49,15 @@ class FedBuff(ServerStep[FedBuffState]):
     supports_stale = True
 
     def __init__(
-        self, buffer: int = 10, server_lr: Numbers = 1.0, discount: str = "polynomial", a: float = 0.5, b: float = 4.0
+        self,
+        buffer: Count = 10,
+        server_lr: PositivePerSeed = 1.0,
+        discount: DiscountKind = "polynomial",
+        a: NonNegative = 0.5,
+        b: NonNegative = 4.0,
     ) -> None:
         super().__init__(server_lr)
-        self.buffer, self.discount = checks.whole("strategy.buffer", buffer), Discount(discount, a, b)
+        self.buffer, self.discount = buffer, Discount(discount, a, b)
 
     def check(self, availability: Availability) -> None:
         if availability.law == "multiset":

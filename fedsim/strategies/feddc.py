@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
-from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
-from fedsim.core.per_seed import Numbers, per_seed
+from fedsim.core.constraints import NonNegativePerSeed
+from fedsim.core.federation import Cohort, Federation, Weighting
+from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.base import State, Strategy
 from fedsim.strategies.memory import stored
@@ -46,9 +46,9 @@ class FedDC(Strategy[FedDCState]):
 
     vectors_down = vectors_up = 2
 
-    def __init__(self, alpha: Numbers = 0.01, weighting: str = "uniform") -> None:
-        self.alpha = per_seed("strategy.alpha", alpha, checks.not_negative)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+    def __init__(self, alpha: NonNegativePerSeed = 0.01, weighting: Weighting = "uniform") -> None:
+        self.alpha = per_seed(alpha)
+        self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> FedDCState:
         def rows() -> Tensor:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fedsim.core import checks
-from fedsim.core.federation import Cohort
-from fedsim.core.per_seed import Numbers, per_seed
+from fedsim.core.constraints import PositivePerSeed
+from fedsim.core.federation import Cohort, Weighting
+from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, RemembersClients, stored
+from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, stored
 
 
 class FedDyn(RemembersClients[ClientMemory]):
@@ -29,9 +29,11 @@ class FedDyn(RemembersClients[ClientMemory]):
         memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
     """
 
-    def __init__(self, alpha: Numbers = 0.01, weighting: str = "uniform", memory_dtype: str = "same") -> None:
+    def __init__(
+        self, alpha: PositivePerSeed = 0.01, weighting: Weighting = "uniform", memory_dtype: MemoryDtype = "same"
+    ) -> None:
         super().__init__(1.0, memory_dtype, weighting)
-        self.alpha = per_seed("strategy.alpha", alpha, checks.positive)
+        self.alpha = per_seed(alpha)
 
     def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:
         model, displacement = cohort.broadcast(state.model), self.recall(state, cohort)

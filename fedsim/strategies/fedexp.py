@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedsim.core import checks
-from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
-from fedsim.core.per_seed import Numbers, per_seed
+from fedsim.core.constraints import NonNegativePerSeed
+from fedsim.core.federation import Cohort, Federation, Weighting
+from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.base import State, Strategy
 
@@ -36,10 +36,10 @@ class FedExP(Strategy[Iterates]):
         weighting: w_i, 'uniform' or 'data'.
     """
 
-    def __init__(self, eps: Numbers = 1e-3, average: bool = True, weighting: str = "uniform") -> None:
-        self.eps = per_seed("strategy.eps", eps, checks.not_negative)
+    def __init__(self, eps: NonNegativePerSeed = 1e-3, average: bool = True, weighting: Weighting = "uniform") -> None:
+        self.eps = per_seed(eps)
         self.average = average
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+        self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> Iterates:
         return Iterates(model, model.clone())

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import CountOrZero, OneOf, PositiveFraction, PositivePerSeed
 from fedsim.core.effects import EffectiveIf, StopsTraining
-from fedsim.core.federation import Cohort, Federation
-from fedsim.core.per_seed import Numbers
+from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, RemembersClients, stored
+from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, stored
 from fedsim.strategies.selection import drawn
 
 SELECTIONS = ("longest", "random", "all")
@@ -53,17 +53,17 @@ class FedLaAvg(RemembersClients[FedLaAvgState]):
 
     def __init__(
         self,
-        fraction: float = 0.1,
-        select: str = "longest",
-        collect: int = 0,
-        server_lr: Numbers = 1.0,
-        weighting: str = "uniform",
-        memory_dtype: str = "same",
+        fraction: PositiveFraction = 0.1,
+        select: Annotated[str, OneOf(*SELECTIONS)] = "longest",
+        collect: CountOrZero = 0,
+        server_lr: PositivePerSeed = 1.0,
+        weighting: Weighting = "uniform",
+        memory_dtype: MemoryDtype = "same",
     ) -> None:
         super().__init__(server_lr, memory_dtype, weighting)
-        self.fraction = checks.positive("strategy.fraction", checks.fraction("strategy.fraction", fraction))
-        self.select = checks.choice("strategy.select", select, SELECTIONS)
-        self.collect = checks.whole("strategy.collect", collect, least=0)
+        self.fraction = fraction
+        self.select = select
+        self.collect = collect
 
     def initial(self, model: Tensor, federation: Federation) -> FedLaAvgState:
         never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)

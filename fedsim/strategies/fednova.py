@@ -7,10 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import NonNegative, PositivePerSeed
 from fedsim.core.errors import ConfigError
-from fedsim.core.federation import Cohort
-from fedsim.core.per_seed import Numbers
+from fedsim.core.federation import Cohort, Weighting
 from fedsim.core.report import Report
 from fedsim.local import SGD, LocalRule
 from fedsim.local.schedules import Constant
@@ -37,9 +36,11 @@ class FedNova(FedAvg):
 
     supports_stale = True
 
-    def __init__(self, server_lr: Numbers = 1.0, weighting: str = "uniform", mu: float = 0.0) -> None:
+    def __init__(
+        self, server_lr: PositivePerSeed = 1.0, weighting: Weighting = "uniform", mu: NonNegative = 0.0
+    ) -> None:
         super().__init__(server_lr, weighting)
-        self.mu = checks.not_negative("strategy.mu", mu)
+        self.mu = mu
 
     def check_local(self, rule: LocalRule) -> None:
         if rule.gradient_weight(0) is None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import FractionPerSeed, OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
-from fedsim.core.federation import WEIGHTINGS, Federation
-from fedsim.core.per_seed import Numbers, largest, per_seed
+from fedsim.core.federation import Federation, Weighting
+from fedsim.core.per_seed import largest, per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State
 
@@ -47,23 +48,27 @@ class FedOpt(ServerStep[FedOptState]):
 
     def __init__(
         self,
-        optimizer: str = "adam",
-        server_lr: Numbers = 0.1,
-        beta1: Numbers = 0.9,
-        beta2: Numbers = 0.99,
-        tau: Numbers = 1e-3,
-        weighting: str = "uniform",
+        optimizer: Annotated[str, OneOf(*OPTIMIZERS)] = "adam",
+        server_lr: PositivePerSeed = 0.1,
+        beta1: FractionPerSeed = 0.9,
+        beta2: FractionPerSeed = 0.99,
+        tau: PositivePerSeed = 1e-3,
+        weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(server_lr)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
-        self.optimizer = checks.choice("strategy.optimizer", optimizer, OPTIMIZERS)
-        self.beta1 = per_seed("strategy.beta1", beta1, checks.fraction)
-        self.beta2 = per_seed("strategy.beta2", beta2, checks.fraction)
-        self.tau = per_seed("strategy.tau", tau, checks.positive)
+        self.weighting = weighting
+        self.optimizer = optimizer
+        self.beta1 = per_seed(beta1)
+        self.beta2 = per_seed(beta2)
+        self.tau = per_seed(tau)
         if largest(self.beta1) == 1:
-            raise ConfigError(f"strategy.beta1={beta1} trains nothing: the first moment stays 0; it must be below 1")
+            raise ConfigError(
+                key="beta1", value=beta1, needs="trains nothing: the first moment stays 0; it must be below 1"
+            )
         if not largest(self.tau) < LARGEST_TAU:
-            raise ConfigError(f"strategy.tau={tau} must be below {LARGEST_TAU:g}: its square starts the second moment")
+            raise ConfigError(
+                key="tau", value=tau, needs=f"must be below {LARGEST_TAU:g}: its square starts the second moment"
+            )
 
     def initial(self, model: Tensor, federation: Federation) -> FedOptState:
         return FedOptState(model, torch.zeros_like(model), self.tau**2 * torch.ones_like(model))

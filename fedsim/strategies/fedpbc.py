@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import OneOf
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
+from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.base import ClientModels, KeepsClientModels
 
@@ -29,9 +31,9 @@ class FedPBC(KeepsClientModels[ClientModels]):
 
     effective_if = (EffectiveIf("compute", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),)
 
-    def __init__(self, compute: str = "all", weighting: str = "uniform") -> None:
-        self.compute = checks.choice("strategy.compute", compute, COMPUTE)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+    def __init__(self, compute: Annotated[str, OneOf(*COMPUTE)] = "all", weighting: Weighting = "uniform") -> None:
+        self.compute = compute
+        self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> ClientModels:
         return ClientModels.broadcast(model, federation)

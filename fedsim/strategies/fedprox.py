@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedsim.core import checks
-from fedsim.core.federation import Cohort
-from fedsim.core.per_seed import Numbers, per_seed
+from fedsim.core.constraints import NonNegativePerSeed, PositivePerSeed
+from fedsim.core.federation import Cohort, Weighting
+from fedsim.core.per_seed import per_seed
 from fedsim.strategies.base import State
 from fedsim.strategies.fedavg import FedAvg
 
@@ -21,9 +21,11 @@ class FedProx(FedAvg):
 
     server_sees, supports_stale = "mean", True
 
-    def __init__(self, mu: Numbers = 0.01, server_lr: Numbers = 1.0, weighting: str = "uniform") -> None:
+    def __init__(
+        self, mu: NonNegativePerSeed = 0.01, server_lr: PositivePerSeed = 1.0, weighting: Weighting = "uniform"
+    ) -> None:
         super().__init__(server_lr, weighting)
-        self.mu = per_seed("strategy.mu", mu, checks.not_negative)
+        self.mu = per_seed(mu)
 
     def start(self, state: State, cohort: Cohort) -> dict[str, Tensor]:
         model = cohort.broadcast(state.model)

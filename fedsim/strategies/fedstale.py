@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
 from fedsim.availability import Availability
-from fedsim.core import checks
+from fedsim.core.constraints import Count, FractionPerSeed, OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.federation import Federation
-from fedsim.core.per_seed import Numbers, per_seed
+from fedsim.core.federation import Federation, Weighting
+from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.fedau import counted, no_intervals
-from fedsim.strategies.memory import ClientMemory, RemembersClients
+from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
 PROBABILITIES = ("estimated", "known")
 
@@ -56,18 +57,18 @@ class FedStale(RemembersClients[FedStaleState]):
 
     def __init__(
         self,
-        beta: Numbers = 0.5,
-        server_lr: Numbers = 1.0,
-        probabilities: str = "estimated",
-        cutoff: int | None = None,
-        weighting: str = "uniform",
-        memory_dtype: str = "same",
+        beta: FractionPerSeed = 0.5,
+        server_lr: PositivePerSeed = 1.0,
+        probabilities: Annotated[str, OneOf(*PROBABILITIES)] = "estimated",
+        cutoff: Count | None = None,
+        weighting: Weighting = "uniform",
+        memory_dtype: MemoryDtype = "same",
     ) -> None:
         super().__init__(server_lr, memory_dtype, weighting)
-        self.beta = per_seed("strategy.beta", beta, checks.fraction)
-        self.probabilities = checks.choice("strategy.probabilities", probabilities, PROBABILITIES)
+        self.beta = per_seed(beta)
+        self.probabilities = probabilities
         self.known = self.probabilities == "known"
-        self.cutoff = None if cutoff is None else checks.whole("strategy.cutoff", cutoff)
+        self.cutoff = cutoff
 
     def check(self, availability: Availability) -> None:
         if self.known:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.federation import Cohort
-from fedsim.core.per_seed import Numbers
+from fedsim.core.federation import Cohort, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, RemembersClients
+from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
 EMPTY = ("step", "skip")
 
@@ -46,13 +46,13 @@ class Focus(RemembersClients[ClientMemory]):
 
     def __init__(
         self,
-        server_lr: Numbers = 1.0,
-        empty: str = "step",
-        weighting: str = "uniform",
-        memory_dtype: str = "same",
+        server_lr: PositivePerSeed = 1.0,
+        empty: Annotated[str, OneOf(*EMPTY)] = "step",
+        weighting: Weighting = "uniform",
+        memory_dtype: MemoryDtype = "same",
     ) -> None:
         super().__init__(server_lr, memory_dtype, weighting)
-        self.empty_rounds = checks.choice("strategy.empty", empty, EMPTY)
+        self.empty_rounds = empty
         self.steps_if_empty = self.empty_rounds == "step"
 
     def start(self, state: ClientMemory, cohort: Cohort) -> dict[str, Tensor]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fedsim.core import checks, rng, ties
+from fedsim.core import rng, ties
+from fedsim.core.constraints import Count, NonNegative, OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
-from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
-from fedsim.core.per_seed import Numbers
+from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State, answers
 
@@ -62,18 +63,23 @@ class IFCA(ServerStep[IFCAState]):
 
     def __init__(
         self,
-        k: int = 2,
-        spread: float = 0.1,
-        average: str = "models",
-        server_lr: Numbers = 1.0,
-        weighting: str = "uniform",
+        k: Count = 2,
+        spread: NonNegative = 0.1,
+        average: Annotated[str, OneOf(*AVERAGES)] = "models",
+        server_lr: PositivePerSeed = 1.0,
+        weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(server_lr)
-        self.k, self.spread = checks.whole("strategy.k", k), checks.not_negative("strategy.spread", spread)
+        self.k, self.spread = k, spread
         if self.k > 1 and not self.spread:
-            raise ConfigError("strategy.spread=0 lets all models begin, and stay, alike; give it more, or strategy.k=1")
-        self.average = checks.choice("strategy.average", average, AVERAGES)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+            raise ConfigError(
+                key="spread",
+                value=0,
+                needs="lets all models begin, and stay, alike; give it more, or {k}=1",
+                mentions=("k",),
+            )
+        self.average = average
+        self.weighting = weighting
         self.vectors_down, self.needs_full_gradients = self.k, self.k > 1
 
     def initial(self, model: Tensor, federation: Federation) -> IFCAState:

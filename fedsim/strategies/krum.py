@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedsim.core.per_seed import Numbers
+from fedsim.core.constraints import Count, NonNegative, PositivePerSeed
+from fedsim.core.federation import Weighting
 from fedsim.strategies.per_replicate import Named
 from fedsim.strategies.robust import Robust, middle, weighted_mean
 
@@ -28,7 +29,7 @@ class Krum(Robust):
         server_lr, bad, bucket: as `Robust`.
     """
 
-    def __init__(self, server_lr: Numbers = 1.0, bad: float = 0.1, bucket: int = 1) -> None:
+    def __init__(self, server_lr: PositivePerSeed = 1.0, bad: NonNegative = 0.1, bucket: Count = 1) -> None:
         super().__init__(server_lr, bad, bucket)
 
     def least(self, bad: int) -> int:
@@ -47,7 +48,13 @@ class MultiKrum(Krum):
         server_lr, bad, bucket: as `Robust`.
     """
 
-    def __init__(self, server_lr: Numbers = 1.0, bad: float = 0.1, bucket: int = 1, weighting: str = "uniform") -> None:
+    def __init__(
+        self,
+        server_lr: PositivePerSeed = 1.0,
+        bad: NonNegative = 0.1,
+        bucket: Count = 1,
+        weighting: Weighting = "uniform",
+    ) -> None:
         Robust.__init__(self, server_lr, bad, bucket, weighting)
 
     def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Annotated, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
-from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
-from fedsim.core.per_seed import Numbers
+from fedsim.core.constraints import OneOf, PositivePerSeed
+from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.strategies.base import ServerStep, State
 
 DTYPES = {"same": None, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+MemoryDtype = Annotated[str, OneOf(*DTYPES)]
 
 
 @dataclass
@@ -40,10 +40,15 @@ class RemembersClients(ServerStep[M]):
         weighting: w_i of the means over all clients and over A: 'uniform' 1/m, or 'data' fractions.
     """
 
-    def __init__(self, server_lr: Numbers = 1.0, memory_dtype: str = "same", weighting: str = "uniform") -> None:
+    def __init__(
+        self,
+        server_lr: PositivePerSeed = 1.0,
+        memory_dtype: MemoryDtype = "same",
+        weighting: Weighting = "uniform",
+    ) -> None:
         super().__init__(server_lr)
-        self.dtype = DTYPES[checks.choice("strategy.memory_dtype", memory_dtype, DTYPES)]
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+        self.dtype = DTYPES[memory_dtype]
+        self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> M:
         return cast(M, ClientMemory(model, *self.empty(model, federation)))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import CountOrZero, NonNegative, OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.federation import Federation
-from fedsim.core.per_seed import Numbers
+from fedsim.core.federation import Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, RemembersClients
+from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
 MEMORIES = ("innovation", "gradient")
 DIVISORS = ("all", "seen")
@@ -67,21 +67,21 @@ class MIFA(RemembersClients[MIFAState]):
 
     def __init__(
         self,
-        server_lr: Numbers = 1.0,
-        memory: str = "innovation",
+        server_lr: PositivePerSeed = 1.0,
+        memory: Annotated[str, OneOf(*MEMORIES)] = "innovation",
         wait_for_all: bool = False,
-        memory_dtype: str = "same",
-        weighting: str = "uniform",
-        divide_by: str = "all",
-        age_power: float = 0.0,
-        max_age: int | None = None,
+        memory_dtype: MemoryDtype = "same",
+        weighting: Weighting = "uniform",
+        divide_by: Annotated[str, OneOf(*DIVISORS)] = "all",
+        age_power: NonNegative = 0.0,
+        max_age: CountOrZero | None = None,
     ) -> None:
         super().__init__(server_lr, memory_dtype, weighting)
-        self.memory = checks.choice("strategy.memory", memory, MEMORIES)
+        self.memory = memory
         self.wait_for_all = wait_for_all
-        self.divide_by = checks.choice("strategy.divide_by", divide_by, DIVISORS)
-        self.age_power = checks.not_negative("strategy.age_power", age_power)
-        self.max_age = None if max_age is None else checks.whole("strategy.max_age", max_age, least=0)
+        self.divide_by = divide_by
+        self.age_power = age_power
+        self.max_age = max_age
 
     @property
     def aged(self) -> bool:

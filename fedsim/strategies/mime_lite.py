@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
-from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
-from fedsim.core.per_seed import Numbers, per_seed
+from fedsim.core.constraints import FractionPerSeed, PositivePerSeed
+from fedsim.core.federation import Cohort, Federation, Weighting
+from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State, answers
 
@@ -38,10 +38,12 @@ class MimeLite(ServerStep[MimeLiteState]):
     needs_full_gradients = True
     vectors_down = vectors_up = 2
 
-    def __init__(self, server_lr: Numbers = 1.0, momentum: Numbers = 0.9, weighting: str = "uniform") -> None:
+    def __init__(
+        self, server_lr: PositivePerSeed = 1.0, momentum: FractionPerSeed = 0.9, weighting: Weighting = "uniform"
+    ) -> None:
         super().__init__(server_lr)
-        self.momentum = per_seed("strategy.momentum", momentum, checks.fraction)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+        self.momentum = per_seed(momentum)
+        self.weighting = weighting
 
     def initial(self, model: Tensor, federation: Federation) -> MimeLiteState:
         return MimeLiteState(model, torch.zeros_like(model))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from fedsim.core import checks
+from typing import Annotated
+
+from fedsim.core.constraints import OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.federation import Cohort
-from fedsim.core.per_seed import Numbers
+from fedsim.core.federation import Cohort, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, RemembersClients
+from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
 FIRST = ("all", "available")
 MEMORIES = ("innovation", "gradient")
@@ -40,15 +41,15 @@ class MimiC(RemembersClients[ClientMemory]):
 
     def __init__(
         self,
-        server_lr: Numbers = 1.0,
-        first_round: str = "all",
-        memory: str = "innovation",
-        weighting: str = "uniform",
-        memory_dtype: str = "same",
+        server_lr: PositivePerSeed = 1.0,
+        first_round: Annotated[str, OneOf(*FIRST)] = "all",
+        memory: Annotated[str, OneOf(*MEMORIES)] = "innovation",
+        weighting: Weighting = "uniform",
+        memory_dtype: MemoryDtype = "same",
     ) -> None:
         super().__init__(server_lr, memory_dtype, weighting)
-        self.first_round = checks.choice("strategy.first_round", first_round, FIRST)
-        self.memory = checks.choice("strategy.memory", memory, MEMORIES)
+        self.first_round = first_round
+        self.memory = memory
 
     def cohort(self, state: ClientMemory, active: Cohort) -> Cohort:
         if active.round > 0 or self.first_round == "available":

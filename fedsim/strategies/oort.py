@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks, ties
+from fedsim.core import ties
+from fedsim.core.constraints import Count, Fraction, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
-from fedsim.core.federation import Cohort, Federation
-from fedsim.core.per_seed import Numbers
+from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.base import State
 from fedsim.strategies.fedavg import FedAvg
@@ -64,23 +64,23 @@ class Oort(FedAvg):
 
     def __init__(
         self,
-        k: int = 3,
-        clip: float = 0.95,
-        explore: float = 0.9,
-        decay: float = 0.98,
-        explore_least: float = 0.2,
-        cutoff: float = 0.95,
-        server_lr: Numbers = 1.0,
-        weighting: str = "uniform",
+        k: Count = 3,
+        clip: Fraction = 0.95,
+        explore: Fraction = 0.9,
+        decay: Fraction = 0.98,
+        explore_least: Fraction = 0.2,
+        cutoff: Fraction = 0.95,
+        server_lr: PositivePerSeed = 1.0,
+        weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(server_lr, weighting)
-        self.k = checks.whole("strategy.k", k)
-        self.clip, self.cutoff = checks.fraction("strategy.clip", clip), checks.fraction("strategy.cutoff", cutoff)
+        self.k = k
+        self.clip, self.cutoff = clip, cutoff
         self.explore, self.decay = (
-            checks.fraction("strategy.explore", explore),
-            checks.fraction("strategy.decay", decay),
+            explore,
+            decay,
         )
-        self.explore_least = checks.fraction("strategy.explore_least", explore_least)
+        self.explore_least = explore_least
 
     def initial(self, model: Tensor, federation: Federation) -> OortState:
         never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)

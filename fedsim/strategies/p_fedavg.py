@@ -7,7 +7,7 @@ import torch
 from fedsim.availability import Availability
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.federation import WEIGHTINGS
+from fedsim.core.federation import Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.base import State, Strategy
 
@@ -27,9 +27,9 @@ class PFedAvg(Strategy[State]):
         weighting: w_i: 'data' fractions, or 'uniform' 1/m.
     """
 
-    def __init__(self, scheme: str = "full", weighting: str = "data") -> None:
-        self.scheme = checks.choice("strategy.scheme", str(scheme), SCHEMES)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+    def __init__(self, scheme: str = "full", weighting: Weighting = "data") -> None:
+        self.scheme = checks.choice("scheme", str(scheme), SCHEMES)
+        self.weighting = weighting
 
     def check(self, availability: Availability) -> None:
         if availability.law not in ("", LAWS[self.scheme]):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import Count, OneOf, PositivePerSeed
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
-from fedsim.core.per_seed import Numbers
 from fedsim.core.report import Report
 from fedsim.strategies.base import ServerStep, State, answers
 from fedsim.strategies.selection import drawn
@@ -43,12 +43,20 @@ class PowerOfChoice(ServerStep[LossesState]):
 
     beside = "losses go up as they are"
 
-    def __init__(self, k: int = 3, candidates: int = 6, loss: str = "asked", server_lr: Numbers = 1.0) -> None:
+    def __init__(
+        self,
+        k: Count = 3,
+        candidates: Count = 6,
+        loss: Annotated[str, OneOf(*LOSSES)] = "asked",
+        server_lr: PositivePerSeed = 1.0,
+    ) -> None:
         super().__init__(server_lr)
-        self.k, self.candidates = checks.whole("strategy.k", k), checks.whole("strategy.candidates", candidates)
+        self.k, self.candidates = k, candidates
         if self.candidates < self.k:
-            raise ConfigError(f"strategy.candidates={candidates} are fewer than strategy.k={k}; give {k} or more")
-        self.needs_full_gradients = checks.choice("strategy.loss", loss, LOSSES) == "asked"
+            raise ConfigError(
+                key="candidates", value=candidates, needs=f"are fewer than {{k}}={k}; give {k} or more", mentions=("k",)
+            )
+        self.needs_full_gradients = loss == "asked"
 
     def initial(self, model: Tensor, federation: Federation) -> LossesState:
         return LossesState(model, torch.full((federation.rows,), torch.inf, dtype=model.dtype, device=model.device))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from fedsim.core import checks
-from fedsim.core.federation import WEIGHTINGS
+from fedsim.core.constraints import NonNegative
+from fedsim.core.federation import Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.base import State, Strategy, answers
 
@@ -29,9 +29,9 @@ class QFFL(Strategy[State]):
 
     needs_full_gradients = True
 
-    def __init__(self, q: float = 1.0, weighting: str = "uniform") -> None:
-        self.q = checks.not_negative("strategy.q", q)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+    def __init__(self, q: NonNegative = 1.0, weighting: Weighting = "uniform") -> None:
+        self.q = q
+        self.weighting = weighting
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         cohort = report.cohort

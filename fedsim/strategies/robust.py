@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from fedsim.availability import Availability
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, NonNegative, Positive, PositivePerSeed
 from fedsim.core.errors import ConfigError
-from fedsim.core.federation import WEIGHTINGS
-from fedsim.core.per_seed import Numbers, per_seed
+from fedsim.core.federation import Weighting
+from fedsim.core.per_seed import per_seed
 from fedsim.strategies.per_replicate import Named, PerReplicate, Rows
 
 log = logging.getLogger(__name__)
@@ -34,21 +35,28 @@ class Robust(PerReplicate):
             weighted too, and weighs as much as its rows together.
     """
 
-    def __init__(self, server_lr: Numbers = 1.0, bad: float = 0.0, bucket: int = 1, weighting: str = "uniform") -> None:
-        self.server_lr = per_seed("strategy.server_lr", server_lr, checks.positive)
-        self.bad = checks.not_negative("strategy.bad", bad)
+    def __init__(
+        self,
+        server_lr: PositivePerSeed = 1.0,
+        bad: NonNegative = 0.0,
+        bucket: Count = 1,
+        weighting: Weighting = "uniform",
+    ) -> None:
+        self.server_lr = per_seed(server_lr)
+        self.bad = bad
         if self.bad >= 1 and self.bad != int(self.bad):
-            raise ConfigError(f"strategy.bad={bad} must be a whole number of clients, or a share below 1")
-        self.bucket = checks.whole("strategy.bucket", bucket)
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+            raise ConfigError(key="bad", value=bad, needs="must be a whole number of clients, or a share below 1")
+        self.bucket = bucket
+        self.weighting = weighting
         self._told = False
 
     def check(self, availability: Availability) -> None:
         m = availability.population.clients
         if self.least(self.count(m)) > -(-m // self.bucket):
             raise ConfigError(
-                f"strategy.bad={self.bad:g}: {type(self).__name__} needs {self.least(self.count(m))} rows in a round, "
-                f"and {m} clients give {-(-m // self.bucket)}; lower strategy.bad or strategy.bucket"
+                f"{{bad}}={self.bad:g}: {type(self).__name__} needs {self.least(self.count(m))} rows in a round, "
+                f"and {m} clients give {-(-m // self.bucket)}; lower {{bad}} or {{bucket}}",
+                mentions=("bad", "bucket"),
             )
 
     def count(self, n: int) -> int:
@@ -123,7 +131,7 @@ class Median(Robust):
         server_lr, bucket: as `Robust`.
     """
 
-    def __init__(self, server_lr: Numbers = 1.0, bucket: int = 1) -> None:
+    def __init__(self, server_lr: PositivePerSeed = 1.0, bucket: Count = 1) -> None:
         super().__init__(server_lr, 0, bucket)
 
     def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
@@ -137,7 +145,7 @@ class TrimmedMean(Robust):
         server_lr, bad, bucket: as `Robust`.
     """
 
-    def __init__(self, server_lr: Numbers = 1.0, bad: float = 0.1, bucket: int = 1) -> None:
+    def __init__(self, server_lr: PositivePerSeed = 1.0, bad: NonNegative = 0.1, bucket: Count = 1) -> None:
         super().__init__(server_lr, bad, bucket)
 
     def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
@@ -158,14 +166,14 @@ class RFA(Robust):
 
     def __init__(
         self,
-        server_lr: Numbers = 1.0,
-        iterations: int = 4,
-        nu: float = 1e-6,
-        bucket: int = 1,
-        weighting: str = "uniform",
+        server_lr: PositivePerSeed = 1.0,
+        iterations: Count = 4,
+        nu: Positive = 1e-6,
+        bucket: Count = 1,
+        weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(server_lr, 0, bucket, weighting)
-        self.iterations, self.nu = checks.whole("strategy.iterations", iterations), checks.positive("strategy.nu", nu)
+        self.iterations, self.nu = iterations, nu
 
     def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
         centre = rows.mean(0)
@@ -196,15 +204,15 @@ class CentredClipping(Robust):
 
     def __init__(
         self,
-        server_lr: Numbers = 1.0,
-        radius: float = 1.0,
-        iterations: int = 1,
-        bucket: int = 1,
-        weighting: str = "uniform",
+        server_lr: PositivePerSeed = 1.0,
+        radius: Positive = 1.0,
+        iterations: Count = 1,
+        bucket: Count = 1,
+        weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(server_lr, 0, bucket, weighting)
-        self.radius = checks.positive("strategy.radius", radius)
-        self.iterations = checks.whole("strategy.iterations", iterations)
+        self.radius = radius
+        self.iterations = iterations
 
     def memory(self, model: Tensor) -> Named:
         return {"centre": torch.zeros_like(model)}
@@ -232,10 +240,14 @@ class NormBound(Robust):
     """
 
     def __init__(
-        self, server_lr: Numbers = 1.0, norm: float = 1.0, bucket: int = 1, weighting: str = "uniform"
+        self,
+        server_lr: PositivePerSeed = 1.0,
+        norm: Positive = 1.0,
+        bucket: Count = 1,
+        weighting: Weighting = "uniform",
     ) -> None:
         super().__init__(server_lr, 0, bucket, weighting)
-        self.norm = checks.positive("strategy.norm", norm)
+        self.norm = norm
 
     def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
         return shortened(rows, self.norm).mean(0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.availability import Availability
-from fedsim.core.errors import ConfigError, of_part
+from fedsim.core.errors import ConfigError, keys_under
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.local import LocalRule
@@ -34,25 +34,31 @@ class RobustServer(Strategy[State]):
         self.rule = rule or Median()
         self.server: Strategy[Any] = server or FedOpt()
         if not isinstance(self.rule, Robust):
-            raise ConfigError(f"strategy.rule is a {type(self.rule).__name__}; give one of fedsim.strategies.Robust")
+            raise ConfigError(
+                f"{{rule}} is a {type(self.rule).__name__}; give one of fedsim.strategies.Robust", mentions=("rule",)
+            )
         name = type(self.server).__name__
         if self.server.server_sees != "mean":
-            raise ConfigError(f"strategy.server={name} does more with clients' rows than take their mean; use fedopt")
+            raise ConfigError(
+                f"{{server}}={name} does more with clients' rows than take their mean; use fedopt", mentions=("server",)
+            )
         if self.rule.server_lr != 1:
-            raise ConfigError(f"strategy.rule.server_lr={self.rule.server_lr} must be 1: the rate is the server's")
+            raise ConfigError(
+                f"{{rule.server_lr}}={self.rule.server_lr} must be 1: the rate is the server's",
+                mentions=("rule.server_lr",),
+            )
         if self.server.weighting != "uniform":
             raise ConfigError(
-                f"strategy.server.weighting={self.server.weighting} has no meaning for a server that hears of every "
-                "client the same row; give it to strategy.rule, or use uniform"
+                f"{{server.weighting}}={self.server.weighting} has no meaning for a server that hears of every "
+                "client the same row; give it to {rule}, or use uniform",
+                mentions=("server.weighting", "rule"),
             )
         self.weighting = self.rule.weighting
 
     def check(self, availability: Availability) -> None:
         for part_name, strategy in (("rule", self.rule), ("server", self.server)):
-            try:
+            with keys_under(part_name):
                 strategy.check(availability)
-            except ConfigError as error:
-                raise of_part(error, "strategy", part_name) from None
 
     def check_local(self, rule: LocalRule) -> None:
         self.server.check_local(rule)

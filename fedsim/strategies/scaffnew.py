@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fedsim.availability import Availability
-from fedsim.core import checks
+from fedsim.core.constraints import PositiveFraction
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
-from fedsim.core.federation import WEIGHTINGS, Cohort, Federation
+from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.local import LocalRule
 from fedsim.strategies.base import State, Strategy
@@ -45,11 +45,12 @@ class Scaffnew(Strategy[ScaffnewState]):
         ),
     )
 
-    def __init__(self, probability: float | None = None, require_full: bool = True, weighting: str = "uniform") -> None:
-        self.probability = None if probability is None else checks.positive("strategy.probability", probability)
-        checks.fraction("strategy.probability", probability or 0.0)
+    def __init__(
+        self, probability: PositiveFraction | None = None, require_full: bool = True, weighting: Weighting = "uniform"
+    ) -> None:
+        self.probability = probability
         self.require_full = require_full
-        self.weighting = checks.choice("strategy.weighting", weighting, WEIGHTINGS)
+        self.weighting = weighting
 
     def check(self, availability: Availability) -> None:
         if self.require_full and availability.law != "full":

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 
-from fedsim.core import checks
+from fedsim.core.constraints import OneOf
 from fedsim.core.effects import Declarations, EffectiveIf
 
 DISCOUNTS = ("constant", "polynomial", "hinge")
+DiscountKind = Annotated[str, OneOf(*DISCOUNTS)]
 
 
 LATE = (lambda own, run: run.rows_arrive_late, "rows that arrive late: a delay, or clock.late=deliver")
@@ -36,8 +39,8 @@ class Discount:
     """
 
     def __init__(self, kind: str, a: float, b: float) -> None:
-        self.kind = checks.choice("strategy.discount", kind, DISCOUNTS)
-        self.a, self.b = checks.not_negative("strategy.a", a), checks.not_negative("strategy.b", b)
+        self.kind = kind
+        self.a, self.b = a, b
 
     def __call__(self, staleness: np.ndarray) -> np.ndarray:
         """[n] σ of rounds [n]."""

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 
 TOPOLOGIES = ("ring", "torus", "erdos_renyi", "star", "complete")
@@ -28,7 +28,7 @@ class Network:
     """
 
     def __init__(self, topology: str, clients: int, probability: float = 0.5, seed: int = 0) -> None:
-        self.topology = checks.choice("strategy.topology", topology, TOPOLOGIES)
+        self.topology = topology
         self.clients, self.probability, self.seed = clients, probability, seed
         self.height = next(a for a in range(math.isqrt(clients), 0, -1) if clients % a == 0)
         if topology == "torus" and self.height == 1 and clients > 1:

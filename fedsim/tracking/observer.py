@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from fedsim.core.constraints import Validated
 from fedsim.core.errors import ConfigError, OutputError
 from fedsim.tracking.result import Row, mean_std
 
@@ -84,7 +85,7 @@ class RunEnded:
     pictures: Callable[[], Iterator[tuple[str, Figure]]]
 
 
-class Observer:
+class Observer(Validated):
     """Watches a run. Every method does nothing unless overridden; an error ends the observer, not the run.
 
     Of several ranks the first one's observers are called. None are for a run that is finished already.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from fedsim.core import checks
+from fedsim.core.constraints import AutoOrCount, OneOf, Validated
 from fedsim.core.errors import ConfigError
 from fedsim.tracking.observer import Observer, as_observer
 from fedsim.tracking.services import SERVICES
@@ -13,7 +14,7 @@ from fedsim.tracking.tensorboard import TensorBoard
 
 
 @dataclass
-class Tracking:
+class Tracking(Validated):
     """Attributes:
 
     progress: 'auto' shows a live line on a terminal and plain log lines elsewhere; 'none' shows nothing.
@@ -22,19 +23,19 @@ class Tracking:
     checkpoint_every: rounds between checkpoints, or 'auto': as often as costs at most 3 % of the wall time.
     """
 
-    progress: str = "auto"
+    progress: Annotated[str, OneOf("auto", "none")] = "auto"
     tensorboard: bool = True
-    checkpoint_every: int | str = "auto"
+    checkpoint_every: AutoOrCount = "auto"
     observers: Any = ()
 
     def __post_init__(self) -> None:
-        checks.choice("tracking.progress", self.progress, ("auto", "none"))
-        checks.auto_or_whole("tracking.checkpoint_every", self.checkpoint_every)
         if not isinstance(self.observers, (list, tuple)):
-            raise ConfigError(f"tracking.observers={self.observers!r} must be a list, such as [wandb]")
+            raise ConfigError(
+                f"{{observers}}={self.observers!r} must be a list, such as [wandb]", mentions=("observers",)
+            )
         for observer in self.observers:
             if isinstance(observer, str):
-                checks.choice("tracking.observers", observer, SERVICES)
+                checks.choice("observers", observer, SERVICES)
         self.observers = [SERVICES[g]() if isinstance(g, str) else as_observer(g) for g in self.observers]
 
     @property

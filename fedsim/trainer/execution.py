@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fedsim.core import checks
+from fedsim.core.constraints import AutoOrCount, OneOf, Validated
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.placement import PLACES
 from fedsim.models.precision import PRECISIONS
@@ -16,7 +16,7 @@ DTYPES = ("float32", "float64")
 
 
 @dataclass(frozen=True)
-class Execution:
+class Execution(Validated):
     """All but `dtype` and `precision` leave the numbers as they are, to rounding.
 
     Attributes:
@@ -34,22 +34,13 @@ class Execution:
         EffectiveIf("trial", lambda own, run: own.executor == "auto", "{at}.executor=auto"),
     )
 
-    executor: str = "auto"
-    chunk: int | str = "auto"
-    workers: int | str = "auto"
+    executor: Annotated[str, OneOf(*EXECUTORS)] = "auto"
+    chunk: AutoOrCount = "auto"
+    workers: AutoOrCount = "auto"
     trial: bool = True
-    compile: str = "replay"
-    dtype: str = "float32"
-    precision: str = "full"
-    memory: str = "device"
+    compile: Annotated[str, OneOf(*COMPILE)] = "replay"
+    dtype: Annotated[str, OneOf(*DTYPES)] = "float32"
+    precision: Annotated[str, OneOf(*PRECISIONS)] = "full"
+    memory: Annotated[str, OneOf(*PLACES)] = "device"
     device: Any = "auto"
     deterministic: bool = False
-
-    def __post_init__(self) -> None:
-        checks.choice("trainer.executor", self.executor, EXECUTORS)
-        checks.auto_or_whole("trainer.chunk", self.chunk)
-        checks.auto_or_whole("trainer.workers", self.workers)
-        checks.choice("trainer.compile", self.compile, COMPILE)
-        checks.choice("trainer.dtype", self.dtype, DTYPES)
-        checks.choice("trainer.precision", self.precision, PRECISIONS)
-        checks.choice("trainer.memory", self.memory, PLACES)

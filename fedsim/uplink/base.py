@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsim.availability import Availability
 from fedsim.core import rng
+from fedsim.core.constraints import Validated
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
 
@@ -81,7 +82,7 @@ class StageContext:
         return self._memory.server[f"uplink {self._stage} {name}"]
 
 
-class Stage(ABC):
+class Stage(Validated, ABC):
     """Rows to rows between local work and aggregation, client by client.
 
     A row is G_i = start − end of a client that takes part. Random numbers are functions of `Link.keys`; what is

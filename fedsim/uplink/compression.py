@@ -6,18 +6,21 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedsim.availability import Availability
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, OneOf, PositiveFraction
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.uplink.base import Encoding, Stage, StageContext
 
 FEEDBACKS = ("none", "ef14", "ef21")
+Feedback = Annotated[str, OneOf(*FEEDBACKS)]
 
 
 class Compressor(Stage):
@@ -33,8 +36,8 @@ class Compressor(Stage):
         feedback: 'none', 'ef14' or 'ef21'.
     """
 
-    def __init__(self, feedback: str = "none") -> None:
-        self.feedback = checks.choice("uplink.feedback", feedback, FEEDBACKS)
+    def __init__(self, feedback: Feedback = "none") -> None:
+        self.feedback = feedback
 
     def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         return {} if self.feedback == "none" else {self.feedback: federation.zeros(dimension)}
@@ -77,10 +80,10 @@ class Sparse(Compressor):
         EffectiveIf("fraction", lambda own, run: own.k is None, "{at}.k=null, which says how many columns itself"),
     )
 
-    def __init__(self, fraction: float = 0.01, k: int | None = None, feedback: str = "none") -> None:
+    def __init__(self, fraction: PositiveFraction = 0.01, k: Count | None = None, feedback: Feedback = "none") -> None:
         super().__init__(feedback)
-        self.fraction = checks.positive("uplink.fraction", checks.fraction("uplink.fraction", fraction))
-        self.k = None if k is None else checks.whole("uplink.k", k)
+        self.fraction = fraction
+        self.k = k
 
     def count(self, dimension: int) -> int:
         """k; at most d."""
@@ -93,7 +96,7 @@ class TopK(Sparse):
     The bytes are those of k values and of their places: 4 bytes each or a bit for every column, whatever is less.
     """
 
-    def __init__(self, fraction: float = 0.01, k: int | None = None, feedback: str = "ef14") -> None:
+    def __init__(self, fraction: PositiveFraction = 0.01, k: Count | None = None, feedback: Feedback = "ef14") -> None:
         super().__init__(fraction, k, feedback)
 
     def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
@@ -137,9 +140,9 @@ class QSGD(Compressor):
         levels: L.
     """
 
-    def __init__(self, levels: int = 16) -> None:
+    def __init__(self, levels: Count = 16) -> None:
         super().__init__()
-        self.levels = checks.whole("uplink.qsgd.levels", levels)
+        self.levels = levels
 
     def compress(self, rows: Tensor, keys: Tensor) -> Tensor:
         norm = rows.norm(dim=1, keepdim=True)
@@ -161,7 +164,7 @@ class Sign(Compressor):
         scaled: false: sign(G) alone, without the number (signSGD).
     """
 
-    def __init__(self, feedback: str = "ef14", scaled: bool = True) -> None:
+    def __init__(self, feedback: Feedback = "ef14", scaled: bool = True) -> None:
         super().__init__(feedback)
         self.scaled = scaled
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedsim.availability import Availability
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Fraction, NonNegative, OneOf, Positive, PositiveFraction
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -37,12 +39,16 @@ class Clip(Stage):
     )
 
     def __init__(
-        self, norm: float = 1.0, quantile: float | None = None, rate: float = 0.2, count_noise: float = 0.0
+        self,
+        norm: Positive = 1.0,
+        quantile: Fraction | None = None,
+        rate: Positive = 0.2,
+        count_noise: NonNegative = 0.0,
     ) -> None:
-        self.norm = checks.positive("uplink.norm", norm)
-        self.quantile = None if quantile is None else checks.fraction("uplink.quantile", quantile)
-        self.rate = checks.positive("uplink.rate", rate)
-        self.count_noise = checks.not_negative("uplink.count_noise", count_noise)
+        self.norm = norm
+        self.quantile = quantile
+        self.rate = rate
+        self.count_noise = count_noise
 
     def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
         if self.quantile is not None:
@@ -98,25 +104,26 @@ class GaussianNoise(Clip):
 
     def __init__(
         self,
-        norm: float = 1.0,
-        quantile: float | None = None,
-        rate: float = 0.2,
-        count_noise: float = 0.0,
-        multiplier: float = 1.0,
-        per: str = "round",
-        delta: float = 1e-5,
+        norm: Positive = 1.0,
+        quantile: Fraction | None = None,
+        rate: Positive = 0.2,
+        count_noise: NonNegative = 0.0,
+        multiplier: Positive = 1.0,
+        per: Annotated[str, OneOf(*PLACES)] = "round",
+        delta: PositiveFraction = 1e-5,
     ) -> None:
         super().__init__(norm, quantile, rate, count_noise)
-        self.multiplier = checks.positive("uplink.multiplier", multiplier)
-        self.per = checks.choice("uplink.per", per, PLACES)
-        self.delta = checks.positive("uplink.delta", checks.fraction("uplink.delta", delta))
+        self.multiplier = multiplier
+        self.per = per
+        self.delta = delta
         self.of_rows = self.multiplier
         if quantile is not None and count_noise > 0:
             remaining_precision = self.multiplier**-2 - (2 * self.count_noise) ** -2
             if remaining_precision <= 0:
                 raise ConfigError(
-                    f"uplink.count_noise={count_noise} leaves nothing of uplink.multiplier={multiplier}; it must be "
-                    f"above {multiplier / 2:g}"
+                    f"{{count_noise}}={count_noise} leaves nothing of {{multiplier}}={multiplier}; it must be "
+                    f"above {multiplier / 2:g}",
+                    mentions=("count_noise", "multiplier"),
                 )
             self.of_rows = remaining_precision**-0.5
 
@@ -149,10 +156,10 @@ class TreeNoise(Clip):
         delta: δ at which ε is said; below 1/m.
     """
 
-    def __init__(self, norm: float = 1.0, multiplier: float = 1.0, delta: float = 1e-5) -> None:
+    def __init__(self, norm: Positive = 1.0, multiplier: Positive = 1.0, delta: PositiveFraction = 1e-5) -> None:
         super().__init__(norm)
-        self.multiplier = checks.positive("uplink.multiplier", multiplier)
-        self.delta = checks.positive("uplink.delta", checks.fraction("uplink.delta", delta))
+        self.multiplier = multiplier
+        self.delta = delta
 
     def server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         return {"rounds": torch.zeros(federation.replicates, dtype=torch.int64, device=federation.device)}

@@ -57,8 +57,8 @@ PIPES = {
         "availability.path=pipe cannot be read as CSV (it is a pipe or a device",
     ),
     "trace.npy": (lambda: Trace("pipe.npy"), "pipe.npy is not a numeric .npy array (it is a pipe or a device"),
-    "arrays": (lambda: ArrayFiles("pipe.npz"), "dataset.path=pipe.npz cannot be read: it is a pipe or a device"),
-    "text": (lambda: Text("pipe", clients=2), "dataset.path=pipe cannot be read (it is a pipe or a device"),
+    "arrays": (lambda: ArrayFiles("pipe.npz"), "path=pipe.npz cannot be read: it is a pipe or a device"),
+    "text": (lambda: Text("pipe", clients=2), "path=pipe cannot be read (it is a pipe or a device"),
     "leaf": (lambda: LEAF("pipe.json"), "pipe.json cannot be read as JSON (it is a pipe or a device"),
 }
 

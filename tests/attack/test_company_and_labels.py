@@ -65,7 +65,7 @@ def test_mimic_copies_who_stands_out_as_a_plain_loop_has_it(Scripted, Regression
         state = simulation.strategy.aggregate(state, found, t)
     np.testing.assert_allclose(memory.uplink["0 score"].reshape(2, M), score, atol=1e-12)
     assert len(copied) > 2  # the next best, where the first is away
-    with pytest.raises(ConfigError, match=r"attack\.warmup=0"):
+    with pytest.raises(ConfigError, match=r"warmup=0"):
         Mimic(0)
 
 

@@ -235,7 +235,7 @@ def test_what_makes_no_sense_is_refused(build):
         build(clock=Devices(first=5))
     with pytest.raises(ConfigError, match=r"work\.least=6 exceeds local_steps=5"):
         build(work=UniformWork(6))
-    with pytest.raises(ConfigError, match=r"clock\.late='wait' .*drop"):
+    with pytest.raises(ConfigError, match=r"late='wait' .*drop"):
         Devices(late="wait")
     with pytest.raises(ConfigError, match=r"clock\.compute has 5 groups, more than clients=4"):
         build(clock=Devices([0.1] * 5))

@@ -39,6 +39,6 @@ def test_client_means_and_sensitivities_have_their_variance(seed, weight_varianc
 
 
 def test_one_client_cannot_differ_from_itself():
-    with pytest.raises(ConfigError, match=r"dataset\.variance=0\.6 needs at least two clients"):
+    with pytest.raises(ConfigError, match=r"variance=0\.6 needs at least two clients"):
         GaussianMean(1)
     assert GaussianMean(1, variance=0.0).means.tolist() == [10.0]

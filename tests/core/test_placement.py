@@ -117,5 +117,5 @@ def test_a_file_holds_the_rows_and_has_no_name(tmp_path, monkeypatch):
 
 
 def test_a_place_that_does_not_exist_is_refused():
-    with pytest.raises(ConfigError, match=r"trainer\.memory='attic' is unknown; choose one of device, host, disk"):
+    with pytest.raises(ConfigError, match=r"memory='attic' is unknown; choose one of device, host, disk"):
         run("attic", "apfl")

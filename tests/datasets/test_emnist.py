@@ -66,7 +66,7 @@ def test_writers_are_drawn_by_the_seed_and_bring_their_own_test_images(written):
         met.add(writer)
         assert (0 if dataset.test_y is None else len(dataset.test_y)) == SIZES[writer][1]
     assert met == set(sizes.values())
-    with pytest.raises(ConfigError, match=r"dataset\.writers=4 exceeds the 3 writers"):
+    with pytest.raises(ConfigError, match=r"writers=4 exceeds the 3 writers"):
         EMNIST(4, str(root))
 
 

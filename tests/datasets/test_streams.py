@@ -151,18 +151,18 @@ def test_exact_samples_of_any_size_are_white(size, dimension):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Pricing(low=3.0, high=2.0), "dataset.low=3.0 exceeds dataset.high=2.0"),
+        (lambda: Pricing(low=3.0, high=2.0), "low=3.0 exceeds high=2.0"),
         (lambda: PricingGroups(means=[1.0]), "at least two groups"),
         (lambda: PricingGroups(fractions=[0.5, 0.6]), "2 numbers that sum to 1"),
         (lambda: HousePrices(3, coefficient=[1.0, 2.0]), "dataset.coefficient has 2 entries, but clients=3"),
-        (lambda: HousePrices(3, noise=-1.0), "dataset.noise"),
-        (lambda: BinaryGaussians(3, positive=[]), "dataset.positive"),
+        (lambda: HousePrices(3, noise=-1.0), "noise"),
+        (lambda: BinaryGaussians(3, positive=[]), "positive"),
         (
             lambda: BinaryGaussians(3, positive=[-1.0, -0.8]),
-            r"dataset.positive=\[-1.0, -0.8\] must be .* \[\[-1\],\[-0.8\]\]",
+            r"positive=\[-1.0, -0.8\] must be .* \[\[-1\],\[-0.8\]\]",
         ),
-        (lambda: BinaryGaussians(3, positive=[[1.0], [2.0, 3.0]]), "dataset.positive"),
-        (lambda: BinaryGaussians(3, negative=[1.0, [2.0]], dimension=2), "dataset.negative"),
+        (lambda: BinaryGaussians(3, positive=[[1.0], [2.0, 3.0]]), "positive"),
+        (lambda: BinaryGaussians(3, negative=[1.0, [2.0]], dimension=2), "negative"),
         (lambda: RegressionGroups(0), "clients"),
     ],
 )

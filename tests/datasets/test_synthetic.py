@@ -172,7 +172,7 @@ def test_explicit_gaussian_means_are_kept() -> None:
     assert data.means.tolist() == [1.0, 2.0, 6.0]
     assert data.optimum is not None
     assert data.optimum.tolist() == [3.0]
-    with pytest.raises(ConfigError, match=r"dataset\.means has 3 entries, but clients=4"):
+    with pytest.raises(ConfigError, match=r"means has 3 entries, but clients=4"):
         GaussianMean(4, means=[1.0, 2.0, 6.0])
 
 
@@ -202,18 +202,18 @@ def test_explicit_quadratic_points_may_be_numbers_or_vectors() -> None:
     assert numbers.optimum.tolist() == [2.5]
     assert vectors.optimum is not None
     assert vectors.optimum.tolist() == [2.5, 1.0]
-    with pytest.raises(ConfigError, match=r"dataset\.points has 2 entries, but clients=3"):
+    with pytest.raises(ConfigError, match=r"points has 2 entries, but clients=3"):
         Quadratics(3, points=[1.0, 4.0])
 
 
 @pytest.mark.parametrize(
     ("build", "key"),
     [
-        (lambda: GaussianMean(3, variance=-1.0), r"dataset\.variance=-1"),
-        (lambda: Quadratics(3, 2, variance=-1.0), r"dataset\.variance=-1"),
-        (lambda: Synthetic(3, alpha=-1.0, samples=10), r"dataset\.alpha=-1"),
-        (lambda: Synthetic(3, beta=-1.0, samples=10), r"dataset\.beta=-1"),
-        (lambda: Synthetic(3, samples=10, test_fraction=1.5), r"dataset\.test_fraction=1\.5"),
+        (lambda: GaussianMean(3, variance=-1.0), r"variance=-1"),
+        (lambda: Quadratics(3, 2, variance=-1.0), r"variance=-1"),
+        (lambda: Synthetic(3, alpha=-1.0, samples=10), r"alpha=-1"),
+        (lambda: Synthetic(3, beta=-1.0, samples=10), r"beta=-1"),
+        (lambda: Synthetic(3, samples=10, test_fraction=1.5), r"test_fraction=1\.5"),
     ],
 )
 def test_impossible_settings_name_their_key(build: Callable[[], Dataset], key: str) -> None:

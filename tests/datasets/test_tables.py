@@ -110,7 +110,7 @@ def test_adult_files_and_settings_that_do_not_fit_are_refused(tmp_path):
     write_adult(tmp_path)
     with pytest.raises(MissingDataError, match="has 40 rows and 9 positives, the published file 32561"):
         Adult(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"dataset\.features names 'height'"):
+    with pytest.raises(ConfigError, match=r"features names 'height'"):
         SmallAdult(str(tmp_path), features=["height"])
 
 

@@ -185,13 +185,13 @@ def test_it_is_alone_what_it_is_in_company_and_interrupted_what_it_is_in_one_go(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 3}, r"local_steps=3, but local\.points=2"),
-        ({"epochs": 2}, r"local_epochs=2, but local\.points=2"),
-        ({"points": 3}, r"local\.points=3"),
-        ({"radius": 0.0}, r"local\.radius"),
-        ({"baseline": True}, r"local\.baseline=true is for one point"),
-        ({"radius": 1.0, "box": [0, 2]}, r"local\.radius=1\.0 leaves no room"),
-        ({"radius": 1.0, "ball": 1.0}, r"local\.radius=1\.0 leaves no room"),
+        ({"steps": 3}, r"local_steps=3, but points=2"),
+        ({"epochs": 2}, r"local_epochs=2, but points=2"),
+        ({"points": 3}, r"points=3"),
+        ({"radius": 0.0}, r"radius"),
+        ({"baseline": True}, r"baseline=true is for one point"),
+        ({"radius": 1.0, "box": [0, 2]}, r"radius=1\.0 leaves no room"),
+        ({"radius": 1.0, "ball": 1.0}, r"radius=1\.0 leaves no room"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message) -> None:

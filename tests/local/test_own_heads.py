@@ -181,7 +181,7 @@ def test_what_cannot_be_is_refused():
         simulation_of(Ends, local=FedRoD())
     with pytest.raises(ConfigError, match=r"local\.layers=3, but the model has 2 with parameters"):
         simulation_of(MODEL, local=FedALA(layers=3))
-    with pytest.raises(ConfigError, match=r"local\.mixing_steps=4 leaves none of local_steps=4 to train"):
+    with pytest.raises(ConfigError, match=r"mixing_steps=4 leaves none of local_steps=4 to train"):
         FedALA(mixing_steps=4, steps=4)
     with pytest.raises(ConfigError, match=r"Scaffold hands correction to the local rule, but FedALA does not use it"):
         simulation_of(local=FedALA(), strategy=Scaffold()).run()

@@ -297,18 +297,18 @@ def test_an_estimator_that_cannot_be_is_refused(options, shift, message) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"estimator": "mean"}, r"local\.estimator='mean' is unknown"),
-        ({"variance": 0.0}, r"local\.variance"),
+        ({"estimator": "mean"}, r"estimator='mean' is unknown"),
+        ({"variance": 0.0}, r"variance"),
         ({"box": [1, 0]}, "lower edge first"),
         ({"box": [1]}, "two numbers"),
         ({"box": [0, 1], "ball": 2.0}, "exclude each other"),
-        ({"ball": 0.0}, r"local\.ball"),
-        ({"server_method": "median"}, r"local\.server_method"),
-        ({"server_derivative": True, "server_method": "regression", "history": 1}, "local.history of at least 2"),
+        ({"ball": 0.0}, r"ball"),
+        ({"server_method": "median"}, r"server_method"),
+        ({"server_derivative": True, "server_method": "regression", "history": 1}, "history of at least 2"),
         ({"max_samples": 10}, "adaptive_samples=true"),
         ({"adaptive_samples": True, "batch_size": None}, "no cap"),
-        ({"adaptive_samples": True, "tolerance": 0.0}, r"local\.tolerance"),
-        ({"adaptive_samples": True, "failure": 1.5}, r"local\.failure"),
+        ({"adaptive_samples": True, "tolerance": 0.0}, r"tolerance"),
+        ({"adaptive_samples": True, "failure": 1.5}, r"failure"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message) -> None:

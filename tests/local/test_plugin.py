@@ -132,5 +132,5 @@ def test_what_cannot_be_learnt_is_refused() -> None:
         game(PlugIn(), shift=None)
     with pytest.raises(ConfigError, match=r"Contribution moves fractions .* local=profl"):
         Simulation(PricingGroups(clients=2), Mean, clients=2, local=PlugIn(), shift=Contribution())
-    with pytest.raises(ConfigError, match=r"local\.spread"):
+    with pytest.raises(ConfigError, match=r"spread"):
         PlugIn(spread=0.0)

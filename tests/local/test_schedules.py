@@ -92,12 +92,12 @@ def test_schedules_by_step_count_iterations_over_rounds(schedule: Schedule, t: i
 @pytest.mark.parametrize(
     ("build", "key"),
     [
-        (lambda: InverseSqrt(0), r"local\.schedule\.period=0"),
-        (lambda: InverseSqrt(-10), r"local\.schedule\.period=-10"),
-        (lambda: PerStep(0.0), r"local\.schedule\.decay=0"),
-        (lambda: PerStep(1.01), r"local\.schedule\.decay=1\.01"),
-        (lambda: Inverse(0.0), r"local\.schedule\.offset=0"),
-        (lambda: Inverse(unit="rounds"), r"local\.schedule\.unit='rounds'.*did you mean 'round'"),
+        (lambda: InverseSqrt(0), r"period=0"),
+        (lambda: InverseSqrt(-10), r"period=-10"),
+        (lambda: PerStep(0.0), r"decay=0"),
+        (lambda: PerStep(1.01), r"decay=1\.01"),
+        (lambda: Inverse(0.0), r"offset=0"),
+        (lambda: Inverse(unit="rounds"), r"unit='rounds'.*did you mean 'round'"),
     ],
 )
 def test_impossible_settings_name_their_key(build: Callable[[], Schedule], key: str) -> None:
@@ -112,5 +112,5 @@ def test_cosine_warms_up_falls_along_half_a_cosine_and_stays(t: int, factor: flo
 
 
 def test_a_warm_up_that_never_ends_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"local\.schedule\.warmup=5 must be below local\.schedule\.rounds=5"):
+    with pytest.raises(ConfigError, match=r"warmup=5 must be below rounds=5"):
         Cosine(rounds=5, warmup=5)

@@ -135,9 +135,9 @@ def test_it_is_alone_what_it_is_in_company_and_interrupted_what_it_is_in_one_go(
 def test_what_cannot_be_learnt_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"local=stateful_perfgd .* shift\.deploy=step"):
         mean_estimation(StatefulPerfGD(), shift=Location(deploy="round"))
-    with pytest.raises(ConfigError, match=r"local\.growing=true"):
+    with pytest.raises(ConfigError, match=r"growing=true"):
         StatefulPerfGD(growing=True)
-    with pytest.raises(ConfigError, match=r"local\.spread"):
+    with pytest.raises(ConfigError, match=r"spread"):
         StatefulPerfGD(spread=-1.0)
-    with pytest.raises(ConfigError, match=r"local\.horizon=-1"):
+    with pytest.raises(ConfigError, match=r"horizon=-1"):
         StatefulPerfGD(horizon=-1)

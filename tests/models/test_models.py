@@ -246,7 +246,7 @@ def test_only_the_last_bias_is_pytorchs_where_asked_for(build) -> None:
         assert default.bias.any() == (default is found[1][-1])
     last = found[1][-1]
     assert 0.3 < last.bias.abs().max() * last.in_features**0.5 <= 1
-    with pytest.raises(ConfigError, match=r"model\.last_bias='none'"):
+    with pytest.raises(ConfigError, match=r"last_bias='none'"):
         build(last_bias="none")
 
 

@@ -59,11 +59,11 @@ def test_a_vision_transformer_knows_where_a_patch_is() -> None:
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: ViT((1, 8, 8), 3, patch=3), r"model\.patch=3 must divide the images' sides, 8 and 8"),
-        (lambda: ViT((1, 8, 8), 3, width=10), r"model\.width=10 must be a multiple of model\.heads=4"),
-        (lambda: Transformer((5,), 3, width=10), r"model\.width=10 must be a multiple of model\.heads=4"),
-        (lambda: from_torchvision("resnet19", 10), r"model\.name='resnet19' is unknown.*did you mean 'resnet1"),
-        (lambda: from_torchvision("alexnet", 10, weights="abc"), r"model\.weights='abc' is unknown"),
+        (lambda: ViT((1, 8, 8), 3, patch=3), r"patch=3 must divide the images' sides, 8 and 8"),
+        (lambda: ViT((1, 8, 8), 3, width=10), r"width=10 must be a multiple of heads=4"),
+        (lambda: Transformer((5,), 3, width=10), r"width=10 must be a multiple of heads=4"),
+        (lambda: from_torchvision("resnet19", 10), r"name='resnet19' is unknown.*did you mean 'resnet1"),
+        (lambda: from_torchvision("alexnet", 10, weights="abc"), r"weights='abc' is unknown"),
         (lambda: from_torchvision("alexnet", 10, small_images=True), "is for residual networks, not alexnet"),
     ],
 )

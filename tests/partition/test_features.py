@@ -100,9 +100,9 @@ def test_what_cannot_be_skewed(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"partition\.turns=4 turns square images, but those of .* are 4×6"):
         Simulation(wide, Linear, clients=3, partition=FeatureRotation())
     Simulation(wide, Linear, clients=3, partition=FeatureRotation(2))
-    with pytest.raises(ConfigError, match=r"partition\.turns=3 must be 2 \(upside down\) or 4"):
+    with pytest.raises(ConfigError, match=r"turns=3 must be 2 \(upside down\) or 4"):
         FeatureRotation(3)
-    with pytest.raises(ConfigError, match=r"partition\.sigma=-1 must not be negative"):
+    with pytest.raises(ConfigError, match=r"sigma=-1 must not be negative"):
         FeatureNoise(-1)
     (tmp_path / "a.txt").write_text("to be or not to be. " * 99)
     with pytest.raises(ConfigError, match=r"partition=feature_noise adds to numbers, and dataset=.* has tokens"):

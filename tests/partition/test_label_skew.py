@@ -294,17 +294,17 @@ def test_a_minimum_that_the_data_cannot_meet_is_refused_at_once(form: str) -> No
 @pytest.mark.parametrize(
     ("build", "key"),
     [
-        (lambda: Dirichlet(alpha=0.0), "partition.alpha=0"),
-        (lambda: Dirichlet(alpha=-1.0), "partition.alpha=-1"),
-        (lambda: Dirichlet(alpha=float("nan")), "partition.alpha=nan"),
-        (lambda: Dirichlet(form="equals"), "partition.form='equals'.*did you mean 'equal'"),
-        (lambda: Dirichlet(min_size=0), "partition.min_size=0"),
-        (lambda: Dirichlet(attempts=0), "partition.attempts=0"),
-        (lambda: Dirichlet(form="equal", min_of_class=10), "partition.min_of_class=10.*form=equal"),
-        (lambda: Dirichlet(form="proportional", min_of_class=-1), "partition.min_of_class=-1"),
-        (lambda: ClassSplit(0), "partition.classes_per_client=0"),
-        (lambda: ClassSplit(1.5), "partition.classes_per_client=1.5"),
-        (lambda: ClassSplit(form="shard"), "partition.form='shard'.*did you mean 'shards'"),
+        (lambda: Dirichlet(alpha=0.0), "alpha=0"),
+        (lambda: Dirichlet(alpha=-1.0), "alpha=-1"),
+        (lambda: Dirichlet(alpha=float("nan")), "alpha=nan"),
+        (lambda: Dirichlet(form="equals"), "form='equals'.*did you mean 'equal'"),
+        (lambda: Dirichlet(min_size=0), "min_size=0"),
+        (lambda: Dirichlet(attempts=0), "attempts=0"),
+        (lambda: Dirichlet(form="equal", min_of_class=10), "min_of_class=10.*form=equal"),
+        (lambda: Dirichlet(form="proportional", min_of_class=-1), "min_of_class=-1"),
+        (lambda: ClassSplit(0), "classes_per_client=0"),
+        (lambda: ClassSplit(1.5), "classes_per_client=1.5"),
+        (lambda: ClassSplit(form="shard"), "form='shard'.*did you mean 'shards'"),
     ],
 )
 def test_impossible_settings_name_their_key(build: Callable[[], Partition], key: str) -> None:

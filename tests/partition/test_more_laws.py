@@ -125,7 +125,7 @@ def test_regions_differ_and_clients_inside_them_do_not() -> None:
 def test_levels_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"clients=3 leaves some of partition\.groups=5 empty"):
         Hierarchical().table(SAMPLES, 3, 0)
-    with pytest.raises(ConfigError, match=r"partition\.inner\.validation is not looked at"):
+    with pytest.raises(ConfigError, match=r"inner\.validation is not looked at"):
         Hierarchical(inner=IID(validation=0.2))
     with pytest.raises(ConfigError, match=r"partition\.outer='iid' is no partition"):
         Hierarchical(outer="iid")
@@ -163,7 +163,7 @@ def test_any_partitioner_with_flowers_interface() -> None:
         partition.table(SAMPLES, 3, 0)
     with pytest.raises(ConfigError, match=r"partition\.partitioner=Halves fails: .*label"):
         partition.table(Samples(10), 2, 0)
-    with pytest.raises(ConfigError, match=r"partition\.partitioner=7 is none of Flower's"):
+    with pytest.raises(ConfigError, match=r"partitioner=7 is none of Flower's"):
         Flwr(7)
 
 

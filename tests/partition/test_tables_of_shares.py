@@ -109,5 +109,5 @@ def test_every_partition_can_split_off_validation_samples(name):
     table = partition.table(samples_of(200, 5, 4, 1), 5, 2)
     assert table.validation is not None
     assert not set(table.order) & set(table.validation.order)
-    with pytest.raises(ConfigError, match=r"partition\.validation=1 leaves nothing"):
+    with pytest.raises(ConfigError, match=r"validation=1 leaves nothing"):
         type(partition)(validation=1)

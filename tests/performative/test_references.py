@@ -238,7 +238,7 @@ def test_a_response_in_jumps_is_refused_for_a_reason_without_any_clock():
 
 @pytest.mark.parametrize("seconds", [0, -1, "soon", float("nan")])
 def test_the_time_for_references_is_a_positive_number(seconds):
-    with pytest.raises(ConfigError, match=r"shift\.references_seconds"):
+    with pytest.raises(ConfigError, match=r"references_seconds"):
         Jumping(references_seconds=seconds)
 
 

@@ -121,7 +121,7 @@ def test_what_cannot_be_judged_is_refused_before_the_first_round():
         simulation_of(partition=Natural())
     with pytest.raises(ConfigError, match=r"personal\.newcomers=11 leaves none of clients=11"):
         simulation_of(personal=Personal(newcomers=11))
-    with pytest.raises(ConfigError, match=r"personal\.over='some'"):
+    with pytest.raises(ConfigError, match=r"over='some'"):
         Personal(over="some")
 
 

@@ -37,7 +37,7 @@ def test_unequal_weights_enter_means_sensitivities_and_the_stable_point() -> Non
 def test_the_weights_have_the_variance_that_is_asked_for() -> None:
     drawn = np.concatenate([GaussianMean(clients=25, weight_variance=0.005, seed=s).weights for s in range(400)])
     assert drawn.var() == pytest.approx(0.005, rel=0.1)
-    with pytest.raises(ConfigError, match=r"dataset\.weight_variance=0\.04.*clients=25"):
+    with pytest.raises(ConfigError, match=r"weight_variance=0\.04.*clients=25"):
         GaussianMean(clients=25, weight_variance=0.04)
 
 

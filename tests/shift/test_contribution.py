@@ -185,7 +185,7 @@ def test_out_of_range_parameters_leave_fractions_that_are_fractions():
         (lambda: simulation_of(Digits(), Linear, Contribution()), r"shift\.form=linear is for two groups and one"),
         (lambda: simulation_of(Digits(), Linear, Contribution("budget")), "shift=contribution adds .*use model=mean"),
         (lambda: simulation_of(RegressionGroups(M), Linear, Contribution("budget")), "shift=contribution adds"),
-        (lambda: Contribution("quadratic"), r"shift\.form='quadratic' is unknown"),
+        (lambda: Contribution("quadratic"), r"form='quadratic' is unknown"),
     ],
 )
 def test_groups_that_are_not_there_are_refused(build, message):

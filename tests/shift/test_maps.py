@@ -239,8 +239,8 @@ class Squashed(nn.Module):
         (lambda: simulation_of(blobs(), Linear, Response()), "shift=response moves a real-valued target"),
         (lambda: simulation_of(HousePrices(M), MLP, Response()), "shift=response moves inputs along.*model=linear"),
         (lambda: simulation_of(Pricing(M), Mean, Demand([1.0])), r"shift\.gamma has 1 entries, but clients=5"),
-        (lambda: simulation_of(BinaryGaussians(M), Linear, Strategic(box=[1, 1])), r"shift\.box=\[1, 1\]"),
-        (lambda: simulation_of(BinaryGaussians(M), Linear, Strategic(references="yes")), r"shift\.references='yes'"),
+        (lambda: simulation_of(BinaryGaussians(M), Linear, Strategic(box=[1, 1])), r"box=\[1, 1\]"),
+        (lambda: simulation_of(BinaryGaussians(M), Linear, Strategic(references="yes")), r"references='yes'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_shifted_is_refused_in_one_sentence(build, message):

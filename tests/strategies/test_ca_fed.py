@@ -90,9 +90,9 @@ def test_the_correlated_go_first_and_never_all():
 @pytest.mark.parametrize(
     ("build", "key"),
     [
-        (lambda: CAFed(bias=-1), r"strategy\.bias=-1"),
-        (lambda: CAFed(prior=0), r"strategy\.prior=0"),
-        (lambda: CAFed(smoothness=2), r"strategy\.smoothness=2"),
+        (lambda: CAFed(bias=-1), r"bias=-1"),
+        (lambda: CAFed(prior=0), r"prior=0"),
+        (lambda: CAFed(smoothness=2), r"smoothness=2"),
     ],
 )
 def test_impossible_settings_name_their_key(build, key):

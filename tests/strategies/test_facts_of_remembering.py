@@ -157,13 +157,13 @@ def test_the_mean_is_that_of_the_rounded_memory(strategy, dtype, federated, play
 @pytest.mark.parametrize(
     ("build", "key"),
     [
-        (lambda: Focus(empty="wait"), r"strategy\.empty='wait'.*step, skip"),
-        (lambda: FedStale(beta=1.2), r"strategy\.beta=1\.2"),
-        (lambda: FedStale(probabilities="true"), r"strategy\.probabilities='true'.*estimated, known"),
-        (lambda: MimiC(first_round="none"), r"strategy\.first_round='none'.*all, available"),
-        (lambda: AREA("sizes"), r"strategy\.weighting='sizes'.*uniform, data"),
-        (lambda: MIFA(divide_by="some"), r"strategy\.divide_by='some'.*all, seen"),
-        (lambda: MIFA(max_age=-1), r"strategy\.max_age=-1"),
+        (lambda: Focus(empty="wait"), r"empty='wait'.*step, skip"),
+        (lambda: FedStale(beta=1.2), r"beta=1\.2"),
+        (lambda: FedStale(probabilities="true"), r"probabilities='true'.*estimated, known"),
+        (lambda: MimiC(first_round="none"), r"first_round='none'.*all, available"),
+        (lambda: AREA("sizes"), r"weighting='sizes'.*uniform, data"),
+        (lambda: MIFA(divide_by="some"), r"divide_by='some'.*all, seen"),
+        (lambda: MIFA(max_age=-1), r"max_age=-1"),
     ],
 )
 def test_impossible_settings_name_their_key(build, key):

@@ -189,10 +189,10 @@ def test_own_models_and_newcomers_first_ones_are_chosen_by_training_data(tmp_pat
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"k": 2, "spread": 0.0}, r"strategy\.spread=0 lets all models begin, and stay, alike"),
-        ({"k": 0}, r"strategy\.k=0"),
-        ({"spread": -1.0}, r"strategy\.spread=-1"),
-        ({"average": "both"}, r"strategy\.average="),
+        ({"k": 2, "spread": 0.0}, r"spread=0 lets all models begin, and stay, alike"),
+        ({"k": 0}, r"k=0"),
+        ({"spread": -1.0}, r"spread=-1"),
+        ({"average": "both"}, r"average="),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_name(settings, said):

@@ -240,15 +240,15 @@ def test_a_rule_that_ignores_what_it_is_handed_is_refused(kind, federated):
 @pytest.mark.parametrize(
     ("build", "key"),
     [
-        (lambda: AmplifiedFedAvg(window=0), r"strategy\.window=0"),
-        (lambda: AmplifiedFedAvg(amplification=-1), r"strategy\.amplification=-1"),
-        (lambda: AmplifiedScaffold(correction="window"), r"strategy\.correction='window'.*period, round"),
-        (lambda: Debiasing(cap=0), r"strategy\.cap=0"),
-        (lambda: FedLaAvg(fraction=0.0), r"strategy\.fraction=0"),
-        (lambda: FedLaAvg(select="last"), r"strategy\.select='last'.*longest, random, all"),
-        (lambda: PowerOfChoice(3, 2), r"strategy\.candidates=2.*strategy\.k=3.*give 3"),
-        (lambda: PowerOfChoice(loss="mean"), r"strategy\.loss='mean'.*asked, last"),
-        (lambda: Oort(explore=2.0), r"strategy\.explore=2"),
+        (lambda: AmplifiedFedAvg(window=0), r"window=0"),
+        (lambda: AmplifiedFedAvg(amplification=-1), r"amplification=-1"),
+        (lambda: AmplifiedScaffold(correction="window"), r"correction='window'.*period, round"),
+        (lambda: Debiasing(cap=0), r"cap=0"),
+        (lambda: FedLaAvg(fraction=0.0), r"fraction=0"),
+        (lambda: FedLaAvg(select="last"), r"select='last'.*longest, random, all"),
+        (lambda: PowerOfChoice(3, 2), r"candidates=2.*k=3.*give 3"),
+        (lambda: PowerOfChoice(loss="mean"), r"loss='mean'.*asked, last"),
+        (lambda: Oort(explore=2.0), r"explore=2"),
     ],
 )
 def test_impossible_settings_name_their_key(build, key):

@@ -229,10 +229,10 @@ def test_rounds_of_too_few_rows_are_told_once_and_rules_that_nobody_can_meet_ref
     ]
     process = Full()
     process.setup(Population((0,), 6))
-    with pytest.raises(ConfigError, match=r"strategy\.bad=1: Bulyan needs 7 rows in a round, and 6 clients give 6"):
+    with pytest.raises(ConfigError, match=r"bad=1: Bulyan needs 7 rows in a round, and 6 clients give 6"):
         Bulyan(bad=1).check(process)
-    with pytest.raises(ConfigError, match=r"strategy\.bad=2: Krum needs 7 rows in a round, and 6 clients give 3"):
+    with pytest.raises(ConfigError, match=r"bad=2: Krum needs 7 rows in a round, and 6 clients give 3"):
         Krum(bad=2, bucket=2).check(process)
-    with pytest.raises(ConfigError, match=r"strategy\.bad=1\.5 must be a whole number of clients, or a share below 1"):
+    with pytest.raises(ConfigError, match=r"bad=1\.5 must be a whole number of clients, or a share below 1"):
         Krum(bad=1.5)
     assert CLIENTS == 4

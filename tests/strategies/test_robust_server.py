@@ -103,11 +103,11 @@ def test_replicates_are_alone_as_together_and_the_contract_is_kept(models, feder
 
 def test_what_a_mean_cannot_be_taken_from_is_refused():
     for server, said in ((Scaffold(), "Scaffold"), (FedNova(), "FedNova"), (Median(), "Median")):
-        with pytest.raises(ConfigError, match=rf"strategy\.server={said} does more with clients' rows than"):
+        with pytest.raises(ConfigError, match=rf"^server={said} does more with clients' rows than"):
             RobustServer(server=server)
-    with pytest.raises(ConfigError, match=r"strategy\.server\.weighting=data .*give it to strategy\.rule"):
+    with pytest.raises(ConfigError, match=r"^server\.weighting=data .*give it to rule"):
         RobustServer(server=FedAvg(weighting="data"))
-    with pytest.raises(ConfigError, match=r"strategy\.rule\.server_lr=0\.5 must be 1"):
+    with pytest.raises(ConfigError, match=r"^rule\.server_lr=0\.5 must be 1"):
         RobustServer(Median(0.5))
-    with pytest.raises(ConfigError, match=r"strategy\.rule is a FedAvg"):
+    with pytest.raises(ConfigError, match=r"^rule is a FedAvg"):
         RobustServer(FedAvg())

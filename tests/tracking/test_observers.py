@@ -144,11 +144,11 @@ def test_an_interrupted_run_closes_its_observers_and_does_not_finish_them(tmp_pa
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("wandb", r"tracking\.observers='wandb' must be a list, such as \[wandb\]"),
-        (["wand"], r"tracking\.observers='wand' is unknown; choose one of wandb, mlflow, trackio"),
+        ("wandb", r"observers='wandb' must be a list, such as \[wandb\]"),
+        (["wand"], r"observers='wand' is unknown; choose one of wandb, mlflow, trackio"),
         ([3], r"tracking\.observers: 3 is no observer"),
         ([Notebook], r"is no observer"),
-        (None, r"tracking\.observers=None must be a list"),
+        (None, r"observers=None must be a list"),
     ],
 )
 def test_what_is_no_observer_is_refused(given: Any, said: str) -> None:

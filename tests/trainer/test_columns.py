@@ -205,7 +205,7 @@ def test_fedrep_trains_the_head_first_and_fedbabu_never(head_steps: int, executo
 def test_fedrep_without_a_head_or_without_a_body_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"everything travels; choose columns=fedper"):
         simulation_of(build, local=FedRep(lr=RATE, steps=5))
-    with pytest.raises(ConfigError, match=r"local\.head_steps=5 leaves none of local_steps=5"):
+    with pytest.raises(ConfigError, match=r"head_steps=5 leaves none of local_steps=5"):
         FedRep(5, steps=5)
 
 

@@ -204,7 +204,7 @@ def test_nothing_is_remembered_without_need():
 
 @pytest.mark.parametrize("value", [1, 1.0, -0.1, 1.5])
 def test_inertia_lies_below_one(value):
-    with pytest.raises(ConfigError, match=r"shift\.inertia"):
+    with pytest.raises(ConfigError, match=r"inertia"):
         Location(0.5, inertia=value)
 
 

@@ -84,7 +84,7 @@ def test_the_sum_of_a_round_has_the_same_noise_however_many_come(n):
 def test_the_noise_of_a_count_is_made_up_for_in_the_rows():
     assert GaussianNoise(quantile=0.5, count_noise=10.0).of_rows == pytest.approx(1.0012523, abs=1e-7)
     assert GaussianNoise(quantile=0.5).of_rows == GaussianNoise(count_noise=10.0).of_rows == 1.0
-    with pytest.raises(ConfigError, match=r"uplink.count_noise=0\.4 leaves nothing of .*it must be above 0\.5"):
+    with pytest.raises(ConfigError, match=r"count_noise=0\.4 leaves nothing of .*it must be above 0\.5"):
         GaussianNoise(quantile=0.5, count_noise=0.4)
 
 

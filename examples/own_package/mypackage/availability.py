@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedsim.availability import Availability, Population, bernoulli
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, Fraction
 
 
 class OfficeHours(Availability):
@@ -16,10 +17,10 @@ class OfficeHours(Availability):
         zones: time zones that clients are drawn from, one a client and replicate.
     """
 
-    def __init__(self, day: float = 0.9, night: float = 0.05, zones: int = 24) -> None:
-        self.day = checks.fraction("availability.day", day)
-        self.night = checks.fraction("availability.night", night)
-        self.zones = checks.whole("availability.zones", zones)
+    def __init__(self, day: Fraction = 0.9, night: Fraction = 0.05, zones: Count = 24) -> None:
+        self.day = day
+        self.night = night
+        self.zones = zones
 
     def setup(self, population: Population) -> None:
         super().setup(population)

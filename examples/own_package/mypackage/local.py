@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.core import Federation, checks
+from fedsim.core import Federation
+from fedsim.core.constraints import Fraction
 from fedsim.local import SGD, Objective
 from fedsim.local.base import Carry
 from fedsim.samples import Batch
@@ -20,9 +21,9 @@ class HeavyBall(SGD):
         **options: of SGD; weight_decay and clip act on u.
     """
 
-    def __init__(self, momentum: float = 0.9, **options: Any) -> None:
+    def __init__(self, momentum: Fraction = 0.9, **options: Any) -> None:
         super().__init__(**options)
-        self.momentum = checks.fraction("local.momentum", momentum)
+        self.momentum = momentum
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         return {"velocity": federation.zeros(dimension)}

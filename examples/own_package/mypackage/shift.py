@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.core import checks
+from fedsim.core.constraints import NonNegative, Positive
 from fedsim.shift import Shift
 
 
@@ -22,10 +22,10 @@ class Saturating(Shift):
 
     estimator = "mean_x"  # what local=pofl and profl may estimate of the law: where x has its mean
 
-    def __init__(self, epsilon: float = 0.9, scale: float = 5.0, **options: Any) -> None:
+    def __init__(self, epsilon: NonNegative = 0.9, scale: Positive = 5.0, **options: Any) -> None:
         super().__init__(**options)
-        self.epsilon = checks.not_negative("shift.epsilon", epsilon)
-        self.scale = checks.positive("shift.scale", scale)
+        self.epsilon = epsilon
+        self.scale = scale
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         """Written for one client: x [B, …], θ [d]. Gradients flow through it where a rule wants them."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedsim.core import Federation, Report, checks
+from fedsim.core import Federation, Report
+from fedsim.core.constraints import Fraction, Positive
 from fedsim.strategies import State, Strategy
 
 
@@ -26,9 +27,9 @@ class ServerMomentum(Strategy[Velocity]):
         momentum: β.
     """
 
-    def __init__(self, server_lr: float = 1.0, momentum: float = 0.9) -> None:
-        self.server_lr = checks.positive("strategy.server_lr", server_lr)
-        self.momentum = checks.fraction("strategy.momentum", momentum)
+    def __init__(self, server_lr: Positive = 1.0, momentum: Fraction = 0.9) -> None:
+        self.server_lr = server_lr
+        self.momentum = momentum
 
     def initial(self, model: Tensor, federation: Federation) -> Velocity:
         return Velocity(model, torch.zeros_like(model))

@@ -30,6 +30,7 @@ from fedsim.availability import Full, Population
 from fedsim.core import checks
 from fedsim.core.answers import Answers
 from fedsim.core.columns import OWN
+from fedsim.core.constraints import allowed, declared
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
@@ -123,7 +124,7 @@ def main(arguments: list[str]) -> None:
         if (algorithm.group, algorithm.name) in [(group or algorithm.group, name) for group, name in selection]:
             print(
                 f"{algorithm.group}={algorithm.name}: {algorithm.what}\n\n{inspect.getdoc(algorithm.kind)}\n\n"
-                f"{details(algorithm)}\n"
+                f"{details(algorithm)}\n{in_range(algorithm)}\n"
             )
     if not selection:
         print(
@@ -144,6 +145,12 @@ def details(one: Algorithm) -> str:
     """What is known of one beside its docstring."""
     facts = {"remembers": one.remembers, "sends": one.sends, "assumes": one.assumes}
     return "\n".join(f"{name:10} {value}" for name, value in facts.items())
+
+
+def in_range(one: Algorithm) -> str:
+    """What its parameters may be, as its constructor declares them."""
+    lines = [f"{name}: {allowed(hint)}" for name, hint in declared(one.kind).items()]
+    return "\n".join(f"{'allows' if not number else '':10} {line}" for number, line in enumerate(lines))
 
 
 @functools.cache

@@ -69,14 +69,16 @@ class ArrayFiles(Arrays):
         arrays = {name: contents.get(name, contents.get(f"{name}_train")) for name in ROLES}
         arrays |= {name: contents[name] for name in (f"{role}_test" for role in ROLES) if name in contents}
         if arrays["x"] is None:
-            raise MissingDataError(f"dataset.path={file} holds no array x; it has {', '.join(contents) or 'none'}")
+            raise MissingDataError(
+                f"{{path}}={file} holds no array x; it has {', '.join(contents) or 'none'}", mentions=("path",)
+            )
         super().__init__(**arrays, name=file.stem, **options)
 
 
 def read(path: Path) -> dict[str, Any]:
     """The arrays of a file or folder that have one of `NAMES`."""
     if not path.exists():
-        raise MissingDataError(f"dataset.path={path} is not there (looked for {path.resolve()})")
+        raise MissingDataError(f"{{path}}={path} is not there (looked for {path.resolve()})", mentions=("path",))
     try:
         regular(path)
         if path.is_dir():
@@ -91,8 +93,10 @@ def read(path: Path) -> dict[str, Any]:
         reason = (
             "it holds objects, which are not unpickled; write words as NumPy's str" if "pickle" in reason else reason
         )
-        raise MissingDataError(f"dataset.path={path} cannot be read: {reason}") from error
-    raise ConfigError(f"dataset.path={path} must be FILE.npz, FILE.safetensors, or a folder with x.npy and y.npy")
+        raise MissingDataError(f"{{path}}={path} cannot be read: {reason}", mentions=("path",)) from error
+    raise ConfigError(
+        f"{{path}}={path} must be FILE.npz, FILE.safetensors, or a folder with x.npy and y.npy", mentions=("path",)
+    )
 
 
 def npy(path: Path) -> np.ndarray:

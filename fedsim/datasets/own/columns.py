@@ -95,7 +95,9 @@ def _column(values: Any) -> np.ndarray:
     if isinstance(values, np.ndarray):
         return values
     if not isinstance(values, Iterable) or isinstance(values, str):
-        raise ConfigError(f"dataset.path (or test_path) has a column that is {values!r}; give a value per row")
+        raise ConfigError(
+            f"{{path}} (or test_path) has a column that is {values!r}; give a value per row", mentions=("path",)
+        )
     listed = list(values)
     array = np.empty(len(listed), dtype=object)
     array[:] = listed

@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import logging
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core import checks, rng
+from fedsim.core import rng
+from fedsim.core.constraints import Count, Fraction, OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.augment import CropFlip
 from fedsim.datasets.base import Dataset
@@ -50,18 +52,19 @@ class OwnData(Dataset):
         train: Part,
         test: Part | None,
         *,
-        task: str = "classification",
-        classes: int | None = None,
-        inputs: str | None = None,
-        channels: str | None = None,
+        task: Annotated[str, OneOf(*TASKS)] = "classification",
+        classes: Count | None = None,
+        inputs: Annotated[str, OneOf(*tensors.INPUTS)] | None = None,
+        channels: Annotated[str, OneOf(*tensors.CHANNELS)] | None = None,
         standardise: bool = False,
-        test_fraction: float | None = None,
-        min_samples: int = 1,
+        test_fraction: Fraction | None = None,
+        min_samples: Count = 1,
         seed: int = 0,
         augment: CropFlip | None = None,
         encode: Encode | None = None,
     ) -> None:
-        check_options(task, classes, inputs, channels)
+        if classes == 1:
+            raise ConfigError(key="classes", value=1, needs="leaves nothing to tell apart; give at least 2")
         splits = [train] if test is None else [train, test]
         input_tensors, targets, label_names = read(splits, task, classes, inputs, channels, encode is not None)
         owners, test_owners, clients = owned(splits, [len(x) for x in input_tensors], min_samples)
@@ -108,16 +111,6 @@ class OwnData(Dataset):
         )
 
 
-def check_options(task: str, classes: int | None, inputs: str | None, channels: str | None) -> None:
-    """Refuse what no samples could be read as."""
-    checks.choice("dataset.task", task, TASKS)
-    for key, value, options in (("inputs", inputs, tensors.INPUTS), ("channels", channels, tensors.CHANNELS)):
-        if value is not None:
-            checks.choice(f"dataset.{key}", value, options)
-    if classes is not None and checks.whole("dataset.classes", classes) < 2:
-        raise ConfigError(f"dataset.classes={classes} leaves nothing to tell apart; give at least 2")
-
-
 def read(
     parts: list[Part], task: str, classes: int | None, inputs: str | None, channels: str | None, encoded: bool
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...] | None]:
@@ -159,21 +152,23 @@ def owned(
         each test sample is held out of, −1 likewise, or None where all are other people's; the clients' names. None
         each where nobody owns anything.
     """
-    checks.whole("dataset.min_samples", least)
     names_by_part = [names(part, count) for part, count in zip(parts, counts, strict=True)]
     of_train, of_test = names_by_part[0], names_by_part[1] if len(names_by_part) > 1 else None
     if of_train is None:
         if of_test is not None:
             raise ConfigError(f"{parts[-1].source}: test samples have clients and training samples none; give both")
         if least > 1:
-            raise ConfigError(f"dataset.min_samples={least} asks for clients, and the data name none; set it to 1")
+            raise ConfigError(
+                key="min_samples", value=least, needs="asks for clients, and the data name none; set it to 1"
+            )
         return None, None, None
     sizes = collections.Counter(of_train)
     client_names = ordered({name for name, size in sizes.items() if size >= least})
     if not client_names:
         raise ConfigError(
-            f"dataset.min_samples={least} leaves nobody, since the largest client of {parts[0].source} has "
-            f"{max(sizes.values())} samples; lower it"
+            f"{{min_samples}}={least} leaves nobody, since the largest client of {parts[0].source} has "
+            f"{max(sizes.values())} samples; lower it",
+            mentions=("min_samples",),
         )
     if len(client_names) < len(sizes):
         log.info("dataset: %d clients with fewer than %d samples are left out", len(sizes) - len(client_names), least)
@@ -190,10 +185,11 @@ def share_held_out(wanted: float | None, test: Part | None) -> float:
         return TEST_FRACTION if test is None else 0.0
     if wanted and test is not None:
         raise ConfigError(
-            f"dataset.test_fraction={wanted} holds samples out, and the data bring test samples; set it to null"
+            f"{{test_fraction}}={wanted} holds samples out, and the data bring test samples; set it to null",
+            mentions=("test_fraction",),
         )
-    if checks.fraction("dataset.test_fraction", wanted) == 1:
-        raise ConfigError("dataset.test_fraction=1 leaves nothing to train on; give less")
+    if wanted == 1:
+        raise ConfigError(key="test_fraction", value=1, needs="leaves nothing to train on; give less")
     return wanted
 
 
@@ -208,8 +204,9 @@ def held_out(kept: Tensor, owners: Tensor | None, share: float, seed: int) -> tu
     out = torch.from_numpy(position < np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)[owner])
     if not out.any():
         raise ConfigError(
-            f"dataset.test_fraction={share} holds nothing out, since the largest client has {sizes.max()} samples; "
-            "raise it, or set it to 0"
+            f"{{test_fraction}}={share} holds nothing out, since the largest client has {sizes.max()} samples; "
+            "raise it, or set it to 0",
+            mentions=("test_fraction",),
         )
     return kept[out], kept[~out]
 
@@ -217,11 +214,14 @@ def held_out(kept: Tensor, owners: Tensor | None, share: float, seed: int) -> tu
 def check_standardised(x: Tensor, mapped: bool) -> None:
     """Refuse what cannot be scaled."""
     if not x.is_floating_point():
-        raise ConfigError("dataset.standardise=true scales numbers and pixels, but these are tokens; set it to false")
+        raise ConfigError(
+            "{standardise}=true scales numbers and pixels, but these are tokens; set it to false",
+            mentions=("standardise",),
+        )
     if mapped:
         raise ConfigError(
-            "dataset.standardise=true would read the whole file into memory; standardise before it is written, or give "
-            "bytes"
+            "{standardise}=true would read the whole file into memory; standardise before it is written, or give bytes",
+            mentions=("standardise",),
         )
 
 

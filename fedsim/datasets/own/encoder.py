@@ -43,10 +43,13 @@ class Encoder:
             if gaps.any() and self.missing == "refuse":
                 raise ConfigError(
                     f"{table.source}: {table.where(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
-                    "dataset.missing=drop, mean or median"
+                    "{missing}=drop, mean or median",
+                    mentions=("missing",),
                 )
             if gaps.all():
-                raise ConfigError(f"{table.source}: column {name!r} is empty; leave it out by dataset.features")
+                raise ConfigError(
+                    f"{table.source}: column {name!r} is empty; leave it out by {{features}}", mentions=("features",)
+                )
             numbers = as_numbers(values, gaps)
             numeric &= numbers is not None
             if numbers is not None and np.isinf(numbers).any():
@@ -60,7 +63,8 @@ class Encoder:
                 if kind not in ("U", "S", "str", "bytes", "bool"):
                     raise ConfigError(
                         f"{table.source}: column {name!r} holds neither numbers nor words ({values[row]!r}); leave it "
-                        "out by dataset.features"
+                        "out by {features}",
+                        mentions=("features",),
                     )
             vocabulary |= (
                 {str(called_of(value)) for value in values[~gaps].tolist()} if len(vocabulary) <= most else set()
@@ -70,13 +74,15 @@ class Encoder:
         if categories == "refuse":
             word = next(iter(sorted(vocabulary)))
             raise ConfigError(
-                f"{parts[0].source}: column {name!r} holds words, such as {word!r}; leave it out by dataset.features, "
-                "or set dataset.categories=onehot or ordinal"
+                f"{parts[0].source}: column {name!r} holds words, such as {word!r}; leave it out by {{features}}, "
+                "or set {categories}=onehot or ordinal",
+                mentions=("features", "categories"),
             )
         if len(vocabulary) > most:
             raise ConfigError(
-                f"{parts[0].source}: column {name!r} holds more than dataset.max_categories={most} different words; "
-                "leave it out by dataset.features, or raise the number"
+                f"{parts[0].source}: column {name!r} holds more than {{max_categories}}={most} different words; "
+                "leave it out by {features}, or raise the number",
+                mentions=("max_categories", "features"),
             )
         return ordered(vocabulary)
 
@@ -121,7 +127,8 @@ class Encoder:
             row, column = (int(indices[0]) for indices in np.nonzero(np.isnan(codes)))
             raise ConfigError(
                 f"{part.source}: {part.where(row)} has nothing in column {list(self.words)[column]!r}; a data set with "
-                "dataset.missing=mean or median fills it in"
+                "{missing}=mean or median fills it in",
+                mentions=("missing",),
             )
         return self._scaled(self._whole(torch.from_numpy(codes)))
 

@@ -80,7 +80,8 @@ def load(path: str, config: str | None, data_files: Any, download: bool) -> dict
     check_files(data_files)
     if config is not None and data_files is not None:
         raise ConfigError(
-            f"dataset.config={config} is of a data set of the Hub, and data_files are read; give one of them"
+            f"{{config}}={config} is of a data set of the Hub, and data_files are read; give one of them",
+            mentions=("config",),
         )
     try:
         with quietly(online=download):
@@ -104,8 +105,9 @@ def check_files(given: Any) -> None:
         for name in of_split if isinstance(of_split, list) and of_split else [of_split]:
             if given is not None and (not isinstance(name, str) or not name):
                 raise ConfigError(
-                    f"dataset.data_files={given!r} must be a file, a list of files, or those of each split, such as "
-                    "{train: a.csv, test: b.csv}"
+                    f"{{data_files}}={given!r} must be a file, a list of files, or those of each split, such as "
+                    "{train: a.csv, test: b.csv}",
+                    mentions=("data_files",),
                 )
 
 
@@ -143,7 +145,7 @@ def read(
     """Columns of one split."""
     input_columns = [x] if isinstance(x, str) else list(x)
     if not input_columns:
-        raise ConfigError("dataset.x=[] names no column")
+        raise ConfigError(key="x", value=[], needs="names no column")
     for key, name in [*(("x", name) for name in input_columns), ("y", y), ("client", client)]:
         if name is not None and name not in split.column_names:
             raise ConfigError(f"dataset.{key}={name} is no column of {source}; it has {', '.join(split.column_names)}")
@@ -157,7 +159,9 @@ def read(
     if not isinstance(x, str):
         for name, values in zip(input_columns, input_arrays, strict=True):
             if values.ndim != 1:
-                raise ConfigError(f"{source}: column {name!r} of dataset.x holds more than a number; name it alone")
+                raise ConfigError(
+                    f"{source}: column {name!r} of {{x}} holds more than a number; name it alone", mentions=("x",)
+                )
         input_arrays = [np.column_stack([array(source, "x", values) for values in input_arrays]).astype(np.float32)]
     pictures = all(map(is_picture, of[input_columns[0]]))
     clients = None if client is None else of[client]

@@ -45,10 +45,14 @@ class ImageFolder(OwnData):
         pattern = _pattern(client)
         folder = Path(path).expanduser()
         if not folder.is_dir():
-            raise MissingDataError(f"dataset.path={folder} is no folder (looked for {folder.resolve()})")
+            raise MissingDataError(
+                f"{{path}}={folder} is no folder (looked for {folder.resolve()})", mentions=("path",)
+            )
         halves = [folder / half for half in ("train", "test") if (folder / half).is_dir()] or [folder]
         if halves[0].name == "test" and len(halves) == 1:
-            raise MissingDataError(f"dataset.path={folder} has a folder test and none of the name train")
+            raise MissingDataError(
+                f"{{path}}={folder} has a folder test and none of the name train", mentions=("path",)
+            )
         splits = [read(half, size, colours, pattern) for half in halves]
         name, test = folder.resolve().name, splits[1] if splits[1:] else None
         super().__init__(name, splits[0], test, standardise=standardise, **options)
@@ -61,9 +65,11 @@ def _pattern(client: str | None) -> re.Pattern[str] | None:
     try:
         pattern = re.compile(client)
     except re.error as error:
-        raise ConfigError(f"dataset.client={client} is no regular expression ({error})") from error
+        raise ConfigError(f"{{client}}={client} is no regular expression ({error})", mentions=("client",)) from error
     if not pattern.groups:
-        raise ConfigError(f"dataset.client={client} has no group; put what names the client in brackets")
+        raise ConfigError(
+            f"{{client}}={client} has no group; put what names the client in brackets", mentions=("client",)
+        )
     return pattern
 
 
@@ -73,7 +79,9 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
         image_folder = torchvision().datasets.ImageFolder(str(folder))
     except (FileNotFoundError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise MissingDataError(f"dataset.path: {folder} has no images in a folder per class ({reason})") from error
+        raise MissingDataError(
+            f"{{path}}: {folder} has no images in a folder per class ({reason})", mentions=("path",)
+        ) from error
     names = [Path(path).relative_to(folder).as_posix() for path, _ in image_folder.samples]
 
     def decoded(name: str) -> tuple[np.ndarray, bool]:
@@ -82,7 +90,9 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
                 return pixels(image, size)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             reason = " ".join(str(error).split())
-            raise MissingDataError(f"dataset.path: {folder / name} is no usable image ({reason})") from error
+            raise MissingDataError(
+                f"{{path}}: {folder / name} is no usable image ({reason})", mentions=("path",)
+            ) from error
 
     with ThreadPoolExecutor() as pool:
         x = stacked(str(folder), zip(names, pool.map(decoded, names), strict=True), colours)
@@ -96,5 +106,7 @@ def owners(folder: Path, names: list[str], client: re.Pattern[str]) -> list[str]
     matches = [client.search(name) for name in names]
     for name, match in zip(names, matches, strict=True):
         if match is None or not match[1]:
-            raise ConfigError(f"{folder}: dataset.client={client.pattern} finds no client in {name}; mend either")
+            raise ConfigError(
+                f"{folder}: {{client}}={client.pattern} finds no client in {name}; mend either", mentions=("client",)
+            )
     return [match[1] for match in matches if match is not None]

@@ -43,18 +43,19 @@ class LEAF(OwnData):
     def __init__(self, path: str, shape: Sequence[int] | None = None, **options: Any) -> None:
         root = Path(path).expanduser()
         if not root.exists():
-            raise MissingDataError(f"dataset.path={root} is not there (looked for {root.resolve()})")
+            raise MissingDataError(f"{{path}}={root} is not there (looked for {root.resolve()})", mentions=("path",))
         halves = [root / half for half in ("train", "test")]
         if halves[1].is_dir() and not halves[0].is_dir():
-            raise MissingDataError(f"dataset.path={root} has a folder test and none of the name train")
+            raise MissingDataError(f"{{path}}={root} has a folder test and none of the name train", mentions=("path",))
         train = halves[0] if halves[0].is_dir() else root
         splits = [read(train), *([read(halves[1])] if train != root and halves[1].is_dir() else [])]
         self.alphabet = ""
         if splits[0].x.dtype.kind == "U":
             if shape is not None or options.get("classes") is not None or options.get("task") == "regression":
                 raise ConfigError(
-                    f"dataset.path={root} holds text, whose shape, classes and task follow from it; set dataset.shape "
-                    "and dataset.classes to null and dataset.task to classification"
+                    f"{{path}}={root} holds text, whose shape, classes and task follow from it; set {{shape}} "
+                    "and {classes} to null and {task} to classification",
+                    mentions=("path", "shape", "classes", "task"),
                 )
             self.alphabet, splits = spelled(splits)
             options |= {"inputs": "tokens", "classes": len(self.alphabet) + 1}
@@ -67,7 +68,7 @@ def read(place: Path) -> Part:
     """All users of a file, or of all JSON files of a folder."""
     files = sorted(place.glob("*.json")) if place.is_dir() else [place]
     if not files:
-        raise MissingDataError(f"dataset.path: {place} has no JSON files")
+        raise MissingDataError(f"{{path}}: {place} has no JSON files", mentions=("path",))
     samples_by_user: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for file in files:
         for user, samples in users(file):
@@ -102,7 +103,7 @@ def users(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
         content = json.loads(regular(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise MissingDataError(f"dataset.path: {file} cannot be read as JSON ({reason})") from error
+        raise MissingDataError(f"{{path}}: {file} cannot be read as JSON ({reason})", mentions=("path",)) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: LEAF's files hold users and user_data; this is a {type(content).__name__}")
     user_names, counts, data = (content.get(key) for key in ("users", "num_samples", "user_data"))
@@ -174,10 +175,11 @@ def _codes(texts: np.ndarray) -> np.ndarray:
 
 def shaped(part: Part, shape: Sequence[int]) -> Part:
     """The same inputs in a shape."""
-    sizes = [checks.whole("dataset.shape", size) for size in shape]
+    sizes = [checks.whole("shape", size) for size in shape]
     if math.prod(sizes) != math.prod(part.x.shape[1:]):
         raise ConfigError(
-            f"dataset.shape={list(shape)} holds {math.prod(sizes)} numbers, but inputs of {part.source} have "
-            f"{math.prod(part.x.shape[1:])}"
+            f"{{shape}}={list(shape)} holds {math.prod(sizes)} numbers, but inputs of {part.source} have "
+            f"{math.prod(part.x.shape[1:])}",
+            mentions=("shape",),
         )
     return Part(part.source, part.x.reshape(-1, *sizes), part.y, part.clients, part.where)

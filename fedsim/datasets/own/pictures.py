@@ -20,11 +20,11 @@ def check_options(size: Sequence[int] | None, colours: str | None) -> None:
     """Refuse what no picture can be made."""
     if size is not None:
         if len(size) != 2:
-            raise ConfigError(f"dataset.size={list(size)} must be two numbers, height and width")
+            raise ConfigError(f"{{size}}={list(size)} must be two numbers, height and width", mentions=("size",))
         for number in size:
-            checks.whole("dataset.size", number)
+            checks.whole("size", number)
     if colours is not None:
-        checks.choice("dataset.colours", colours, COLOURS)
+        checks.choice("colours", colours, COLOURS)
 
 
 def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, bool]:
@@ -55,7 +55,8 @@ def stacked(source: str, named: Iterable[tuple[str, tuple[np.ndarray, bool]]], c
             (height, width), (other_height, other_width) = images[0].shape[:2], image.shape[:2]
             raise ConfigError(
                 f"{source}: images differ in size: {first} is {width}×{height}, {name} {other_width}×{other_height}; "
-                f"dataset.size=[{height},{width}] resizes them"
+                f"{{size}}=[{height},{width}] resizes them",
+                mentions=("size",),
             )
         first, grey = first or name, grey and without_colour
         images.append(image)

@@ -143,14 +143,18 @@ def _kind(source: str, x: np.ndarray, kind: str | None) -> str:
     """What inputs are."""
     if kind is None and x.dtype.kind != "f" and x.dtype != np.uint8:
         raise ConfigError(
-            f"{source}: x holds whole numbers ({x.dtype}); say by dataset.inputs whether they are numbers, or tokens "
-            "that stand for something else"
+            f"{source}: x holds whole numbers ({x.dtype}); say by {{inputs}} whether they are numbers, or tokens "
+            "that stand for something else",
+            mentions=("inputs",),
         )
     kind = kind or ("numbers" if x.dtype.kind == "f" else "pixels")
     if kind == "pixels" and x.dtype != np.uint8:
-        raise ConfigError(f"{source}: dataset.inputs=pixels are bytes, but x holds {x.dtype}; give uint8, or numbers")
+        raise ConfigError(
+            f"{source}: {{inputs}}=pixels are bytes, but x holds {x.dtype}; give uint8, or numbers",
+            mentions=("inputs",),
+        )
     if kind == "tokens" and x.dtype.kind == "f":
-        raise ConfigError(f"{source}: dataset.inputs=tokens are whole numbers, but x holds {x.dtype}")
+        raise ConfigError(f"{source}: {{inputs}}=tokens are whole numbers, but x holds {x.dtype}", mentions=("inputs",))
     return kind
 
 
@@ -169,7 +173,8 @@ def images(source: str, x: Tensor, channels: str | None) -> Tensor:
     if channels is None and first == last:
         raise ConfigError(
             f"{source}: images {list(x.shape)} have their channels first or last, and neither can be seen; say "
-            "dataset.channels=first or last"
+            "{channels}=first or last",
+            mentions=("channels",),
         )
     return x.movedim(3, 1) if channels == "last" or (channels is None and last) else x
 

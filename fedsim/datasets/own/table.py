@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor
 
 from fedsim.core import checks
+from fedsim.core.constraints import AtLeast, OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.own.columns import Columns, columns
 from fedsim.datasets.own.columns import missing as unknown
@@ -62,23 +63,21 @@ class Table(OwnData):
         client: str | None = None,
         split: str | None = None,
         test_path: Any = None,
-        categories: str = "onehot",
-        max_categories: int = 100,
-        missing: str = "refuse",
+        categories: Annotated[str, OneOf(*CATEGORIES)] = "onehot",
+        max_categories: Annotated[int, AtLeast(2)] = 100,
+        missing: Annotated[str, OneOf(*GAPS)] = "refuse",
         strategic: Sequence[str] | None = None,
         separator: str | None = None,
         standardise: bool = True,
         **options: Any,
     ) -> None:
-        checks.choice("dataset.categories", categories, CATEGORIES)
-        checks.choice("dataset.missing", missing, GAPS)
-        checks.whole("dataset.max_categories", max_categories, least=2)
         if split is not None and test_path is not None:
             raise ConfigError(
-                f"dataset.split={split} and dataset.test_path={test_path} both say what is tested; give one"
+                f"{{split}}={split} and {{test_path}}={test_path} both say what is tested; give one",
+                mentions=("split", "test_path"),
             )
         if separator is not None and len(separator) != 1:
-            raise ConfigError(f"dataset.separator={separator!r} must be a single sign")
+            raise ConfigError(f"{{separator}}={separator!r} must be a single sign", mentions=("separator",))
         first = columns(path, separator)
         tables = [first] if test_path is None else [first, columns(test_path, separator, "dataset.test_path")]
         roles = {"target": target, "client": client, "split": split}
@@ -116,7 +115,7 @@ class Table(OwnData):
         for name in names:
             if name not in self.feature_names:
                 near = checks.nearest(str(name), self.feature_names)
-                raise ConfigError(f"dataset.strategic names {name!r}, which is no feature{near}")
+                raise ConfigError(f"{{strategic}} names {name!r}, which is no feature{near}", mentions=("strategic",))
         return tuple(self.feature_names.index(name) for name in names)
 
 
@@ -132,7 +131,8 @@ def _features(parts: list[Columns], wanted: Sequence[str] | None, roles: dict[st
     role_columns = [name for name in roles.values() if name is not None]
     if len(set(role_columns)) < len(role_columns):
         raise ConfigError(
-            f"dataset.target, client and split are {', '.join(role_columns)}; a column has one of these roles"
+            f"{{target}}, client and split are {', '.join(role_columns)}; a column has one of these roles",
+            mentions=("target",),
         )
     if wanted is None:
         feature_names = [name for name in parts[0].of if name not in role_columns]
@@ -143,7 +143,9 @@ def _features(parts: list[Columns], wanted: Sequence[str] | None, roles: dict[st
         feature_names = list(dict.fromkeys(wanted))
         double = next((name for name in feature_names if name in role_columns), None)
         if double is not None:
-            raise ConfigError(f"dataset.features names {double!r}, which has another role; leave it out")
+            raise ConfigError(
+                f"{{features}} names {double!r}, which has another role; leave it out", mentions=("features",)
+            )
     if not feature_names:
         raise ConfigError(f"{parts[0].source}: there is no column to predict {roles['target']!r} from")
     return feature_names
@@ -153,7 +155,10 @@ def _complete(part: Columns, used: list[str]) -> Columns:
     """The rows that lack no feature."""
     gaps = np.any([unknown(part[name]) for name in used], axis=0)
     if gaps.all():
-        raise ConfigError(f"{part.source}: dataset.missing=drop leaves no row; leave a column out by dataset.features")
+        raise ConfigError(
+            f"{part.source}: {{missing}}=drop leaves no row; leave a column out by {{features}}",
+            mentions=("missing", "features"),
+        )
     return part.rows(np.flatnonzero(~gaps))
 
 

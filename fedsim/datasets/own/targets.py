@@ -21,7 +21,9 @@ def real(part: Part, count: int) -> Tensor:
         targets = torch.from_numpy(np.asarray(y, dtype=np.float32))
     except (TypeError, ValueError):
         bad = next((value for value in y.flatten().tolist() if not _number(value)), None)
-        raise ConfigError(f"{part.source}: the target {bad!r} is no number, as dataset.task=regression wants") from None
+        raise ConfigError(
+            f"{part.source}: the target {bad!r} is no number, as {{task}}=regression wants", mentions=("task",)
+        ) from None
     bad_rows = (~torch.isfinite(targets)).reshape(count, -1).any(1).nonzero()
     if len(bad_rows):
         raise ConfigError(f"{part.source}: the target of {part.where(int(bad_rows[0, 0]))} is missing or not finite")
@@ -49,7 +51,8 @@ def labels(parts: list[Part], counts: list[int], classes: int | None) -> tuple[l
         if stranger is not None:
             raise ConfigError(
                 f"{part.source}: {part.where(stranger)} has the label {part_labels[stranger]!r}, but "
-                f"dataset.classes={classes} are 0 to {len(names) - 1}; correct it, or set dataset.classes=null"
+                f"{{classes}}={classes} are 0 to {len(names) - 1}; correct it, or set {{classes}}=null",
+                mentions=("classes",),
             )
     return [torch.tensor([number[name] for name in part_labels]) for part_labels in labels_by_part], tuple(names)
 
@@ -67,7 +70,8 @@ def _called(part: Part, count: int) -> list[str]:
             at = int(np.flatnonzero(~integer_mask)[0])
             raise ConfigError(
                 f"{part.source}: {part.where(at)} has the target {values[at]:g}, which is no label; to predict numbers "
-                "set dataset.task=regression"
+                "set {task}=regression",
+                mentions=("task",),
             )
     sample_labels = [called_of(value) for value in y.tolist()]
     missing = next((at for at, name in enumerate(sample_labels) if name is None), None)

@@ -116,7 +116,9 @@ def inputs(source: str, values: list[Any], size: Sequence[int] | None, colours: 
     """[N, …] of all samples; images of Pillow's as bytes with channels first."""
     if not all(map(is_picture, values)):
         if size is not None or colours is not None:
-            raise ConfigError(f"{source}: dataset.size and colours are for images of Pillow's, and x holds others")
+            raise ConfigError(
+                f"{source}: {{size}} and colours are for images of Pillow's, and x holds others", mentions=("size",)
+            )
         return array(source, "x", [np.asarray(value) if is_picture(value) else value for value in values])
     try:
         decoded = ((f"sample {number}", pixels(value, size)) for number, value in enumerate(values))

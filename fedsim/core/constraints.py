@@ -1,0 +1,384 @@
+"""What a parameter may be, declared once beside it: `def __init__(self, k: Count = 10, bias: Fraction = 0.0)`.
+
+A constructor of a class derived from `Validated`, and whatever is decorated with `@validated`, checks its annotated
+arguments before its body runs, those of base classes included, and refuses one with a `ConfigError` that carries the
+parameter's name. The body gets plain Python numbers. The reference of the configuration reads the same declarations.
+pydantic's `validate_call` is not used: its messages list types and links for programmers, it wants to know the type of
+each argument (models, tensors, callables), and it would be a further dependency.
+
+Example:
+    >>> class Halve(Strategy[State]):
+    ...     def __init__(self, share: Fraction = 0.5, rounds: Count | None = None) -> None:
+    ...         self.share, self.rounds = share, rounds
+    >>> Halve(share=2)
+    Traceback (most recent call last):
+    fedsim.core.errors.ConfigError: share=2 must lie between 0 and 1
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar, Union
+
+from typing_extensions import Self
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+
+F = TypeVar("F", bound=Callable[..., Any])
+Check = Callable[[str, Any], Any]
+_REQUIRED = inspect.Parameter.empty
+_MARK = "_checks_its_arguments"  # of functions that `validated` made
+
+
+@dataclass
+class _Made:
+    made: list[int] = field(default_factory=list)
+
+
+_FACTORY = inspect.signature(_Made).parameters["made"].default  # stands for a default that is made when it is needed
+
+
+class Constraint(ABC):
+    """A condition on one value, which stands in the `Annotated` of a parameter. `str` of it says what is allowed."""
+
+    @abstractmethod
+    def check(self, key: str, value: Any) -> Any:
+        """The value as a plain Python one, or a ConfigError that names the key."""
+
+
+@dataclass(frozen=True)
+class AtLeast(Constraint):
+    """A whole number, `least` or more."""
+
+    least: int
+
+    def check(self, key: str, value: Any) -> int:
+        return checks.whole(key, value, self.least)
+
+    def __str__(self) -> str:
+        return f"≥ {self.least}, whole"
+
+
+@dataclass(frozen=True)
+class AutoOrAtLeast(AtLeast):
+    """The word auto, or a whole number, `least` or more."""
+
+    def check(self, key: str, value: Any) -> Any:
+        if isinstance(value, str) and value != "auto":
+            raise ConfigError(key=key, value=value, needs=f"must be 'auto' or a whole number of at least {self.least}")
+        return value if value == "auto" else super().check(key, value)
+
+    def __str__(self) -> str:
+        return f"auto, or {super().__str__()}"
+
+
+@dataclass(frozen=True)
+class Finite(Constraint):
+    """A number that is neither infinite nor NaN."""
+
+    def check(self, key: str, value: Any) -> float:
+        return checks.real(key, value)
+
+    def __str__(self) -> str:
+        return "finite"
+
+
+@dataclass(frozen=True)
+class AboveZero(Constraint):
+    """A finite number > 0."""
+
+    def check(self, key: str, value: Any) -> float:
+        return checks.positive(key, value)
+
+    def __str__(self) -> str:
+        return "> 0"
+
+
+@dataclass(frozen=True)
+class ZeroOrMore(Constraint):
+    """A finite number ≥ 0."""
+
+    def check(self, key: str, value: Any) -> float:
+        return checks.not_negative(key, value)
+
+    def __str__(self) -> str:
+        return "≥ 0"
+
+
+@dataclass(frozen=True)
+class WithinUnit(Constraint):
+    """A number between 0 and 1; with `above_zero` not 0, with `below_one` not 1."""
+
+    above_zero: bool = False
+    below_one: bool = False
+
+    def check(self, key: str, value: Any) -> float:
+        number = checks.fraction(key, value)
+        if self.below_one and number == 1:
+            raise ConfigError(key=key, value=value, needs="must be below 1")
+        return checks.positive(key, value) if self.above_zero else number
+
+    def __str__(self) -> str:
+        return f"{'(' if self.above_zero else '['}0, 1{')' if self.below_one else ']'}"
+
+
+class OneOf(Constraint):
+    """One of these words."""
+
+    def __init__(self, *options: str) -> None:
+        self.options = options
+
+    def check(self, key: str, value: Any) -> str:
+        return checks.choice(key, value, self.options)
+
+    def __str__(self) -> str:
+        return ", ".join(self.options)
+
+
+@dataclass(frozen=True)
+class ForEachSeed(Constraint):
+    """One number, or a list of one for every seed. What each of them may be is said inside."""
+
+    def check(self, key: str, value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and not len(value):
+            raise ConfigError(key=key, value=value, needs="has no entries; give one number, or one per seed")
+        return value
+
+    def __str__(self) -> str:
+        return "or one per seed"
+
+
+Count = Annotated[int, AtLeast(1)]
+CountOrZero = Annotated[int, AtLeast(0)]
+AutoOrCount = Annotated[int | str, AutoOrAtLeast(1)]
+Real = Annotated[float, Finite()]
+Positive = Annotated[float, AboveZero()]
+NonNegative = Annotated[float, ZeroOrMore()]
+Fraction = Annotated[float, WithinUnit()]  # [0, 1]
+PositiveFraction = Annotated[float, WithinUnit(above_zero=True)]  # (0, 1]
+PositivePerSeed = Annotated[Positive | list[Positive], ForEachSeed()]
+NonNegativePerSeed = Annotated[NonNegative | list[NonNegative], ForEachSeed()]
+FractionPerSeed = Annotated[Fraction | list[Fraction], ForEachSeed()]
+
+
+def validated(call: F) -> F:
+    """The same function, or class, which checks its annotated arguments before its body runs.
+
+    Annotations are looked up when it is called first, so that they may name what the module defines later; one that
+    cannot be looked up (a name that only a type checker sees) declares nothing. Defaults are held to the declarations,
+    too.
+    """
+    if isinstance(call, type):
+        _validate_constructor(call)
+        return call
+    parameters: _Parameters | None = None
+
+    @functools.wraps(call)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        nonlocal parameters
+        if parameters is None:
+            parameters = _Parameters(call)
+        return call(*parameters.checked(args, kwargs), **kwargs)
+
+    vars(checked)[_MARK] = True
+    return typing.cast("F", checked)
+
+
+def _validate_constructor(cls: type) -> None:
+    constructor = vars(cls).get("__init__")
+    if isinstance(constructor, types.FunctionType) and not hasattr(constructor, _MARK):
+        cls.__init__ = validated(constructor)  # type: ignore[misc]
+
+
+_PREPARED: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose constructors check
+
+
+class Validated:
+    """A base of classes whose constructors check their annotated arguments, those of classes derived from it included.
+
+    Each constructor of a class and of its bases checks what it declares itself, when it is called.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if cls not in _PREPARED:
+            for base in cls.__mro__:  # the constructor of a dataclass is made after __init_subclass__
+                if base is not object and issubclass(base, Validated):
+                    _validate_constructor(base)
+            _PREPARED.add(cls)
+        return super().__new__(cls)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _validate_constructor(cls)
+
+
+class _Parameters:
+    """The parameters of a function that declare something.
+
+    Attributes:
+        declared: name, place among positional arguments or −1, check, and the default as the check returns it where
+            that is another object; else `_REQUIRED`.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        hints = hints_of(function)
+        self.declared: list[tuple[str, int, Check, Any]] = []
+        for place, parameter in enumerate(inspect.signature(function).parameters.values()):
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            if (check := _check_of(hints.get(parameter.name))) is None:
+                continue
+            default = _REQUIRED if parameter.default is _FACTORY else parameter.default
+            if default is not _REQUIRED:
+                checked_default = check(parameter.name, default)
+                default = _REQUIRED if checked_default is default else checked_default
+            position = -1 if parameter.kind is parameter.KEYWORD_ONLY else place
+            self.declared.append((parameter.name, position, check, default))
+
+    def checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+        """The positional arguments checked; those by name are checked where they are."""
+        given = len(args)
+        checked_args = list(args)
+        for name, position, check, default in self.declared:
+            if 0 <= position < given:
+                checked_args[position] = check(name, args[position])
+            elif name in kwargs:
+                kwargs[name] = check(name, kwargs[name])
+            elif default is not _REQUIRED:
+                kwargs[name] = default
+        return checked_args
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Parameter → annotation, `Annotated` included, of those that can be looked up."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        pass  # one of them is for type checkers alone; the others count
+    found: dict[str, Any] = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        alone = type("alone", (), {"__annotations__": {name: annotation}})
+        try:
+            scope = inspect.unwrap(function).__globals__
+            found |= typing.get_type_hints(alone, globalns=scope, include_extras=True)
+        except (NameError, TypeError, AttributeError):
+            continue
+    return found
+
+
+def declared(target: Callable[..., Any]) -> dict[str, Any]:
+    """Parameter → annotation, for those that a function or a class takes and that are constrained; of a class also
+    those that its constructor hands on to its bases as `**options`."""
+    found: dict[str, Any] = {}
+    for owner in inspect.getmro(target) if inspect.isclass(target) else [target]:
+        function = vars(owner).get("__init__") if inspect.isclass(owner) else owner
+        if not isinstance(function, types.FunctionType):
+            continue
+        found = {name: hint for name, hint in hints_of(function).items() if any(constraints(hint))} | found
+        if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
+            break
+    return found
+
+
+def constraints(hint: Any) -> Iterator[Constraint]:
+    """All that stand in an annotation, the outermost last."""
+    if typing.get_origin(hint) is Annotated:
+        inner, *markers = typing.get_args(hint)
+        yield from constraints(inner)
+        yield from (marker for marker in markers if isinstance(marker, Constraint))
+    else:
+        for argument in typing.get_args(hint):
+            yield from constraints(argument)
+
+
+def allowed(hint: Any) -> str:
+    """In a few words, what the constraints of an annotation allow."""
+    words = _allowed(hint)
+    return f"{words}; or null" if type(None) in typing.get_args(hint) else words
+
+
+def _allowed(hint: Any) -> str:
+    if typing.get_origin(hint) is Annotated:
+        inner, *markers = typing.get_args(hint)
+        parts = [_allowed(inner), *(str(marker) for marker in markers if isinstance(marker, Constraint))]
+        return ", ".join(filter(None, parts))
+    if _is_list(hint):
+        entries = _allowed(typing.get_args(hint)[0])
+        return entries and f"each {entries}"
+    parts = [part for part in map(_allowed, typing.get_args(hint)) if part]
+    return " or ".join(part for part in parts if part.removeprefix("each ") == part or part[5:] not in parts)
+
+
+def _check_of(hint: Any) -> Check | None:
+    """The check that an annotation asks for; None where it asks for none."""
+    if not any(constraints(hint)):
+        return None
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        inner, *markers = typing.get_args(hint)
+        steps = [marker.check for marker in markers if isinstance(marker, Constraint)]
+        of_inner = _check_of(inner)
+        return _chained([*([of_inner] if of_inner else []), *steps])
+    if origin in (Union, types.UnionType):
+        return _of_alternatives(typing.get_args(hint))
+    if _is_list(hint):
+        inner_check = _check_of(typing.get_args(hint)[0])
+        assert inner_check is not None
+        return _of_entries(inner_check)
+    return None
+
+
+def _is_list(hint: Any) -> bool:
+    return typing.get_origin(hint) in (list, tuple, Sequence)
+
+
+def _listed(value: Any) -> bool:
+    """Is it a list, or what can stand for one: a tuple, a range, an array?"""
+    return not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
+
+
+def _chained(steps: list[Check]) -> Check:
+    if len(steps) == 1:
+        return steps[0]
+
+    def check(key: str, value: Any) -> Any:
+        for step in steps:
+            value = step(key, value)
+        return value
+
+    return check
+
+
+def _of_entries(check: Check) -> Check:
+    def check_entries(key: str, value: Any) -> Any:
+        if not _listed(value):
+            raise ConfigError(key=key, value=value, needs="must be a list")
+        entries = [check(f"{key}[{index}]", entry) for index, entry in enumerate(value)]
+        return tuple(entries) if isinstance(value, tuple) else entries
+
+    return check_entries
+
+
+def _of_alternatives(alternatives: tuple[Any, ...]) -> Check:
+    """Of a list, that of lists; of other values that of single ones, unless they are of a class that is not
+    constrained."""
+    of_lists = next((_check_of(hint) for hint in alternatives if _is_list(hint)), None)
+    of_single = next((check for hint in alternatives if not _is_list(hint) and (check := _check_of(hint))), None)
+    free = tuple(hint for hint in alternatives if isinstance(hint, type) and not _is_list(hint))  # NoneType among them
+
+    def check_one(key: str, value: Any) -> Any:
+        if isinstance(value, free):
+            return value
+        if of_lists is not None and (of_single is None or _listed(value)):
+            return of_lists(key, value)
+        return value if of_single is None else of_single(key, value)
+
+    return check_one
