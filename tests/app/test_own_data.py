@@ -128,3 +128,14 @@ def test_any_dataset_of_pytorch_by_its_path(tmp_path: Path, fedsim) -> None:
 def test_a_mistake_in_an_object_inside_names_where_it_is(tmp_path: Path, fedsim) -> None:
     ended = fedsim(tmp_path, *QUICK, "dataset=torch", "dataset.train._target_=builtins.range", "trusted=[builtins]")
     assert "dataset.train: range expected at least 1 argument" in ended.err
+
+
+def test_a_panel_of_classes_is_as_wide_as_they_are_many() -> None:
+    def width(classes: int) -> float:
+        shares = np.full((2, classes), 1 / classes)
+        known = Clients(number=2, accuracy=None, samples=None, class_fractions=shares, present=None)
+        drawing = pictures.partitions([Run(Path("run"), [], {}, known)])
+        assert drawing is not None
+        return drawing.get_figwidth()
+
+    assert width(60) > width(20) > width(2) == width(3)

@@ -13,7 +13,9 @@ from joblib.externals.loky import get_reusable_executor
 from small_runs import QUICK, configuration
 
 from fedsim.app.cli import run
+from fedsim.app.sweep import _objective as objective_value
 from fedsim.app.sweep import finished
+from fedsim.core import ConfigError, DivergenceError
 from fedsim.trainer import Trainer
 
 PLUGINS = {
@@ -133,3 +135,13 @@ def test_a_study_finds_its_best_trial_and_is_repeated_for_nothing(fedsim, tmp_pa
     assert f"with lr={best['best_params']['lr']}" in first.err
     again = fedsim(tmp_path, *study)
     assert "sweep of 3 runs in tuned: 3 finished before" in again.err
+
+
+def test_a_sweeper_is_told_the_mean_over_the_seeds() -> None:
+    final = {"test_accuracy": (0.75, 0.25)}
+    assert objective_value("test_accuracy", final) == 0.75
+    assert objective_value(None, final) is None
+    with pytest.raises(ConfigError, match="objective=loss is not measured in this run; choose one of test_accuracy"):
+        objective_value("loss", final)
+    with pytest.raises(DivergenceError, match="ended as nan"):
+        objective_value("test_accuracy", {"test_accuracy": (float("nan"), 0.0)})

@@ -96,3 +96,27 @@ def test_killed_under_torchrun_the_others_say_so_and_one_process_goes_on(count, 
         assert done.returncode == 0, done.stderr
         assert ("after round 6" in done.stderr) == (out == "run")
     assert_same_run(tmp_path / "run", tmp_path / "alone", **CLOSE)
+
+
+class Gathers(Ranks):
+    """The first of two ranks; the other one's clients have been filled in already."""
+
+    def all_reduce_host(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
+        return tuple(value + np.where(value == 0, 7.0, 0.0) for value in values)
+
+
+def test_numbers_of_clients_are_gathered_from_all_ranks() -> None:
+    federation = Federation((0, 1), 5, np.ones(10), ranks=Gathers(0, 2))
+    here = np.arange(1.0, 7.0)  # clients 0, 2, 4 of both replicates
+    gathered = federation.all_gather_clients(here)
+    assert gathered.tolist() == [1, 7, 2, 7, 3, 4, 7, 5, 7, 6]
+    alone = Federation((0, 1), 5, np.ones(10))
+    assert alone.all_gather_clients(np.arange(10.0)).tolist() == list(range(10))
+
+
+def test_rows_of_a_rank_know_which_clients_they_are() -> None:
+    """Of 2 · 5 clients, rank 1 of 2 has 1 and 3 of each replicate; alone, a row's number is the client's."""
+    counts, ones = np.ones((2, 5)), np.ones((2, 5))
+    cohort = Federation((0, 1), 5, np.ones(10), ranks=Ranks(1, 2)).cohort(counts, ones)
+    assert cohort.host.virtual.tolist() == [1, 3, 6, 8]
+    assert Federation((0, 1), 5, np.ones(10)).cohort(counts, ones).host.virtual.tolist() == list(range(10))

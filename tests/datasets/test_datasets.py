@@ -271,3 +271,12 @@ def test_torchvision_imports_here() -> None:
     datasets = torchvision().datasets
     assert torchvision().datasets is datasets
     assert {"MNIST", "FashionMNIST", "CIFAR10"} <= set(dir(datasets))
+
+
+def test_grey_images_are_normalised_by_the_published_numbers(tmp_path: Path) -> None:
+    """(x/255 − mean) / std, as everybody who trains on MNIST and Fashion-MNIST does it."""
+    for dataset, mean, std in ((MNIST, 0.1307, 0.3081), (FashionMNIST, 0.2860, 0.3530)):
+        write_mnist(tmp_path / dataset.__name__ / "raw")
+        data = dataset(root=str(tmp_path))
+        batch = data.test_inputs(torch.float64)
+        torch.testing.assert_close(batch, (data.test_x.double() / 255 - mean) / std, rtol=1e-6, atol=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fedsim.core import CheckpointError, ConfigError
 from fedsim.datasets import Digits
 from fedsim.models import Linear
 from fedsim.plots import cli
+from fedsim.results.reading import LONGEST, intact
 
 CONFIG = "strategy:\n  _target_: fedsim.strategies.FedAvg\nlr: 0.1\nrounds: 2\ndataset:\n  seed: 0\n"
 
@@ -96,3 +98,9 @@ def test_a_round_that_was_cut_short_is_passed_over(good: Path, tmp_path: Path) -
     lines = (run / "metrics.csv").read_text().splitlines(keepends=True)
     (run / "metrics.csv").write_text("".join(lines[:-1]))
     assert fedsim.load(run).rows == whole.rows[:-2]
+
+
+def test_a_long_reason_is_cut_and_one_that_fits_is_not(tmp_path: Path) -> None:
+    for length, expected in ((LONGEST, "x" * LONGEST), (LONGEST + 1, "x" * (LONGEST - 1) + "…")):
+        with pytest.raises(CheckpointError, match=re.escape(f"({expected})")), intact(tmp_path / "file"):
+            raise ValueError("x" * length)

@@ -634,3 +634,15 @@ def test_nothing_is_written_where_a_part_is_refused(tmp_path: Any) -> None:
     with pytest.raises(ConfigError):
         simulation(strategy=strategy(later_raising), seeds=(0, 1)).run(tmp_path / "run", tracking=QUIET)
     assert not (tmp_path / "run").exists()
+
+
+class Rotten(Contamination):
+    """Fails at whatever it is given."""
+
+    def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
+        raise IndexError("nothing there")
+
+
+def test_a_contamination_that_fails_is_named() -> None:
+    with pytest.raises(ConfigError, match="contamination=Rotten raised IndexError: nothing there"):
+        simulation(contamination=Rotten()).run(tracking=QUIET)

@@ -32,6 +32,7 @@ from fedsim.core import Report
 from fedsim.datasets import CropFlip, Dataset
 from fedsim.local import SGD
 from fedsim.models import Linear
+from fedsim.trainer.choose import Choice
 
 
 def naive(simulation: Simulation, build, loss, start: torch.Tensor, cohort, t: int, lr, **options):
@@ -199,3 +200,8 @@ def test_dropout_masks_belong_to_a_client_a_step_and_a_round():
         share = (ends > 0).double().mean().item()
         assert abs(share - 0.5) < 5 * 0.5 / ends.numel() ** 0.5
     assert not (kept[0] == kept[1]).all(1).any()
+
+
+@pytest.mark.parametrize(("rows", "mode"), [(1, "row by row in 3 threads"), (2, "up to 2 rows at once")])
+def test_a_choice_is_described_as_it_runs(rows: int, mode: str) -> None:
+    assert Choice("vmap", rows, 3, "asked for").describe() == f"vmap executor, {mode} (asked for)"
