@@ -114,13 +114,14 @@ def privacy(
         return None
     reason = _forbidden(stages, noisy, availability, server_sees, list(leaks), rounds)
     if reason:
-        return Privacy(f"no ε is said: {reason}")
+        return Privacy(f"no ε is claimed: {reason}")
     stage, before = noisy[0], stages[: stages.index(noisy[0])]
     counts = tuple(s.count_noise for s in (*before, stage) if isinstance(s, Clip) and s.quantile is not None)
     if isinstance(stage, TreeNoise):
         mechanism = Mechanism(ZERO_OUT, KNOWN, stage.multiplier, counts, tree=True)
         description = (
-            "one client's rows replaced by zeros; each client takes part once, which is known; noise of a tree"
+            "one client's rows replaced by zeros; each client participates at most once, in a round that the server "
+            "knows; noise of a binary tree"
         )
         return _of(mechanism, stage.delta, rounds, description)
     assert isinstance(stage, GaussianNoise)
@@ -141,29 +142,31 @@ def _forbidden(
     if leaks:
         return f"{', '.join(leaks)} without noise"
     if len(noisy) > 1:
-        return "noise is added more than once, and which of it counts is not looked at"
+        return "noise is added more than once, which is not accounted for"
     shared = isinstance(stage, TreeNoise) or (isinstance(stage, GaussianNoise) and stage.per == "round")
     if shared and noise_index + 1 < len(stages):
         after = type(stages[noise_index + 1]).__name__
         return (
-            f"{after} comes after the noise and changes rows one by one, so their sum no longer has it; put it before"
+            f"{after} comes after the noise and changes rows one at a time, so that their sum no longer has the same "
+            "noise; put it before the noise"
         )
     for earlier in (*stages[:noise_index], stage):
         name = "clip" if type(earlier) is Clip else "gaussian"
         if isinstance(earlier, Clip):
             if earlier.quantile is not None and not earlier.count_noise:
-                return f"the norm follows counts that have no noise; give uplink.{name}.count_noise"
+                return f"the clipping norm adapts to counts that have no noise; set uplink.{name}.count_noise"
         elif type(earlier).server_memory is not Stage.server_memory:
-            return f"what {type(earlier).__name__} remembers on the server depends on rows without noise"
+            return f"the server state of {type(earlier).__name__} depends on rows without noise"
     if shared and server_sees == "rows":
-        remedy = "; take per=client" if isinstance(stage, GaussianNoise) else ""
-        return f"the strategy makes more of the rows than their sum, which alone has the noise{remedy}"
+        remedy = "; set per=client" if isinstance(stage, GaussianNoise) else ""
+        return f"the strategy uses more of the rows than their sum, and only the sum has the noise{remedy}"
     if availability.law == "multiset" or (_foreign(availability) and _most(availability, rounds) > 1):
-        return "a client that is drawn twice counts twice, and is clipped once"
+        return "a client that is drawn twice in a round counts twice, and is clipped once"
     if isinstance(stage, TreeNoise) and _comes_again(availability, rounds):
         return (
-            "the tree's noise needs a bound on how often a client comes, which availability does not give; where each "
-            "comes once it is that of ⌈log₂(T + 1)⌉ Gaussians of this multiplier"
+            "the noise of a tree needs a bound on how often a client participates, which this availability does not "
+            "give; where each client participates at most once, ε is that of ⌈log₂(T + 1)⌉ Gaussian mechanisms of this "
+            "multiplier"
         )
     return ""
 
@@ -179,20 +182,30 @@ def _claimed(
     """ε of the events that bound this sampling."""
     z, m = sum_multiplier(stage), availability.population.clients
     if stage.per == "client":
-        description = "each row by itself, replaced by another; no amplification, as if everybody came in every round"
+        description = (
+            "each row by itself, replaced by another; no amplification by sampling: every client is assumed to "
+            "participate in every round"
+        )
         if counts:
-            description += "; the server is trusted with the counts of rows within the norm"
+            description += "; the server is trusted with the counts of rows within the clipping norm"
         return _of(Mechanism(REPLACE, KNOWN, z / 2, counts, by_row=True), stage.delta, rounds, description)
     if type(availability) is UniformK and not remembers:
         mechanism = Mechanism(REPLACE, WITHOUT_REPLACEMENT, z / 2, counts, clients=m, drawn=availability.k)
-        description = f"one client replaced by another; {availability.k} of {m} drawn without replacement, in secret"
+        description = (
+            f"one client replaced by another; {availability.k} of {m} clients are sampled without replacement, and the "
+            "sample is kept secret"
+        )
         return _of(mechanism, stage.delta, rounds, description)
     if server_sees == "sum" and type(availability) is Bernoulli and _independent(availability):
         q, empty = _coins(availability, rounds)
-        description = f"one client added or removed; everybody by a secret coin of at most {q:g}"
+        description = (
+            f"one client added or removed; each client participates independently with probability at most {q:g}, and "
+            "the sample is kept secret"
+        )
         return _of(Mechanism(ADD_OR_REMOVE, POISSON, z, counts, q=q), stage.delta, rounds, description, empty)
     description = (
-        "one client's rows replaced by zeros; no amplification, who comes being known, and as if in every round"
+        "one client's rows replaced by zeros; no amplification by sampling: the server knows which clients "
+        "participate, and every client is assumed to participate in every round"
     )
     return _of(Mechanism(ZERO_OUT, KNOWN, z, counts), stage.delta, rounds, description)
 
@@ -252,7 +265,7 @@ def _of(about: Mechanism, delta: float, rounds: int, how: str, empty: float = 0.
         return Privacy(f"ε is not computed without dp-accounting: install fedsim-torch[privacy] ({how})")
     total_delta = delta + (1 + math.exp(min(epsilon, 700.0))) * empty
     if not total_delta < 1:
-        return Privacy(f"no ε is said: a round without anybody has no noise, and comes with probability {empty:.2g}")
+        return Privacy(f"no ε is claimed: a round without clients has no noise, and its probability is {empty:.2g}")
     statement = f"ε = {epsilon:.4g} at δ = {total_delta:.3g} after {rounds} rounds (RDP): {how}"
     return Privacy(statement, epsilon, total_delta, about)
 

@@ -109,7 +109,7 @@ def test_a_tree_in_which_each_client_takes_part_once(groups: int) -> None:
 def test_a_tree_in_which_somebody_comes_again_claims_nothing() -> None:
     run = Case(lambda: [TreeNoise(multiplier=3.0)], lambda: Cyclic(3), SUM, 4).simulation()
     assert run.privacy(3).epsilon is not None
-    assert "a bound on how often a client comes" in run.privacy(4).said
+    assert "a bound on how often a client participates" in run.privacy(4).said
     after = Case(lambda: [Clip(quantile=0.5, count_noise=1.5), TreeNoise(multiplier=3.0)], lambda: Cyclic(3), MEAN, 3)
     events = [dp.GaussianDpEvent(3.0), dp.GaussianDpEvent(3.0), dp.GaussianDpEvent(1.5)]
     wanted = by_rdp(dp.ComposedDpEvent(events), 1)  # counts show one round's bit of a client that comes once
@@ -150,9 +150,9 @@ NO_CLAIM = {
     "clipped after the noise": (lambda: [GaussianNoise(), Clip()], Full, "Clip comes after the noise"),
     "quantized after a tree": (lambda: [TreeNoise(), QSGD(4)], lambda: Cyclic(2), "QSGD comes after the noise"),
     "a norm of its own without noise": (
-        lambda: [Clip(quantile=0.5), GaussianNoise()], Full, "give uplink.clip.count_noise"
+        lambda: [Clip(quantile=0.5), GaussianNoise()], Full, "set uplink.clip.count_noise"
     ),
-    "twice a round": (lambda: [GaussianNoise()], lambda: Own(2), "drawn twice counts twice"),
+    "twice a round": (lambda: [GaussianNoise()], lambda: Own(2), "drawn twice in a round counts twice"),
 }  # fmt: skip
 
 

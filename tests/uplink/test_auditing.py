@@ -157,7 +157,7 @@ def test_an_audit_is_the_same_again_and_leaves_the_run_as_it_is() -> None:
 
 def test_what_cannot_be_audited_is_refused() -> None:
     run = Case(noise(quantile=0.5)).simulation()
-    with pytest.raises(ConfigError, match=r"nothing is claimed .*: no ε is said: the norm follows counts"):
+    with pytest.raises(ConfigError, match=r"nothing is claimed .*: no ε is claimed: the clipping norm adapts"):
         audit(run.uplink, run.availability, run.privacy(1), 1)
     run = Case(noise()).simulation()
     with pytest.raises(ConfigError, match="--worlds 199 is too few"):

@@ -178,15 +178,15 @@ def test_the_mechanism_is_that_of_the_sampling(name, monkeypatch):
         (GaussianNoise(), {"strategy": MimeLite()}, "asks clients for losses and gradients"),
         (GaussianNoise(), {"strategy": Oort(2)}, "losses go up as they are"),
         (GaussianNoise(), {"strategy": PowerOfChoice(1, 2, "last")}, "losses go up as they are"),
-        (GaussianNoise(), {"availability": Multiset(3)}, "a client that is drawn twice counts twice"),
-        (GaussianNoise(quantile=0.5), {}, "the norm follows counts that have no noise"),
-        (TreeNoise(), {}, "a bound on how often a client comes"),
+        (GaussianNoise(), {"availability": Multiset(3)}, "a client that is drawn twice in a round counts twice"),
+        (GaussianNoise(quantile=0.5), {}, "the clipping norm adapts to counts that have no noise"),
+        (TreeNoise(), {}, "a bound on how often a client participates"),
     ],
 )
 def test_where_nothing_can_be_claimed_it_says_why(stage, options, why):
     said = simulation(stage, **options).privacy(10)
     assert said.epsilon is None
-    assert said.said.startswith("no ε is said: ")
+    assert said.said.startswith("no ε is claimed: ")
     assert why in said.said
 
 
