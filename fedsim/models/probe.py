@@ -83,13 +83,13 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
         before = {name: value.clone() for name, value in training.named_buffers()}
         second_copy = copy_module(module).train()
         streams.reseed(1)
-        repeated = _output(call, second_copy, pair)
-        _refuse_state_outside(module, surroundings)
-        if not _same(first, repeated):
+        repeated = output_of(call, second_copy, pair)
+        _refuse_state_outside(training, surroundings)  # a module of torch.fx has a class of its own
+        if not same_output(first, repeated):
             _refuse_unkeyed(call, module, pair)
         second = {name: value.clone() for name, value in second_copy.named_buffers()}
         elsewhere = _with_other_parameters(module)  # where what has converged at the first ones moves on
-        _output(call, elsewhere, pair)
+        output_of(call, elsewhere, pair)
         later = dict(elsewhere.named_buffers())
         traits.statistics = [
             n for n, b in module.named_buffers() if not (torch.equal(b, before[n]) and torch.equal(b, later[n]))
@@ -109,18 +109,24 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
             traits.least > 1
             or _mixed(call, copy_module(module).train(), first, pair)
             or any(
-                _mixed(call, copy_module(module).train(), _output(call, copy_module(module).train(), y), y)
+                _mixed(call, copy_module(module).train(), output_of(call, copy_module(module).train(), y), y)
                 for y in several[1:]
             )
             or _depends_on_size(call, lambda: copy_module(module).train(), several)
         )
         evaluation = copy_module(module).eval()
         evaluation_output, _ = _watched(call, evaluation, pair, "evaluation")
+        streams.reseed(2)
+        if not same_output(evaluation_output, output_of(call, copy_module(module).eval(), pair)):
+            raise ConfigError(
+                f"model: {type(module).__name__} gives another output in evaluation each time it is called; it must be "
+                "a function of its input, its parameters and its buffers"
+            )
         several = _larger(call, evaluation, x)
         traits.evaluation_isolated = _hidden_state(call, module, several, [], training=False)
         traits.evaluation_mixes = (
             _mixed(call, evaluation, evaluation_output, pair)
-            or any(_mixed(call, evaluation, _output(call, evaluation, y), y) for y in several[1:])
+            or any(_mixed(call, evaluation, output_of(call, evaluation, y), y) for y in several[1:])
             or _depends_on_size(call, lambda: evaluation, several)
         )
     return traits
@@ -155,7 +161,7 @@ def _larger(call: Calling, module: nn.Module, x: Any) -> list[Any]:
         return [pair]
     copied = copy_module(module)
     try:
-        _output(call, copied if not module.training else copied.train(), larger_batch)
+        output_of(call, copied if not module.training else copied.train(), larger_batch)
     except Exception:  # whatever it is, the pair does go through; batches of the run are tried later
         return [pair]
     return [pair, larger_batch]
@@ -165,8 +171,8 @@ def _depends_on_size(call: Calling, module: Callable[[], nn.Module], batches: li
     """Does a sample's output change with the number of samples in the batch?"""
     if len(batches) < 2:
         return False
-    pair_output, larger_output = (_output(call, module(), batch) for batch in batches)
-    return not _same(pair_output, _first(larger_output, 2), ALIKE)
+    pair_output, larger_output = (output_of(call, module(), batch) for batch in batches)
+    return not same_output(pair_output, _first(larger_output, 2), ALIKE)
 
 
 @dataclass
@@ -202,7 +208,7 @@ def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, found:
     buffers = {name: value.clone() for name, value in module.named_buffers()}
     with WriteRecorder(parameters) as recorder, DataAssignments() as assigned:
         try:
-            _output(call, module, x)
+            output_of(call, module, x)
         except ConfigError:
             raise
         except Exception:
@@ -276,7 +282,7 @@ def why_not(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | No
             got = attempt()
     except Exception as error:  # whatever torch says of somebody else's module
         return first_line(error, type(error).__name__)[:200]
-    return None if _same(right, got, ALIKE) else OTHER
+    return None if same_output(right, got, ALIKE) else OTHER
 
 
 def second_of_two(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
@@ -284,10 +290,10 @@ def second_of_two(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     return vmap(function)(*tree_map(lambda value: torch.stack([value, value]), arguments))[1]
 
 
-def _output(call: Calling, module: nn.Module, x: Any) -> Any:
-    """The module's output, random calls keyed where it trains."""
+def output_of(call: Calling, module: nn.Module, x: Any, parts: dict[str, Tensor] | None = None) -> Any:
+    """The module's output, random calls keyed where it trains; `parts` replace parameters and buffers."""
     with KeyedRandomness(_key(x)) if module.training else contextlib.nullcontext():
-        return call(module, x)
+        return call(module, x) if parts is None else call.functional(module, parts, x)
 
 
 def _key(x: Any) -> Tensor:
@@ -315,7 +321,7 @@ def _watched(call: Calling, module: nn.Module, x: Any, mode: str = "training") -
             f"model: {module_name} draws random numbers in evaluation, so that its score would be another one each "
             "time; pass training=self.training to dropout"
         )
-    if not _same(input_copy, x):
+    if not same_output(input_copy, x):
         raise ConfigError(
             f"model: the forward pass of {module_name} writes into its input, which is the stored data set's; "
             "work on a copy"
@@ -335,13 +341,14 @@ def _refuse_unkeyed(call: Calling, module: nn.Module, x: Any) -> None:
             layer.register_forward_hook(_keeping(record, name, order))
         streams.reseed(number)
         with contextlib.suppress(ConfigError):
-            _output(call, copied, x)
+            output_of(call, copied, x)
     layers = dict(module.named_modules())
-    guilty = next((n for n in order if n in outputs[1] and not _same(outputs[0].get(n), outputs[1][n])), "")
+    guilty = next((n for n in order if n in outputs[1] and not same_output(outputs[0].get(n), outputs[1][n])), "")
     raise ConfigError(
-        f"model: {_where(guilty, layers)} draws random numbers that cannot be keyed by client and step, so that "
-        "results would differ from run to run; draw them by torch.rand, torch.randn, torch.bernoulli or dropout in the "
-        "forward pass"
+        f"model: {_where(guilty, layers)} draws random numbers that cannot be keyed by client and step, or keeps state "
+        "where no copy of the module has its own (a closure, a file), so that its output for the same input would "
+        "differ from call to call; draw them by torch.rand, torch.randn, torch.bernoulli or dropout in the forward "
+        "pass, and keep state in a buffer"
     )
 
 
@@ -373,12 +380,12 @@ def _hidden_state(
     reused_module = copy_module(module).train(training)
     initial_state, surroundings = snapshot(_attributes(reused_module)), snapshot(_surroundings(reused_module))
     for number in range(PASSES):
-        _output(call, reused_module, batches[number % len(batches)])
+        output_of(call, reused_module, batches[number % len(batches)])
     final_statistics = {name: tensor_of(reused_module, name).detach().clone() for name in statistics}
-    _output(call, reused_module, batches[(PASSES - 1) % len(batches)])
+    output_of(call, reused_module, batches[(PASSES - 1) % len(batches)])
     first_state = snapshot(_attributes(reused_module))
     put_tensors(reused_module, {name: value.clone() for name, value in final_statistics.items()})
-    _output(call, reused_module, batches[(PASSES - 1) % len(batches)])
+    output_of(call, reused_module, batches[(PASSES - 1) % len(batches)])
     second_state = snapshot(_attributes(reused_module))
     _refuse_state_outside(reused_module, surroundings)
     changes = changed(initial_state, second_state)
@@ -389,15 +396,15 @@ def _hidden_state(
         fresh = copy_module(module).train(training)
         current_statistics = {name: tensor_of(reused_module, name).detach().clone() for name in statistics}
         put_tensors(fresh, current_statistics)
-        if not _same(_output(call, reused_module, batch), _output(call, fresh, batch)) or any(
-            not _same(tensor_of(reused_module, name), tensor_of(fresh, name)) for name in statistics
+        if not same_output(output_of(call, reused_module, batch), output_of(call, fresh, batch)) or any(
+            not same_output(tensor_of(reused_module, name), tensor_of(fresh, name)) for name in statistics
         ):
             _refuse_state(module, changes[0])
     if training:
         reused_module.eval()
         fresh = copy_module(module).eval()
         put_tensors(fresh, {name: tensor_of(reused_module, name).detach().clone() for name in statistics})
-        if not _same(_output(call, reused_module, batches[0]), _output(call, fresh, batches[0])):
+        if not same_output(output_of(call, reused_module, batches[0]), output_of(call, fresh, batches[0])):
             _refuse_state(module, changes[0])
     accumulated = changed(first_state, second_state)
     if not accumulated:
@@ -442,7 +449,7 @@ def _surroundings(module: nn.Module) -> list[type]:
 def _least(call: Calling, module: nn.Module, x: Any) -> int:
     """Samples of the smallest batch that it trains on: some normalisations refuse a single one."""
     try:
-        _output(call, copy_module(module).train(), tree_map(lambda value: value[:1], x))
+        output_of(call, copy_module(module).train(), tree_map(lambda value: value[:1], x))
     except Exception:  # some normalisations refuse it, each with an error of its own
         return 2
     return 1
@@ -450,8 +457,8 @@ def _least(call: Calling, module: nn.Module, x: Any) -> int:
 
 def _mixed(call: Calling, module: nn.Module, output: Any, x: Any) -> bool:
     """Does the first sample's output change with the others?"""
-    other_output = _output(call, module, tree_map(_another_second, x))
-    return not _same(_first(output, 1), _first(other_output, 1))
+    other_output = output_of(call, module, tree_map(_another_second, x))
+    return not same_output(_first(output, 1), _first(other_output, 1))
 
 
 def _another_second(x: Tensor) -> Tensor:
@@ -461,7 +468,7 @@ def _another_second(x: Tensor) -> Tensor:
     return torch.cat([x[:1], 2 * x[1:] + 1 if x.is_floating_point() else x[1:] * 0 + x.min()])
 
 
-def _same(one: Any, other: Any, tolerance: float = 1e-6) -> bool:
+def same_output(one: Any, other: Any, tolerance: float = 1e-6) -> bool:
     """Equal tensors (but for rounding), numbers, or collections of them."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if one.shape != other.shape or one.dtype != other.dtype:
@@ -471,7 +478,7 @@ def _same(one: Any, other: Any, tolerance: float = 1e-6) -> bool:
         scale = one.detach().abs().nan_to_num(0.0, 0.0).max().item() if one.numel() else 0.0
         return torch.allclose(one, other, rtol=0, atol=tolerance * scale, equal_nan=True)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(_same(a, b, tolerance) for a, b in zip(one, other, strict=True))
+        return len(one) == len(other) and all(same_output(a, b, tolerance) for a, b in zip(one, other, strict=True))
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[k], other[k], tolerance) for k in one)
+        return one.keys() == other.keys() and all(same_output(one[k], other[k], tolerance) for k in one)
     return type(one) is type(other) and (not isinstance(one, (int, float, str, set)) or one == other)

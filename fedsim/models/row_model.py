@@ -31,6 +31,13 @@ from fedsim.models.precision import checked
 from fedsim.models.probe import OTHER, ForwardTraits, probe, said_of_forward, second_of_two, why_not
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.selectors import Selector
+from fedsim.models.substitution import (
+    SharedMemory,
+    check_substitution,
+    refuse_complex,
+    refuse_shared_memory,
+    shared_memory,
+)
 from fedsim.models.user_loss import UserLoss, in_dtype, resolve_loss
 from fedsim.models.writes import WriteGuard
 
@@ -111,6 +118,9 @@ class RowModel:
         if isinstance(build, nn.Module):
             refuse_parameter_hooks(build)
         self._build = (lambda: copy_module(build)) if isinstance(build, nn.Module) else build
+        self._given = build if isinstance(build, nn.Module) else None
+        self._original: nn.Module | None = None  # which the template is a copy of, until `check`
+        self._shared_memory: list[SharedMemory] = []
         self._pair, self.call = pair, Calling(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
         template = self._template()
         self.dropout_keys = key_dropouts(template)
@@ -140,6 +150,9 @@ class RowModel:
         if not isinstance(template, nn.Module):
             raise ConfigError(f"model: expected a torch.nn.Module, got {type(template).__name__}")
         refuse_parameter_hooks(template)
+        trained = [name for name, parameter in template.named_parameters() if parameter.requires_grad]
+        refuse_complex(template, trained)
+        self._shared_memory, self._original = shared_memory(self._given or template), self._given or template
         # A copy, since what `build` returns may share layers with the user's other modules.
         return copy_module(template).to(self.device, self.dtype)
 
@@ -359,7 +372,9 @@ class RowModel:
             if classes is not None and not self.labelled:
                 log.info("model: its outputs are no scores of the %d classes of dataset=%s: accuracies are left out",
                          classes, dataset)  # fmt: skip
-        self._know(probe(self.training_module, self.call.inputs(batch), self.call))
+        traits = probe(self.training_module, self.call.inputs(batch), self.call)
+        self._check_tensors(traits, inputs)
+        self._know(traits)
         row, self._checked = self.initial([0])[0] if self.statistics else row, samples
         if self.traits.assigns_data or self.traits.isolated is not None or not isinstance(output, Tensor):
             self.traits.evaluation_unvmapped = "it is evaluated one model at a time"
@@ -368,6 +383,16 @@ class RowModel:
             self.traits.evaluation_unvmapped = why_not(
                 lambda: second_of_two(self.evaluate, row, inputs), lambda: self.evaluate(row, inputs)
             )
+
+    def _check_tensors(self, traits: ForwardTraits, pair: Inputs) -> None:
+        """Is the module a function of the tensors of a row? The user's own module is asked once."""
+        original, self._original = self._original, None
+        if is_built_in(self.training_module):
+            return
+        module, trained = self.training_module, list(self.shapes)
+        refuse_complex(module, traits.statistics)
+        refuse_shared_memory(module, self._shared_memory, [*trained, *traits.statistics], pair, self.call)
+        check_substitution(module, original, pair, self.call, traits, trained)
 
     def _first_output(self, row: Tensor, inputs: Inputs, unfit: str) -> Any:
         """The module's output in evaluation, its errors in one sentence."""

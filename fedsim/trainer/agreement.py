@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim.core import rng, streams
 from fedsim.core.errors import ConfigError, first_line
@@ -134,7 +134,9 @@ def _one_by_hand(trial: Trial, model: RowModel, client: int) -> Tensor:
         with torch.enable_grad():
             with model.drawing(batch):
                 output = cast_output(model.call(module, model.call.inputs(batch)), model.dtype)
+            before = _buffers(module)
             model.objective(output, batch, parameters).backward()
+            _refuse_writes_in_backward(module, before)
         with torch.no_grad():
             for parameter in parameters:
                 if parameter.grad is not None:
@@ -142,6 +144,21 @@ def _one_by_hand(trial: Trial, model: RowModel, client: int) -> Tensor:
     trained_columns = [p.detach().reshape(-1) for p in parameters]
     statistics_columns = [tensor_of(module, name).detach().reshape(-1).to(model.dtype) for name in model.statistics]
     return torch.cat([*trained_columns, *statistics_columns])
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in module.named_buffers()}
+
+
+def _refuse_writes_in_backward(module: nn.Module, before: dict[str, Tensor]) -> None:
+    """Refuse buffers that a hook or a `torch.autograd.Function` writes in the backward pass: the moved statistics of a
+    client are those that its forward pass leaves."""
+    for name, value in _buffers(module).items():
+        if name in before and not torch.equal(value.nan_to_num(), before[name].nan_to_num()):
+            raise ConfigError(
+                f"model: {type(module).__name__} writes to its buffer {name!r} in the backward pass, which is not kept "
+                "for each client; write to buffers in the forward pass"
+            )
 
 
 def by_executor(make: Callable[[RowModel], Any]) -> Run:

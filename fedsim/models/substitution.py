@@ -1,0 +1,231 @@
+"""Is a module a function of the tensors that are put in the place of its parameters?
+
+A row is trained by substituting its numbers for the module's parameters (`torch.func.functional_call`). That is what
+plain PyTorch does, which writes into the parameters, only if the module finds them nowhere else: in a closure or a
+list, in a buffer that shares their memory, in a cache, or in what `train()` and `eval()` made of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fedsim.core import streams
+from fedsim.core.errors import ConfigError
+from fedsim.models.calling import Calling
+from fedsim.models.copying import copy_module, tensor_of
+from fedsim.models.probe import ALIKE, ForwardTraits, output_of, same_output
+
+SHIFT = 0.1  # of parameters, by which other ones are made
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """Two tensors of a module that share memory.
+
+    Attributes:
+        name: of a parameter or buffer.
+        other: of another parameter, buffer or attribute.
+        registered: whether the other one is a parameter or buffer.
+    """
+
+    name: str
+    other: str
+    registered: bool
+
+
+def refuse_complex(module: nn.Module, names: Sequence[str]) -> None:
+    """Refuse complex parameters and statistics: a row holds real numbers.
+
+    Raises:
+        ConfigError: names one.
+    """
+    for name in names:
+        if tensor_of(module, name).is_complex():
+            raise ConfigError(
+                f"model: {name!r} of {type(module).__name__} is complex, and a client's model is a row of real "
+                "numbers; keep the real and the imaginary part in one of shape […, 2] and use torch.view_as_complex"
+            )
+
+
+def shared_memory(module: nn.Module) -> list[SharedMemory]:
+    """Registered tensors that overlap in memory with another tensor in the module's attributes.
+
+    A parameter that is used in two places is one tensor, and not listed.
+    """
+    entries: list[tuple[str, Tensor, bool]] = []
+    for prefix, layer in module.named_modules():
+        registered = {**layer._parameters, **layer._buffers}
+        attributes = {key: value for key, value in vars(layer).items() if key not in _OF_TORCH}
+        for leaf, value in (*registered.items(), *attributes.items()):
+            name = f"{prefix}.{leaf}" if prefix else leaf
+            entries += [(name, one, leaf in registered) for one in tree_leaves(value) if _has_memory(one)]
+    shared: list[SharedMemory] = []
+    spans = sorted((_span(value), number) for number, (_, value, _) in enumerate(entries))
+    reached: list[tuple[int, int]] = []  # end, number
+    for (start, end), number in spans:
+        reached = [(other_end, other) for other_end, other in reached if other_end > start]
+        for _, other in reached:
+            (name, value, kept), (other_name, other_value, other_kept) = entries[number], entries[other]
+            if value is other_value and (isinstance(value, nn.Parameter) or name == other_name):
+                continue
+            if kept:
+                shared.append(SharedMemory(name, other_name, other_kept))
+            if other_kept:
+                shared.append(SharedMemory(other_name, name, kept))
+        reached.append((end, number))
+    return shared
+
+
+_OF_TORCH = vars(nn.Module()).keys()
+
+
+def _has_memory(value: Any) -> bool:
+    if not isinstance(value, Tensor) or is_lazy(value):
+        return False
+    return value.layout == torch.strided and value.device.type != "meta" and value.numel() > 0
+
+
+def _span(value: Tensor) -> tuple[int, int]:
+    """The first byte, and the one after the last."""
+    last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
+
+
+def refuse_shared_memory(
+    module: nn.Module, shared: Sequence[SharedMemory], names: Sequence[str], x: Any, call: Calling
+) -> None:
+    """Refuse trained parameters and statistics (`names`) that share memory with another tensor that is used.
+
+    Raises:
+        ConfigError: names both.
+    """
+    for pair in shared:
+        if pair.name in names and (pair.registered or _depends_on(module, pair.other, x, call)):
+            raise ConfigError(
+                f"model: {pair.name!r} of {type(module).__name__} shares memory with {pair.other!r}, which copies of "
+                "the module do not keep; compute one from the other in the forward pass"
+            )
+
+
+def _depends_on(module: nn.Module, attribute: str, x: Any, call: Calling) -> bool:
+    """Does a forward pass read what this attribute holds? Old spectral_norm computes it anew."""
+    prefix, _, leaf = attribute.rpartition(".")
+    for training in (True, False):
+        outputs = []
+        for move in (False, True):
+            copied = copy_module(module).train(training)
+            values = tree_leaves(vars(copied.get_submodule(prefix)).get(leaf))
+            with torch.no_grad(), streams.restored(), contextlib.suppress(_Raised):
+                for value in values if move else ():
+                    if _has_memory(value) and value.is_floating_point():
+                        value.data.add_(_wave(value))
+                outputs.append(_attempt(call, copied, x))
+        if len(outputs) == 2 and not same_output(outputs[0], outputs[1], ALIKE):
+            return True
+    return False
+
+
+def check_substitution(
+    module: nn.Module, original: nn.Module | None, x: Any, call: Calling, traits: ForwardTraits, trained: Sequence[str]
+) -> None:
+    """Compare substitution with parameters that are written in place, as an optimiser does.
+
+    Args:
+        module: the copy of the user's module that the run trains.
+        original: which it is a copy of; it is left as it was.
+        x: two inputs.
+        call: how it is called.
+        traits: what the probe found.
+        trained: names of the trained parameters.
+
+    Raises:
+        ConfigError: the module takes parameters from somewhere else.
+    """
+    kind = type(module).__name__
+    with torch.no_grad(), streams.restored(), contextlib.suppress(_Raised):
+        for training in (True, False):
+            if original is not None:
+                own = _trained(module, trained)
+                before = _attempt(call, copy_module(module).train(training), x, dict(own))
+                with _moved(original):
+                    after = _attempt(call, copy_module(module).train(training), x, dict(own))
+                if not same_output(before, after, ALIKE):
+                    raise ConfigError(
+                        f"model: a copy of {kind} still uses parameters of the module that it is a copy of, by a "
+                        "function or a reference that deepcopy does not copy (a lambda, a closure, a weak reference, a "
+                        "replaced forward); reach layers through self, in methods or in hooks by their arguments"
+                    )
+            _compare(module, x, call, traits, trained, training)
+
+
+def _compare(
+    module: nn.Module, x: Any, call: Calling, traits: ForwardTraits, trained: Sequence[str], training: bool
+) -> None:
+    mode, kind = "training" if training else "evaluation", type(module).__name__
+    other = _trained(module, trained)
+    for value in other.values():
+        value.add_(_wave(value))
+    written = copy_module(module).eval().train()
+    for name, parameter in written.named_parameters():
+        if name in other:
+            parameter.data.copy_(other[name])
+    expected = _attempt(call, written.train(training), x)
+
+    def substituted(copied: nn.Module, values: dict[str, Tensor]) -> Any:
+        statistics = {name: tensor_of(module, name).detach().clone() for name in traits.statistics}
+        return _attempt(call, copied, x, values | statistics)
+
+    if not same_output(expected, substituted(copy_module(module).train(training), other), ALIKE):
+        raise ConfigError(
+            f"model: in {mode} {kind} uses more of its parameters than what they hold when it is called: it prepares "
+            "them in train() or eval(), counts those calls, or reaches them by a list or another attribute; read "
+            "parameters in the forward pass, by the names under which they are registered"
+        )
+    reused = copy_module(module).train(training)
+    substituted(reused, _trained(module, trained))
+    if not same_output(expected, substituted(reused, other), ALIKE):
+        raise ConfigError(
+            f"model: in {mode} {kind} keeps what it computed from its parameters in an earlier pass, and uses it for "
+            "other parameters; compute it in each forward pass"
+        )
+
+
+def _trained(module: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in module.named_parameters() if name in names}
+
+
+class _Raised(Exception):
+    """The module does not take these parameters; what it raises on the run's own is said elsewhere."""
+
+
+def _attempt(call: Calling, module: nn.Module, x: Any, parts: dict[str, Tensor] | None = None) -> Any:
+    streams.reseed(0)
+    try:
+        return output_of(call, module, tree_map(lambda value: value.clone(), x), parts)
+    except Exception as error:
+        raise _Raised from error
+
+
+@contextlib.contextmanager
+def _moved(module: nn.Module) -> Iterator[None]:
+    """Other parameters and buffers within the block, in place and unseen by autograd."""
+    with contextlib.ExitStack() as stack:
+        for value in itertools.chain(module.parameters(), module.buffers()):
+            if value.is_floating_point() and _has_memory(value) and not value.is_inference():
+                stack.callback(value.data.copy_, value.detach().clone())
+                value.data.add_(_wave(value))
+        yield
+
+
+def _wave(like: Tensor) -> Tensor:
+    count = torch.arange(like.numel(), device=like.device)
+    return SHIFT * torch.cos(count + 1).reshape(like.shape).to(like)
