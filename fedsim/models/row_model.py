@@ -19,7 +19,7 @@ from torch.func import grad
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
-from fedsim.core import rng
+from fedsim.core import rng, streams
 from fedsim.core.columns import ParameterPartition
 from fedsim.core.errors import ConfigError, first_line
 from fedsim.models.calling import Calling, Inputs, cast_output, tied_names
@@ -59,15 +59,30 @@ def _scores_classes(output: Any, y: Tensor | None, classes: int | None) -> bool:
     return output.shape == (*y.shape, classes) or (classes == 2 and output.shape == (*y.shape, 1))
 
 
-def _classes_second(output: Any, y: Tensor | None, classes: int | None) -> bool:
-    """Are these outputs [B, C, …] for labels of positions [B, …], as convolutions give them?"""
+def _may_be_second(output: Any, y: Tensor | None, classes: int | None) -> bool:
+    """May these outputs be [B, C, …] for labels of positions [B, …], as convolutions give them?"""
     if not isinstance(output, Tensor) or y is None or y.is_floating_point() or y.dim() < 2:
         return False
-    return (
-        output.dim() > 2
-        and output.movedim(1, -1).shape == (*y.shape, classes)
-        and not _scores_classes(output, y, classes)
-    )
+    return output.dim() > 2 and output.movedim(1, -1).shape == (*y.shape, classes)
+
+
+def _classes_second(loss: Loss, output: Any, batch: Mapping[str, Tensor], classes: int | None) -> bool:
+    """Are they? Where there are as many classes as positions, the dimension is that in which a larger score of the
+    label lowers the user's loss more."""
+    y = batch.get("y")
+    if not _may_be_second(output, y, classes):
+        return False
+    if not _scores_classes(output, y, classes):
+        return True
+    assert y is not None
+    leaf = output.detach().clone().requires_grad_()
+    try:
+        with torch.enable_grad(), streams.restored():
+            (gradient,) = torch.autograd.grad(loss(leaf, batch).sum(), leaf)
+    except Exception:  # a loss that needs more samples than two
+        return False
+    labels = y.clamp(min=0)
+    return bool(gradient.gather(1, labels[:, None]).sum() < gradient.gather(-1, labels[..., None]).sum())
 
 
 class RowModel:
@@ -351,6 +366,13 @@ class RowModel:
         output = self._first_output(row, inputs, unfit)
         if classes is not None and y is not None and self.loss is LOSSES["cross_entropy"]:
             expected = (*y.shape, classes)
+            own = not type(self.training_module).__module__.startswith("fedsim.")
+            if own and _may_be_second(output, y, classes) and _scores_classes(output, y, classes):
+                raise ConfigError(
+                    f"model returns shape {list(output.shape)}, and dataset={dataset} has {classes} classes and as "
+                    "many positions: it cannot be told which dimension holds the classes; set model.loss to a loss of your "
+                    "own, such as torch.nn.functional.cross_entropy, which takes the second"
+                )
             if output.shape != expected and output.dim() > 2 and output.movedim(1, -1).shape == expected:
                 self.call.classes_second = True
                 output = self.evaluate(row, inputs)
@@ -367,7 +389,7 @@ class RowModel:
             self._check_known_loss(output, samples, dataset)
         else:
             self._take_loss(row, batch, dataset)
-            self._scores_second = _classes_second(output, y, classes)
+            self._scores_second = _classes_second(self.loss, output, samples, classes)
             self.labelled = self.labelled and (self._scores_second or _scores_classes(output, y, classes))
             if classes is not None and not self.labelled:
                 log.info("model: its outputs are no scores of the %d classes of dataset=%s: accuracies are left out",
@@ -429,7 +451,8 @@ class RowModel:
                 if count == 2:
                     raise
                 continue
-            self.loss = resolve_loss(self.loss, output, samples, dataset, self.device, self.dtype)
+            given = list(self._original.parameters()) if self._original is not None else []
+            self.loss = resolve_loss(self.loss, output, samples, dataset, self.device, self.dtype, given)
             return
 
     @functools.cached_property

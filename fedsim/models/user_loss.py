@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,7 @@ def resolve_loss(
     dataset: str,
     device: torch.device,
     dtype: torch.dtype,
+    parameters: Sequence[Tensor] = (),
 ) -> UserLoss:
     """Find out how a user's loss is called and what it returns, on a few samples.
 
@@ -89,6 +90,7 @@ def resolve_loss(
         batch: at least two samples.
         dataset: its name, for messages.
         device, dtype: of the run.
+        parameters: of the user's own module, whose copies are trained.
 
     Raises:
         ConfigError: in one sentence, where the loss cannot be used.
@@ -112,7 +114,7 @@ def resolve_loss(
         _check_value(value, name, len(batch["x"]))
         resolved = UserLoss(function, takes_batch, value.dim() == 0, random=keyed.calls > 0)
         mixes = resolved.over_batch or _mixes_samples(resolved, value, output, batch)
-    _check_gradient(resolved, name, output, batch)
+    _check_gradient(resolved, name, output, batch, parameters)
     return UserLoss(function, takes_batch, resolved.over_batch, mixes, resolved.random)
 
 
@@ -202,8 +204,10 @@ def _check_value(value: Any, name: str, count: int) -> None:
         raise ConfigError(f"{name} returns {value.dtype}; a loss must be a floating-point tensor")
 
 
-def _check_gradient(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor]) -> None:
-    """Refuse a loss that is cut off from the model's output, so that nothing would train."""
+def _check_gradient(
+    loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], parameters: Sequence[Tensor]
+) -> None:
+    """Refuse a loss that is cut off from the model's output, so that nothing would train, or that reaches further."""
     leaves: list[Tensor] = []
 
     def leaf(value: Any) -> Any:
@@ -214,11 +218,31 @@ def _check_gradient(loss: UserLoss, name: str, output: Any, batch: Mapping[str, 
 
     with torch.enable_grad(), streams.restored():
         value = loss(tree_map(leaf, output), batch)
+    if _reaches(value, parameters):
+        raise ConfigError(
+            f"{name} has a gradient with respect to parameters of the module that was given, which stay as they are "
+            "while clients train copies; penalise parameters by model.ridge or in a local rule"
+        )
     if leaves and not value.requires_grad:
         raise ConfigError(
             f"{name} has no gradient with respect to the model's output, so that nothing would train; it must be "
             "computed from the output by differentiable operations (without .item(), .detach() or NumPy)"
         )
+
+
+def _reaches(value: Tensor, parameters: Sequence[Tensor]) -> bool:
+    """Does the gradient of a value go to one of these?"""
+    waiting, visited = [value.grad_fn], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        leaf = getattr(node, "variable", None)  # of the nodes at which gradients end
+        if any(leaf is parameter for parameter in parameters):
+            return True
+        waiting += [following for following, _ in node.next_functions]
+    return False
 
 
 def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[str, Tensor]) -> bool:

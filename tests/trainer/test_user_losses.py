@@ -230,3 +230,29 @@ def test_a_loss_that_cannot_be_used_is_refused_in_a_sentence(name: str) -> None:
     with pytest.raises(ConfigError, match=sentence) as refused:
         simulation_of(lambda: nn.Linear(4, 3), loss=given, local=WORK)
     assert "\n" not in str(refused.value)
+
+
+def test_a_loss_that_penalises_the_given_module_is_refused() -> None:
+    """Clients train copies: the gradient of the penalty would reach none of them."""
+    module = nn.Linear(4, 3)
+
+    def penalised(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(output, batch["y"]) + 0.5 * module.weight.square().sum().to(output)
+
+    for given in (module, lambda: module):
+        with pytest.raises(ConfigError, match="has a gradient with respect to parameters of the module"):
+            simulation_of(given, loss=penalised, local=WORK)
+
+
+def test_a_teacher_in_a_closure_is_no_part_of_the_model() -> None:
+    """Distillation without detach: the teacher's parameters have gradients, and nobody steps along them."""
+    teacher = nn.Linear(4, 3).double()
+
+    def distilled(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+        return F.kl_div(output.log_softmax(1), teacher(batch["x"].double()).softmax(1).to(output), reduction="sum")
+
+    simulation = simulation_of(lambda: nn.Linear(4, 3), loss=distilled, local=WORK)
+    result = simulation.run()
+    for r, server in enumerate(by_hand(simulation, lambda: nn.Linear(4, 3), loss=distilled)):
+        row = torch.cat([p.detach().reshape(-1) for p in server.parameters()])
+        torch.testing.assert_close(result.state.model[r], row, rtol=0, atol=1e-12)

@@ -63,12 +63,15 @@ def array(source: str, name: str, values: Any) -> np.ndarray:
         values = values.detach().cpu()
         return values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
     if isinstance(values, np.ndarray):
+        _refuse_masked(source, name, values)
         return values
     if hasattr(values, "to_numpy"):  # a column of pandas, polars or pyarrow
         return np.asarray(values.to_numpy())
     listed = list(values)
     if any(isinstance(value, Tensor) for value in listed):
         listed = [value.detach().cpu().numpy() if isinstance(value, Tensor) else value for value in listed]
+    for value in listed:
+        _refuse_masked(source, name, value)
     shapes = {np.shape(value) for value in listed} if _square(listed) else {(0,), (1,)}
     if len(shapes) > 1:
         shape_names = sorted({str(list(shape_of(value))) for value in listed})[:2]
@@ -78,6 +81,12 @@ def array(source: str, name: str, values: Any) -> np.ndarray:
     kinds = {type(value) for value in listed}
     mixed = len(kinds) > 1 and bool(kinds & {str, bytes, type(None)})  # NumPy would turn 1 into '1' without a word
     return np.array(listed, dtype=object) if mixed else np.asarray(listed)
+
+
+def _refuse_masked(source: str, name: str, value: Any) -> None:
+    """Refuse a masked array that hides something: NumPy would give what is behind the mask."""
+    if np.ma.is_masked(value):
+        raise ConfigError(f"{source}: {name} is a masked array with masked values; fill them in, or leave them out")
 
 
 def _square(listed: list[Any]) -> bool:

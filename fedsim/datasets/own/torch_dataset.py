@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.datasets.own.data import OwnData
@@ -68,21 +69,40 @@ def read(
         sample = one(source, given, number)
         for name, key in (keys | {"client": client}).items():
             if key is not None:
-                values_by_role[name].append(part_of(source, name, sample, key))
+                values_by_role[name].append(copied(part_of(source, name, sample, key)))
         if number < LOOKED_AT:
-            second_read = part_of(source, "x", one(source, given, number), keys["x"])
-            first, second_read = np.asarray(values_by_role["x"][-1]), np.asarray(second_read)
-            if not np.array_equal(first, second_read, equal_nan=first.dtype.kind == "f"):
-                raise ConfigError(
-                    f"{source}: sample {number} differs each time it is read; leave random transforms out, and augment "
-                    "by dataset/augment"
-                )
+            _check_repeatable(source, given, number, keys, values_by_role)
     if not count:
         raise ConfigError(f"{source} holds no samples")
     owners = values_by_role["client"] or None if client_values is None else client_values
     pictures = all(map(is_picture, values_by_role["x"]))
     x = inputs(source, values_by_role["x"], size, colours)
     return Part(source, x, values_by_role["y"], owners, channels="first" if pictures else None)
+
+
+def copied(value: Any) -> Any:
+    """A value of its own: some Datasets fill one buffer again and again."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _check_repeatable(
+    source: str, given: Any, number: int, keys: Mapping[str, int | str | None], values_by_role: Mapping[str, list[Any]]
+) -> None:
+    """Refuse a Dataset whose sample, or its target, is another one the second time."""
+    sample = one(source, given, number)
+    for name, what in (("x", "sample"), ("y", "the target of sample")):
+        if keys[name] is None:
+            continue
+        first, second = (
+            np.asarray(copied(value)) for value in (values_by_role[name][-1], part_of(source, name, sample, keys[name]))
+        )
+        if first.dtype != object and not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
+            raise ConfigError(
+                f"{source}: {what} {number} differs each time it is read; leave random transforms out, and augment by "
+                "dataset/augment"
+            )
 
 
 def length(source: str, given: Any) -> int:

@@ -38,6 +38,36 @@ class Random(Listed):
         return x + DRAW.normal(), y
 
 
+class RandomTargets(Listed):
+    def __getitem__(self, number: int) -> Any:
+        return super().__getitem__(number)[0], int(DRAW.integers(0, 1000))
+
+
+class OneBuffer(Listed):
+    """Every sample is written into the same memory, as readers of records do."""
+
+    def __init__(self, samples: list[Any], buffer: Any) -> None:
+        super().__init__(samples)
+        self.buffer = buffer
+
+    def __getitem__(self, number: int) -> Any:
+        x, y = super().__getitem__(number)
+        self.buffer[:] = x
+        return self.buffer, y
+
+
+@pytest.mark.parametrize("buffer", [np.zeros(4, dtype=np.float32), torch.zeros(4)], ids=["array", "tensor"])
+def test_samples_in_one_buffer_are_kept_apart(buffer: Any) -> None:
+    data = TorchData(OneBuffer(PAIRS, buffer), test=Listed(PAIRS))
+    assert torch.equal(data.train_x, X)
+
+
+def test_samples_that_require_a_gradient_are_taken() -> None:
+    data = TorchData(Listed([(x.clone().requires_grad_(), y) for x, y in PAIRS]), test=Listed(PAIRS))
+    assert torch.equal(data.train_x, X)
+    assert not data.train_x.requires_grad
+
+
 class Broken(Listed):
     def __getitem__(self, number: int) -> Any:
         if number == 5:
@@ -94,6 +124,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a stream": (Endless(), {}, "is no map-style Dataset"),
     "empty": (Listed([]), {}, "holds no samples"),
     "random": (Random(PAIRS), {}, "sample 0 differs each time it is read"),
+    "random targets": (RandomTargets(PAIRS), {}, "the target of sample 0 differs each time it is read"),
+    "masked": (changed(4, x=np.ma.masked_greater(np.arange(4.0), 2)), {}, "x is a masked array with masked values"),
     "broken": (Broken(PAIRS), {}, "sample 5 cannot be read (disk failure)"),
     "no target": (Listed([(x,) for x in X]), {}, "dataset.y=1 is not to be found in a sample (tuple)"),
     "tensors alone": (Listed(list(X)), {"y": "label"}, "dataset.y='label' is not to be found in a sample (Tensor)"),
