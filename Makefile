@@ -47,6 +47,7 @@ bench: install  ## samples per second of every executor beside a raw PyTorch loo
 docs: install  ## write again what pages say of configurations, results and runs, and the site: open site/index.html
 	$(BIN)/python scripts/config_reference.py
 	$(BIN)/python scripts/algorithms_page.py
+	$(BIN)/python scripts/metrics_page.py
 	$(BIN)/python scripts/gallery.py
 	$(BIN)/python scripts/claims_page.py
 	$(BIN)/python scripts/printed_output.py

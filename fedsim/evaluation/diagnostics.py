@@ -18,21 +18,13 @@ they are losses.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.columns import MODELS
 from fedsim.evaluation.spread import FAIRNESS, SHARE
 
-# The columns that they make.
-DIAGNOSED = re.compile(
-    rf"(({'|'.join(MODELS)})_)?(test_(loss|accuracy)_by_client|(validation|client)_(loss|accuracy))"
-    rf"_(variance|jain|absent|unseen|{SHARE.pattern})|(({'|'.join(MODELS)})_)?(performative_power|stability_gap)"
-    r"|client_drift|staleness_(mean|max)|availability_normalised_utility(_cv)?"
-)
 NAMES = ("fairness", "absent", "drift", "staleness", "utility")
 ANSWERS = ("power", "stability")  # of data that answer a model (`fedsim.performative.answer`)
 

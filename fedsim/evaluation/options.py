@@ -10,7 +10,7 @@ from fedsim.core.constraints import Count, Validated
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation import diagnostics
 from fedsim.evaluation.columns import MODELS
-from fedsim.evaluation.metrics import entries
+from fedsim.evaluation.metrics.entries import entries
 
 
 @dataclass(frozen=True)

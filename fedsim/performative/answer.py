@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedsim.core.errors import ConfigError
+from fedsim.evaluation.registry import DIAGNOSTICS
 from fedsim.models import RowModel
 from fedsim.models.losses import weighted_mean
 from fedsim.performative.minimise import minimise
@@ -20,11 +21,6 @@ from fedsim.shift import Shift
 from fedsim.shift.base import by_client, padded
 
 POWER, GAP = "performative_power", "stability_gap"
-MEANINGS = {
-    POWER: "how far the evaluated model moves the clients' data: mean over clients of the mean distance of a sample "
-    "from where it would be under the model zero",
-    GAP: "how far the evaluated model is from the best one on the data that answer it: 0 where performatively stable",
-}
 
 
 class Answer:
@@ -44,7 +40,9 @@ class Answer:
     """
 
     def __init__(self, wanted: Sequence[str], model: RowModel, shift: Shift, data: ClientData) -> None:
-        self.columns = {name: MEANINGS[name] for key, name in (("power", POWER), ("stability", GAP)) if key in wanted}
+        self.columns = {
+            name: DIAGNOSTICS[name].description for key, name in (("power", POWER), ("stability", GAP)) if key in wanted
+        }
         self.model, self.shift, self.data = model, shift, data
         if self.columns and not shift.active:
             raise ConfigError(f"diagnostics={list(wanted)}: with shift=none data answer no model; leave it out")

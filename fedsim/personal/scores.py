@@ -7,33 +7,17 @@ import torch
 from torch import Tensor
 
 from fedsim.core.federation import Cohort
-from fedsim.evaluation import Evaluator
+from fedsim.evaluation import Evaluator, registry
+from fedsim.evaluation.columns import descriptions
 from fedsim.evaluation.metrics import Metrics, target_of
 from fedsim.models.calling import Inputs
 from fedsim.models.losses import correctly, weighted_mean
 from fedsim.samples import ClientData, ClientSamples
 
-MODELS = {
-    "global": "the server's model",
-    "localized": "what the client makes of its start row in the local (or plain) steps of the next round, thrown away",
-    "personal": "the client's personal model: of its local rule, or else the model the strategy keeps for it",
-}
-MEASURES = {
-    "validation_loss": "mean over clients of the loss on the client's own validation samples",
-    "validation_loss_median": "its median over clients",
-    "validation_loss_worst10": "its mean over the tenth of the clients where it is largest",
-    "validation_accuracy": "mean over clients of the accuracy on the client's own validation samples",
-    "validation_accuracy_median": "its median over clients",
-    "validation_accuracy_worst10": "its mean over the tenth of the clients where it is lowest",
-    "training_loss": "mean over clients of the loss on (a subsample of) the client's own training samples",
-}
-VALIDATED = "validated_clients"
-
-PERSONAL_COLUMNS = {
-    f"{model}_{measure}": f"{meaning}, of {which}"
-    for model, which in MODELS.items()
-    for measure, meaning in MEASURES.items()
-} | {VALIDATED: "clients in the means over clients of validation: online ones only where personal.over says so"}
+MODELS = registry.PERSONAL_MODELS
+MEASURES = descriptions(registry.PERSONAL_MEASURES)
+VALIDATED = registry.VALIDATED.column
+PERSONAL_COLUMNS = descriptions(registry.PERSONAL)
 
 Predictor = list[tuple[Tensor, Tensor]]  # shares [n] and rows [n, d]: the rows' outputs are summed by these shares
 Scores = dict[str, Tensor]  # 'validation_loss', 'training_loss' and, with labels, 'validation_accuracy': [n] each

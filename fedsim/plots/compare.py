@@ -11,10 +11,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.registry import DISTANCES, describe
 from fedsim.plots import clients
 from fedsim.plots.curves import beside_a_loss, figure, telling
 from fedsim.plots.looks import looks
-from fedsim.plots.style import DISTANCES, STYLE, literal, measured_in, panels, percent, title, wrapped
+from fedsim.plots.style import STYLE, literal, measured_in, panels, percent, wrapped
 from fedsim.results.differences import ABSENT
 from fedsim.results.runs import Run
 from fedsim.tracking.clients import MOST_CLIENTS, MOST_ROUNDS
@@ -53,7 +54,7 @@ def pictures(
     inner = " Bands hold the replicates from the 10 % to the 90 % quantile." if several else ""
     chosen = metrics or beside_a_loss([name for name in telling(runs) if name not in DISTANCES][:most], runs)
     if chosen:
-        over = "Over the rounds" if x is None else f"Over {title(x)}"
+        over = "Over the rounds" if x is None else f"Over {describe(x).label}"
         yield Picture("curves", over, f"Mean over the replicates.{band}", figure(runs, chosen, x))
     if len(runs) > 1:
         ends = f"After the last round.{' Whiskers are ±1 standard deviation, dots the replicates.' if several else ''}"

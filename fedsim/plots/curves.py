@@ -11,16 +11,15 @@ from matplotlib.figure import Figure
 
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import MODELS, fraction
+from fedsim.evaluation.registry import DISTANCES, NEWCOMERS
 from fedsim.plots.cells import Cell, at, labels
 from fedsim.plots.looks import looks
 from fedsim.plots.style import (
     DASHES,
     FITTED,
     FITTED_DASHES,
-    LOGARITHMIC,
     STYLE,
     colour,
-    drawn,
     formulas,
     legend_below,
     measured_in,
@@ -28,7 +27,7 @@ from fedsim.plots.style import (
     percent,
     wrapped,
 )
-from fedsim.results.runs import NEWCOMERS, Run, measured_by
+from fedsim.results.runs import Run, measured_by
 
 PREFERRED = (
     "test_accuracy",
@@ -93,7 +92,7 @@ def figure(runs: list[Run], metrics: list[str] | None = None, x: str | None = No
         columns = 3 if len(chosen) == 3 else min(len(chosen), 2)
         drawing, grid = panels(len(chosen), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns)
         for axes, metric in zip(grid, chosen, strict=True):
-            _prepare(axes, metric, "", metric in LOGARITHMIC, x)
+            _prepare(axes, metric, "", metric in DISTANCES, x)
             axes.set_ylabel(wrapped(measured_in(metric), 36))
             for run, look in zip(runs, looking.of, strict=True):
                 if run.has(metric):
@@ -179,7 +178,7 @@ def curves(
             first_of_its_kind = grid[next(n for n, box in enumerate(boxes) if box[0] == name)]
             if axes is not first_of_its_kind:
                 axes.sharey(first_of_its_kind)
-            axes.set_ylabel(drawn(name))
+            axes.set_ylabel(wrapped(measured_in(name), 36))
             for cell in at(cells, panel, label):
                 assert cell.run is not None
                 tint = colour(tints.index(cell.at[colours]) if colours else 0)

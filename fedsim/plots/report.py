@@ -16,11 +16,9 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from fedsim.core.settings import said
-from fedsim.evaluation.columns import UNDIRECTED
 from fedsim.plots.compare import pictures, written
 from fedsim.plots.curves import telling
 from fedsim.plots.looks import looks
-from fedsim.plots.style import title
 from fedsim.results.differences import ABSENT, differing, of_their_own, value
 from fedsim.results.runs import Run, knowing, measured_by
 
@@ -102,15 +100,15 @@ def _results(runs: list[Run]) -> list[dict[str, Any]]:
         first = knowing(runs, metric)
         ends = [run.final(metric) for run in runs]
         means = [mean for mean, _ in ends]
-        directed = not first.meanings.get(metric, "").endswith(UNDIRECTED)
-        comparable_means = [mean for mean in means if directed and not math.isnan(mean)]
+        described = first.describe(metric)
+        comparable_means = [mean for mean in means if described.better and not math.isnan(mean)]
         best = (max if first.rises(metric) else min)(comparable_means, default=math.nan)
         texts = [
             written(metric, mean, std) if run.has(metric) else ABSENT
             for run, (mean, std) in zip(runs, ends, strict=True)
         ]
         marks = [len(runs) > 1 and mean == best for mean in means]
-        table.append({"title": title(metric), "cells": list(zip(texts, marks, strict=True))})
+        table.append({"title": described.label, "column": metric, "cells": list(zip(texts, marks, strict=True))})
     return table
 
 

@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter
 
-from fedsim.evaluation.columns import MODELS, fraction
+from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.registry import describe
 
 COLOURS = (  # Okabe–Ito, and two more
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F", "#8C510A", "#6A3D9A",
@@ -24,29 +25,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 FITTED = "fitted"  # in a legend: what uses constants that were fitted after seeing the paper's numbers
 HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0}  # its bars
 FITTED_DASHES = (0, (6, 1.5, 1, 1.5, 1, 1.5))  # its curves where dashes already say something; else the plain ones
-TITLES = {
-    "test_accuracy": "test accuracy",
-    "test_accuracy_by_client": "test accuracy, mean over clients",
-    "test_accuracy_by_client_worst10": "test accuracy of the worst tenth of clients",
-    "validation_accuracy": "validation accuracy, mean over clients",
-    "validation_accuracy_worst10": "validation accuracy of the worst tenth of clients",
-    "test_loss": "test loss",
-    "train_loss": "training loss, mean over clients",
-    "train_accuracy": "training accuracy, mean over clients",
-    "client_accuracy_worst10": "accuracy of the worst tenth of clients",
-    "distance_to_optimum": "distance to the optimum",
-    "distance_to_ps": "distance to θ^PS",
-    "distance_to_po": "distance to θ^PO",
-    "distance_to_nash": "distance to Nash's equilibrium",
-    "performative_risk": "performative risk",
-    "samples": "samples used",
-    "personal_validation_accuracy or localized_validation_accuracy": "own models' validation accuracy",
-    "personal_training_loss or localized_training_loss": "own models' training loss",
-    "global_validation_accuracy": "global model's validation accuracy",
-}
-DISTANCES = ("distance_to_ps", "distance_to_po", "distance_to_nash", "distance_to_optimum")
-LOGARITHMIC = DISTANCES
-UNITS = {"virtual": "", "bytes": ", bytes", "seconds": ", s"}  # the first that fits
 
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -62,20 +40,6 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def title(metric: str) -> str:
-    """A metric's name as people say it."""
-    of = " of newcomers" if metric.startswith("newcomers ") else ""
-    metric = metric.removeprefix("newcomers ")
-    if metric in TITLES:
-        return TITLES[metric] + of
-    for model, model_name in MODELS.items():
-        if (name := metric.removeprefix(f"{model}_")) in TITLES:
-            return f"{TITLES[name]}, {model_name.removeprefix('the ')}"
-    if metric.startswith("client_") and metric.endswith("_worst10"):  # of a metric that a user added
-        metric = f"{metric[len('client_') : -len('_worst10')]} of the worst tenth of clients"
-    return metric.replace("_", " ") + of
-
-
 def literal(text: str) -> str:
     """A name as it is, on one line: `$` begins no formula, and a leading `_` does not hide it from a legend."""
     return re.sub(r"^_", " _", " ".join(text.split()).replace("$", r"\$"))
@@ -86,15 +50,9 @@ def formulas(text: str) -> str:
     return re.sub(r"θ\^([A-Za-z]+)", r"$\\theta^{\\mathrm{\1}}$", text)
 
 
-def drawn(metric: str) -> str:
-    """A metric's name in a picture."""
-    return formulas(title(metric))
-
-
 def measured_in(metric: str) -> str:
-    """The same on an axis, with the unit that ticks have none of."""
-    unit = ", %" if fraction(metric) else next((u for name, u in UNITS.items() if name in metric), "")
-    return drawn(metric) + unit
+    """A metric's label and unit as pictures set them."""
+    return formulas(describe(metric).heading)
 
 
 def colour(position: int) -> str:

@@ -18,6 +18,7 @@ from fedsim.core.settings import flatten
 from fedsim.datasets import Dataset
 from fedsim.datasets.kinds import DATASET
 from fedsim.evaluation.columns import rises
+from fedsim.evaluation.registry import NEWCOMERS, MetricDescription, describe
 from fedsim.results.files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.results.models import StoredModels
 from fedsim.results.reading import read_clients, read_config, read_environment, read_rows, read_summary
@@ -27,7 +28,6 @@ from fedsim.tracking.metrics_csv import NAME, read_meanings
 from fedsim.tracking.result import Row, mean_std, measured, replicate_of
 
 FRAMES = ("pandas", "polars")
-NEWCOMERS = "newcomers "  # before a metric of those who join when training is over
 
 
 @dataclass
@@ -161,6 +161,10 @@ class Run:
     def rises(self, metric: str) -> bool:
         """Is more of it better?"""
         return rises(metric, self.meanings)
+
+    def describe(self, metric: str) -> MetricDescription:
+        """Its label, unit and description, and which way is better."""
+        return describe(metric, self.meanings)
 
     def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
         """Rounds [E] and values [E, R] of one metric.

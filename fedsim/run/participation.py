@@ -15,13 +15,10 @@ from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.evaluation import Evaluator, Measured
 from fedsim.evaluation.measured import TEST, subject
+from fedsim.evaluation.registry import DIAGNOSTICS
 
 DRIFT, UTILITY = "client_drift", "availability_normalised_utility"
-STALE = {
-    "staleness_mean": "rounds since a client took part last, 0 in the last round and from the beginning for those who "
-    "never did: mean over clients",
-    "staleness_max": "the same of the client that has been away longest",
-}
+STALE = ("staleness_mean", "staleness_max")
 
 
 class Participation:
@@ -85,17 +82,10 @@ class Participation:
             )
             descriptions[f"{self.of}_unseen"] = f"mean over the clients that never took part so far, of {mean}"
         if "drift" in self.wanted:
-            descriptions[DRIFT] = (
-                "distance between a client's model after its local work and the server's model with which the round "
-                "began: mean over the clients that took part in the last round"
-            )
-        descriptions |= STALE if "staleness" in self.wanted else {}
+            descriptions[DRIFT] = DIAGNOSTICS[DRIFT].description
+        descriptions |= {name: DIAGNOSTICS[name].description for name in STALE if "staleness" in self.wanted}
         if "utility" in self.wanted:
-            descriptions[UTILITY] = (
-                f"mean over clients of what {subject('client_loss')} has fallen by since round 0, divided by the "
-                "rounds in which the client could take part"
-            )
-            descriptions[f"{UTILITY}_cv"] = "its coefficient of variation over clients: standard deviation by mean"
+            descriptions |= {name: DIAGNOSTICS[name].description for name in (UTILITY, f"{UTILITY}_cv")}
         return descriptions
 
     def __call__(self, found: Measured, completed: int, report: Report | None) -> dict[str, np.ndarray]:

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from rich import filesize
 
+from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.registry import DISTANCES
 from fedsim.tracking.result import Row, mean_std, spread
 
 log = logging.getLogger("fedsim.progress")
@@ -99,20 +101,14 @@ def progress_view(style: str, rounds: int, completed: int) -> ProgressView:
 
 
 def facts(rows: list[Row], speed: float | None) -> str:
-    """The line a person reads."""
+    """The line a person reads: columns of metrics.csv by their names, without underscores."""
     segments = []
-    test_metric = ("test accuracy", 100, ".1f") if "test_accuracy" in rows[0] else ("test loss", 1, ".3g")
-    for name, label, scale, form in (
-        ("train_loss", "train loss", 1, ".3g"),
-        ("test_accuracy" if "test_accuracy" in rows[0] else "test_loss", *test_metric),
-        ("distance_to_optimum", "distance", 1, ".3g"),
-        ("distance_to_ps", "to PS", 1, ".3g"),
-        ("distance_to_po", "to PO", 1, ".3g"),
-        ("distance_to_nash", "to Nash", 1, ".3g"),
-    ):
+    test_metric = "test_accuracy" if "test_accuracy" in rows[0] else "test_loss"
+    for name in ("train_loss", test_metric, *DISTANCES):
         if name in rows[0]:
+            scale, form, unit = (100, ".1f", " %") if fraction(name) else (1, ".3g", "")
             mean, std = mean_std([row[name] * scale for row in rows])
-            segments.append(f"{label} {mean:{form}}{spread(std)}" + (" %" if scale == 100 else ""))
+            segments.append(f"{name.replace('_', ' ')} {mean:{form}}{spread(std)}{unit}")
     if speed is not None:
         segments.append(f"{short(speed)} samples/s")
     if rows[0]["total_bytes_up"]:

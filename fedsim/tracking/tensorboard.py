@@ -13,67 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.files import real_folder, written
-from fedsim.evaluation.columns import COLUMNS, MEASURED, MODELS, also
-from fedsim.evaluation.diagnostics import DIAGNOSED
-from fedsim.personal import PERSONAL_COLUMNS
+from fedsim.evaluation.registry import describe
 from fedsim.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
 from fedsim.tracking.result import mean_std
-
-GROUPS = {
-    "test_loss": "loss/test",
-    "train_loss": "loss/train",
-    "test_accuracy": "accuracy/test",
-    "test_accuracy_by_client": "accuracy/test, mean over clients",
-    "test_accuracy_by_client_worst10": "accuracy/test, worst tenth of clients",
-    "test_loss_by_client": "loss/test, mean over clients",
-    "test_loss_by_client_worst10": "loss/test, worst tenth of clients",
-    "validation_loss": "loss/validation",
-    "validation_loss_worst10": "loss/validation, worst tenth of clients",
-    "validation_accuracy": "accuracy/validation",
-    "validation_accuracy_worst10": "accuracy/validation, worst tenth of clients",
-    "train_accuracy": "accuracy/train",
-    "client_accuracy_worst10": "accuracy/worst tenth of clients",
-    "performative_risk": "loss/performative risk",
-    "decoupled_loss": "loss/decoupled",
-    "distance_to_optimum": "distance/to optimum",
-    "distance_to_ps": "distance/to PS (stable)",
-    "distance_to_po": "distance/to PO (optimal)",
-    "distance_to_nash": "distance/to Nash",
-    "active_clients": "participation/active clients",
-    "mean_active_clients": "participation/mean active clients",
-    "late_clients": "participation/late clients",
-    "virtual_seconds": "time/virtual seconds",
-    "bytes_down": "bytes/to clients, last round",
-    "bytes_up": "bytes/to the server, last round",
-    "total_bytes_down": "bytes/to clients, so far",
-    "total_bytes_up": "bytes/to the server, so far",
-} | {name: name.replace("_", "/", 1).replace("_", " ") for name in PERSONAL_COLUMNS}
-GROUPS |= {
-    of: f"{GROUPS[name]}, {what.removeprefix('the ')}"
-    for model, what in MODELS.items()
-    for name, of in also(model, MEASURED).items()
-    if name in GROUPS
-}
-ADDED = re.compile(rf"(?:({'|'.join(MODELS)})_)?(test|train|client)_(.+)")  # columns of metrics that a user adds
-SETS = {"test": "test", "train": "train", "client": "worst tenth of clients"}
 
 EVENTS = "events.out.tfevents."
 OPENED = re.compile(re.escape(EVENTS) + r"(\d+)")
 
 log = logging.getLogger(__name__)
-
-
-def tag(column: str) -> str | None:
-    """Where a column's curve stands; None for those that are not drawn."""
-    if column in GROUPS or column in COLUMNS:
-        return GROUPS.get(column)
-    if DIAGNOSED.fullmatch(column):
-        return f"diagnostics/{column.replace('_', ' ')}"
-    if not (match := ADDED.fullmatch(column)):
-        return column.replace("_", "/", 1).replace("_", " ")  # of clients' own models
-    model, over, metric = match.groups()
-    metric = metric.removesuffix("_worst10") if over == "client" else metric
-    return f"{metric}/{SETS[over]}" + (f", {MODELS[model].removeprefix('the ')}" if model else "")
 
 
 def _make_the_next_name_the_last(folder: Path) -> None:
@@ -127,7 +74,7 @@ class TensorBoard(Observer):
         mean, *replicate_writers = self._writers
         with written(self._files):
             for name in seen.rows[0]:
-                if (scalar_tag := tag(name)) is not None:
+                if (scalar_tag := describe(name).tag) is not None:
                     mean.add_scalar(scalar_tag, mean_std([row[name] for row in seen.rows])[0], seen.round)
                     for writer, row in zip(replicate_writers, seen.rows, strict=False):
                         writer.add_scalar(scalar_tag, row[name], seen.round)

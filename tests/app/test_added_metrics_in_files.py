@@ -89,11 +89,11 @@ def test_files_agree(sweep: Path) -> None:
     events.Reload()
     tags = events.Tags()
     assert {
-        "f1/test", "f1/train", "f1/worst tenth of clients", "f1/test, mean of all clients' models",
-        "global/validation f1 worst10",
+        "f1/test_f1", "f1/train_f1", "f1/client_f1_worst10", "f1/client_mean_test_f1",
+        "f1/global_validation_f1_worst10",
     } <= set(tags["scalars"])  # fmt: skip
     assert {"clients/f1", "clients/auc_doubt", "clients/global validation f1"} <= set(tags["histograms"])
-    assert events.Scalars("f1/test")[-1].value == pytest.approx(values[-1].mean())
+    assert events.Scalars("f1/test_f1")[-1].value == pytest.approx(values[-1].mean())
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def test_a_run_folder_has_columns_and_histograms(tmp_path):
     events = EventAccumulator(str(tmp_path / "mean"), size_guidance={"histograms": 0, "scalars": 0}).Reload()
     for model in ("global", "localized", "personal"):
         assert [e.step for e in events.Histograms(f"clients/{model} validation loss")] == [0, 3]
-    assert [e.step for e in events.Scalars("personal/validation loss median")] == [0, 3]
+    assert [e.step for e in events.Scalars("loss/personal_validation_loss_median")] == [0, 3]
 
 
 def test_what_cannot_be_judged_is_refused_before_the_first_round():

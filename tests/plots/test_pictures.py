@@ -73,7 +73,7 @@ def test_runs_of_a_sweep_stand_in_the_order_of_its_values(twenty: Path) -> None:
 
 def test_a_loss_stands_beside_accuracy_with_units_and_round_0_stretches_no_axis(twenty: Path) -> None:
     curves = next(pictures(find([twenty]))).figure
-    wanted = ["test accuracy, %", "test loss", "accuracy of the worst tenth of clients, %"]
+    wanted = ["test accuracy (%)", "test loss", "training accuracy, worst tenth of clients (%)"]
     assert [axes.get_ylabel().replace("\n", " ") for axes in curves.axes] == wanted
     drawn(curves)
     assert {text.get_text() for text in curves.axes[0].get_yticklabels()} >= {"60", "80"}
@@ -156,7 +156,7 @@ def test_unlike_runs_keep_their_columns(tmp_path: Path, capsys: pytest.CaptureFi
     read = pandas.read_csv(io.StringIO(table(runs, columns, "csv")))
     assert np.array_equal(read[columns].notna(), [[True, True, False], [True, False, True]])
     assert html(runs).count("<td>–</td>") == 2
-    assert [axes.get_ylabel() for axes in figure(runs).axes] == ["test loss", "test accuracy, %"]
+    assert [axes.get_ylabel() for axes in figure(runs).axes] == ["test loss", "test accuracy (%)"]
     assert [len(axes.get_lines()) for axes in figure(runs).axes] == [2, 1]
     main([str(tmp_path / "o"), "--metric", "global_validation_loss", "--out", str(tmp_path)])
     said = capsys.readouterr().out

@@ -138,7 +138,7 @@ def test_after_a_crash_nothing_is_lost_or_doubled(tensorboard, tmp_path):
         for folder in ("mean", "seed_1", "seed_4"):
             points = []
             for run in ("parts", "straight"):
-                events = EventAccumulator(str(tmp_path / run / folder)).Reload().Scalars("accuracy/test")
+                events = EventAccumulator(str(tmp_path / run / folder)).Reload().Scalars("accuracy/test_accuracy")
                 points.append([(event.step, event.value) for event in events])
             assert points[0] == points[1]
             assert [step for step, _ in points[0]] == list(range(7))

@@ -179,7 +179,7 @@ def test_rows_that_are_missing_are_not_passed_over(tmp_path: Path, lost: str) ->
 
 
 def points(folder: Path) -> list[tuple[int, float]]:
-    found = EventAccumulator(str(folder)).Reload().Scalars("loss/train")
+    found = EventAccumulator(str(folder)).Reload().Scalars("loss/train_loss")
     return [(event.step, event.value) for event in found]
 
 

@@ -143,19 +143,13 @@ def events(folder) -> EventAccumulator:
 
 def test_tensorboard_has_every_scalar_of_every_replicate_and_their_mean(finished):
     folder, result = finished
-    tags = {
-        "accuracy/test": "test_accuracy",
-        "accuracy/train": "train_accuracy",
-        "accuracy/worst tenth of clients": "client_accuracy_worst10",
-        "loss/test": "test_loss",
-        "loss/train": "train_loss",
-        "participation/active clients": "active_clients",
-        "participation/mean active clients": "mean_active_clients",
-        "bytes/to clients, last round": "bytes_down",
-        "bytes/to the server, last round": "bytes_up",
-        "bytes/to clients, so far": "total_bytes_down",
-        "bytes/to the server, so far": "total_bytes_up",
+    groups = {
+        "accuracy": ("test_accuracy", "train_accuracy", "client_accuracy_worst10"),
+        "loss": ("test_loss", "train_loss"),
+        "participation": ("active_clients", "mean_active_clients"),
+        "bytes": ("bytes_down", "bytes_up", "total_bytes_down", "total_bytes_up"),
     }
+    tags = {f"{group}/{name}": name for group, names in groups.items() for name in names}
     mean = events(folder / "mean")
     for r, seed in enumerate(SEEDS):
         each = events(folder / f"seed_{seed}")
@@ -197,7 +191,7 @@ def test_tensorboard_has_the_settings_and_what_they_led_to(finished):
     assert told["lr"].number_value == pytest.approx(0.1)
     assert told["strategy"].string_value == "fedavg"
     assert set(told) == set(SETTINGS)
-    for tag, name in (("accuracy/test", "test_accuracy"), ("loss/train", "train_loss")):
+    for tag, name in (("accuracy/test_accuracy", "test_accuracy"), ("loss/train_loss", "train_loss")):
         assert found.Scalars(tag)[-1].value == pytest.approx(result.final[name][0], rel=1e-6)
 
 
@@ -207,8 +201,8 @@ def test_a_single_replicate_needs_no_mean(tmp_path):
     )
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["seed_0"]
     found = events(tmp_path / "seed_0")
-    assert [event.step for event in found.Scalars("distance/to optimum")] == [0, 1, 2]
-    assert "accuracy/test" not in found.Tags()["scalars"]
+    assert [event.step for event in found.Scalars("distance/distance_to_optimum")] == [0, 1, 2]
+    assert "accuracy/test_accuracy" not in found.Tags()["scalars"]
     assert "test_loss" not in read_metrics(tmp_path / "metrics.csv")[0]
 
 
@@ -225,7 +219,7 @@ def test_replicates_of_equal_seed_do_not_share_a_folder(tmp_path):
     )
     result = simulation.run(tmp_path, tracking=Tracking(progress="none"))
     curves = [
-        [event.value for event in events(folder).Scalars("loss/train")]
+        [event.value for event in events(folder).Scalars("loss/train_loss")]
         for folder in sorted(tmp_path.glob("seed_3_replicate_*"))
     ]
     expected = [[row["train_loss"] for row in result.history[r::2]] for r in (0, 1)]
@@ -255,7 +249,7 @@ def test_a_new_run_in_an_old_folder_replaces_its_files(tmp_path):
         )
         simulation.run(tmp_path, tracking=Tracking(progress="none"))
     assert [row["round"] for row in read_metrics(tmp_path / "metrics.csv")] == [0, 1, 2]
-    scalars = events(tmp_path / "seed_0").Scalars("loss/train")
+    scalars = events(tmp_path / "seed_0").Scalars("loss/train_loss")
     assert [event.step for event in scalars] == [0, 1, 2]
 
 

@@ -21,6 +21,7 @@ FIGURES = {  # script → arguments of a small run, whose figures --json holds
 }
 ELSEWHERE = {  # run by another test, or by none
     "algorithms_page.py": "test_algorithms_page.py",
+    "metrics_page.py": "test_metrics_page.py",
     "claims_page.py": "test_results_pages.py",
     "config_reference.py": "test_config_reference.py",
     "gallery.py": "test_results_pages.py",

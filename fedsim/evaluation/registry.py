@@ -1,0 +1,426 @@
+"""The vocabulary of metrics: each quantity has one entry, from which every other name of it is taken.
+
+The key is the column of metrics.csv. Pictures and LaTeX tables show the label, TensorBoard the tag (a group before
+the column), metrics.csv and the reference page the description. `describe` also knows columns that are made of
+others: those of a further model (`client_mean_test_loss`), of a spread over clients (`test_accuracy_by_client_jain`)
+and of a metric that a user adds (`test_f1_score`).
+
+Means over clients weigh them as the strategy's objective does: alike, or by their data where it is weighting=data; so
+do the optimum and the reference points. A client's samples weigh alike, but for the importance weights of a shift. Test
+metrics weigh samples alike, but for those by client, which weigh their natural owners alike. Columns of validation
+samples and of clients' own models (`fedsim.personal`) weigh clients alike in any case.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fedsim.evaluation.spread import SHARE, TENTH
+
+HIGHER, LOWER = "higher", "lower"
+MODELS = {"global": "the server's model", "client_mean": "the mean of all clients' models"}  # what can be evaluated
+PERSONAL_MODELS = {
+    "global": "the server's model",
+    "localized": "what the client makes of its start row in the local (or plain) steps of the next round, thrown away",
+    "personal": "the client's personal model: of its local rule, or else the model the strategy keeps for it",
+}
+MODEL_LABELS = {
+    "global": "server's model",
+    "client_mean": "mean of all clients' models",
+    "localized": "localized models",
+    "personal": "personal models",
+}
+NEWCOMERS = "newcomers "  # before a metric of those who join when training is over
+DIRECTION = re.compile("; (higher|lower) is better$")  # in the meaning of a metric that a user adds
+UNDIRECTED = "; neither way is known to be better"
+# In the names of users' metrics of which more is better, where no meaning is known; of others less is.
+RISING = ("accuracy", "f1", "auc", "jain", "precision", "recall", "iou", "r2", "utility")
+
+
+@dataclass(frozen=True)
+class MetricDescription:
+    """What a metric is called, and what it is.
+
+    Attributes:
+        column: its key in metrics.csv, on the command line, in `Run.frame` and in Weights & Biases, MLflow and trackio.
+        label: its name in pictures, reports and LaTeX tables.
+        description: one sentence; the first lines of metrics.csv have it.
+        group: of TensorBoard's tags; '' where no curve is drawn.
+        better: 'higher' or 'lower'; None where neither is known to be.
+        unit: of the numbers as pictures and tables show them: '%', 's', 'bytes'; '' for a plain number.
+    """
+
+    column: str
+    label: str
+    description: str
+    group: str = ""
+    better: str | None = None
+    unit: str = ""
+
+    @property
+    def tag(self) -> str | None:
+        """Of TensorBoard; None where no curve is drawn."""
+        return f"{self.group}/{self.column}" if self.group else None
+
+    @property
+    def heading(self) -> str:
+        """The label with its unit, on an axis and above a column."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
+
+def _loss(column: str, label: str, description: str) -> MetricDescription:
+    return MetricDescription(column, label, description, "loss", LOWER)
+
+
+def _accuracy(column: str, label: str, description: str) -> MetricDescription:
+    return MetricDescription(column, label, description, "accuracy", HIGHER, "%")
+
+
+def _distance(column: str, label: str, description: str) -> MetricDescription:
+    return MetricDescription(column, label, description, "distance", LOWER)
+
+
+def _by_column(*metrics: MetricDescription) -> dict[str, MetricDescription]:
+    return {metric.column: metric for metric in metrics}
+
+
+OVER_CLIENTS, WORST = ", mean over clients", "worst tenth of clients"  # in labels
+PLACE = _by_column(
+    MetricDescription("round", "round", "completed rounds; 0 is the initial model"),
+    MetricDescription("seed", "seed", "seed of the replicate"),
+)
+MEASURED = _by_column(
+    _loss("test_loss", "test loss", "mean loss of the evaluated model on the test set"),
+    _accuracy("test_accuracy", "test accuracy", "fraction of the test set classified correctly"),
+    _accuracy(
+        "test_accuracy_by_client",
+        "test accuracy, mean over clients",
+        "mean of the accuracies on what was held out of each client",
+    ),
+    _accuracy(
+        "test_accuracy_by_client_worst10",
+        f"test accuracy, {WORST}",
+        "mean of the lowest tenth of the accuracies on what was held out of each client",
+    ),
+    _loss(
+        "test_loss_by_client",
+        "test loss, mean over clients",
+        "mean of the mean losses on what was held out of each client",
+    ),
+    _loss(
+        "test_loss_by_client_worst10",
+        f"test loss, {WORST}",
+        "mean of the highest tenth of the losses on what was held out of each client",
+    ),
+    _loss(
+        "validation_loss",
+        "validation loss, mean over clients",
+        "mean over clients of the loss on the client's own validation samples",
+    ),
+    _loss(
+        "validation_loss_worst10",
+        f"validation loss, {WORST}",
+        "its mean over the tenth of the clients where it is highest",
+    ),
+    _accuracy(
+        "validation_accuracy",
+        "validation accuracy, mean over clients",
+        "mean over clients of the accuracy on the client's own validation samples",
+    ),
+    _accuracy(
+        "validation_accuracy_worst10",
+        f"validation accuracy, {WORST}",
+        "its mean over the tenth of the clients where it is lowest",
+    ),
+    _loss(
+        "train_loss",
+        "training loss, mean over clients",
+        "mean over clients of the mean loss on (a subsample of) the client's own, shifted, data",
+    ),
+    _accuracy(
+        "train_accuracy",
+        "training accuracy, mean over clients",
+        "mean over clients of the accuracy on (a subsample of) the client's own data",
+    ),
+    _accuracy(
+        "client_accuracy_worst10",
+        f"training accuracy, {WORST}",
+        "mean of the lowest tenth of the clients' accuracies on (a subsample of) their own training data",
+    ),
+    _distance(
+        "distance_to_optimum",
+        "distance to the optimum",
+        "Euclidean distance of the evaluated model to the closed-form optimum, ridge included",
+    ),
+    _loss(
+        "performative_loss",
+        "performative loss",
+        "train_loss by another name: the loss of the evaluated model on data that answer it",
+    ),
+    _loss(
+        "performative_risk",
+        "performative risk",
+        "performative_loss and the ridge λ/2 ‖θ‖²: what θ^PO minimises",
+    ),
+    _loss(
+        "decoupled_loss",
+        "decoupled loss",
+        "loss of the evaluated model on the clients' data as they answered the server's last deployment: its model "
+        "before the last round, or what shift.inertia or shift.redraw make of its models",
+    ),
+    _distance(
+        "distance_to_ps",
+        "distance to θ^PS",
+        "Euclidean distance of the evaluated model to the performatively stable point",
+    ),
+    _distance(
+        "distance_to_po",
+        "distance to θ^PO",
+        "Euclidean distance of the evaluated model to the performatively optimal point",
+    ),
+    _distance(
+        "distance_to_nash",
+        "distance to the Nash equilibrium",
+        "Euclidean distance of the evaluated model, all players' decisions, to their Nash equilibrium",
+    ),
+)
+DISTANCES = ("distance_to_optimum", "distance_to_ps", "distance_to_po", "distance_to_nash")  # on logarithmic axes
+WORK = _by_column(
+    MetricDescription(
+        "active_clients", "participating clients", "clients that took part in the last round", "participation"
+    ),
+    MetricDescription(
+        "mean_active_clients",
+        "participating clients, mean over rounds",
+        "the same, averaged over the rounds since the previous row",
+        "participation",
+    ),
+    MetricDescription(
+        "bytes_down",
+        "sent to clients in a round",
+        "bytes that the server sent to clients in the last round",
+        "bytes",
+        LOWER,
+        "bytes",
+    ),
+    MetricDescription(
+        "bytes_up",
+        "sent to the server in a round",
+        "bytes that clients sent to the server in the last round",
+        "bytes",
+        LOWER,
+        "bytes",
+    ),
+    MetricDescription(
+        "total_bytes_down",
+        "sent to clients",
+        "bytes that the server has sent to clients so far",
+        "bytes",
+        LOWER,
+        "bytes",
+    ),
+    MetricDescription(
+        "total_bytes_up",
+        "sent to the server",
+        "bytes that clients have sent to the server so far",
+        "bytes",
+        LOWER,
+        "bytes",
+    ),
+    MetricDescription("samples", "training samples", "training samples this replicate has processed so far"),
+    MetricDescription(
+        "seconds", "wall time", "wall time of training and evaluation so far, resumed parts included", "", LOWER, "s"
+    ),
+)
+TIME = _by_column(  # where there is a clock
+    MetricDescription(
+        "virtual_seconds", "virtual seconds", "virtual seconds so far, by the run's clock", "time", LOWER
+    ),
+    MetricDescription(
+        "late_clients",
+        "late clients",
+        "clients that were sent the model in the last round and do not count in it",
+        "participation",
+        LOWER,
+    ),
+)
+DIAGNOSTICS = _by_column(  # where `diagnostics` asks for them
+    MetricDescription(
+        "performative_power",
+        "performative power",
+        "how far the evaluated model moves the clients' data: mean over clients of the mean distance of a sample from "
+        "where it would be under the model zero",
+        "diagnostics",
+    ),
+    MetricDescription(
+        "stability_gap",
+        "stability gap",
+        "distance of the evaluated model to the best one on the data that answer it: 0 where performatively stable",
+        "diagnostics",
+        LOWER,
+    ),
+    MetricDescription(
+        "client_drift",
+        "client drift",
+        "distance between a client's model after its local work and the server's model with which the round began: "
+        "mean over the clients that took part in the last round",
+        "diagnostics",
+    ),
+    MetricDescription(
+        "staleness_mean",
+        "staleness, mean over clients",
+        "rounds since a client last participated, counted from the beginning for clients that have not yet: mean over "
+        "clients",
+        "diagnostics",
+        LOWER,
+        "rounds",
+    ),
+    MetricDescription(
+        "staleness_max",
+        "staleness, largest of a client",
+        "the same of the client that has been away longest",
+        "diagnostics",
+        LOWER,
+        "rounds",
+    ),
+    MetricDescription(
+        "availability_normalised_utility",
+        "availability-normalised utility",
+        "mean over clients of what the mean loss on (a subsample of) the client's own, shifted, data has fallen by "
+        "since round 0, divided by the rounds in which the client could take part",
+        "diagnostics",
+        HIGHER,
+    ),
+    MetricDescription(
+        "availability_normalised_utility_cv",
+        "availability-normalised utility, coefficient of variation over clients",
+        "its coefficient of variation over clients: standard deviation by mean",
+        "diagnostics",
+        LOWER,
+    ),
+)
+PERSONAL_MEASURES = _by_column(  # of each of PERSONAL_MODELS
+    MEASURED["validation_loss"],
+    _loss("validation_loss_median", "validation loss, median over clients", "its median over clients"),
+    MEASURED["validation_loss_worst10"],
+    MEASURED["validation_accuracy"],
+    _accuracy("validation_accuracy_median", "validation accuracy, median over clients", "its median over clients"),
+    MEASURED["validation_accuracy_worst10"],
+    _loss(
+        "training_loss",
+        "training loss, unweighted mean over clients",
+        "mean over clients of the loss on (a subsample of) the client's own training samples",
+    ),
+)
+VALIDATED = MetricDescription(
+    "validated_clients",
+    "validated clients",
+    "clients in the means over clients of validation: online ones only where personal.over says so",
+    "participation",
+)
+
+
+def also(model: str, columns: Iterable[str]) -> dict[str, str]:
+    """The columns of a model that is evaluated beside the first one: column → its name for this model."""
+    return {name: f"{model}_{name}" for name in columns}
+
+
+def _of(
+    model: str, models: Mapping[str, str], metrics: Mapping[str, MetricDescription]
+) -> dict[str, MetricDescription]:
+    """The metrics of a further model, by their columns."""
+    personal = model in PERSONAL_MODELS and model not in MODELS
+    return {
+        column: dataclasses.replace(
+            metrics[of],
+            column=column,
+            label=f"{metrics[of].label.removesuffix(OVER_CLIENTS if personal else '')}, {MODEL_LABELS[model]}",
+            description=f"{metrics[of].description}, of {models[model]}",
+        )
+        for of, column in also(model, metrics).items()
+    }
+
+
+EVALUATED = MEASURED | {name: one for model in MODELS for name, one in _of(model, MODELS, MEASURED).items()}
+PERSONAL = {
+    name: one for model in PERSONAL_MODELS for name, one in _of(model, PERSONAL_MODELS, PERSONAL_MEASURES).items()
+} | _by_column(VALIDATED)
+METRICS = PLACE | EVALUATED | PERSONAL | WORK | TIME | DIAGNOSTICS
+
+_MODEL = re.compile(rf"(?:({'|'.join(MODEL_LABELS)})_)?(.+)")
+_SPREAD = re.compile(
+    rf"(?:test_(\w+)_by_client|(validation)_(\w+)|(client)_(\w+))_(variance|jain|absent|unseen|median|{SHARE.pattern})"
+)
+_ADDED = re.compile(r"(test|train|validation)_(\w+)")  # columns of metrics that a user adds
+_SPREAD_LABELS = {
+    "variance": "variance over clients",
+    "jain": "Jain's index over clients",
+    "absent": "clients absent in the last round",
+    "unseen": "clients that never participated",
+    "median": "median over clients",
+    f"worst{TENTH}": WORST,
+    f"best{TENTH}": WORST.replace("worst", "best"),
+}
+
+
+def describe(column: str, meanings: Mapping[str, str] | None = None) -> MetricDescription:
+    """The entry of a column, of 'newcomers COLUMN', and of 'personal_… or localized_…'.
+
+    Args:
+        column: as metrics.csv has it.
+        meanings: of the columns of a run (`fedsim.results.runs.Run.meanings`): of metrics that a user adds they say
+            what these are, and which way is better.
+    """
+    meanings = meanings or {}
+    if column.startswith(NEWCOMERS):
+        entry = describe(column.removeprefix(NEWCOMERS), meanings)
+        return dataclasses.replace(entry, column=column, label=f"{entry.label}, newcomers")
+    names = column.split(" or ")
+    if len(names) > 1:
+        entry = describe(re.sub("^(personal|localized)_", "", names[0]), meanings)
+        label = f"{entry.label.removesuffix(OVER_CLIENTS)}, clients' own models"
+        return dataclasses.replace(entry, column=column, label=label)
+    if column in METRICS:
+        return METRICS[column]
+    entry = _made_of_others(column)
+    meaning = meanings.get(column, "")
+    if direction := DIRECTION.search(meaning):
+        entry = dataclasses.replace(entry, better=direction[1])
+    elif meaning.endswith(UNDIRECTED):
+        entry = dataclasses.replace(entry, better=None)
+    return dataclasses.replace(entry, description=meaning or entry.description)
+
+
+def _made_of_others(column: str) -> MetricDescription:
+    """Of a further model, of a spread over clients, or of a metric that a user adds."""
+    match = _MODEL.fullmatch(column)
+    model, name = match.groups() if match else (None, column)
+    better, unit = HIGHER if _rises_by_name(column) else LOWER, "%" if _is_share_by_name(column) else ""
+    entry = MetricDescription(column, name.replace("_", " "), "", "metrics", better, unit)
+    if name in DIAGNOSTICS:
+        entry = dataclasses.replace(DIAGNOSTICS[name], column=column)
+    elif spread := _SPREAD.fullmatch(name):
+        of_test, _, of_validation, _, of_training, kind, share, per_cent = spread.groups()
+        samples = "test" if of_test else "validation" if of_validation else "training"
+        quantity = of_test or of_validation or of_training
+        which = _SPREAD_LABELS.get(kind) or f"{share} {per_cent} % of clients"
+        entry = dataclasses.replace(
+            entry,
+            label=f"{samples} {quantity.replace('_', ' ')}, {which}",
+            group="diagnostics" if quantity in ("loss", "accuracy") else quantity,
+        )
+    elif added := _ADDED.fullmatch(name):
+        samples = "training" if added[1] == "train" else added[1]
+        entry = dataclasses.replace(entry, label=f"{samples} {added[2].replace('_', ' ')}", group=added[2])
+    return dataclasses.replace(entry, label=f"{entry.label}, {MODEL_LABELS[model]}") if model else entry
+
+
+def _rises_by_name(column: str) -> bool:
+    return any(word in column.lower() for word in RISING) and not column.endswith(("variance", "_cv"))
+
+
+def _is_share_by_name(column: str) -> bool:
+    return "accuracy" in column and not column.endswith(("variance", "jain"))

@@ -1,0 +1,77 @@
+"""Write docs/metrics.md: the columns of metrics.csv, their labels, units and TensorBoard tags, from the registry.
+
+python scripts/metrics_page.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedsim.evaluation import registry
+from fedsim.evaluation.registry import MetricDescription
+
+PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
+SECTIONS = {
+    "What is measured": registry.MEASURED,
+    "Diagnostics": registry.DIAGNOSTICS,
+    "Models of clients": {
+        name: metric
+        for name, metric in registry.PERSONAL.items()
+        if name.startswith("personal_") or metric is registry.VALIDATED
+    },
+    "Work and time": registry.PLACE | registry.WORK | registry.TIME,
+}
+BEFORE = {
+    "What is measured": "A run has those of these columns that its data and model allow: accuracies need labels, "
+    "`…_by_client` test samples that belong to clients, `validation_…` samples held out by `partition.validation`, "
+    "distances a closed form or data that react to the model. Where the evaluated models "
+    "(`evaluate`) are several, further ones have the prefix `global_` (the server's model) or "
+    "`client_mean_` (the mean of all clients' models).",
+    "Diagnostics": "Columns that [`diagnostics`](results.md#what-is-measured-of-the-clients) adds, beside spreads "
+    "over clients: `…_variance`, `…_jain`, `…_worst5`, `…_best10`, `…_absent` and `…_unseen` behind the column of a "
+    "mean over clients.",
+    "Models of clients": "Columns that [`personal`](configuration.md#personal) adds. The prefix says which model: "
+    "`personal_` (the client's personal model), `localized_` (what the client makes of its start model in the local "
+    "steps of the next round) or `global_` (the server's model).",
+    "Work and time": "Columns of the run itself. TensorBoard has no curve where no tag is given.",
+}
+METRICS_OF_USERS = """## Metrics that a user adds
+
+`metrics=[f1_score]` adds `test_f1_score`, `train_f1_score` and `client_f1_score_worst10`, with the labels
+*test f1 score*, *training f1 score* and *training f1 score, worst tenth of clients*, and tags such as
+`f1_score/test_f1_score`. Which way is better is what the metric itself or `better` says."""
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    """All of it."""
+    parts = [
+        "# Metrics",
+        "Written by `python scripts/metrics_page.py` from `fedsim.evaluation.registry`; do not edit.\n"
+        "A metric has one name: the column of `metrics.csv` is also the name on the command line "
+        "(`--metric`, `stop.metric`, `objective`),\nin `run.frame()`, and in Weights & Biases, MLflow and trackio. "
+        "Pictures, HTML reports and LaTeX tables show its label, TensorBoard its tag.",
+    ]
+    for title, metrics in SECTIONS.items():
+        parts += [f"## {title}", BEFORE[title], table(metrics)]
+    return "\n\n".join([*parts, METRICS_OF_USERS]) + "\n"
+
+
+def table(metrics: Mapping[str, MetricDescription]) -> str:
+    """One line per metric."""
+    lines = ["| column | label (unit) | better | TensorBoard tag | what it is |", "|---|---|---|---|---|"]
+    for metric in metrics.values():
+        tag = f"`{metric.tag}`" if metric.tag else "–"
+        lines.append(
+            f"| `{metric.column}` | {metric.heading} | {metric.better or '–'} | {tag} | {metric.description} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
