@@ -6,22 +6,11 @@ import csv
 import dataclasses
 import io
 import math
-import re
 from collections.abc import Callable
 
 from fedsim.core.speaking import in_markdown, printable
+from fedsim.results.latex import latex
 from fedsim.results.table import Table
-
-SPECIAL = {
-    "\\": r"\textbackslash{}",
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "θ": r"$\theta$",
-    "–": "--",
-    **{sign: f"${sign}$" for sign in "<>|"},  # which the oldest text fonts have others for
-}
 
 
 def tidy(found: Table) -> Table:
@@ -41,16 +30,18 @@ def terminal(found: Table) -> str:
 
 
 def markdown(found: Table) -> str:
-    """A table of Markdown, the best of each column in bold; notes as a list."""
+    """A table of Markdown, the best of each column and block in bold, with what is not distinguishable from it; notes
+    as a list."""
     found = tidy(found)
-    notes = "".join(f"\n- {in_markdown(note)}" for note in found.notes)
+    explained = [sentence for sentence in found.explained() if sentence.startswith("Bold")]
+    notes = "".join(f"\n- {in_markdown(note)}" for note in [*explained, *found.notes])
     return _lined(found, "| ", " | ", " |", bold="**{}**") + (f"\n{notes}" if notes else "")
 
 
 def _lined(found: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str:
     escape = in_markdown if edge else printable
     cells = [[escape(text) for text in (*found.keys, *(measure.heading for measure in found.measures))]]
-    cells += _entries(found, 0, bold, escape)
+    cells += _entries(found, bold, escape)
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     count = len(found.keys)
     lines = [
@@ -62,43 +53,15 @@ def _lined(found: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def latex(found: Table) -> str:
-    """A tabular for the package booktabs, the best of each column in bold; notes as comments."""
-    found = tidy(found)
-    units = ["" if not measure.percent else ", %" for measure in found.measures]
-    headings = [*found.keys, *(m.heading + unit for m, unit in zip(found.measures, units, strict=True))]
-    lines = [
-        r"% \usepackage{booktabs}",
-        *(f"% {note}" for note in found.notes),
-        rf"\begin{{tabular}}{{{'l' * len(found.keys)}{'r' * len(found.measures)}}}",
-        r"\toprule",
-        " & ".join(map(plain, headings)) + r" \\",
-        r"\midrule",
-        *(" & ".join(cells) + r" \\" for cells in _entries(found, 1, r"\textbf{{\boldmath {}}}", plain)),
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines)
-
-
-def plain(text: str) -> str:
-    """Text in which no sign means anything to LaTeX; θ^PS as mathematics."""
-    return re.sub(r"θ\^([A-Za-z]+)|[\\&%$#_{}~^±θ–<>|]", _plain, text)
-
-
-def _plain(found: re.Match[str]) -> str:
-    return rf"$\theta^{{\mathrm{{{found[1]}}}}}$" if found[1] else SPECIAL[found[0]]
-
-
-def _entries(found: Table, form: int, bold: str, shown: Callable[[str], str]) -> list[list[str]]:
-    """Every line's texts, of the form 0 (plain) or 1 (LaTeX); `shown` makes text of keys."""
-    best = [found.best(column) for column in range(len(found.measures))]
+def _entries(found: Table, bold: str, shown: Callable[[str], str]) -> list[list[str]]:
+    """Every line's texts; `shown` makes text of keys."""
+    best = [found.bold(column) for column in range(len(found.measures))]
     lines = []
     for number, (keys, cells) in enumerate(found.lines):
         line = [shown(text) for text in keys]
         for column, (cell, measure) in enumerate(zip(cells, found.measures, strict=True)):
-            text = "" if cell is None else cell.entry(measure)[form]
-            line.append(bold.format(text) if best[column] == number and text else text)
+            text = "" if cell is None else cell.entry(measure)[0]
+            line.append(bold.format(text) if number in best[column] and text else text)
         lines.append(line)
     return lines
 
@@ -141,4 +104,9 @@ def _suffixes(found: Table, column: int) -> list[str]:
     return list(present_cells[0].numbers()) if present_cells else [""]
 
 
-FORMS = {"text": terminal, "markdown": markdown, "latex": latex, "csv": comma_separated}
+FORMS: dict[str, Callable[[Table], str]] = {
+    "text": terminal,
+    "markdown": markdown,
+    "latex": latex,
+    "csv": comma_separated,
+}

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.registry import HIGHER
 from fedsim.results.paired import Paired
+from fedsim.results.rounding import fixed, rounded
 from fedsim.results.runs import Run, knowing
 from fedsim.results.targets import COSTS, cost
 
@@ -25,20 +27,34 @@ class Measure:
         of: run → [R] numbers, NaN where a replicate has none.
         more: whether more is better.
         percent: whether numbers are fractions that are read in per cent.
+        label: the heading in a LaTeX table, without its unit; '' is the heading itself.
+        unit: of the numbers as they are printed.
+        directed: whether one direction is known to be better.
+        place: the values of swept keys that make this column, as a LaTeX table prints them.
     """
 
     heading: str
     of: Callable[[Run], np.ndarray]
     more: bool
     percent: bool = False
+    label: str = ""
+    unit: str = ""
+    directed: bool = True
+    place: str = ""
 
     @property
     def factor(self) -> int:
         return 100 if self.percent else 1
 
+    @property
+    def significant(self) -> int:
+        """Digits of a number whose error is not known."""
+        return 3 if self.percent else 4
+
     def digits(self, value: float) -> str:
         """A number as it is read: fractions in per cent to a tenth, everything else to four digits."""
-        return f"{100 * value:.1f}" if self.percent else f"{value:.4g}"
+        text = fixed(100 * value, 1) if self.percent else f"{value:.4g}"
+        return text.removeprefix("-") if text == "-0" else text
 
     def spread(self, value: float) -> str:
         return f"{100 * value:.1f}" if self.percent else f"{value:.2g}"
@@ -46,15 +62,31 @@ class Measure:
 
 def metric(name: str, runs: list[Run], last: int = 1) -> Measure:
     """A column of metrics.csv at the end of a run, its mean over the last so many evaluations."""
-    heading = name + (f", last {last}" if last > 1 else "")
-    return Measure(heading, lambda run: run.ended(name, last), knowing(runs, name).rises(name), fraction(name))
+    described = knowing(runs, name).describe(name)
+    return Measure(
+        name + (f", last {last}" if last > 1 else ""),
+        lambda run: run.ended(name, last),
+        described.better == HIGHER,
+        fraction(name),
+        described.label + (f", mean of the last {last} evaluations" if last > 1 else ""),
+        described.unit,
+        described.better is not None,
+    )
 
 
 def costs(name: str, target: float, runs: list[Run]) -> list[Measure]:
     """What it took until a metric reached the target: rounds; bytes and virtual seconds where all runs have them."""
 
+    described = knowing(runs, name).describe(name)
+    shown_target = f"{100 * target:g} %" if fraction(name) else f"{target:g}"
+
     def measure(what: str, columns: tuple[str, ...]) -> Measure:
-        return Measure(f"{what} to {name} {target:g}", lambda run: cost(run, name, target, columns), False)
+        return Measure(
+            f"{what} to {name} {target:g}",
+            lambda run: cost(run, name, target, columns),
+            False,
+            label=f"{what} to {described.label} {shown_target}",
+        )
 
     available_costs = [(what, columns) for what, columns in COSTS.items() if all(_has(run, columns) for run in runs)]
     return [measure(what, columns) for what, columns in available_costs]
@@ -66,9 +98,10 @@ def _has(run: Run, columns: tuple[str, ...]) -> bool:
 
 @dataclass
 class Cell:
-    """Numbers [R] of the replicates; their mean is of those that have one."""
+    """Numbers [R] of the replicates, and their seeds where these are known; the mean is of those that have one."""
 
     values: np.ndarray
+    seeds: list[int] | None = None
 
     @property
     def known(self) -> np.ndarray:
@@ -84,6 +117,11 @@ class Cell:
         """Sample standard deviation; NaN of fewer than two."""
         return float(self.known.std(ddof=1)) if len(self.known) > 1 else math.nan
 
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; NaN of fewer than two."""
+        return self.std / math.sqrt(len(self.known)) if len(self.known) else math.nan
+
     def numbers(self) -> dict[str, float]:
         """For CSV: suffix of the heading → number."""
         return {"": self.mean, " std": self.std, " n": len(self.known)}
@@ -94,10 +132,10 @@ class Cell:
             return "–", "--"
         count_note = f" ({len(self.known)} of {len(self.values)})" if len(self.known) < len(self.values) else ""
         mean, unit = by.digits(self.mean), " %" if by.percent else ""
-        if len(self.known) == 1:
-            return f"{mean}{unit}{count_note}", f"${mean}${count_note}"
-        spread = by.spread(self.std)
-        return f"{mean} ± {spread}{unit}{count_note}", rf"${mean} \pm {spread}${count_note}"
+        factor = by.factor
+        paper = rounded(factor * self.mean, factor * self.std, factor * self.error, by.significant).latex
+        plain = mean if len(self.known) == 1 else f"{mean} ± {by.spread(self.std)}"
+        return f"{plain}{unit}{count_note}", f"{paper}{count_note}"
 
 
 @dataclass

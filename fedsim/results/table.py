@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
+from fedsim.results.bold import FEW, best_lines
 from fedsim.results.differences import given, order, same, swept, value
+from fedsim.results.display_names import Renaming, class_name, key_name
 from fedsim.results.measured import Cell, Difference, Measure
 from fedsim.results.paired import paired
 from fedsim.results.runs import Run
@@ -23,20 +24,67 @@ class Table:
     measures: of the further columns, with headings of their own.
     lines: texts of the keys, and a cell for each measure; None where there is no such run.
     notes: what a reader must know.
+    paper_keys, paper_lines: keys and their texts as a LaTeX table prints them; those above where there are none.
+    blocks: how many of the keys make blocks of lines, whose best is bold.
+    confidence: of the intervals that say what is distinguishable from the best.
     """
 
     keys: list[str]
     measures: list[Measure]
     lines: list[tuple[list[str], list[Cell | Difference | None]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    paper_keys: list[str] = field(default_factory=list)
+    paper_lines: list[list[str]] = field(default_factory=list)
+    blocks: int = 0
+    confidence: float = 0.95
 
-    def best(self, column: int) -> int | None:
-        """The line of the best mean; None among fewer than two, or of differences."""
-        cells = [(n, line[1][column]) for n, line in enumerate(self.lines)]
-        means = [(n, cell.mean) for n, cell in cells if isinstance(cell, Cell) and not math.isnan(cell.mean)]
-        if len(means) < 2:
-            return None
-        return (max if self.measures[column].more else min)(means, key=lambda pair: pair[1])[0]
+    def in_blocks(self) -> list[list[int]]:
+        """Positions of the lines, block by block."""
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for position, (texts, _) in enumerate(self.lines):
+            groups.setdefault(tuple(texts[: self.blocks]), []).append(position)
+        return list(groups.values())
+
+    def bold(self, column: int) -> set[int]:
+        """The lines of the best mean of each block, and of those that are not distinguishable from it."""
+        measure = self.measures[column]
+        return {
+            lines[position]
+            for lines in self.in_blocks()
+            for position in best_lines([self.lines[n][1][column] for n in lines], measure, self.confidence)
+        }
+
+    @property
+    def replicates(self) -> list[int]:
+        """How many replicates the cells are of: the fewest and the most."""
+        counts = [len(cell.values) for _, cells in self.lines for cell in cells if isinstance(cell, Cell)]
+        return [min(counts, default=0), max(counts, default=0)]
+
+    def explained(self) -> list[str]:
+        """What bold is and what ± is, for a caption."""
+        fewest, most = self.replicates
+        several = f"{fewest} to {most}" if fewest < most else f"{most}"
+        if not most:
+            return []
+        sentences = [f"Mean ± standard deviation over {several} seeds."] if most > 1 else ["One seed."]
+        if any(self.bold(column) for column in range(len(self.measures))):
+            best = "the best of each column" + (" and block" if self.blocks else "")
+            if most > 1:
+                seeds = [tuple(c.seeds or ()) for _, cells in self.lines for c in cells if isinstance(c, Cell)]
+                shared = len(set(seeds)) == 1 and seeds[0]
+                way = (
+                    "Student's, of differences by seed"
+                    if shared
+                    else "of differences by seed; Welch's where the seeds differ"
+                )
+                best += (
+                    f", and what is not distinguishable from it ({100 * self.confidence:g} % intervals, {way}; each "
+                    "comparison by itself)"
+                )
+            sentences.append(f"Bold: {best}.")
+            if 1 < fewest < FEW:
+                sentences.append(f"Intervals from fewer than {FEW} seeds are unreliable.")
+        return sentences
 
 
 @dataclass
@@ -92,6 +140,8 @@ def table(
     columns: Sequence[str] = (),
     against: dict[str, str] | None = None,
     confidence: float = 0.95,
+    blocks: Sequence[str] = (),
+    renaming: Renaming | None = None,
 ) -> Table:
     """Lines by the keys `rows` (all that are not in `columns`), columns by the measures and `columns`.
 
@@ -101,6 +151,8 @@ def table(
         rows, columns: keys in which runs differ.
         against: key → value of the runs that the others are held against, seed by seed.
         confidence: of the intervals of the differences.
+        blocks: those of the rows' keys that make blocks of lines.
+        renaming: names in the place of those of keys, values and metrics.
 
     Raises:
         ConfigError: two runs have the same place, or there is nothing to be held against.
@@ -111,6 +163,10 @@ def table(
         for name in names:
             checks.choice(option, name, available_keys)
     rows = list(rows) or [key for key in keys if key not in columns] + choice.chosen * (not columns)
+    for name in blocks:
+        checks.choice("--blocks", name, rows)
+    rows = [*blocks, *(key for key in rows if key not in blocks)]
+    naming = _Names(runs, renaming or Renaming())
     runs_by_row: dict[tuple[str, ...], dict[tuple[str, ...], Run]] = {}
     for run in runs:
         row_runs = runs_by_row.setdefault(_at(run, rows), {})
@@ -129,24 +185,45 @@ def table(
             )
         row_runs[at] = run
     across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [order(text) for text in at])
-    result = Table(rows or ["run"], [], notes=list(choice.notes))
+    result = Table(
+        [naming.renaming(key, key_name(key)) for key in rows] or ["run"],
+        [],
+        notes=list(choice.notes),
+        paper_keys=[naming.renaming(key_name(key), key) for key in rows] or ["run"],
+        blocks=len(blocks),
+        confidence=confidence,
+    )
+    measures = [naming.of_measure(measure) for measure in measures]
     pairs = {id(run): partner(run, runs, keys, against) for run in runs} if against else {}
     for at in across:
-        result.measures += [replace(m, heading=" ".join([m.heading, _called(columns, at)]).strip()) for m in measures]
+        called = _called(
+            [naming.renaming(key, key_name(key)) for key in columns],
+            [naming.plain(key, text) for key, text in zip(columns, at, strict=True)],
+        )
+        placed = [replace(m, place=naming.of_place(columns, at)) for m in measures]
+        result.measures += [replace(m, heading=" ".join([m.heading, called]).strip()) for m in placed]
         if against:
             result.measures += [
-                replace(m, heading=" ".join([f"difference of {m.heading}", _called(columns, at)]).strip())
-                for m in measures
+                replace(
+                    m,
+                    heading=" ".join([f"difference of {m.heading}", called]).strip(),
+                    label=f"difference of {m.label or m.heading}",
+                )
+                for m in placed
             ]
     for place in sorted(runs_by_row, key=lambda place: [order(text) for text in place]):
         cells: list[Cell | Difference | None] = []
         for at in across:
             cell = runs_by_row[place].get(at)
-            cells += [None if cell is None else Cell(m.of(cell)) for m in measures]
+            cells += [None if cell is None else Cell(m.of(cell), cell.seeds) for m in measures]
             if against:
                 cells += [_difference(m, cell, pairs, confidence) for m in measures]
         first_run = next(iter(runs_by_row[place].values()))
-        result.lines.append((list(place) or [first_run.label or first_run.folder.name], cells))
+        values = list(zip(rows, place, strict=True))
+        run_name = [naming.renaming(first_run.label or first_run.folder.name)] if not rows else []
+        result.lines.append(([naming.plain(*value) for value in values] or run_name, cells))
+        result.paper_lines.append([naming.paper(*value) for value in values] or run_name)
+    naming.renaming.check()
     if against:
         result.notes += _said(result, confidence, against)
     return result
@@ -203,6 +280,42 @@ def _said(found: Table, confidence: float, against: dict[str, str]) -> list[str]
     return [*sentences, f"{method_note}, and k/n says that k of n pairs are better"]
 
 
+class _Names:
+    """What keys, values and measures are called in the table.
+
+    Args:
+        runs: whose classes the values of groups are.
+        renaming: the user's names.
+    """
+
+    def __init__(self, runs: Sequence[Run], renaming: Renaming) -> None:
+        self.runs, self.renaming = runs, renaming
+
+    def _printed(self, key: str, text: str) -> str:
+        targets = [run.settings.get(f"{key}._target_") for run in self.runs if _text(run, key) == text]
+        return class_name(text, str(targets[0])) if targets and targets[0] else text
+
+    def plain(self, key: str, text: str) -> str:
+        """A value as text."""
+        return self.renaming(text, self._printed(key, text))
+
+    def paper(self, key: str, text: str) -> str:
+        """A value as a LaTeX table prints it."""
+        return self.renaming(self._printed(key, text), text)
+
+    def of_place(self, columns: Sequence[str], at: Sequence[str]) -> str:
+        """A place among the columns: 'learning rate 0.1', a class by its name alone."""
+        values = [(key, text, self.paper(key, text)) for key, text in zip(columns, at, strict=True)]
+        return ", ".join(
+            shown if order(text)[0] else f"{self.renaming(key_name(key), key)} {shown}" for key, text, shown in values
+        )
+
+    def of_measure(self, measure: Measure) -> Measure:
+        """With the user's names in its headings."""
+        heading, label = measure.heading, measure.label or measure.heading
+        return replace(measure, heading=self.renaming(heading, label), label=self.renaming(label, heading))
+
+
 def _at(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(_text(run, key) for key in keys)
 
@@ -212,6 +325,6 @@ def _text(run: Run, key: str) -> str:
     return value({key: setting}, key) if setting is not None or key in run.settings else value({}, key)
 
 
-def _called(columns: Sequence[str], at: tuple[str, ...]) -> str:
+def _called(columns: Sequence[str], at: Sequence[str]) -> str:
     """A place among the columns: 'lr=0.1', a class by its name alone."""
     return ", ".join(text if order(text)[0] else f"{key}={text}" for key, text in zip(columns, at, strict=True))

@@ -20,7 +20,7 @@ from fedsim.plots.curves import draw_curve, figure
 from fedsim.plots.looks import looks
 from fedsim.plots.report import html
 from fedsim.results.differences import find
-from fedsim.results.forms import plain
+from fedsim.results.latex import plain
 from fedsim.results.runs import measured_by
 
 STRATEGIES = ("FedAvg", "FedAWE", "FedPBC", "MIFA")

@@ -235,10 +235,12 @@ def test_latex_is_read_by_a_parser_of_latex(runs: Path, tell: Any, tmp_path: Pat
     nodes, _, _ = latexwalker.LatexWalker(text, tolerant_parsing=False).get_latex_nodes()
     (tabular,) = [node for node in nodes if node.isNodeType(latexwalker.LatexEnvironmentNode)]
     assert tabular.environmentname == "tabular"
-    body = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert {line.count(" & ") for line in body} == {4}
+    upper, *body = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert {line.count("& ") for line in body} == {4}
     assert r"\begin{tabular}{lrrrr}" in text
-    assert body[0].startswith(r"strategy & test\_accuracy lr=0.1, \% & ")
+    assert r"\multicolumn{2}{c}{learning rate 0.1} & \multicolumn{2}{c}{learning rate 0.5}" in upper
+    assert body[0].startswith(r"strategy & test accuracy (\%) & ")
+    assert body[1].startswith("FedAvg & ")
     mean = 100 * ends("FedAWE", 0.1).mean()
     assert rf"\textbf{{\boldmath ${mean:.1f} \pm 2.0$}}" in text
     assert rf"${100 * ends('FedAvg', 0.1).mean():.1f} \pm 3.0$" in text
@@ -252,10 +254,11 @@ def test_markdown_is_a_table_with_as_many_cells_in_every_line(runs: Path, tell: 
     assert set(rows[1]) == set("|-:")
     assert "**62.0 ± 2.0 %**" in rows[3]
     assert lines[-1].startswith("- lr: the best of at most 2")
+    assert lines[-2].startswith("- Bold: the best of each column, and what is not distinguishable")
 
 
 def test_signs_that_mean_something_to_latex_are_spelt_out() -> None:
-    from fedsim.results.forms import plain
+    from fedsim.results.latex import plain
 
     walker = pytest.importorskip("pylatexenc.latex2text")
     for text in ("50 % of A_1 & B^2", "{a}~#1", r"C:\runs", "$5", "a<b>c|d"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from fedsim.app.commands import WORDS
@@ -11,7 +12,9 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing
 from fedsim.evaluation.columns import validation_metric
 from fedsim.results.differences import find
+from fedsim.results.display_names import Renaming
 from fedsim.results.forms import FORMS
+from fedsim.results.latex import latex
 from fedsim.results.measured import Measure, costs, metric
 from fedsim.results.runs import Run, measured_by
 from fedsim.results.table import choose, table
@@ -52,7 +55,23 @@ def parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="differences by seed from the run that has it",
     )
-    argument_parser.add_argument("--confidence", type=float, default=0.95, help="of their intervals (default: 0.95)")
+    argument_parser.add_argument(
+        "--confidence", type=float, default=0.95, help="of these intervals, and of those for bold (default: 0.95)"
+    )
+    argument_parser.add_argument(
+        "--blocks", default="", metavar="KEY,KEY", help="swept keys that make blocks of lines; the best of each is bold"
+    )
+    argument_parser.add_argument(
+        "--rename",
+        action="append",
+        default=[],
+        metavar="OLD=NEW",
+        help="another name for a strategy, a metric, a setting or its value; may be repeated",
+    )
+    argument_parser.add_argument(
+        "--caption", metavar="TEXT", help="LaTeX: a table with this caption; what ± and bold mean is added"
+    )
+    argument_parser.add_argument("--label", metavar="NAME", help="LaTeX: a table with this label, such as tab:accuracy")
     form = argument_parser.add_mutually_exclusive_group()
     for name in ("markdown", "latex", "csv"):
         form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=f"print as {name}")
@@ -68,6 +87,8 @@ def main(arguments: list[str]) -> None:
     last = checks.whole("--last", options.last)
     if not 0 < checks.real("--confidence", options.confidence) < 1:
         raise ConfigError(f"--confidence {options.confidence} must lie between 0 and 1, such as 0.95")
+    form = options.form or ENDINGS.get(options.to.suffix if options.to else "", "text")
+    _check_latex_options(form, options.caption, options.label)
     runs = find(options.runs)
     names = _metrics(runs, options.metric)
     if options.by is not None:
@@ -84,9 +105,10 @@ def main(arguments: list[str]) -> None:
         _listed(options.columns),
         _pairs("--against", options.against),
         options.confidence,
+        _listed(options.blocks),
+        Renaming(_pairs("--rename", options.rename)),
     )
-    form = options.form or ENDINGS.get(options.to.suffix if options.to else "", "text")
-    text = FORMS[form](result_table)
+    text = latex(result_table, options.caption, options.label) if form == "latex" else FORMS[form](result_table)
     if options.to is None:
         print(text)
         return
@@ -97,6 +119,14 @@ def main(arguments: list[str]) -> None:
     except OSError as error:
         raise ConfigError(f"--to {options.to} cannot be written ({error}); choose another file") from error
     print(f"table: {options.to}")
+
+
+def _check_latex_options(form: str, caption: str | None, label: str | None) -> None:
+    for option, value in (("--caption", caption), ("--label", label)):
+        if value is not None and form != "latex":
+            raise ConfigError(f"{option} is for LaTeX; add --latex, or --to FILE.tex")
+    if label is not None and not re.fullmatch(r"[\w:.+/-]+", label, re.ASCII):
+        raise ConfigError(f"--label {label!r} must be letters, digits and :.+/-_ such as tab:accuracy")
 
 
 def _metrics(runs: list[Run], asked: list[str] | None) -> list[str]:
