@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.plots.cells import Cell, at, labels
-from fedsim.plots.style import FITTED, HATCHED, STYLE, colour, formulas, legend_below, panels, wrapped
+from fedsim.plots.style import FITTED, HATCHED, colour, formulas, legend_below, panels, parameters, wrapped
 
 
 def bars(
@@ -35,7 +35,7 @@ def bars(
     names = [measure] if isinstance(measure, str) else measure
     boxes = [(box, name) for box in labels(cells, panel) for name in names]
     width = 0.8 / len(tints)
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(parameters()):
         drawing, grid = panels(len(boxes), width=max(4.4, 0.26 * len(groups) * max(len(tints), 5)), columns=1)
         for axes, (box, quantity) in zip(grid, boxes, strict=True):
             axes.set_title(formulas(", ".join([box, quantity] if box and len(names) > 1 else [box or quantity])))
@@ -88,7 +88,7 @@ def heatmap(
         table[index] = cell.numbers[measure].mean()
         printed[index], fitted[index] = cell.paper.get(measure, np.nan), cell.fitted
     low, high = np.nanmin(table), np.nanmax(table)
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(parameters()):
         drawing, grid = panels(len(boxes), width=0.85 * len(columns) + 2, height=0.62 * len(rows) + 1.4)
         for number, axes in enumerate(grid):
             picture = axes.imshow(table[number], cmap="viridis", vmin=low, vmax=high, aspect="auto")

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import matplotlib
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing
 from fedsim.core.speaking import patiently
-from fedsim.plots.compare import pictures
+from fedsim.plots.compare import FEW_REPLICATES, Picture, few_replicates, pictures, replicates
 from fedsim.plots.report import html
+from fedsim.plots.style import PALETTE, parameters
+from fedsim.plots.venues import VENUES, drawn_for
 from fedsim.results.differences import find
 from fedsim.results.forms import FORMS
 from fedsim.results.measured import Cell, metric
 from fedsim.results.runs import Run, measured_by
 from fedsim.results.table import Table
 
+FORMATS = ("png", "pdf", "svg")
+UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same bytes each time
 GROWING = ("virtual_seconds", "total_bytes_up", "total_bytes_down", "samples", "seconds")
 
 
@@ -29,12 +38,33 @@ def main(arguments: list[str] | None = None) -> None:
         "runs", nargs="+", type=Path, metavar="RUN_DIR", help="run folders, a sweep's folder, or a glob"
     )
     parser.add_argument(
-        "--out", type=Path, help="folder for the pictures, as PNG and PDF (default: the first RUN_DIR, unless --html)"
+        "--out",
+        type=Path,
+        help="folder for the pictures and their captions, NAME.caption.txt (default: the first RUN_DIR, unless --html)",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a report: one file that needs no other")
     parser.add_argument("--metric", action="append", metavar="NAME", help="a column of metrics.csv; may be repeated")
     parser.add_argument(
         "--x", metavar="NAME", help="a column along which curves are drawn, such as virtual_seconds (default: rounds)"
+    )
+    parser.add_argument(
+        "--style",
+        choices=VENUES,
+        help="width of a column, letters and fonts of a venue: "
+        + ", ".join(f"{name} ({venue.width:g} in, {venue.font:g} pt)" for name, venue in VENUES.items()),
+    )
+    parser.add_argument(
+        "--ylim",
+        action="append",
+        default=[],
+        metavar="NAME=LOW,HIGH",
+        help="ends of the vertical axis of a metric's curves, as numbers of metrics.csv; may be repeated",
+    )
+    parser.add_argument(
+        "--format",
+        default="png,pdf",
+        metavar="LIST",
+        help=f"formats of the pictures: of {', '.join(FORMATS)} (default: png,pdf)",
     )
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args(arguments)
@@ -45,13 +75,21 @@ def main(arguments: list[str] | None = None) -> None:
             checks.choice("--metric", name, available_metrics)
         if options.x is not None:
             checks.choice("--x", options.x, growing(runs))
+        formats = _formats(options.format)
+        limits = dict(_limits(text, available_metrics) for text in options.ylim)
         out = options.out
         if out is None and options.html is None:
             out = options.runs[0] if options.runs[0].is_dir() else runs[0].folder
         print(table(runs, options.metric or available_metrics, "markdown" if options.markdown else "text"))
-        messages = [f"pictures: {_save(runs, options.metric, out, options.x)}"] if out is not None else []
+        messages = []
+        if out is not None:
+            with drawn_for(VENUES.get(options.style)):
+                drawn = pictures(runs, options.metric, x=options.x, limits=limits)
+                messages.append(f"pictures: {_save(drawn, out, formats)}")
         if options.html is not None:
             messages.append(f"report:   {_write(options.html, html(runs, options.metric, options.x))}")
+        if few_replicates(runs):
+            print(f"fedsim-plot: bands are over {replicates(runs)}. {FEW_REPLICATES}", file=sys.stderr)
     except ConfigError as error:
         sys.exit(f"fedsim-plot: {error}")
     folders = " ".join(map(str, options.runs))
@@ -64,19 +102,44 @@ def growing(runs: list[Run]) -> list[str]:
     return [name for name in GROWING if all(run.has(name) for run in runs)]
 
 
-def _save(runs: list[Run], metrics: list[str] | None, out: Path, x: str | None = None) -> str:
-    """Every picture as PNG and PDF; returns where the PNGs are."""
+def _formats(text: str) -> list[str]:
+    formats = [name.strip() for name in text.split(",")]
+    for name in formats:
+        checks.choice("--format", name, FORMATS)
+    return formats
+
+
+def _limits(text: str, metrics: list[str]) -> tuple[str, tuple[float, float]]:
+    """NAME=LOW,HIGH."""
+    name, _, ends = text.partition("=")
+    checks.choice("--ylim", name, metrics)
+    try:
+        low, high = map(float, ends.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--ylim {text} must be NAME=LOW,HIGH, such as test_accuracy=0.5,1") from error
+    if not -math.inf < low < high < math.inf:
+        raise ConfigError(f"--ylim {text}: {low:g} must be less than {high:g}")
+    return name, (low, high)
+
+
+def _save(drawn: Iterable[Picture], out: Path, formats: list[str]) -> str:
+    """Every picture in each of the formats, its caption beside it; returns where they are."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         names = []
-        for picture in pictures(runs, metrics, x=x):
+        for picture in drawn:
             names.append(picture.name)
-            for ending in ("png", "pdf"):
-                with replacing(out / f"{picture.name}.{ending}", "wb") as file:
-                    picture.figure.savefig(file, format=ending)
+            for ending in formats:
+                with (
+                    matplotlib.rc_context(parameters() | {"savefig.bbox": None}),
+                    replacing(out / f"{picture.name}.{ending}", "wb") as file,
+                ):
+                    picture.figure.savefig(file, format=ending, metadata=UNDATED.get(ending))
+            with replacing(out / f"{picture.name}.caption.txt") as file:
+                file.write(f"{picture.heading}. {picture.caption}\nColours: {PALETTE}.\n")
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written ({_why(error)}); choose another folder") from error
-    return f"{out / names[0]}.png" + (f", {', '.join(names[1:])}" if names[1:] else "")
+    return f"{out / names[0]}.{formats[0]}" + (f", {', '.join(names[1:])}" if names[1:] else "")
 
 
 def _write(path: Path, text: str) -> Path:

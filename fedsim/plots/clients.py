@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedsim.plots.looks import looks
-from fedsim.plots.style import STYLE, colour, panels, wrapped
+from fedsim.plots.style import colour, panels, parameters, points, wrapped
+from fedsim.plots.venues import grid_size
 from fedsim.results.differences import shared_name
 from fedsim.results.runs import Run
 from fedsim.tracking.clients import Clients
@@ -39,7 +40,7 @@ def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
     if not series:
         return None
     draw = np.random.default_rng(0)  # where the dots lie across their box means nothing
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(parameters()):
         drawing, (axes,) = panels(1, width=8.0, height=1.1 + 0.62 * len(series))
         for position, (number, _, values) in enumerate(series):
             tint = tints[number]
@@ -54,8 +55,9 @@ def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
         axes.set_yticks(range(len(series)), [wrapped(name) for _, name, _ in series])
         axes.set_ylim(len(series) - 0.45, -0.55)
         axes.grid(visible=False, axis="y")
-        data_source = "what was held out of the client" if has_held_out else "the client's own data"
-        axes.set_xlabel(f"{metric or 'accuracy'} on {data_source}" + ("" if metric else ", %"))
+        samples = "samples held out of the client" if has_held_out else "the client's own training samples"
+        signs = int(8 * drawing.get_figwidth() / points(1))
+        axes.set_xlabel(wrapped(f"{metric or 'accuracy'} on {samples}" + ("" if metric else " (%)"), signs))
     return drawing
 
 
@@ -65,9 +67,11 @@ def availability(runs: list[Run]) -> Figure | None:
     if all(presence.all() for _, presence, _ in groups):  # nothing to see, or nothing known
         return None
     columns = min(len(groups), 3)
-    rows = -(-len(groups) // columns)
-    with matplotlib.rc_context(STYLE):
-        drawing = Figure(figsize=(max(4.4 * columns, 8.0), 3.6 * rows), layout="constrained")
+    with matplotlib.rc_context(parameters()):
+        across = max(4.4, 8.0 / columns)
+        columns, across, height = grid_size(len(groups), columns, across, 3.6)
+        rows = -(-len(groups) // columns)
+        drawing = Figure(figsize=(across * columns, height * rows), layout="constrained")
         grid = drawing.subplots(2 * rows, columns, squeeze=False, height_ratios=[1, 3.2] * rows)
         for axes in grid.ravel():
             axes.grid(visible=False)
@@ -92,7 +96,7 @@ def availability(runs: list[Run]) -> Figure | None:
             below.xaxis.set_major_locator(MaxNLocator(integer=True))
             below.set_xlabel("round")
             below.set_ylabel("client")
-            above.set_ylabel("active", fontsize=9)
+            above.set_ylabel("active", fontsize=points(9))
     return drawing
 
 
@@ -101,7 +105,7 @@ def partitions(runs: list[Run]) -> Figure | None:
     groups = _alike(runs, "class_fractions")
     if not groups:
         return None
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(parameters()):
         class_count = max(shares.shape[1] for _, shares, _ in groups)
         drawing, grid = panels(len(groups), width=max(3.6, 0.3 * class_count), height=4.6, columns=min(len(groups), 3))
         for axes, (heading, shares, clients) in zip(grid, groups, strict=True):

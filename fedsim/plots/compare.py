@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import matplotlib
@@ -15,7 +15,8 @@ from fedsim.evaluation.registry import DISTANCES, describe
 from fedsim.plots import clients
 from fedsim.plots.curves import beside_a_loss, figure, telling
 from fedsim.plots.looks import looks
-from fedsim.plots.style import STYLE, literal, measured_in, panels, percent, wrapped
+from fedsim.plots.style import literal, measured_in, panels, parameters, percent, points, wrapped
+from fedsim.results.bold import FEW
 from fedsim.results.differences import ABSENT
 from fedsim.results.runs import Run
 from fedsim.tracking.clients import MOST_CLIENTS, MOST_ROUNDS
@@ -38,7 +39,11 @@ class Picture:
 
 
 def pictures(
-    runs: list[Run], metrics: list[str] | None = None, most: int = 2, x: str | None = None
+    runs: list[Run],
+    metrics: list[str] | None = None,
+    most: int = 2,
+    x: str | None = None,
+    limits: Mapping[str, tuple[float, float]] | None = None,
 ) -> Iterator[Picture]:
     """One picture after the other.
 
@@ -47,24 +52,35 @@ def pictures(
         metrics: whose curves are drawn; by default the most telling ones.
         most: how many those are.
         x: the column along which curves are drawn; None: rounds.
+        limits: metric → ends of the curves' vertical axis.
     """
     runs = [dataclasses.replace(run, label=literal(run.label)) for run in runs]
-    several = max(run.replicates for run in runs) > 1
-    band = " Bands are ±1 standard deviation over the replicates." if several else ""
-    inner = " Bands hold the replicates from the 10 % to the 90 % quantile." if several else ""
+    several, count = max(run.replicates for run in runs) > 1, replicates(runs)
+    few = f" {FEW_REPLICATES}" if few_replicates(runs) else ""
+    band = f" Bands are ±1 standard deviation over {count}.{few}" if several else ""
+    inner = f" Bands hold the replicates ({count}) from the 10 % to the 90 % quantile.{few}" if several else ""
     chosen = metrics or beside_a_loss([name for name in telling(runs) if name not in DISTANCES][:most], runs)
     if chosen:
         over = "Over the rounds" if x is None else f"Over {describe(x).label}"
-        yield Picture("curves", over, f"Mean over the replicates.{band}", figure(runs, chosen, x))
+        logarithmic = any(name in DISTANCES for name in chosen)
+        text = f"Mean over the replicates.{band}"
+        text += " On logarithmic axes bands hold the middle 80 % of them." if several and logarithmic else ""
+        yield Picture("curves", over, text, figure(runs, chosen, x, limits))
     if len(runs) > 1:
-        ends = f"After the last round.{' Whiskers are ±1 standard deviation, dots the replicates.' if several else ''}"
+        whiskers = f" Whiskers are ±1 standard deviation over {count}, dots the replicates.{few}" if several else ""
+        ends = f"After the last round.{whiskers}"
         yield Picture("final", "Where the runs ended", ends, final(runs))
     if distances := [name for name in DISTANCES if any(name in run.metrics for run in runs)]:
         distance_caption = f"Euclidean distance of the evaluated model, on a logarithmic axis.{inner}"
         yield Picture("distances", "How far from the reference points", distance_caption, figure(runs, distances, x))
     if drawing := clients.accuracies(runs):
-        caption = "A dot is a client, evaluated after the last round; all replicates together. Boxes hold "
-        caption += "the middle half, whiskers the middle 80 %, the line is the median, the diamond the mean."
+        caption = (
+            "A dot is a client, evaluated after the last round on the samples that the axis names; all replicates "
+        )
+        caption += (
+            "together. Boxes hold the middle half, whiskers the middle 80 %, the line is the median, the diamond "
+        )
+        caption += "the mean."
         yield Picture("clients", "From client to client", caption, drawing)
     for metric in dict.fromkeys(name for run in runs if run.clients is not None for name in run.clients.metrics):
         if drawing := clients.accuracies(runs, metric):
@@ -84,10 +100,24 @@ def pictures(
         yield Picture("partition", "Who holds what", caption, drawing)
 
 
+FEW_REPLICATES = f"A spread over fewer than {FEW} seeds is itself uncertain."
+
+
+def replicates(runs: list[Run]) -> str:
+    """How many seeds the runs have, for a caption."""
+    counts = sorted({run.replicates for run in runs})
+    return f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seed{'s' * (counts[0] > 1)}"
+
+
+def few_replicates(runs: list[Run]) -> bool:
+    """Has one of the runs a spread over so few seeds that it says little?"""
+    return any(1 < run.replicates < FEW for run in runs)
+
+
 def final(runs: list[Run]) -> Figure:
     """A bar per run for each of the (up to two) most telling metrics, mean ± 1 standard deviation over replicates."""
     metrics, tints = telling(runs)[:2], [look.tint for look in looks(runs).of]
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(parameters()):
         width = 5.4 if len(metrics) > 1 else 8.0
         drawing, grid = panels(len(metrics), width=width, height=1.0 + 0.42 * len(runs))
         for axes, metric in zip(grid, metrics, strict=True):
@@ -101,7 +131,7 @@ def final(runs: list[Run]) -> Figure:
                     axes.plot(values, np.full(len(values), position), ".", color="#333333", markersize=4, alpha=0.6)
                 axes.annotate(
                     written(metric, mean, spread) if run.has(metric) else ABSENT, (1, position), (6, 0),
-                    xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=9,
+                    xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=points(9),
                 )  # fmt: skip
             axes.set_xlabel(measured_in(metric))
             axes.set_ylim(len(runs) - 0.45, -0.55)

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from fedsim.availability import Availability
 from fedsim.plots.cells import Cell
 from fedsim.plots.clients import draw_bubbles
-from fedsim.plots.style import STYLE, colour, panels
+from fedsim.plots.style import colour, panels, parameters
 
 
 def _availability(cell: Cell) -> Availability:
@@ -29,7 +29,7 @@ def _heading(cell: Cell) -> str:
 
 def bubbles(cells: list[Cell], clients: int = 20) -> Figure:
     """A circle per client and class; its area is the class's share of the client's samples (fedawe Fig. 4)."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(parameters()):
         drawing, grid = panels(len(cells), width=3.6, height=4.2, columns=min(len(cells), 4))
         for axes, cell in zip(grid, cells, strict=True):
             fractions = _availability(cell).population.class_fractions
@@ -41,7 +41,7 @@ def bubbles(cells: list[Cell], clients: int = 20) -> Figure:
 
 def histogram(cells: list[Cell], bins: int = 20) -> Figure:
     """How the clients' base probabilities p_i are spread, first replicate (fedawe Fig. 5)."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(parameters()):
         drawing, grid = panels(len(cells))
         for axes, cell in zip(grid, cells, strict=True):
             base = base_probabilities(_availability(cell))
@@ -56,7 +56,7 @@ def histogram(cells: list[Cell], bins: int = 20) -> Figure:
 
 def rasters(cells: list[Cell], rounds: int = 100) -> Figure:
     """Probability over rounds (above) and who was there (below), a row per client (fedawe Fig. 6)."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(parameters()):
         drawing = Figure(figsize=(3.3 * len(cells), 3.8), layout="constrained")
         grid = drawing.subplots(2, len(cells), squeeze=False, sharex=True, height_ratios=[1.2, 1])
         for column, cell in enumerate(cells):

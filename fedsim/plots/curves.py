@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import matplotlib
@@ -18,14 +19,14 @@ from fedsim.plots.style import (
     DASHES,
     FITTED,
     FITTED_DASHES,
-    STYLE,
     colour,
     formulas,
     legend_below,
     measured_in,
     panels,
+    parameters,
     percent,
-    wrapped,
+    points,
 )
 from fedsim.results.runs import Run, measured_by
 
@@ -61,8 +62,8 @@ def draw_curve(
     values = np.ma.masked_invalid(values)
     mean = values.mean(1)
     often = max(1, len(rounds) // 8)
-    marked: dict[str, Any] = {"marker": marker, "markersize": 4.5, "markevery": often}
-    axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=1.6, label=label, **marked)
+    marked: dict[str, Any] = {"marker": marker, "markersize": points(4.5), "markevery": often}
+    axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=points(1.6), label=label, **marked)
     if values.shape[1] > 1:
         spread = values.std(1, ddof=1)
         low, high = mean - spread, mean + spread
@@ -84,23 +85,44 @@ def smooth(values: np.ndarray, decay: float) -> np.ndarray:
     return out
 
 
-def figure(runs: list[Run], metrics: list[str] | None = None, x: str | None = None) -> Figure:
-    """A panel per metric, of the runs that have it; by default the (up to two) most telling ones, and a loss. `x` is
-    the column along which they are drawn; None: rounds."""
+def figure(
+    runs: list[Run],
+    metrics: list[str] | None = None,
+    x: str | None = None,
+    limits: Mapping[str, tuple[float, float]] | None = None,
+) -> Figure:
+    """A panel per metric, of the runs that have it.
+
+    Args:
+        runs: to compare.
+        metrics: what is drawn; by default the (up to two) most telling ones, and a loss.
+        x: the column along which curves are drawn; None: rounds.
+        limits: metric → ends of its vertical axis.
+    """
     chosen, looking = metrics or beside_a_loss(telling(runs)[:2], runs), looks(runs)
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(parameters()):
         columns = 3 if len(chosen) == 3 else min(len(chosen), 2)
         drawing, grid = panels(len(chosen), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns)
         for axes, metric in zip(grid, chosen, strict=True):
             _prepare(axes, metric, "", metric in DISTANCES, x)
-            axes.set_ylabel(wrapped(measured_in(metric), 36))
+            axes.set_ylabel(measured_in(metric, _signs_beside(axes)))
             for run, look in zip(runs, looking.of, strict=True):
                 if run.has(metric):
                     draw_curve(axes, *run.along(metric, x), metric, "", look.tint, look.dashes, look.marker)
             _without_round_0(axes)
+            if limits and metric in limits:
+                axes.set_ylim(*limits[metric])
             percent(axes.yaxis, metric)
-        legend_below(drawing, grid, looking.entries())
+        legend_below(drawing, grid, looking.entries(), looking.title)
     return drawing
+
+
+def _signs_beside(axes: Axes) -> int:
+    """How many signs of a label fit beside the vertical axis: 36 at 3.6 inches and letters of 10 points."""
+    drawing = axes.figure
+    assert isinstance(drawing, Figure)
+    rows = axes.get_gridspec().nrows  # type: ignore[union-attr]
+    return max(12, int(36 * drawing.get_figheight() / rows / 3.6 / points(1)))
 
 
 def _without_round_0(axes: Axes) -> None:
@@ -167,7 +189,7 @@ def curves(
     metrics = [metric] if isinstance(metric, str) else metric
     boxes = [(name, label) for name in metrics for label in labels(cells, panel)]
     tints, styles = labels(cells, colours), labels(cells, dashes)
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(parameters()):
         across = len(boxes) // len(metrics)
         drawing, grid = panels(len(boxes), columns=across if across > 1 and len(metrics) > 1 else None)
         for axes, (name, label) in zip(grid, boxes, strict=True):
@@ -178,7 +200,7 @@ def curves(
             first_of_its_kind = grid[next(n for n, box in enumerate(boxes) if box[0] == name)]
             if axes is not first_of_its_kind:
                 axes.sharey(first_of_its_kind)
-            axes.set_ylabel(wrapped(measured_in(name), 36))
+            axes.set_ylabel(measured_in(name, 36))
             for cell in at(cells, panel, label):
                 assert cell.run is not None
                 tint = colour(tints.index(cell.at[colours]) if colours else 0)

@@ -11,8 +11,10 @@ from matplotlib.artist import Artist
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
+from fedsim.core.settings import said
 from fedsim.plots.style import COLOURS, DASHES, MARKERS, colour
 from fedsim.results.differences import named, swept_settings
+from fedsim.results.display_names import key_name
 from fedsim.results.runs import Run
 
 SHAPES = list(zip(DASHES * 2, ["", "", "", "", *MARKERS[:4]], strict=True))  # dashes, and again with markers
@@ -40,10 +42,12 @@ class Looks:
 
     of: every run's, in their order.
     legend: what to write beside which.
+    title: what colours, lines and markers stand for; None where runs differ in other ways.
     """
 
     of: list[Look]
     legend: list[tuple[str, Look]]
+    title: str | None = None
 
     def entries(self) -> dict[str, Artist]:
         """The legend as matplotlib takes it."""
@@ -57,7 +61,9 @@ def looks(runs: list[Run]) -> Looks:
         return swept_looks
     shaped = [EACH[number % len(EACH)] for number in range(len(runs))]
     of = [Look(colour(tint), *SHAPES[shape]) for shape, tint in shaped]
-    return Looks(of, [(run.label, look) for run, look in zip(runs, of, strict=True)])
+    keys = swept_settings(runs)
+    title = key_name(said(keys[0])) if len(keys) == 1 else None
+    return Looks(of, [(run.label, look) for run, look in zip(runs, of, strict=True)], title)
 
 
 def _by_keys(runs: list[Run]) -> Looks | None:
@@ -82,7 +88,7 @@ def _by_keys(runs: list[Run]) -> Looks | None:
         step = (PALE - DEEP) / (len(runs) - 1)
         of = [Look(to_hex(shades(DEEP + step * rank))) for rank in ranks]
         legend = sorted(zip((run.label for run in runs), of, ranks, strict=True), key=lambda entry: entry[2])
-        return Looks(of, [(name, look) for name, look, _ in legend])
+        return Looks(of, [(name, look) for name, look, _ in legend], key_name(said(keys[0])))
     return None
 
 
@@ -105,7 +111,9 @@ def _by_channels(
     legend = [(text, Look(colour(n))) for n, text in enumerate(values[tint])]
     legend += [(text, Look(NEUTRAL, *shapes[n])) for n, text in enumerate(values[shape])]
     legend += [(text, Look(NEUTRAL, "", MARKERS[n])) for key in mark for n, text in enumerate(values[key])]
-    return Looks(of, [(text, look) for text, look in legend if text])
+    channels = ["colour", "line" if len(values[shape]) <= len(DASHES) else "line and marker", "marker"]
+    title = ", ".join(f"{channel}: {key_name(said(key))}" for channel, key in zip(channels, keys, strict=False))
+    return Looks(of, [(text, look) for text, look in legend if text], title)
 
 
 def _in_order(runs: list[Run], key: str) -> list[int]:

@@ -19,7 +19,7 @@ from fedsim.core.settings import said
 from fedsim.plots.compare import pictures, written
 from fedsim.plots.curves import telling
 from fedsim.plots.looks import looks
-from fedsim.results.differences import ABSENT, differing, of_their_own, value
+from fedsim.results.differences import ABSENT, differing, of_their_own, shared_name, value
 from fedsim.results.runs import Run, knowing, measured_by
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
@@ -51,6 +51,7 @@ def html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None
             for run, look in zip(runs, looks(runs).of, strict=True)
         ],
         differences=_differences(runs, keys),
+        hidden=_hidden(runs, keys),
         across=len(runs) <= RUNS_ACROSS,
         results=_results(runs),
         pictures=[
@@ -85,12 +86,40 @@ def _about(runs: list[Run]) -> str:
 
 
 def _differences(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
-    """The differing settings: name, whether it is an option of a class that differs, a value per run."""
+    """The differing settings: name, whether it is an option of a class that differs, a value per run.
+
+    Options that runs of a single class alone have, all with the same value, say nothing beside the class: they are left
+    out (`_hidden` names them).
+    """
     class_options = of_their_own(keys)
     return [
         {"name": said(key), "own": key in class_options, "values": [value(run.settings, key) for run in runs]}
         for key in sorted(keys, key=lambda key: key in class_options)
+        if not _of_one_class(runs, key, class_options)
     ]
+
+
+def _of_one_class(runs: list[Run], key: str, class_options: set[str]) -> bool:
+    """Do runs of one class alone have this option, with one value?"""
+    holders = [run for run in runs if key in run.settings]
+    if key not in class_options or len(holders) == len(runs):
+        return False
+    groups = [name.removesuffix("_target_") for run in holders for name in run.settings if name.endswith("._target_")]
+    group = max((name for name in groups if key.startswith(name)), key=len, default="")
+    classes = {run.settings.get(f"{group}_target_") for run in holders}
+    return len(classes) == 1 and len({str(run.settings[key]) for run in holders}) == 1
+
+
+def _hidden(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
+    """The settings that `_differences` leaves out: name, whose they are, and their value."""
+    class_options = of_their_own(keys)
+    found = []
+    for key in keys:
+        if _of_one_class(runs, key, class_options):
+            holders = [run for run in runs if key in run.settings]
+            label = shared_name(holders, runs)
+            found.append({"name": said(key), "run": label, "value": value(holders[0].settings, key)})
+    return found
 
 
 def _results(runs: list[Run]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import said, short
+from fedsim.results.display_names import CLASSES
 from fedsim.results.files import ENVIRONMENT
 from fedsim.results.runs import Run, load
 from fedsim.tracking.metrics_csv import NAME
@@ -46,12 +47,13 @@ def of_their_own(keys: Sequence[str]) -> set[str]:
 
 
 def named(run: Run, key: str, among: Sequence[str] = ()) -> str:
-    """A run's value of a key as a label has it: a target class by its own name, else the key's last word with it, the
-    whole key where others of them end alike; nothing where the run knows no such key."""
+    """A run's value of a key as a label has it: a target class by the name that its paper prints, else the key's last
+    word with it, the whole key where others of them end alike; nothing where the run knows no such key."""
     if key not in run.settings:
         return ""
     if key.endswith(_CLASS):
-        return str(run.settings[key]).rpartition(".")[2]
+        class_name = str(run.settings[key]).rpartition(".")[2]
+        return CLASSES.get(class_name, class_name)
     return f"{short([*among, key])[key]}={shortened(value(run.settings, key))}"
 
 

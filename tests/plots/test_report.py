@@ -119,6 +119,28 @@ def test_settings_are_text_not_markup(report: Path) -> None:
     assert "<b>&" not in text
 
 
+def test_options_that_one_class_alone_has_are_out_of_the_table(tmp_path: Path) -> None:
+    def write(name: str, settings: dict[str, object]) -> None:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "metrics.csv").write_text("round,seed,test_loss\n0,0,1.0\n1,0,0.5\n")
+        OmegaConf.save(settings, folder / "config.yaml")
+
+    for name, lr in (("a", 0.1), ("b", 0.2)):
+        write(name, {"strategy": {"_target_": "fedsim.strategies.FedAvgM", "momentum": 0.9, "server_lr": lr}, "lr": lr})
+    write("c", {"strategy": {"_target_": "fedsim.strategies.FedProx", "mu": 0.01}, "lr": 0.1})
+    page = html(find([tmp_path]))
+    rows = Reader(page).rows
+    table = {row[0] for row in rows[: rows.index(next(row for row in rows if row[0] == "run"))]}
+    assert {"strategy", "lr"} <= table
+    assert "strategy.server_lr" in table  # it differs between runs of the class
+    assert not {"strategy.momentum", "strategy.mu"} & table
+    hidden = page[page.index("<summary>Options of a single class (2)") :]
+    assert "strategy.mu (FedProx" in hidden
+    assert "strategy.momentum (FedAvgM)" in hidden
+    assert page.count('class="wide" tabindex="0"') == 2
+
+
 @pytest.mark.slow
 def test_a_reader_is_told_what_is_missing(sweep: Path, tmp_path: Path) -> None:
     shutil.copytree(sweep, tmp_path / "copy")
@@ -141,7 +163,7 @@ def test_a_single_run_has_a_report_too(sweep: Path) -> None:
 def test_pictures_as_png_and_pdf(sweep: Path, tmp_path: Path) -> None:
     main([str(sweep / "FedAvg-0.1"), str(sweep / "FedAWE-0.1"), "--out", str(tmp_path / "pictures")])
     names = sorted(path.name for path in (tmp_path / "pictures").iterdir())
-    assert names == sorted(f"{name}.{ending}" for name in PICTURES for ending in ("png", "pdf"))
+    assert names == sorted(f"{name}.{ending}" for name in PICTURES for ending in ("png", "pdf", "caption.txt"))
     for name in PICTURES:
         with Image.open(tmp_path / "pictures" / f"{name}.png") as picture:
             assert len(picture.convert("RGB").getcolors(1 << 24) or []) > 20  # more than an empty frame

@@ -1,0 +1,80 @@
+"""Widths and sizes of letters that pictures have in papers of some venues, and on slides."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Venue:
+    """How wide a picture may be, and how large its letters.
+
+    Attributes:
+        width: of a column of text, inches; pictures are as wide.
+        height: at most, inches.
+        font: of axes' labels, points.
+        serif: whether letters are those of Times.
+        source: where these are prescribed.
+    """
+
+    width: float
+    height: float
+    font: float
+    serif: bool
+    source: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Of matplotlib. STIX is Times's shape and comes with matplotlib; fonts are embedded as TrueType."""
+        fonts = {"font.family": "serif", "font.serif": ["STIXGeneral", "DejaVu Serif"], "mathtext.fontset": "stix"}
+        return {
+            "font.size": self.font,
+            "axes.titlesize": 1.1 * self.font,
+            "axes.linewidth": 0.06 * self.font,
+            "lines.linewidth": 0.16 * self.font,
+            "pdf.fonttype": 42,
+        } | (fonts if self.serif else {})
+
+
+VENUES = {
+    "neurips": Venue(5.5, 7.5, 9, True, "neurips_2024.sty: one column of 5.5 inches, text of 10 points, Times"),
+    "icml": Venue(3.25, 7.5, 8, True, "icml2024.sty: two columns of 3.25 inches, captions of 9 points, Times"),
+    "ieee": Venue(3.5, 7.5, 9, True, "IEEE Author Center, Resolution and Size: a column of 3.5 inches, 9 to 10 points"),
+    "talk": Venue(12.0, 6.5, 18, False, "a slide of 13.33 by 7.5 inches (16:9) less its margins, 18 points"),
+}
+FLATTEST = 0.55  # height by width of a panel, at least
+NARROW = 2.6  # inches of a panel below which no further one stands beside it, at 9 points
+_CURRENT: ContextVar[Venue | None] = ContextVar("venue", default=None)
+
+
+@contextlib.contextmanager
+def drawn_for(venue: Venue | None) -> Iterator[None]:
+    """Pictures that are made and saved in this block are for the venue; None: for a screen."""
+    token = _CURRENT.set(venue)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def current() -> Venue | None:
+    """The venue of this block."""
+    return _CURRENT.get()
+
+
+def grid_size(count: int, columns: int, width: float, height: float) -> tuple[int, float, float]:
+    """Columns, and width and height of a panel in inches: of the given ones at the venue.
+
+    The figure is as wide as a column of text; panels keep their shape, unless it is flat or the picture would be too
+    high, and stand below one another where it is narrow.
+    """
+    venue = current()
+    if venue is None:
+        return columns, width, height
+    columns = min(columns, count, max(1, int(venue.width / (NARROW * venue.font / 9))))
+    across, rows = venue.width / columns, -(-count // columns)
+    return columns, across, min(max(height / width, FLATTEST) * across, venue.height / rows)
