@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from fedsim.app.commands.algorithms import KINDS, Algorithm, algorithms
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
 FOLDERS = ("strategies", "papers", "local", "uplink", "attack", "personal", "performative", "trainer")
+SECTION = re.compile(r"^(?:Args|Attributes|Raises|Returns)\b.*:$", re.M)
+MARKDOWN = re.compile(r"(?<=\w)\*|(?<=[∇|)}])_(?=[\w{])")  # what Markdown would take for emphasis in a formula
 MOST = 6  # tests that are named of each
 TITLES = {
     "strategy": "Strategies: the next model",
@@ -36,10 +40,15 @@ def page() -> str:
         "# Algorithms",
         "",
         "Written by `python scripts/algorithms_page.py` from the classes and the tests; do not edit.",
-        "`fedsim algorithms` lists them, and `fedsim algorithms NAME` says what one does. What is remembered is beside",
-        "the server's model: a row is d numbers, of each client or of the server. Bytes are those of float32 for each",
-        "client that takes part in a round. What is assumed is what a choice refuses to be without. Tests are those",
-        "that speak of few other algorithms.",
+        "`fedsim algorithms` lists them, and `fedsim algorithms NAME` prints one entry.",
+        "",
+        "*Remembers* is what is stored between rounds beside the server's model; a row is d numbers. *Sends* counts",
+        "bytes of float32 for each client that participates in a round. *Assumes* lists hard requirements. The tests",
+        "named are those that mention few other algorithms.",
+        "",
+        "In the formulas x is the server's model, x_i a client's, G_i = start − end of the client's local training",
+        "(its innovation), A the clients that participate in round t, w_i a client's weight, η a local and η_g the server's",
+        "learning rate.",
     ]
     for group in KINDS:
         lines += [
@@ -51,11 +60,24 @@ def page() -> str:
         ]
         mine = [one for one in algorithms() if one.group == group]
         lines += [
-            f"| `{one.name}` | {one.paper or '–'} | {one.remembers} | {one.sends} | {one.assumes} |" for one in mine
+            f"| [`{one.name}`](#{anchor(one)}) | {one.paper or '–'} | {one.remembers} | {one.sends} | {one.assumes} |"
+            for one in mine
         ]
-        lines += ["", "What tests show:", ""]
-        lines += [f"- `{one.name}`: {', '.join(shown(one)) or 'that it composes and runs'}" for one in mine]
+        for one in mine:
+            lines += ["", f"### {one.group}={one.name}", "", *definition(one), ""]
+            lines += [f"Tests: {', '.join(shown(one)) or 'that it composes and runs'}."]
     return "\n".join(lines) + "\n"
+
+
+def anchor(one: Algorithm) -> str:
+    """Of its heading, as the site and code hosts make it."""
+    return f"{one.group}{one.name}"
+
+
+def definition(one: Algorithm) -> list[str]:
+    """What its class's docstring says before its arguments: formulas, what is remembered, special cases."""
+    said = SECTION.split(inspect.getdoc(one.kind) or "")[0].strip()
+    return MARKDOWN.sub(r"\\\g<0>", said).splitlines() or [one.what]
 
 
 def shown(one: Algorithm) -> Iterator[str]:

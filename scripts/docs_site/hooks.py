@@ -1,10 +1,11 @@
-"""What MkDocs asks for while it builds the site: pages from outside docs/, the API's pages, links between them."""
+"""What MkDocs asks for while it builds the site: pages from outside docs/, the API's pages, links, formulas."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import api
+import formulas
 import links
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -43,9 +44,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Lead the links of a page to where their targets are in the site; a page of no section has the room beside it."""
-    if page.parent is None:
-        page.meta["hide"] = ["navigation"]
+    """Lead the links of a page to where their targets are in the site."""
     homes = {where: path for path, where in links.parts().items()}
     path = homes.get(page.file.src_uri, "")
     return links.rewritten(markdown, path) if path.endswith(links.PROSE) else markdown
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Typeset the formulas of a page; pages that show a file of the repository are left as they are."""
+    return html if page.file.src_uri.startswith("source/") else formulas.typeset(html)

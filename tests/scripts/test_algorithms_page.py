@@ -21,7 +21,7 @@ def test_the_page_is_up_to_date_and_has_every_algorithm() -> None:
     assert page == SCRIPT["page"](), "out of date: python scripts/algorithms_page.py writes it again"
     for group in catalogue.KINDS:
         for name in groups()[group]:
-            assert name in catalogue.CHOSEN or f"\n| `{name}` | " in page, f"{group}={name}"
+            assert name in catalogue.CHOSEN or f"\n| [`{name}`](#{group}{name}) | " in page, f"{group}={name}"
 
 
 SAID = {
