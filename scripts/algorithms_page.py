@@ -47,8 +47,8 @@ def page() -> str:
         "named are those that mention few other algorithms.",
         "",
         "In the formulas x is the server's model, x_i a client's, G_i = start − end of the client's local training",
-        "(its innovation), A the clients that participate in round t, w_i a client's weight, η a local and η_g the server's",
-        "learning rate.",
+        "(its innovation), A the clients that participate in round t, w_i a client's weight, η a local and η_g the",
+        "server's learning rate.",
     ]
     for group in KINDS:
         lines += [
