@@ -48,6 +48,7 @@ docs: install  ## write again what pages say of configurations, results and runs
 	$(BIN)/python scripts/config_reference.py
 	$(BIN)/python scripts/algorithms_page.py
 	$(BIN)/python scripts/metrics_page.py
+	$(BIN)/python scripts/command_line_page.py
 	$(BIN)/python scripts/gallery.py
 	$(BIN)/python scripts/claims_page.py
 	$(BIN)/python scripts/printed_output.py

@@ -1,4 +1,4 @@
-"""Write the pictures of the pages: badges, and those of the pages that explain (docs/assets).
+"""Draw the pictures of the pages: badges, and those of the pages that explain (docs/assets).
 
 python scripts/page_pictures.py [--out docs/assets]
 

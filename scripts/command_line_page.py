@@ -1,0 +1,64 @@
+"""Write docs/command_line.md: what the commands' --help prints.
+
+python scripts/command_line_page.py
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "command_line.md"
+WIDTH = "100"
+PROGRAMS = (  # what is typed, the module whose `main` it is, what it is for
+    ("fedsim table", "fedsim.app.cli", "Results of runs side by side: [tables](results.md#tables)."),
+    ("fedsim export", "fedsim.app.cli", "A model as a file that PyTorch loads: [predict](how_to_predict.md)."),
+    ("fedsim audit", "fedsim.app.cli", "A lower bound on ε from simulated attacks: [privacy](privacy.md)."),
+    ("fedsim data", "fedsim.app.cli", "What data sets need, and getting them."),
+    ("fedsim algorithms", "fedsim.app.cli", "What is known of each algorithm: [algorithms](algorithms.md)."),
+    ("fedsim-plot", "fedsim.plots.cli", "Pictures and one HTML report: [results](results.md#pictures)."),
+    ("fedsim-reproduce", "fedsim.app.reproduce.cli", "Recipes of papers: [reproduce a paper](reproducing.md)."),
+    ("fedsim-leaderboard", "fedsim.app.board.cli", "Many algorithms in many cells: [boards](leaderboard.md)."),
+)
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(commands(), encoding="utf-8")
+
+
+def commands() -> str:
+    """What the commands print when they are asked for help."""
+    lines = [
+        "# Command line",
+        "",
+        "Written by `python scripts/command_line_page.py` from what the commands print; do not edit.",
+        "",
+        "| command | |",
+        "|---|---|",
+        "| `fedsim group=choice key=value` | one run; [all choices](choices.md), [every key](configuration.md) |",
+        "| `fedsim -m key=a,b` | a sweep: [compose an experiment](composing.md#sweeps) |",
+        "| `fedsim --help` | groups, choices and the keys that are changed most |",
+        "| `fedsim info` | versions, devices, where data are looked for |",
+        *(f"| [`{title}`](#{title.replace(' ', '-')}) | {about} |" for title, _, about in PROGRAMS),
+    ]
+    for title, module, _ in PROGRAMS:
+        said = printed(title, module)
+        lines += ["", f"## {title}", "", "<!-- not executed: what --help prints -->", "```text", said, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def printed(title: str, module: str) -> str:
+    """What a command's --help prints on a terminal of fixed width, without colours."""
+    environment = os.environ | {"COLUMNS": WIDTH, "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+    program = f"import sys; from {module} import main; sys.argv = {[*title.split(), '--help']!r}; main()"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+
+
+if __name__ == "__main__":
+    main()
