@@ -46,9 +46,9 @@ def page() -> str:
         "bytes of float32 for each client that participates in a round. *Assumes* lists hard requirements. The tests",
         "named are those that mention few other algorithms.",
         "",
-        "In the formulas x is the server's model, x_i a client's, G_i = start − end of the client's local training",
-        "(its innovation), A the clients that participate in round t, w_i a client's weight, η a local and η_g the",
-        "server's learning rate.",
+        "In the formulas $x$ is the server's model, $x_i$ a client's, $G_i$ = start − end of a client's local work",
+        "(its innovation), $A$ the clients that participate in round $t$, $w_i$ a client's weight, $\\eta$ a local and",
+        "$\\eta_g$ the server's learning rate.",
     ]
     for group in KINDS:
         lines += [

@@ -56,6 +56,9 @@ def page() -> str:
         "A metric has one name: the column of `metrics.csv` is also the name on the command line "
         "(`--metric`, `stop.metric`, `objective`),\nin `run.frame()`, and in Weights & Biases, MLflow and trackio. "
         "Pictures, HTML reports and LaTeX tables show its label, TensorBoard its tag.",
+        "Means over clients weight them as the strategy's objective does: equally, or by data with\n"
+        "`strategy.weighting=data`. Test metrics weight samples equally, except those by client. Columns of\n"
+        "validation samples and of clients' own models weight clients equally.",
     ]
     for title, metrics in SECTIONS.items():
         parts += [f"## {title}", BEFORE[title], table(metrics)]

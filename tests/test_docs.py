@@ -35,7 +35,20 @@ QUOTED = ROOT / "examples" / "own_package"  # a page that shows a file of this p
 MARKS = ("not executed", "file", "printed by")
 SHOWN = ("run           test_loss", "fedsim/\n", "mypackage/\n")  # blocks without a language that need no mark: output
 REDUCED = ["rounds=2", "eval_every=1", "tracking.progress=none", "tracking.tensorboard=false"]
-LONG = ("README.md", "composing.md", "extending.md", "first_run.md", "own_data.md", "results.md")  # many runs: slow
+LONG = (  # many runs: slow
+    "README.md",
+    "composing.md",
+    "extending.md",
+    "first_run.md",
+    "how_to_compare.md",
+    "own_data.md",
+    "participation.md",
+    "performative.md",
+    "results.md",
+    "tutorial_dropout.md",
+    "tutorial_my_data.md",
+    "tutorial_shift.md",
+)
 FAST = {"hydra.sweeper.n_trials": "2"}  # where the command has it
 NUMBERS = itertools.count()  # of runs that name no folder: several begin within a second
 COMMANDS = {

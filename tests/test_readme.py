@@ -1,6 +1,10 @@
-"""What README and docs show works: every command composes, also those that tests/test_docs.py cannot run."""
+"""What README and docs show works: every command composes, also those that tests/test_docs.py cannot run.
+
+The README is short, its numbers are those of the results and pages that it names, and its badges say what is true.
+"""
 
 import re
+import runpy
 import shlex
 from pathlib import Path
 
@@ -8,6 +12,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from fedsim.app.commands.algorithms import algorithms
 from fedsim.app.config import config_folder, register_resolvers
 
 ROOT = Path(__file__).parents[1]
@@ -36,7 +41,8 @@ def test_the_commands_compose(command: str) -> None:
 
 
 def test_every_choice_is_in_the_table_of_groups() -> None:
-    table = "\n".join(line for line in README.splitlines() if line.startswith("| `"))
+    choices = (ROOT / "docs" / "choices.md").read_text()
+    table = "\n".join(line for line in choices.splitlines() if line.startswith("| `"))
     for group in (
         "dataset",
         "partition",
@@ -56,3 +62,82 @@ def test_every_choice_is_in_the_table_of_groups() -> None:
         for path in (config_folder() / group).glob("*.yaml"):
             if path.stem not in ("none", "custom"):
                 assert path.stem in table, f"{group}={path.stem}"
+
+
+def page(name: str) -> str:
+    return " ".join((ROOT / name).read_text().split())
+
+
+def test_it_is_read_in_a_few_minutes_and_names_both_commands() -> None:
+    assert len(README.split()) <= 900
+    assert "\nmake run " in README
+    assert "\nmake test " in README
+
+
+def test_its_caption_is_that_of_the_committed_results() -> None:
+    caption = page("README.md").partition("## What participation does")[2].partition("## Why fedsim")[0]
+    ends = dict(re.findall(r"^(Fed\w+|MIFA) .*?([\d.]+) ± [\d.]+ %", page_of_table(), re.M))
+    assert f"ends at {float(ends['FedAvg']):.0f} %" in caption
+    others = sorted(round(float(ends[name])) for name in ("FedAU", "FedAWE", "MIFA"))
+    assert f"end at {others[0]} to {others[-1]} %" in caption
+    assert "one digit" in caption
+    assert "0.2/√(t/10 + 1)" in caption
+    board = (ROOT / "experiments/leaderboard/results/participation/README.md").read_text()
+    behind = re.search(r"FedAvg less FedAWE, accuracy, (\d+) cells .*?\*\*\+([\d.]+)", board)
+    assert behind is not None
+    assert f"{behind[1]} cells" in caption
+    assert f"ends {float(behind[2]):.0f} points behind FedAvg's" in caption
+    assert re.search(
+        r"MIFA, FedVARP, SCAFFOLD and MimiC, which keep an update of each client, are half a point ahead", board
+    )
+
+
+def page_of_table() -> str:
+    """The main job's table, as `make run` prints it, from its page."""
+    rows = (ROOT / "experiments/quickstart/README.md").read_text().splitlines()
+    cells = [
+        [cell.strip() for cell in row.strip("|").split("|")] for row in rows if row.startswith(("| Fed", "| MIFA"))
+    ]
+    return "\n".join(f"{cell[0]} {cell[2]}" for cell in cells if "±" in cell[2])
+
+
+MEASURED = {  # words that a row of the README has → the page, and what stands there
+    "many small models": ("docs/performance.md", ["| fedsim | 0.0108 |", "0.070", "0.076", "0.141", "1.96"]),
+    "convolutions": ("docs/performance.md", ["| 2.17 |", "2.45", "| 3.5 |", "| 5.9 |"]),
+    "sweep of 12 rates": ("docs/performance.md", ["8.2 s", "46.8 s", "29.5 s", "Six local rates × two of the server"]),
+    "million clients": ("docs/performance.md", ["8 ms more than that of the same 1,000 alone", "1.1 GiB in all"]),
+    "random ones": ("docs/reliability.md", ["295 matched it, 204 were refused", "1 was stopped"]),
+    "killed": ("docs/reliability.md", ["One run is killed 30 times", "900 cases of bad input"]),
+    "ε right": ("docs/privacy.md", ["ε claimed 3.617, lower bound 2.545"]),
+}
+
+
+@pytest.mark.parametrize("words", MEASURED)
+def test_what_it_says_was_measured_stands_on_the_page_that_it_links(words: str) -> None:
+    (row,) = (line for line in README.splitlines() if line.startswith("|") and words in line)
+    name, said = MEASURED[words]
+    assert f"]({name}" in row
+    assert not [one for one in said if one not in page(name)]
+
+
+def test_it_counts_the_compared_programs() -> None:
+    table = (
+        (ROOT / "docs/authors_programs.md").read_text().partition("| here |")[2].partition("Where the two differ")[0]
+    )
+    compared = {
+        name
+        for line in table.splitlines()
+        if line.startswith("| `")
+        for name in re.findall("`([^`]+)`", line.split("|")[1])
+    }
+    assert f"{len(compared)} of {len(algorithms())} compared" in README
+
+
+def test_its_badges_say_what_the_project_says() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "page_pictures.py"))
+    for name, (label, value, colour) in script["badges"]().items():
+        path = f"docs/assets/badge_{name}.svg"
+        assert path in README
+        assert (ROOT / path).read_text() == script["badge"](label, value, colour), "python scripts/page_pictures.py"
+    (shown,) = re.findall(r"!\[(\d+) algorithms\]", README)
+    assert int(shown) == len(algorithms())

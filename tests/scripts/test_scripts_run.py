@@ -27,6 +27,8 @@ ELSEWHERE = {  # run by another test, or by none
     "gallery.py": "test_results_pages.py",
     "mutants.py": "test_mutants.py",
     "notebook.py": "../test_notebook.py",
+    "page_pictures.py": "test_page_pictures.py",
+    "reference_pages.py": "test_reference_pages.py",
     "printed_output.py": "../test_printed_numbers.py",
     "same_numbers.py": "test_same_numbers.py",
     "bare_names.py": "test_scripts_run.py",
