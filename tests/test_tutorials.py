@@ -1,0 +1,48 @@
+"""The numbers that tutorials tell are those of their commands, at full size."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedsim
+from fedsim.app import cli
+
+PAGE = (Path(__file__).parents[1] / "docs" / "tutorial_shift.md").read_text(encoding="utf-8")
+
+
+def run(folder: str) -> None:
+    """The command of the page whose run folder this is."""
+    commands = [one.replace("\\\n", " ") for one in re.findall(r"^fedsim (?:[^\n]*\\\n)*[^\n]*", PAGE, re.M)]
+    (command,) = (one for one in commands if one.endswith(f" out={folder}"))
+    sys.argv[:] = [*shlex.split(command), "tracking.progress=none", "tracking.tensorboard=false"]
+    cli.main()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("composed_once")
+def test_retrained_prices_sell_nothing_and_learned_ones_are_near_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shift,) = re.findall(r"<!-- file: markets.py -->\n```python\n(.*?)```", PAGE, re.S)
+    (tmp_path / "markets.py").write_text(shift)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedsim"])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ended = {}
+    for folder in ("retrained", "learned"):
+        run(folder)
+        summary = fedsim.load(folder).summary
+        assert "runs away to infinity" in summary["references"]["stable"]["verdict"][0]
+        best = summary["references"]["optimal"]
+        ended[folder] = summary["final"]["performative_risk"]["mean"], best["distance"][0]["last"]
+    assert ended["retrained"] == pytest.approx((0.0, 3.4), abs=0.1)
+    assert ended["learned"][0] == pytest.approx(-45.9, abs=0.1)
+    assert ended["learned"][1] < 0.1
+    for told in ("within 0.1 of it", "revenue of 45.9", "3.4 away", "runs away to infinity"):
+        assert told in " ".join(PAGE.split())
+    monkeypatch.delitem(sys.modules, "markets", raising=False)
