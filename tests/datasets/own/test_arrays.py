@@ -160,7 +160,7 @@ def test_a_mapped_file_is_not_read_into_memory(here: Path) -> None:
     assert data.train_x.shape == (40, 3, 4096, 4096)
     assert data.mapped
     assert data.inputs(torch.tensor([3])).shape == (1, 3, 4096, 4096)
-    refused(lambda: ArrayFiles(folder(), standardise=True), "dataset.standardise=true would read the whole file")
+    refused(lambda: ArrayFiles(folder(), standardise=True), "standardise=true would read the whole file")
 
 
 def nan(at: int, value: float) -> np.ndarray:
@@ -177,13 +177,13 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "infinity": ({"x": nan(39, -np.inf)}, "sample 39 holds -inf in x"),
     "words": ({"x": [["a"], ["b"]]}, "x holds words, and inputs are numbers"),
     "complex": ({"x": X.astype(complex)}, "x holds complex numbers"),
-    "whole numbers": ({"x": np.ones((40, 2), int)}, "say by dataset.inputs whether they are numbers, or tokens"),
+    "whole numbers": ({"x": np.ones((40, 2), int)}, "say by inputs whether they are numbers, or tokens"),
     "negative tokens": ({"x": -np.ones((40, 2), int), "inputs": "tokens"}, "x holds the token -1"),
-    "floats as pixels": ({"inputs": "pixels"}, "dataset.inputs=pixels are bytes"),
-    "floats as tokens": ({"inputs": "tokens"}, "dataset.inputs=tokens are whole numbers"),
+    "floats as pixels": ({"inputs": "pixels"}, "inputs=pixels are bytes"),
+    "floats as tokens": ({"inputs": "tokens"}, "inputs=tokens are whole numbers"),
     "nothing in a sample": ({"x": np.zeros((40, 0))}, "its samples are empty"),
-    "channels nowhere": ({"x": np.zeros((40, 5, 6, 7), np.uint8)}, "say dataset.channels=first or last"),
-    "channels anywhere": ({"x": np.zeros((40, 3, 6, 3), np.uint8)}, "say dataset.channels=first or last"),
+    "channels nowhere": ({"x": np.zeros((40, 5, 6, 7), np.uint8)}, "say channels=first or last"),
+    "channels anywhere": ({"x": np.zeros((40, 3, 6, 3), np.uint8)}, "say channels=first or last"),
     "no targets": ({"y": None}, "there are inputs and no targets; add y"),
     "too few targets": ({"y": Y[:39]}, "y holds 39 targets for 40 samples"),
     "3.7 is no label": ({"y": np.full(40, 3.7)}, "sample 0 has the target 3.7, which is no label"),
@@ -191,16 +191,16 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "NaN label": ({"y": [1.0, np.nan] * 20}, "sample 1 has no label"),
     "one class": ({"y": ["cold"] * 40}, "every label is 'cold'; there is nothing to tell apart"),
     "one-hot labels": ({"y": np.eye(40)}, "a label is one value per sample"),
-    "label beyond": ({"y": [0, 7] * 20, "classes": 3}, "sample 1 has the label '7', but dataset.classes=3 are 0 to 2"),
-    "one class asked": ({"classes": 1}, "dataset.classes=1 leaves nothing to tell apart"),
+    "label beyond": ({"y": [0, 7] * 20, "classes": 3}, "sample 1 has the label '7', but classes=3 are 0 to 2"),
+    "one class asked": ({"classes": 1}, "classes=1 leaves nothing to tell apart"),
     "words to regress": ({"task": "regression"}, "the target 'warm' is no number"),
     "NaN to regress": ({"y": nan(3, np.nan)[:, 1], "task": "regression"}, "the target of sample 3 is missing"),
     "too many clients": ({"clients": [*CLIENTS, 1]}, "clients has the shape [41] for 40 samples"),
     "a nameless client": ({"clients": ["a"] * 9 + [""] + ["b"] * 30}, "sample 9 has no client"),
     "no client": ({"clients": [None] + ["b"] * 39}, "sample 0 has no client"),
     "NaN for a client": ({"clients": np.where(CLIENTS == 12, np.nan, CLIENTS)}, "has no client"),
-    "all too small": ({"min_samples": 30}, "dataset.min_samples=30 leaves nobody"),
-    "nobody to be small": ({"clients": None, "min_samples": 3}, "dataset.min_samples=3 asks for clients"),
+    "all too small": ({"min_samples": 30}, "min_samples=30 leaves nobody"),
+    "nobody to be small": ({"clients": None, "min_samples": 3}, "min_samples=3 asks for clients"),
     "another test shape": (
         {"x_test": X[:, :2], "y_test": Y},
         "test inputs are [2] float32, training inputs [3] float32",
@@ -209,11 +209,11 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "test NaN": ({"x_test": nan(5, np.nan), "y_test": Y}, "test: sample 5 holds nan"),
     "test targets alone": ({"y_test": Y}, "add x_test"),
     "only tests are owned": ({"clients": None, "x_test": X, "y_test": Y, "clients_test": CLIENTS}, "give both"),
-    "nothing left to train": ({"test_fraction": 1}, "dataset.test_fraction=1 leaves nothing to train on"),
+    "nothing left to train": ({"test_fraction": 1}, "test_fraction=1 leaves nothing to train on"),
     "two test sets": ({"x_test": X, "y_test": Y, "test_fraction": 0.2}, "the data bring test samples"),
-    "nothing held out": ({"test_fraction": 0.01}, "dataset.test_fraction=0.01 holds nothing out"),
+    "nothing held out": ({"test_fraction": 0.01}, "test_fraction=0.01 holds nothing out"),
     "tokens to scale": ({"x": np.ones((40, 2), int), "inputs": "tokens", "standardise": True}, "these are tokens"),
-    "a task": ({"task": "clustering"}, "dataset.task='clustering' is unknown"),
+    "a task": ({"task": "clustering"}, "task='clustering' is unknown"),
 }
 
 
@@ -227,7 +227,7 @@ def test_bad_arrays(case: str) -> None:
 
 
 BAD_FILES: dict[str, tuple[Any, str]] = {
-    "absent": (lambda: "nowhere.npz", "dataset.path=nowhere.npz is not there"),
+    "absent": (lambda: "nowhere.npz", "path=nowhere.npz is not there"),
     "no archive": (lambda: str(Path("own.npz").write_text("PK no") and "own.npz"), "own.npz cannot be read"),
     "empty archive": (lambda: str(Path("own.npz").touch() or "own.npz"), "own.npz cannot be read"),
     "cut archive": (lambda: cut(npz()), "own.npz cannot be read"),

@@ -106,8 +106,8 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
         lambda: {"path": "csv", "data_files": "no.csv"},
         "data_files=no.csv) cannot be read",
     ),
-    "no files": (lambda: {"path": "csv", "data_files": [7]}, "dataset.data_files=[7] must be a file, a list of files"),
-    "a configuration of files": (lambda: csv() | {"config": "a"}, "dataset.config=a is of a data set of the Hub"),
+    "no files": (lambda: {"path": "csv", "data_files": [7]}, "data_files=[7] must be a file, a list of files"),
+    "a configuration of files": (lambda: csv() | {"config": "a"}, "config=a is of a data set of the Hub"),
     "cut": (lambda: cut(saved()), "dataset.path=saved (config=None, data_files=None) cannot"),
     "damaged": (lambda: damaged(saved()), "dataset.path=saved (config=None, data_files=None) cannot"),
     "ragged": (lambda: {"path": saved(x=[[1.0], *X[1:].tolist()])}, "x is ragged"),
@@ -116,16 +116,16 @@ BAD: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "no such client": (lambda: {"path": saved(), "client": "by"}, "dataset.client=by is no column"),
     "no such split": (lambda: {"path": saved(), "train": "validation"}, "dataset.train=validation is no split"),
     "no such test": (lambda: {"path": saved(), "test": "test"}, "dataset.test=test is no split of saved"),
-    "no column": (lambda: {"path": saved(), "x": []}, "dataset.x=[] names no column"),
-    "lists among columns": (lambda: {"path": saved(), "x": ["age", "x"]}, "column 'x' of dataset.x holds more than"),
+    "no column": (lambda: {"path": saved(), "x": []}, "x=[] names no column"),
+    "lists among columns": (lambda: {"path": saved(), "x": ["age", "x"]}, "column 'x' of x holds more than"),
     "words": (lambda: {"path": saved(), "x": "who"}, "x holds words"),
     "NaN": (lambda: {"path": saved(age=[np.nan, *AGE[1:].tolist()]), "x": "age"}, "sample 0 holds nan in x"),
     "no label": (lambda: {"path": saved(kind=[None, *Y[1:].tolist()])}, "sample 0 has no label"),
     "3.7 is no label": (lambda: {"path": saved(kind=[3.7] * N)}, "has the target 3.7"),
-    "hidden labels": (lambda: {"path": saved_with(-1)}, "has the label '-1', but dataset.classes=3"),
+    "hidden labels": (lambda: {"path": saved_with(-1)}, "has the label '-1', but classes=3"),
     "no client": (lambda: {"path": saved(who=[None, *WHO[1:].tolist()])}, "sample 0 has no client"),
     "no samples": (lambda: {"path": nothing()}, "saved"),  # old versions of datasets read it, new ones cannot
-    "no pictures": (lambda: {"path": saved(), "size": [2, 2]}, "dataset.size and colours are for images"),
+    "no pictures": (lambda: {"path": saved(), "size": [2, 2]}, "size and colours are for images"),
 }
 
 

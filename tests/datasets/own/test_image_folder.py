@@ -115,8 +115,8 @@ def wide() -> None:
 
 
 BAD: dict[str, tuple[Callable[[], str], dict[str, Any], str]] = {
-    "absent": (lambda: "nowhere", {}, "dataset.path=nowhere is no folder"),
-    "a file": (lambda: str(Path("own").write_text("") or "own"), {}, "dataset.path=own is no folder"),
+    "absent": (lambda: "nowhere", {}, "path=nowhere is no folder"),
+    "a file": (lambda: str(Path("own").write_text("") or "own"), {}, "path=own is no folder"),
     "empty": (lambda: str(Path("own").mkdir() or "own"), {}, "own has no images in a folder per class"),
     "an empty class": (and_then(lambda: Path("own/train/emu").mkdir()), {}, "Found no valid file for the classes emu"),
     "text": (spoilt("own/train/cat/z.png", b"no picture"), {}, "own/train/cat/z.png is no usable image"),
@@ -126,7 +126,7 @@ BAD: dict[str, tuple[Callable[[], str], dict[str, Any], str]] = {
     "ragged": (
         and_then(lambda: draw("own/train/dog/x.png", (9, 5, 3))),
         {},
-        "images differ in size: cat/007_0.png is 5×6, dog/x.png 5×9; dataset.size=[6,5] resizes them",
+        "images differ in size: cat/007_0.png is 5×6, dog/x.png 5×9; size=[6,5] resizes them",
     ),
     "test of another size": (
         and_then(lambda: [draw(path, (9, 5, 3)) for path in list(PIXELS) if path.startswith("own/test")]),
@@ -140,12 +140,12 @@ BAD: dict[str, tuple[Callable[[], str], dict[str, Any], str]] = {
     ),
     "one class": (lambda: draw("own/cat/a.png") or draw("own/cat/b.png") or "own", {}, "every label is 'cat'"),
     "test alone": (lambda: draw("own/test/cat/a.png") or "own", {}, "has a folder test and none of the name train"),
-    "no group": (folder, {"client": "abc"}, "dataset.client=abc has no group"),
-    "no expression": (folder, {"client": "(a"}, "dataset.client=(a is no regular expression"),
-    "no client": (folder, {"client": "(ann)_"}, "dataset.client=(ann)_ finds no client in cat/007_0.png"),
-    "one number": (folder, {"size": [4]}, "dataset.size=[4] must be two numbers"),
-    "no size": (folder, {"size": [4, 0]}, "dataset.size=0 must be a whole number"),
-    "a colour": (folder, {"colours": "red"}, "dataset.colours='red' is unknown"),
+    "no group": (folder, {"client": "abc"}, "client=abc has no group"),
+    "no expression": (folder, {"client": "(a"}, "client=(a is no regular expression"),
+    "no client": (folder, {"client": "(ann)_"}, "client=(ann)_ finds no client in cat/007_0.png"),
+    "one number": (folder, {"size": [4]}, "size=[4] must be two numbers"),
+    "no size": (folder, {"size": [4, 0]}, "size=0 must be a whole number"),
+    "a colour": (folder, {"colours": "red"}, "colours='red' is unknown"),
     "two test sets": (folder, {"test_fraction": 0.3}, "the data bring test samples"),
 }
 

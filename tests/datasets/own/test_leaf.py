@@ -106,7 +106,7 @@ def user(**changes: Any) -> Callable[[], str]:
 
 X, Y = (USERS["train"]["f0001_41"][key] for key in ("x", "y"))
 BAD: dict[str, tuple[Callable[[], str], dict[str, Any], str]] = {
-    "absent": (lambda: "nowhere", {}, "dataset.path=nowhere is not there"),
+    "absent": (lambda: "nowhere", {}, "path=nowhere is not there"),
     "empty folder": (lambda: str(Path("leaf").mkdir() or "leaf"), {}, "leaf has no JSON files"),
     "empty file": (lambda: written(""), {}, "cannot be read as JSON"),
     "cut": (lambda: written(json.dumps(content())[:-9]), {}, "cannot be read as JSON"),
@@ -131,9 +131,9 @@ BAD: dict[str, tuple[Callable[[], str], dict[str, Any], str]] = {
     "no label": (user(y=[*Y[:5], None]), {}, "sample 5 of user f0001_41 has no label"),
     "twice": (lambda: written(content()) and written(content(), "leaf/train/b.json"), {}, "stands in another file too"),
     "test alone": (lambda: written(content(), "leaf/test/a.json"), {}, "has a folder test and none of the name train"),
-    "a shape": (lambda: written(content()), {"shape": [3, 5]}, "dataset.shape=[3, 5] holds 15 numbers, but"),
-    "no shape": (lambda: written(content()), {"shape": [0, 5]}, "dataset.shape=0 must be a whole number"),
-    "label beyond": (lambda: written(content()), {"classes": 2}, "but dataset.classes=2 are 0 to 1"),
+    "a shape": (lambda: written(content()), {"shape": [3, 5]}, "shape=[3, 5] holds 15 numbers, but"),
+    "no shape": (lambda: written(content()), {"shape": [0, 5]}, "shape=0 must be a whole number"),
+    "label beyond": (lambda: written(content()), {"classes": 2}, "but classes=2 are 0 to 1"),
 }
 
 

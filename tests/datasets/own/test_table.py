@@ -71,9 +71,7 @@ def test_gaps_in_other_rows_are_filled_by_the_training_rows_or_refused() -> None
     mean = AGE[SPLIT == "train"].mean()
     rows = {"age": ["", "30"], "height": [170.0, 160.0], "job": ["cook", "smith"]}
     assert data.encode(rows)[:, 0].tolist() == pytest.approx([mean, 30.0], rel=1e-6)
-    refused(
-        lambda: Table(PEOPLE, **ROLES).encode(rows), "row 0 has nothing in column 'age'; a data set with dataset.missi"
-    )
+    refused(lambda: Table(PEOPLE, **ROLES).encode(rows), "row 0 has nothing in column 'age'; a data set with missi")
 
 
 @pytest.mark.parametrize(
@@ -199,16 +197,16 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "target as feature": (
         written,
         {"features": ["age", "ill"]},
-        "dataset.features names 'ill', which has another role",
+        "features names 'ill', which has another role",
     ),
     "one role each": (written, {"client": "ill"}, "a column has one of these roles"),
     "no features": (lambda: broken("ill\n1\n2\n"), {"client": None, "split": None}, "no column to predict 'ill' from"),
     "words refused": (written, {"categories": "refuse"}, "column 'job' holds words, such as 'cook'"),
-    "too many words": (written, {"max_categories": 2}, "column 'job' holds more than dataset.max_categories=2"),
-    "missing": (lambda: written(put("age", 5, "")), {}, "line 7 has nothing in column 'age'; set dataset.missing=drop"),
+    "too many words": (written, {"max_categories": 2}, "column 'job' holds more than max_categories=2"),
+    "missing": (lambda: written(put("age", 5, "")), {}, "line 7 has nothing in column 'age'; set missing=drop"),
     "NA": (lambda: written(put("job", 5, "n/a")), {}, "line 7 has nothing in column 'job'"),
     "infinite": (lambda: written(put("age", 5, "inf")), {}, "line 7 holds inf in column 'age'"),
-    "all dropped": (lambda: written({"age": [""] * N}), {"missing": "drop"}, "dataset.missing=drop leaves no row"),
+    "all dropped": (lambda: written({"age": [""] * N}), {"missing": "drop"}, "missing=drop leaves no row"),
     "an empty column": (lambda: written({"age": [""] * N}), {"missing": "mean"}, "column 'age' is empty"),
     "no target": (lambda: written(put("ill", 0, "?")), {}, "line 2 has nothing in column 'ill', the target"),
     "3.7 is no label": (
@@ -231,10 +229,10 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         "c.csv lacks the column 'age' of people.csv",
     ),
     "no second file": (written, {"split": None, "test_path": "b.csv"}, "dataset.test_path=b.csv is no file"),
-    "a separator": (written, {"separator": ",,"}, "dataset.separator=',,' must be a single sign"),
-    "strategic": (written, {"strategic": ["aje"]}, "dataset.strategic names 'aje', which is no feature; did you mean"),
-    "words to regress": (written, {"target": "job", "task": "regression"}, "is no number, as dataset.task=regression"),
-    "an option": (written, {"missing": "zero"}, "dataset.missing='zero' is unknown"),
+    "a separator": (written, {"separator": ",,"}, "separator=',,' must be a single sign"),
+    "strategic": (written, {"strategic": ["aje"]}, "strategic names 'aje', which is no feature; did you mean"),
+    "words to regress": (written, {"target": "job", "task": "regression"}, "is no number, as task=regression"),
+    "an option": (written, {"missing": "zero"}, "missing='zero' is unknown"),
     "no parquet": (lambda: broken("PAR1", "bad.parquet"), {}, "cannot be read as Parquet"),
     "lists": (lambda: PEOPLE | {"age": [[1, 2]] * N}, {}, "column 'age' holds neither numbers nor words"),
     "matrices": (lambda: PEOPLE | {"age": np.zeros((N, 2))}, {}, "column 'age' holds 2-dimensional values"),

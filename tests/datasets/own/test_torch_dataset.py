@@ -109,7 +109,7 @@ def test_pictures_are_kept_as_bytes_and_resized_as_asked() -> None:
     assert (data.shape, data.train_x.dtype) == ((1, 6, 5), torch.uint8)
     assert torch.equal(data.train_x[0, 0], torch.tensor(np.asarray(pictures[0])))
     assert torch.equal(data.train_x, data.test_x)
-    refused(lambda: TorchData(samples), "images differ in size: sample 0 is 5×6, sample 1 6×6; dataset.size=[6,5]")
+    refused(lambda: TorchData(samples), "images differ in size: sample 0 is 5×6, sample 1 6×6; size=[6,5]")
 
 
 def changed(at: int, x: Any = None, y: Any = None) -> Listed:
@@ -138,7 +138,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no label": (changed(4, y="x"), {"classes": 3}, "sample 4 has the label 'x'"),
     "one class": (Listed([(x, 1) for x in X]), {}, "every label is '1'"),
     "words": (Listed([("to be", 1)]), {}, "x holds words"),
-    "no pictures": (Listed(PAIRS), {"size": [4, 4]}, "dataset.size and colours are for images of Pillow's"),
+    "no pictures": (Listed(PAIRS), {"size": [4, 4]}, "size and colours are for images of Pillow's"),
     "tests of another shape": (Listed(PAIRS), {"test": Listed([(X[0, :2], 1)])}, "test inputs are [2] float32"),
     "no test": (Listed(PAIRS), {"test": 7}, "dataset.test (int) is no map-style Dataset"),
 }
