@@ -8,6 +8,8 @@ from typing import Any
 
 from typing_extensions import Self
 
+from fedsim.core.speaking import plain_scalars
+
 UNSET: Any = ...  # a key whose value a message does not show
 
 
@@ -65,7 +67,8 @@ class ConfigError(ValueError):
 
     def _sentence(self) -> str:
         shown = "" if self.value is UNSET else f"={self.value!r}"
-        return self._filled(self.message) or f"{self.key}{shown} {self._filled(self.needs)}"
+        sentence = self._filled(self.message) or f"{self.key}{shown} {self._filled(self.needs)}"
+        return plain_scalars(sentence)  # np.float64(0.5) is 0.5
 
     def _filled(self, text: str) -> str:
         for name, key in self.mentions.items():

@@ -16,6 +16,10 @@ from typing import Any
 
 _MARKUP = re.compile(r"[\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_])|&(?=#|\w+;)")
 _LINK = re.compile(r"(?i)\b(?:(https?|ftp|mailto|xmpp)(:)|(www)(\.))")
+_SCALAR = re.compile(
+    r"""\bnp\.(?:(?:float|int|uint|complex|bool|str|bytes|datetime|timedelta|longdouble|longlong)\d*_?"""
+    r"""\(('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^()'"]*)(?:,\s*'\w+')?\)|(True|False)_\b)"""
+)
 _FIRST = re.compile(r"(?m)^(\s*)(#|[-+=](?=\s|$))")
 _SPACES = "\n\r\t\u00a0\u2007\u2009\u202f"  # which are not printable to Python, and do no harm
 
@@ -27,6 +31,11 @@ def printable(text: str) -> str:
     return "".join(
         sign if sign in _SPACES or sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
     )
+
+
+def plain_scalars(text: str) -> str:
+    """The same with NumPy's scalars as Python prints them: {'a': 3} for {np.str_('a'): np.int64(3)}."""
+    return _SCALAR.sub(lambda match: match[1] or match[2] or "", text) if "np." in text else text
 
 
 def in_markdown(text: str) -> str:
@@ -135,7 +144,7 @@ class PlainFormatter(logging.Formatter):
         super().__init__("%(asctime)s  %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = printable(record.message)
+        record.message = printable(plain_scalars(record.message))
         return super().formatMessage(record)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import importlib
 from collections.abc import Sequence
@@ -10,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedsim.core import checks, targets
 from fedsim.core.errors import ConfigError
@@ -21,6 +24,7 @@ from fedsim.evaluation.columns import rises
 from fedsim.evaluation.registry import NEWCOMERS, MetricDescription, describe
 from fedsim.results.files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.results.models import StoredModels
+from fedsim.results.prediction import Predictor
 from fedsim.results.reading import read_clients, read_config, read_environment, read_rows, read_summary
 from fedsim.tracking import clients
 from fedsim.tracking.clients import Clients
@@ -147,13 +151,67 @@ class Run:
             raise ConfigError(
                 f"{self.folder} has no {CONFIG}: it was begun in Python; make its data set as it was made"
             )
-        with targets.trusting(self.trusted, own=False, remedy="fedsim.load(folder, trusted=['{root}']) says so"):
+        with self._trusting():
             dataset_part = targets.parse("dataset", self.config["dataset"], DATASET)
             try:
                 dataset: Dataset = dataset_part.build()
                 return dataset
             except ConfigError as error:
                 raise ConfigError(f"the data set of {self.folder} cannot be made: {error}") from error
+
+    def module(self, seed: int | None = None, which: str = "last", replicate: int | None = None) -> nn.Module:
+        """The run's module with the weights of `model(seed, which, replicate)`, in evaluation mode. Its inputs are
+        prepared ones; `predict` takes raw ones.
+
+        Raises:
+            ConfigError: there is no such model, or `dataset` cannot be made.
+        """
+        state = self.model(seed, which, replicate)
+        with self._trusting():
+            return copy.deepcopy(self._predictor.module(state))
+
+    def predict(
+        self,
+        x: Tensor | np.ndarray,
+        seed: int | None = None,
+        which: str = "last",
+        replicate: int | None = None,
+        **more: Tensor,
+    ) -> Any:
+        """Outputs [n, …] of a model of the run, such as scores of the classes.
+
+        Args:
+            x: [n, *shape] raw inputs as the data set stores them. Bytes are pixels: they are scaled and normalised as
+                in the run. Numbers in floating point are taken as they are.
+            seed, which, replicate: which model, see `model`.
+            more: further inputs of the model by name, such as a mask.
+
+        Raises:
+            ConfigError: there is no such model, `dataset` cannot be made, or the inputs have another shape.
+        """
+        state = self.model(seed, which, replicate)
+        with self._trusting():
+            return self._predictor.outputs(state, torch.as_tensor(x), more)
+
+    def test(self, seed: int | None = None, which: str = "last", replicate: int | None = None) -> dict[str, float]:
+        """test_loss, and test_accuracy where there are labels, of a model of the run on its test set, computed again.
+
+        Raises:
+            ConfigError: there is no such model, `dataset` cannot be made, or there are no test samples.
+        """
+        state = self.model(seed, which, replicate)
+        with self._trusting():
+            return self._predictor.test(state)
+
+    def _trusting(self) -> contextlib.AbstractContextManager[None]:
+        return targets.trusting(self.trusted, own=False, remedy="fedsim.load(folder, trusted=['{root}']) says so")
+
+    @functools.cached_property
+    def _predictor(self) -> Predictor:
+        dataset = self.dataset()
+        if not isinstance(self.config.get("model"), dict):
+            raise ConfigError(f"{self.folder}: {CONFIG} names no model; make it as it was made")
+        return Predictor(self.config["model"], dataset)
 
     def _replicate(self, seed: int | None, replicate: int | None) -> int:
         return replicate_of(self.seeds, seed, replicate, str(self.folder))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
-from fedsim.core.errors import ConfigError, keys_under
+from fedsim.core.errors import ConfigError
 from fedsim.datasets import Dataset
 from fedsim.models import RowModel
+from fedsim.models.fitting import fitted
 from fedsim.models.losses import Loss
 from fedsim.models.probe import MANY
 from fedsim.samples import ClientData
@@ -78,21 +76,6 @@ def _builder(
 
     Logistic loss takes one output for its two classes.
     """
-    if isinstance(model, nn.Module):
-        return model
-    try:
-        accepted = inspect.signature(model).parameters
-    except ValueError as error:
-        raise ConfigError(f"model cannot be built: {error}") from error
-    fixed = model.keywords if isinstance(model, functools.partial) else {}
-    arguments: dict[str, Any] = {"shape": dataset.shape, "classes": 1 if loss == "logistic" else dataset.classes}
-    arguments = {name: value for name, value in arguments.items() if value and name not in fixed}
     labels = dataset.train_y if dataset.classes else None
-    if labels is not None and fixed.get("every") is None:
-        arguments["every"] = labels.dim() > 1 and not labels.is_floating_point()
-    return functools.partial(_built, model, **{name: value for name, value in arguments.items() if name in accepted})
-
-
-def _built(model: Callable[..., nn.Module], /, **arguments: Any) -> nn.Module:
-    with keys_under("model"):
-        return model(**arguments)
+    every = None if labels is None else labels.dim() > 1 and not labels.is_floating_point()
+    return fitted(model, dataset.shape, 1 if loss == "logistic" else dataset.classes, every)

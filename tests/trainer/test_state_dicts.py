@@ -135,7 +135,7 @@ def test_own_columns_beside_models_of_the_strategys(tmp_path: Path) -> None:
 def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     simulation_of(ZOO["logistic"], local=PerFedAvg(steps=1)).run(tmp_path, tracking=QUIET)
     run = fedsim.load(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"seed=None, but .* has the seeds 0, 1"):
+    with pytest.raises(ConfigError, match=r"has the seeds 0, 1: say which model is meant, such as model\(seed=0\)"):
         run.model()
     with pytest.raises(ConfigError, match=r"seed=5, but .* has the seeds 0, 1"):
         run.model(5)

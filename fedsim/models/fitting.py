@@ -1,0 +1,40 @@
+"""Gives a model's constructor what the data say of it: shape, number of classes, and whether positions have labels."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from fedsim.core.errors import ConfigError, keys_under
+
+
+def fitted(
+    model: Callable[..., nn.Module] | nn.Module, shape: tuple[int, ...], classes: int | None, every: bool | None
+) -> Callable[[], nn.Module] | nn.Module:
+    """The model's constructor with `shape`, `classes` and `every` (position has a label), as far as it takes them and
+    they are not set; None: it is not known.
+
+    Raises:
+        ConfigError: its arguments cannot be known.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    try:
+        accepted = inspect.signature(model).parameters
+    except ValueError as error:
+        raise ConfigError(f"model cannot be built: {error}") from error
+    fixed = model.keywords if isinstance(model, functools.partial) else {}
+    arguments: dict[str, Any] = {"shape": shape, "classes": classes}
+    arguments = {name: value for name, value in arguments.items() if value and name not in fixed}
+    if every is not None and fixed.get("every") is None:
+        arguments["every"] = every
+    return functools.partial(_built, model, **{name: value for name, value in arguments.items() if name in accepted})
+
+
+def _built(model: Callable[..., nn.Module], /, **arguments: Any) -> nn.Module:
+    with keys_under("model"):
+        return model(**arguments)
