@@ -238,7 +238,7 @@ def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> Steps[flo
     if launcher == "lockstep" or (launcher != "basic" and sys.stderr.isatty()):
         cfg.tracking.progress = "none"  # several would draw their lines over one another
     run = functools.partial(steps, cfg, folder, _choices(), shared=shared)
-    return sweep.sweep_job(cfg, folder, run, functools.partial(report, alone=False))
+    return sweep.sweep_job(cfg, folder, run, in_a_line)
 
 
 def _given(overrides: Any) -> list[str]:
@@ -319,8 +319,19 @@ def table_row(identity: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in twice and not key.endswith("_target_")}
 
 
-def report(result: Result, alone: bool = True) -> str:
-    """What a finished run prints; of a sweep the sweep says at its end what may be done with all runs."""
+def in_a_line(result: Result) -> str:
+    """What a finished run of a sweep prints: the sweep says at its end what may be done with all of them."""
+    from fedsim.app.job_progress import LEADING
+    from fedsim.tracking.result import spread
+
+    told = [name for name in LEADING if name in result.final][:3] or list(result.final)[:3]
+    metrics = ", ".join(f"{name} {result.final[name][0]:.4g}{spread(result.final[name][1])}" for name in told)
+    ended = f", stopped by {result.stopped}" if result.stopped else ""
+    return f"{metrics} after {result.history[-1]['round']} rounds in {result.seconds:.1f} s{ended}: {result.folder}"
+
+
+def report(result: Result) -> str:
+    """What a finished run prints."""
     from fedsim.tracking.result import spread
 
     width = max(24, *map(len, result.final))
@@ -332,7 +343,7 @@ def report(result: Result, alone: bool = True) -> str:
             f"after {result.history[-1]['round']} rounds in {result.seconds:.1f} s ({speed:,.0f} samples/s):",
             *lines,
             f"saved in {result.folder}",
-            *([f"curves:   tensorboard --logdir {result.folder}"] if alone else []),
-            *([f"pictures: fedsim-plot {result.folder} --html report.html"] if alone else []),
+            f"curves:   tensorboard --logdir {result.folder}",
+            f"pictures: fedsim-plot {result.folder} --html report.html",
         ]
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
 
 from fedsim.app import cli
+from fedsim.app.job_progress import JobProgress, LockstepProgress
 from fedsim.run.determinism import deterministic
 from fedsim.run.together import Lockstep
 
 log = logging.getLogger(__name__)
 
-SILENCE = 10.0  # seconds between two words on how far the jobs are
 KEPT = 100  # configurations of jobs that wait for their turn
 
 
@@ -68,19 +67,23 @@ def launch(
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
     Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
     log.info("%d jobs in lockstep", len(job_overrides))
-    waiting, returned = iter(enumerate(job_overrides, first)), []
+    waiting, returned, progress = iter(enumerate(job_overrides, first)), [], JobProgress(len(job_overrides))
     while batch := list(itertools.islice(waiting, at_once)):
         shared: dict[str, Any] = {}
         jobs = [_composed(context, config, list(overrides), number, shared) for number, overrides in batch]
         returned += jobs
         with deterministic(any(job.cfg is not None and job.cfg.deterministic is True for job in jobs)):
-            lockstep = Lockstep[Any](watch=_Told())
+            configs = [job.cfg for job in jobs if job.cfg is not None]
+            folders = [Path(str(job.hydra_cfg.hydra.runtime.output_dir)) for job in jobs if job.hydra_cfg is not None]
+            watch = LockstepProgress(progress, folders, [int(config.rounds) for config in configs])
+            lockstep = Lockstep[Any](watch=watch)
             failed: list[BaseException] = []
             for index, outcome in lockstep([functools.partial(lambda job: job.return_value, job) for job in jobs]):
                 if isinstance(outcome, BaseException):
                     failed.append(outcome)
                 else:
                     jobs[index].return_value = outcome
+                progress.finished()
         if failed:  # when all have come to their end: a signal stops each of them after the same round
             raise failed[0]
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)
@@ -102,15 +105,3 @@ def _composed(
         job_dir_key="hydra.sweep.dir",
         job_subdir_key="hydra.sweep.subdir",
     )
-
-
-class _Told:
-    """Says now and then how far the jobs are."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def __call__(self, t: int, runs: int) -> None:
-        if time.monotonic() - self._last >= SILENCE:
-            log.info("round %d: %d jobs together", t + 1, runs)
-            self._last = time.monotonic()

@@ -7,13 +7,15 @@ alone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from math import isfinite, nan
+from math import isfinite, nan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -47,6 +49,7 @@ WORDS = {
     "running": "unfinished",
 }
 RECORDS = ".runs"  # folder of a sweep's records
+TOTAL = "total"  # file in it: how many runs a grid has, and when it began
 BEST = "optimization_results.yaml"  # what Optuna's sweeper writes in the end
 EXCLUDED = "hydra.job.config.override_dirname.exclude_keys"  # keys that are not in the names of runs' folders
 SUMMARY, CONFIG = "summary.json", "config.yaml"  # a run writes the one in the end, the other as it begins
@@ -129,7 +132,7 @@ def _carried_out(
                 result = stopped.result
             final = result.final
             record.status = "done"
-            print(show(result), flush=True)
+            print(f"{_place(records, record)} {show(result)}", flush=True)
         else:
             record.status = "kept"
             log.info("finished before: %s", folder)
@@ -152,6 +155,31 @@ def _carried_out(
     if stop is not None and hydra.runtime.choices["hydra/launcher"] in ("basic", "lockstep"):
         raise stop  # whoever asked this process to stop means the sweep
     return value
+
+
+def _place(records: Path, record: Record) -> str:
+    """'[3/8], about 4 min left:', as far as the sweep knows how many runs it has; other runs' records say what is
+    done. Where jobs end together the time that is left says nothing, and is left out."""
+    from fedsim.app.job_progress import duration
+
+    try:
+        total, began = json.loads((records / TOTAL).read_text())
+        others = [json.loads(path.read_text()) for path in records.glob("*.json") if path.stem != str(record.number)]
+    except (OSError, ValueError):
+        return f"[{record.number + 1}]"
+    done = 1 + sum(other["status"] != "running" for other in others)
+    together = any(other["status"] == "running" for other in others)
+    left = (time.time() - began) * (total - done) / done
+    return f"[{done}/{total}]" + (f", about {duration(left)} left:" if done < total and not together else "")
+
+
+def _count(overrides: list[Any]) -> int:
+    """How many runs a grid has.
+
+    Raises:
+        Exception: a value is no list, such as a glob.
+    """
+    return prod(sum(1 for _ in override.sweep_string_iterator()) for override in overrides)
 
 
 def finished(cfg: DictConfig, folder: Path) -> Final | None:
@@ -241,8 +269,14 @@ class SweepCallback(Callback):
             sys.exit(f"fedsim: out={config.out} cannot be made ({error.strerror}); choose another folder")
         SweepCallback.records = Path(config.hydra.sweep.dir) / RECORDS
         SweepCallback.tuned = config.objective if "optuna" in config.hydra.sweeper._target_ else None
-        for path in SweepCallback.records.glob("*.json"):
+        for path in SweepCallback.records.glob("*"):
             path.unlink()
+        if SweepCallback.tuned is None:
+            swept_overrides = [override for override in parsed_overrides if override.is_sweep_override()]
+            with contextlib.suppress(Exception):  # a glob is not counted, and a folder that is closed is told later
+                SweepCallback.records.mkdir(parents=True, exist_ok=True)
+                with replacing(real_folder(SweepCallback.records) / TOTAL) as file:
+                    file.write(json.dumps([_count(swept_overrides), time.time()]))
 
 
 def conclude(problem: str | None = None) -> bool:

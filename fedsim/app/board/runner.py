@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from fedsim.app.board.board import Board, Cell
 from fedsim.app.board.rows import Rates, read
 from fedsim.app.board.tasks import Fill, Time, Tune
 from fedsim.app.board.times import Times
+from fedsim.app.job_progress import JobProgress, as_they_end
 from fedsim.app.reproduce.runner import end_with_parent, leave_if_alone
 from fedsim.run.stopping import Stopped
 
@@ -85,7 +86,9 @@ def _each(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_worker)
     try:
         waiting = {pool.submit(_done, task): task for task in tasks}
-        for future in as_completed(waiting):
+        progress = JobProgress(len(tasks), "pieces of work")
+        for future in as_they_end(list(waiting), progress):
+            progress.finished()
             stopped, result = future.result()
             if stopped is not None:
                 raise Stopped(stopped)

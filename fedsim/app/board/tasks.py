@@ -19,6 +19,7 @@ from fedsim.app.board.rows import DONE, FAILED, REFUSED, Row, overrides_of, read
 from fedsim.app.board.times import ROUNDS, milliseconds
 from fedsim.app.board.trials import Trial, best
 from fedsim.app.build import build
+from fedsim.app.job_progress import JobProgress, LockstepProgress
 from fedsim.app.reproduce.recipe import Setting
 from fedsim.app.reproduce.runner import Job, Outcome, carry_out, in_company, plan
 from fedsim.core.errors import ConfigError, OutputError, RunError
@@ -186,11 +187,15 @@ def _together(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
     Raises:
         Stopped: somebody asked for it.
     """
-    for company in in_company(list({job.folder: job for job in jobs}.values())):
+    companies = in_company(list({job.folder: job for job in jobs}.values()))
+    progress = JobProgress(sum(map(len, companies)), "runs of this piece of work")
+    for company in companies:
         shared: dict[str, Any] = {}
+        watch = LockstepProgress(progress, [job.folder for job in company], [int(job.config.rounds) for job in company])
         runs = [functools.partial(carry_out, job, quiet=True, shared=shared) for job in company]
         stopped = False
-        for number, outcome in Lockstep[Outcome]()(runs):
+        for number, outcome in Lockstep[Outcome](watch=watch)(runs):
+            progress.finished()
             if isinstance(outcome, ConfigError):
                 outcome = Outcome(REFUSED, str(outcome))
             elif isinstance(outcome, Exception) and not isinstance(outcome, (OutputError, RunError)):

@@ -12,7 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from fedsim.app.cli import steps
 from fedsim.app.config import WITHOUT_EFFECT, config_folder, identity, register_resolvers
 from fedsim.app.explain import explain
 from fedsim.app.folders import key_of
+from fedsim.app.job_progress import JobProgress, LockstepProgress, as_they_end, best_so_far
 from fedsim.app.reproduce.recipe import Setting
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError
 from fedsim.run.determinism import deterministic
@@ -177,10 +178,11 @@ def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]
     """Run the jobs in `at_once` processes, in each of them several in lockstep, and yield each as it ends; none begins
     behind one that was stopped."""
     companies = in_company(list({job.folder: job for job in jobs}.values()), at_once)
+    progress = JobProgress(sum(map(len, companies)), "runs")
     if at_once == 1 or len(companies) == 1:
         for company in companies:
             stopped = False
-            for job, outcome in together(company):
+            for job, outcome in together(company, progress=progress):
                 stopped = stopped or outcome.status == "stopped"
                 yield job, outcome
             if stopped:
@@ -192,7 +194,9 @@ def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]
         waiting: dict[Future[list[Outcome]], list[Job]] = {
             pool.submit(_in_worker, company, threads): company for company in companies
         }
-        for future in as_completed(waiting):
+        folders = [job.folder for company in companies for job in company]
+        for future in as_they_end(list(waiting), progress, lambda: best_so_far(folders)):
+            progress.finished(len(waiting[future]))
             yield from zip(waiting[future], future.result(), strict=True)
     except BaseException:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -200,17 +204,22 @@ def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]
     pool.shutdown()
 
 
-def together(company: list[Job], quiet: bool = False) -> Iterator[tuple[Job, Outcome]]:
-    """Run these jobs in lockstep; of one alone its progress is shown."""
+def together(
+    company: list[Job], quiet: bool = False, progress: JobProgress | None = None
+) -> Iterator[tuple[Job, Outcome]]:
+    """Run these jobs in lockstep; of one alone its progress is shown, of several that of `progress`."""
+    progress = progress or JobProgress(len(company), "runs")
+    watch = LockstepProgress(progress, [job.folder for job in company], [int(job.config.rounds) for job in company])
     quiet = quiet or len(company) > 1
     shared: dict[str, Any] = {}
     if len(company) > 1:
         log.info("%d runs in lockstep", len(company))
     runs = [functools.partial(carry_out, job, quiet=quiet, shared=shared) for job in company]
     with deterministic(any(job.config.deterministic is True for job in company)):
-        for number, outcome in Lockstep[Outcome]()(runs):
+        for number, outcome in Lockstep[Outcome](watch=watch)(runs):
             if isinstance(outcome, BaseException):
                 raise outcome
+            progress.finished()
             yield company[number], outcome
 
 

@@ -1,0 +1,138 @@
+"""How far several jobs are: done of how many, the time that is left, the leading metric; a word every ten seconds."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import TypeVar
+
+from fedsim.core.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+SILENCE = 10.0  # seconds between two words
+LEADING = ("test_accuracy", "test_loss", "performative_risk", "distance_to_optimum", "train_loss")  # the first there is
+
+T = TypeVar("T")
+
+
+def duration(seconds: float) -> str:
+    """In the unit that people would use."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def leading(values: Mapping[str, float]) -> tuple[str, float] | None:
+    """The metric that says most of a run, and its value."""
+    name = next((name for name in LEADING if name in values), None)
+    return None if name is None else (name, values[name])
+
+
+def shown(name: str, value: float) -> str:
+    """A metric for a log line."""
+    return f"{name} {value:.4g}"
+
+
+class JobProgress:
+    """Logs how far the jobs are, when the last word is ten seconds old.
+
+    Args:
+        total: how many jobs there are.
+        what: they are called.
+        clock, say: for tests.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        what: str = "jobs",
+        clock: Callable[[], float] = time.monotonic,
+        say: Callable[[str], None] = log.info,
+    ) -> None:
+        self.total, self.what, self.done = total, what, 0
+        self._clock, self._say = clock, say
+        self._began = self._last = clock()
+
+    def left(self, share: float) -> str:
+        """The time that is left after a share of all work; nothing before there is any."""
+        if not 0 < share < 1:
+            return ""
+        return f", about {duration((self._clock() - self._began) * (1 - share) / share)} left"
+
+    def finished(self, count: int = 1) -> None:
+        """So many more jobs have ended; whoever calls it has said so."""
+        self.done += count
+        self._last = self._clock()
+
+    def beat(self, share: float | None = None, detail: str = "") -> None:
+        """Log a line, unless the last word is younger than ten seconds.
+
+        Args:
+            share: of all work that is done; None: that of the jobs.
+            detail: what else is known, such as the leading metric.
+        """
+        if self._clock() - self._last < SILENCE:
+            return
+        self._last = self._clock()
+        share = self.done / max(self.total, 1) if share is None else share
+        spent = duration(self._clock() - self._began)
+        self._say(
+            f"{self.done}/{self.total} {self.what} done after {spent}{self.left(share)}{detail and f'; {detail}'}"
+        )
+
+
+class LockstepProgress:
+    """What `Lockstep` calls after every round that was worked on.
+
+    Args:
+        progress: of the jobs.
+        folders, rounds: where each job is, and how many rounds it has.
+    """
+
+    def __init__(self, progress: JobProgress, folders: Sequence[Path], rounds: Sequence[int]) -> None:
+        self.progress, self.folders, self.rounds = progress, folders, rounds
+
+    def __call__(self, t: int, runs: int) -> None:
+        most = max(self.rounds, default=t + 1)
+        share = (self.progress.done + runs * min(1.0, (t + 1) / most)) / max(self.progress.total, 1)
+        detail = f"round {t + 1}/{most}, {runs} together"
+        self.progress.beat(share, detail if not (best := best_so_far(self.folders)) else f"{detail}; {best}")
+
+
+def best_so_far(folders: Sequence[Path]) -> str:
+    """The best leading metric among runs that have been evaluated, and whose it is; '' where there is none."""
+    from fedsim.evaluation.columns import rises
+    from fedsim.tracking.metrics_csv import NAME, read_metrics
+
+    found: list[tuple[str, float, str]] = []
+    for folder in folders:
+        try:
+            rows = read_metrics(folder / NAME)
+        except (OSError, ConfigError):
+            continue
+        last = [row for row in rows if row["round"] == rows[-1]["round"]]
+        if last and (metric := leading(last[0])):
+            name = metric[0]
+            found.append((name, sum(row[name] for row in last) / len(last), folder.name))
+    found = [entry for entry in found if entry[0] == found[0][0] and entry[1] == entry[1]]
+    if not found:
+        return ""
+    name, value, whose = (max if rises(found[0][0]) else min)(found, key=lambda entry: entry[1])
+    return f"best so far: {shown(name, value)} ({whose})"
+
+
+def as_they_end(
+    futures: Sequence[Future[T]], progress: JobProgress, detail: Callable[[], str] = lambda: ""
+) -> Iterator[Future[T]]:
+    """The futures, each as it ends, with a word on the others every ten seconds."""
+    waiting = set(futures)
+    while waiting:
+        ended, waiting = wait(waiting, timeout=SILENCE / 4, return_when=FIRST_COMPLETED)
+        yield from ended
+        if not ended:
+            progress.beat(detail=detail())

@@ -1,0 +1,98 @@
+"""Several jobs tell how far they are: done of how many, the time left, the leading metric, every ten seconds."""
+
+from __future__ import annotations
+
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fedsim.app import job_progress
+from fedsim.app.job_progress import JobProgress, LockstepProgress, as_they_end, best_so_far, duration, leading
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def rows(folder: Path, accuracy: float, metric: str = "test_accuracy") -> Path:
+    folder.mkdir()
+    lines = [
+        f"round,seed,{metric},train_loss",
+        f"0,0,{1 - accuracy},5",
+        f"5,0,{accuracy - 0.1},1",
+        f"5,1,{accuracy + 0.1},1",
+    ]
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_a_word_every_ten_seconds_with_the_time_that_is_left(tmp_path: Path) -> None:
+    clock, said = Clock(), list[str]()
+    progress = JobProgress(4, clock=clock, say=said.append)
+    watch = LockstepProgress(progress, [rows(tmp_path / "a", 0.5), rows(tmp_path / "b", 0.8), tmp_path / "c"], [50] * 4)
+    for t in range(40):
+        clock.now += 1
+        watch(t, 4)
+    assert len(said) == 4
+    assert (
+        said[0]
+        == "0/4 jobs done after 10 s, about 40 s left; round 10/50, 4 together; best so far: test_accuracy 0.8 (b)"
+    )
+    progress.finished()
+    clock.now += 9
+    watch(45, 3)
+    assert len(said) == 4  # whoever said that the job has ended has said a word
+    clock.now += 1
+    watch(46, 3)
+    assert said[-1].startswith("1/4 jobs done after 50 s, about ")
+
+
+@pytest.mark.parametrize(("metric", "whose"), [("test_accuracy", "b"), ("test_loss", "a")])
+def test_the_best_is_that_of_the_metrics_direction(metric: str, whose: str, tmp_path: Path) -> None:
+    folders = [rows(tmp_path / "a", 0.3, metric), rows(tmp_path / "b", 0.7, metric)]
+    assert best_so_far(folders).endswith(f"({whose})")
+    assert best_so_far([tmp_path / "nothing"]) == ""
+    (tmp_path / "b" / "metrics.csv").write_text("no metrics\n1,2\n")
+    assert best_so_far(folders).endswith("(a)")
+
+
+def test_futures_are_given_as_they_end_and_the_others_waited_for_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_progress, "SILENCE", 0.02)
+    said, hold = list[str](), threading.Event()
+    progress = JobProgress(2, "runs", say=lambda text: (said.append(text), hold.set())[0])
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(lambda: 1), pool.submit(lambda: 2 if hold.wait(30) else 0)]
+        assert [future.result() for future in as_they_end(futures, progress, lambda: "more")] == [1, 2]
+    assert said[0].startswith("0/2 runs done after 0 s")
+    assert said[0].endswith("; more")
+
+
+def test_words_for_times_and_metrics() -> None:
+    assert [duration(s) for s in (0.4, 80, 100, 6000)] == ["0 s", "80 s", "1.7 min", "1.7 h"]
+    assert leading({"train_loss": 1.0, "test_loss": 2.0}) == ("test_loss", 2.0)
+    assert leading({"seconds": 1.0}) is None
+
+
+@pytest.mark.parametrize("launcher", ["basic", "lockstep"])
+def test_a_sweep_says_one_line_of_each_run(launcher: str, tmp_path: Path, fedsim) -> None:
+    ended = fedsim(
+        tmp_path, "-m", "strategy=fedavg,fedawe", "lr=0.1,0.2", "rounds=2", "clients=4", "partition=iid", "out=sweep",
+        "availability=full", f"hydra/launcher={launcher}", "tracking.progress=none", "tracking.tensorboard=false",
+    )  # fmt: skip
+    lines = [line for line in ended.out.splitlines() if line]
+    assert len(lines) == 4
+    for number, line in enumerate(lines, 1):
+        assert re.match(
+            rf"\[{number}/4\](, about .* left:)? test_accuracy 0\.\d+, test_loss .* after 2 rounds in", line
+        )
+        assert "sweep" in line
+    assert not re.search("left", lines[-1])
