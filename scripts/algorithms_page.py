@@ -55,16 +55,14 @@ def page() -> str:
             "",
             f"## {TITLES[group]}",
             "",
-            "| choice | source | remembers | sends | assumes |",
-            "|---|---|---|---|---|",
+            "| choice | source | remembers |",
+            "|---|---|---|",
         ]
         mine = [one for one in algorithms() if one.group == group]
-        lines += [
-            f"| [`{one.name}`](#{anchor(one)}) | {one.paper or '–'} | {one.remembers} | {one.sends} | {one.assumes} |"
-            for one in mine
-        ]
+        lines += [f"| [`{one.name}`](#{anchor(one)}) | {one.paper or '–'} | {one.remembers} |" for one in mine]
         for one in mine:
             lines += ["", f"### {one.group}={one.name}", "", *definition(one), ""]
+            lines += [f"Sends: {one.sends}. Assumes: {one.assumes}.", ""]
             lines += [f"Tests: {', '.join(shown(one)) or 'that it composes and runs'}."]
     return "\n".join(lines) + "\n"
 

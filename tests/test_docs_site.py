@@ -110,7 +110,7 @@ def test_text_is_typeset_and_code_is_not() -> None:
 def test_the_formulas_of_all_algorithms_are_typeset() -> None:
     """Signs that only formulas have are left in no sentence, but for those that stand next to words."""
     page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
-    definitions = re.findall(r"^### (\S+)\n\n(.*?)^Tests:", page, re.M | re.S)
+    definitions = re.findall(r"^### (\S+)\n\n(.*?)^Sends:", page, re.M | re.S)
     assert len(definitions) > 80
     with_formula = [name for name, said in definitions if "←" in said]
     assert len(with_formula) > 40

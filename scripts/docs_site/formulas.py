@@ -346,9 +346,10 @@ def lines(formula: str) -> list[str]:
             sign in ("}", ")", "]", r"\}", r"\rceil", r"\rfloor", r"\rangle")
         )
         if depth == 0 and sign in set(RELATIONS.values()) - {"<", ">", r"\in"} and found.end() - at > 3:
-            parts.append(formula[at : found.end()] + r"\;")
+            parts.append(formula[at : found.end()] + " {}")
             at = found.end()
         elif depth == 0 and sign in ("+", "-") and found.start() - at > 8:
             parts.append(formula[at : found.start()])
             at = found.start()
-    return [part for part in [*parts, formula[at:]] if part.strip()]
+    parts = [part for part in [*parts, formula[at:]] if part.strip()]
+    return ["{} " + part if part.startswith(("+", "-")) and number else part for number, part in enumerate(parts)]
