@@ -12,7 +12,8 @@ import pytest
 import fedsim
 from fedsim.app import cli
 
-PAGE = (Path(__file__).parents[1] / "docs" / "tutorial_shift.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "tutorial_shift.md").read_text(encoding="utf-8")
 
 
 def run(folder: str) -> None:
@@ -46,3 +47,25 @@ def test_retrained_prices_sell_nothing_and_learned_ones_are_near_the_best(
     for told in ("within 0.1 of it", "revenue of 45.9", "3.4 away", "runs away to infinity"):
         assert told in " ".join(PAGE.split())
     monkeypatch.delitem(sys.modules, "markets", raising=False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("composed_once")
+@pytest.mark.parametrize("strategy", ["fedavg", "fedau", "mifa"])
+def test_the_table_on_dropout_is_that_of_its_experiment(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (DOCS / "tutorial_dropout.md").read_text(encoding="utf-8")
+    (file, text) = re.search(r"<!-- file: (\S+) -->\n```yaml\n(.*?)```", page, re.S).groups()  # type: ignore[union-attr]
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    (row,) = re.findall(rf"^{strategy} +([\d.]+) +([\d.]+) ± [\d.]+ % +([\d.]+) ±", page, re.M)
+    lr, accuracy, worst = row
+    settings = ["experiment=dropout", f"strategy={strategy}", f"lr={lr}", "out=run"]
+    quiet = ["tracking.progress=none", "tracking.tensorboard=false"]
+    monkeypatch.setattr(sys, "argv", ["fedsim", "--config-dir", "study", *settings, *quiet])
+    cli.main()
+    final = fedsim.load("run").summary["final"]
+    assert 100 * final["test_accuracy"]["mean"] == pytest.approx(float(accuracy), abs=0.5)
+    assert 100 * final["client_accuracy_worst10"]["mean"] == pytest.approx(float(worst), abs=2)
