@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -36,7 +37,7 @@ else:
 
 ROOT = Path(__file__).parents[1]
 DARK, TEAL, RED, GOLD, GREY = "#263238", "#00897b", "#c62828", "#ef8f00", "#90a4ae"
-STYLE = {
+STYLE: Any = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -370,8 +370,8 @@ class RowModel:
             if own and _may_be_second(output, y, classes) and _scores_classes(output, y, classes):
                 raise ConfigError(
                     f"model returns shape {list(output.shape)}, and dataset={dataset} has {classes} classes and as "
-                    "many positions: it cannot be told which dimension holds the classes; set model.loss to a loss of your "
-                    "own, such as torch.nn.functional.cross_entropy, which takes the second"
+                    "many positions: it cannot be told which dimension holds the classes; set model.loss to a loss of "
+                    "your own, such as torch.nn.functional.cross_entropy, which takes the second"
                 )
             if output.shape != expected and output.dim() > 2 and output.movedim(1, -1).shape == expected:
                 self.call.classes_second = True
