@@ -9,10 +9,10 @@ from fedsim.core.errors import CheckpointError, ConfigError, DivergenceError, Mi
 
 if TYPE_CHECKING:
     from fedsim.evaluation import Evaluation
-    from fedsim.results import load
     from fedsim.run import Simulation, Stop
     from fedsim.run.together import run_together
-    from fedsim.tracking import Result, Tracking
+    from fedsim.run.tracking import Result, Tracking
+    from fedsim.studies.results import load
     from fedsim.trainer import Execution
 
 __version__ = "0.1.0"
@@ -37,11 +37,11 @@ __all__ = [
 _HOMES = {
     "Evaluation": "fedsim.evaluation",
     "Execution": "fedsim.trainer",
-    "Result": "fedsim.tracking",
+    "Result": "fedsim.run.tracking",
     "Simulation": "fedsim.run",
     "Stop": "fedsim.run",
-    "Tracking": "fedsim.tracking",
-    "load": "fedsim.results",
+    "Tracking": "fedsim.run.tracking",
+    "load": "fedsim.studies.results",
     "run_together": "fedsim.run.together",
 }
 

@@ -16,7 +16,7 @@ from fedsim.app.commands.algorithms import KINDS, Algorithm, algorithms
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
-FOLDERS = ("strategies", "papers", "local", "uplink", "attack", "personal", "performative", "trainer")
+FOLDERS = ("strategies", "papers", "local", "uplink", "evaluation/personal", "evaluation/performative", "trainer")
 SECTION = re.compile(r"^(?:Args|Attributes|Raises|Returns)\b.*:$", re.M)
 MARKDOWN = re.compile(r"(?<=\w)\*|(?<=[∇|)}])_(?=[\w{])")  # what Markdown would take for emphasis in a formula
 MOST = 6  # tests that are named of each

@@ -23,7 +23,7 @@ from bench_workloads import LR, Workload, char_lstm, loss_of, mlp, noise, resnet
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 from fedsim.models import CIFAR10CNN, LeafCNN, Linear, Transformer, ViT
 
 EXECUTORS = ("auto", "fused", "vmap", "loop")

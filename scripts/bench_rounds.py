@@ -15,7 +15,7 @@ from bench_workloads import Workload
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import Availability, Full, UniformK
 from fedsim.core import Cohort
-from fedsim.tracking import Tracking
+from fedsim.run.tracking import Tracking
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 SECONDS = 0.8  # of consecutive rounds per repetition

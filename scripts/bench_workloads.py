@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedsim.datasets import Dataset, GaussianMean, Synthetic
+from fedsim.data.datasets import Dataset, GaussianMean, Synthetic
+from fedsim.data.partition import IID, Natural, Partition
+from fedsim.data.partition.partition import Samples
 from fedsim.local import SGD
 from fedsim.models import MLP, SVHNCNN, CharLSTM, Linear, Mean, from_torchvision
-from fedsim.partition import IID, Natural, Partition
-from fedsim.partition.base import Samples
 from fedsim.shift import Location, Shift
 
 sys.path.append(str(Path(__file__).parent / "bench_peers"))

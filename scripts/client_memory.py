@@ -19,7 +19,7 @@ import torch
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import UniformK
 from fedsim.core.placement import PLACES
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 from fedsim.local import APFL, SGD
 from fedsim.models import MLP, SVHNCNN
 from fedsim.run.wiring import resolve_device

@@ -19,9 +19,17 @@ PROGRAMS = (  # what is typed, the module whose `main` it is, what it is for
     ("fedsim audit", "fedsim.app.cli", "A lower bound on ε from simulated attacks: [privacy](privacy.md)."),
     ("fedsim data", "fedsim.app.cli", "What data sets need, and getting them."),
     ("fedsim algorithms", "fedsim.app.cli", "What is known of each algorithm: [algorithms](algorithms.md)."),
-    ("fedsim-plot", "fedsim.plots.cli", "Pictures and one HTML report: [results](results.md#pictures)."),
-    ("fedsim-reproduce", "fedsim.app.reproduce.cli", "Recipes of papers: [reproduce a paper](reproducing.md)."),
-    ("fedsim-leaderboard", "fedsim.app.board.cli", "Many algorithms in many cells: [boards](leaderboard.md)."),
+    ("fedsim-plot", "fedsim.studies.plots.plot_cli", "Pictures and one HTML report: [results](results.md#pictures)."),
+    (
+        "fedsim-reproduce",
+        "fedsim.studies.reproduce.reproduce_cli",
+        "Recipes of papers: [reproduce a paper](reproducing.md).",
+    ),
+    (
+        "fedsim-leaderboard",
+        "fedsim.studies.board.leaderboard_cli",
+        "Many algorithms in many cells: [boards](leaderboard.md).",
+    ),
 )
 
 

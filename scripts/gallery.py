@@ -27,7 +27,7 @@ from papers import (
 )
 
 import fedsim
-from fedsim.app.reproduce.recipe import Recipe, load
+from fedsim.studies.reproduce.recipe import Recipe, load
 
 PAGE = EXPERIMENTS / "README.md"
 ARGUMENTS = "docs/what_the_papers_claim.md"

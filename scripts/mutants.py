@@ -50,14 +50,14 @@ ALWAYS = ("app/test_defaults.py", "core/test_distinct_keys.py")  # at whatever s
 TOP_LEVEL = "package"  # the area of files that lie in no folder
 ALSO = {  # area → folders of tests, beside the one of its own name, whose files count as near
     "app": ("scripts",),
-    "clock": ("run",),
+    "availability": ("run",),
     "core": ("strategies", "run"),
-    "evaluation": ("run", "personal"),
+    "data": ("trainer", "core"),
+    "evaluation": ("run", "shift"),
     "local": ("papers", "trainer"),
     "models": ("trainer",),
-    "performative": ("shift",),
-    "samples": ("trainer", "core"),
     "strategies": ("papers",),
+    "studies": ("app", "scripts"),
     "trainer": ("models", "run"),
     TOP_LEVEL: ("run", "app"),
 }

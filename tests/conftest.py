@@ -18,7 +18,7 @@ from torch import nn
 from fedsim import Simulation
 from fedsim.availability import Availability
 from fedsim.core import Report
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 from fedsim.strategies import State
 
 

@@ -24,10 +24,10 @@ from sybil.parsers.markdown.lexers import DirectiveInHTMLCommentLexer, FencedCod
 
 from fedsim import Simulation
 from fedsim.app import cli, sweep
-from fedsim.app.board import cli as board
 from fedsim.app.commands import WORDS
-from fedsim.app.reproduce import cli as reproduce
-from fedsim.plots import cli as plots
+from fedsim.studies.board import leaderboard_cli as board
+from fedsim.studies.plots import plot_cli as plots
+from fedsim.studies.reproduce import reproduce_cli as reproduce
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

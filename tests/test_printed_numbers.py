@@ -15,9 +15,9 @@ import pytest
 from nbclient import NotebookClient
 
 from fedsim.app import cli
-from fedsim.results.measured import Cell, metric
-from fedsim.results.runs import Run
-from fedsim.tracking.metrics_csv import read_metrics
+from fedsim.run.tracking.metrics_csv import read_metrics
+from fedsim.studies.results.run_measures import Cell, metric
+from fedsim.studies.results.runs import Run
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "printed_output.py"))

@@ -8,7 +8,7 @@ import sys
 from adapters import gpt2
 
 from fedsim import Evaluation, Simulation
-from fedsim.datasets import Text
+from fedsim.data.datasets import Text
 from fedsim.local import Adam
 
 simulation = Simulation(

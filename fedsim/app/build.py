@@ -20,7 +20,7 @@ from fedsim.core.settings import flatten
 if TYPE_CHECKING:  # help and shell completion do without PyTorch
     from fedsim.core.ranks import Ranks
     from fedsim.run.simulation import Simulation
-    from fedsim.tracking import Tracking
+    from fedsim.run.tracking import Tracking
 
 # Groups whose choices are objects that `Simulation` takes under the group's name.
 PARTS = (
@@ -139,7 +139,7 @@ def _loss(name: Any) -> Any:
 @contextlib.contextmanager
 def _room() -> Iterator[None]:
     """Sizes beyond all memory are the configuration's mistake."""
-    from fedsim.trainer.memory_limit import out_of_memory
+    from fedsim.trainer.device_memory import out_of_memory
 
     try:
         yield

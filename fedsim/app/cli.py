@@ -34,7 +34,7 @@ from fedsim.core.speaking import ignore_broken_pipes, log_to_stderr, once_each, 
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
     from fedsim.core.ranks import Ranks
-    from fedsim.tracking import Result
+    from fedsim.run.tracking import Result
     from fedsim.trainer import Steps
 
 log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def _job(cfg: DictConfig) -> float | None:
     """One run; a sweep has several, which a launcher may carry to other processes and machines."""
     from fedsim.core.ranks import Ranks
     from fedsim.run.stopping import Stopped
-    from fedsim.trainer.memory_limit import no_room, out_of_memory
+    from fedsim.trainer.device_memory import no_room, out_of_memory
 
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
@@ -322,7 +322,7 @@ def table_row(identity: dict[str, Any]) -> dict[str, Any]:
 def in_a_line(result: Result) -> str:
     """What a finished run of a sweep prints: the sweep says at its end what may be done with all of them."""
     from fedsim.app.job_progress import LEADING
-    from fedsim.tracking.result import spread
+    from fedsim.run.tracking.result import spread
 
     told = [name for name in LEADING if name in result.final][:3] or list(result.final)[:3]
     metrics = ", ".join(f"{name} {result.final[name][0]:.4g}{spread(result.final[name][1])}" for name in told)
@@ -332,7 +332,7 @@ def in_a_line(result: Result) -> str:
 
 def report(result: Result) -> str:
     """What a finished run prints."""
-    from fedsim.tracking.result import spread
+    from fedsim.run.tracking.result import spread
 
     width = max(24, *map(len, result.final))
     lines = [f"  {name:{width}} {mean:.4g}{spread(std)}" for name, (mean, std) in result.final.items()]

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 import fedsim
 from fedsim.app.folders import job_folder
 from fedsim.core.settings import flatten
+from fedsim.core.targets import current_names
 
 # Settings that decide where and how a run is computed, but not what.
 WITHOUT_EFFECT = (
@@ -110,7 +111,8 @@ def keys() -> dict[str, list[str]]:
 
 def identity(cfg: DictConfig, free: tuple[str, ...] = FREE_ON_RESUME) -> dict[str, Any]:
     """What a run is, as dotted keys: all settings but the free ones; by default those a resumed run must share."""
-    return {name: value for name, value in flatten(plain(cfg)) if not name.startswith(free)}
+    settings = current_names(dict(flatten(plain(cfg))))
+    return {name: value for name, value in settings.items() if not name.startswith(free)}
 
 
 def plain(cfg: DictConfig) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class LockstepProgress:
 def best_so_far(folders: Sequence[Path]) -> str:
     """The best leading metric among runs that have been evaluated, and whose it is; '' where there is none."""
     from fedsim.evaluation.columns import rises
-    from fedsim.tracking.metrics_csv import NAME, read_metrics
+    from fedsim.run.tracking.metrics_csv import NAME, read_metrics
 
     found: list[tuple[str, float, str]] = []
     for folder in folders:

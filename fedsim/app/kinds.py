@@ -5,23 +5,23 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fedsim.attack import Attack
 from fedsim.availability import Availability, Probability, Trajectory
-from fedsim.clock import Clock, Delay, Work
-from fedsim.contamination import Contamination
+from fedsim.availability.clock import Clock, Delay, Work
 from fedsim.core.targets import Kind
-from fedsim.datasets.kinds import AUGMENTATION, DATASET, MAP_STYLE, TRANSFORM
+from fedsim.data.contamination import Contamination
+from fedsim.data.datasets.dataset_kinds import AUGMENTATION, DATASET, MAP_STYLE, TRANSFORM
+from fedsim.data.partition import Partition
+from fedsim.data.partition.flwr import PARTITIONER
+from fedsim.evaluation.personal import Personal
 from fedsim.local import LocalRule, Schedule
 from fedsim.models.kinds import MODEL
 from fedsim.models.selectors import Selector
-from fedsim.partition import Partition
-from fedsim.partition.flwr import PARTITIONER
-from fedsim.personal import Personal
 from fedsim.run.rules import Stop
+from fedsim.run.tracking import Observer, Tracking
 from fedsim.shift import Shift
 from fedsim.strategies import Strategy
-from fedsim.tracking import Observer, Tracking
 from fedsim.uplink import Stage, Uplink
+from fedsim.uplink.attack import Attack
 
 
 def _of(base: type[Any], module: str, **more: Any) -> Kind:
@@ -29,25 +29,25 @@ def _of(base: type[Any], module: str, **more: Any) -> Kind:
     return Kind(f"{article} {base.__name__}", (base,), modules=(module,), **more)
 
 
-OBSERVER = _of(Observer, "fedsim.tracking")
+OBSERVER = _of(Observer, "fedsim.run.tracking")
 _GROUPS = {
     "dataset": DATASET,
-    "partition": _of(Partition, "fedsim.partition", arguments={"partitioner": PARTITIONER}),
+    "partition": _of(Partition, "fedsim.data.partition", arguments={"partitioner": PARTITIONER}),
     "availability": _of(Availability, "fedsim.availability"),
     "shift": _of(Shift, "fedsim.shift"),
-    "contamination": _of(Contamination, "fedsim.contamination"),
+    "contamination": _of(Contamination, "fedsim.data.contamination"),
     "model": MODEL,
     "local": _of(LocalRule, "fedsim.local"),
     "strategy": _of(Strategy, "fedsim.strategies"),
     "uplink": _of(Uplink, "fedsim.uplink"),
-    "attack": _of(Attack, "fedsim.attack"),
-    "clock": _of(Clock, "fedsim.clock"),
-    "work": _of(Work, "fedsim.clock"),
-    "delay": _of(Delay, "fedsim.clock"),
+    "attack": _of(Attack, "fedsim.uplink.attack"),
+    "clock": _of(Clock, "fedsim.availability.clock"),
+    "work": _of(Work, "fedsim.availability.clock"),
+    "delay": _of(Delay, "fedsim.availability.clock"),
     "columns": _of(Selector, "fedsim.models.selectors"),
-    "personal": _of(Personal, "fedsim.personal"),
+    "personal": _of(Personal, "fedsim.evaluation.personal"),
     "stop": _of(Stop, "fedsim.run"),
-    "tracking": _of(Tracking, "fedsim.tracking", arguments={"observers": OBSERVER}),
+    "tracking": _of(Tracking, "fedsim.run.tracking", arguments={"observers": OBSERVER}),
 }
 _INSIDE = (
     *_GROUPS.values(),

@@ -36,7 +36,7 @@ from fedsim.core.lock import Lock
 from fedsim.core.speaking import printable
 
 if TYPE_CHECKING:
-    from fedsim.tracking import Result
+    from fedsim.run.tracking import Result
     from fedsim.trainer import Steps
 
 log = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ def check_objective(name: str | None, sweeper: str = "", metrics: Any = ()) -> N
     """Before the first round: is this a metric, and is one named where one is needed?"""
     from fedsim.evaluation import COLUMNS
     from fedsim.evaluation.metrics import possible_columns
-    from fedsim.personal import PERSONAL_COLUMNS
+    from fedsim.evaluation.personal import PERSONAL_COLUMNS
 
     if name is None and "optuna" in sweeper:
         raise ConfigError(

@@ -1,6 +1,6 @@
 """Who can take part in a round: p_i^t = p_i · f_i(t), then a draw of who shows up."""
 
-from fedsim.availability.base import Availability, Population
+from fedsim.availability.availability import Availability, Population
 from fedsim.availability.correlated import CommonFactor, CommonShock
 from fedsim.availability.cyclic import Cyclic
 from fedsim.availability.log import TraceLog
@@ -16,8 +16,8 @@ from fedsim.availability.probabilities import (
 from fedsim.availability.processes import Bernoulli, Full, Multiset, UniformK, bernoulli
 from fedsim.availability.separation import MinimumSeparation
 from fedsim.availability.sessions import DeviceSessions
-from fedsim.availability.table import TraceTable
 from fedsim.availability.trace import Trace
+from fedsim.availability.trace_table import TraceTable
 from fedsim.availability.trajectories import InterleavedSine, Jitter, Sine, Staircase, Stationary, Trajectory
 
 __all__ = [

@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 
-from fedsim.availability.base import Population, groups_of, uniforms
+from fedsim.availability.availability import Population, groups_of, uniforms
 from fedsim.availability.probabilities import Probability
-from fedsim.availability.processes import Bernoulli, bernoulli
+from fedsim.availability.processes import Bernoulli, Walk, bernoulli
 from fedsim.availability.trajectories import Trajectory
-from fedsim.availability.walk import Walk
 from fedsim.core import rng
 from fedsim.core.constraints import Count, Fraction
 from fedsim.core.effects import EffectiveIf

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import numpy as np
 
-from fedsim.availability.base import Availability, Population, groups_of
+from fedsim.availability.availability import Availability, Population, groups_of
 from fedsim.core import rng
 from fedsim.core.constraints import Count, OneOf
 from fedsim.core.errors import ClientCountError, ConfigError

@@ -13,8 +13,8 @@ from fedsim.availability.times import duration, instant, times
 from fedsim.core import checks
 from fedsim.core.constraints import Fraction
 from fedsim.core.errors import ConfigError
-from fedsim.datasets.own.columns import Columns, columns
-from fedsim.datasets.own.samples import called_of, ordered
+from fedsim.data.datasets.own.samples import called_of, ordered
+from fedsim.data.datasets.own.table_columns import Columns, columns
 
 log = logging.getLogger(__name__)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.availability.base import Availability, Population, by_group, uniforms
+from fedsim.availability.availability import Availability, Population, by_group, uniforms
 from fedsim.availability.probabilities import Probability, Uniform
-from fedsim.availability.walk import Walk
+from fedsim.availability.processes import Walk
 from fedsim.core import checks, rng
 from fedsim.core.errors import ConfigError
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
 import numpy as np
 
-from fedsim.availability.base import Availability, Population, uniforms
+from fedsim.availability.availability import Availability, Population, uniforms
 from fedsim.availability.probabilities import Probability, Uniform
 from fedsim.availability.trajectories import Stationary, Trajectory
 from fedsim.core import rng
@@ -119,3 +122,30 @@ class Multiset(Availability):
             for seed, weights in zip(self.population.seeds, self._weights, strict=True)
         ]
         return np.stack(draws)
+
+
+S = TypeVar("S")
+
+
+class Walk(Generic[S]):
+    """The states of rounds 0, 1, …, walked from where they were last asked for; for an earlier round from the first.
+
+    Args:
+        step: the state of round t from that of round t − 1, which is None for t = 0 and must be left as it is. All that
+            it draws is keyed by t.
+    """
+
+    def __init__(self, step: Callable[[S | None, int], S]) -> None:
+        self._step = step
+        self._round = -1
+        self._state: S | None = None
+
+    def at(self, t: int) -> S:
+        """The state of round t."""
+        if t < self._round:
+            self._round, self._state = -1, None
+        while self._round < t:
+            self._state = self._step(self._state, self._round + 1)
+            self._round += 1
+        assert self._state is not None
+        return self._state

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedsim.availability.base import Availability, Population
+from fedsim.availability.availability import Availability, Population
 from fedsim.availability.processes import bernoulli
 from fedsim.core import checks, rng
 from fedsim.core.constraints import OneOf

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsim.availability.base import Population, uniforms
+from fedsim.availability.availability import Population, uniforms
 from fedsim.availability.probabilities import Probability
-from fedsim.availability.processes import Bernoulli
+from fedsim.availability.processes import Bernoulli, Walk
 from fedsim.availability.trajectories import Stationary, Trajectory
-from fedsim.availability.walk import Walk
 from fedsim.core import rng
 from fedsim.core.constraints import Count, CountOrZero, Fraction
 from fedsim.core.errors import ClientCountError

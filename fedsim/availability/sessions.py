@@ -7,10 +7,10 @@ from typing import Annotated
 
 import numpy as np
 
-from fedsim.availability.base import Availability, Population, uniforms
+from fedsim.availability.availability import Availability, Population, uniforms
 from fedsim.availability.probabilities import Probability, Uniform
+from fedsim.availability.processes import Walk
 from fedsim.availability.trajectories import Stationary, Trajectory
-from fedsim.availability.walk import Walk
 from fedsim.core import rng
 from fedsim.core.constraints import NonNegative, OneOf, Positive
 from fedsim.core.effects import EffectiveIf

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.datasets.own.columns import Columns, as_numbers, missing
+from fedsim.data.datasets.own.table_columns import Columns, as_numbers, missing
 
 SECOND = 1_000_000  # in microseconds, in which timestamps are counted
 UNITS = {

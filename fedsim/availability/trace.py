@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.availability.base import Population
+from fedsim.availability.availability import Population
 from fedsim.availability.recorded import RECORD, Match, Missing, Recorded, Unknown
-from fedsim.availability.table import probabilities, rounds
+from fedsim.availability.trace_table import probabilities, rounds
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.files import regular
-from fedsim.datasets.own.columns import SEPARATORS, Columns, columns
-from fedsim.datasets.own.samples import called_of
+from fedsim.data.datasets.own.samples import called_of
+from fedsim.data.datasets.own.table_columns import SEPARATORS, Columns, columns
 
 
 class Trace(Recorded):

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from fedsim.availability.base import Population, uniforms
+from fedsim.availability.availability import Population, uniforms
 from fedsim.core import rng
 from fedsim.core.constraints import Count, Fraction, Validated
 from fedsim.core.effects import EffectiveIf

@@ -10,21 +10,35 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.core import checks, ties
-from fedsim.core.answers import Ask
 from fedsim.core.constraints import OneOf
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import PLACES, placed
 from fedsim.core.ranks import Ranks
 from fedsim.core.statistics import CohortIndex, RowStatistics
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Attributes (n clients, in the cohort's order):
+
+    loss: [n] the mean loss of all the client's data.
+    gradient: [n, d] and its gradient.
+    """
+
+    loss: Tensor
+    gradient: Tensor
+
+
+Ask = Callable[[Any, Tensor], Answers]  # of a cohort's clients, at their replicate's model [R, d]
 
 WEIGHTINGS = ("uniform", "data")
 Weighting = Annotated[str, OneOf(*WEIGHTINGS)]
@@ -46,7 +60,7 @@ class Federation:
         members: how many, the first ones, that objective is about; the others weigh nothing. None: all.
         late: how many more join when training is over, who are none of the m.
         names: what the clients are called in the data, m of them, where they have names that all replicates share.
-        ask: clients' answers about all their data, if `needs_full_gradients`; see `fedsim.core.answers`.
+        ask: clients' answers about all their data, if `needs_full_gradients`; see `fedsim.core.federation`.
         own: [m'] numbers of this rank's clients, the same in every replicate; all m of them in a lone process.
         data_fractions: [R·m] w_i, 1 in sum over a replicate (host, double precision); `data_weights` on the device.
         client_weights: [R, m] those of the objective (host, double precision).

@@ -32,6 +32,17 @@ RESERVED: dict[str, Any] = {"_partial_": False, "_args_": [], "_recursive_": Tru
 MISSING = "???"
 ON_THE_COMMAND_LINE = "add trusted=[{root}]"
 
+# Packages as earlier versions called them, whose configurations and run folders have these names: old → new.
+RENAMED = {
+    "fedsim.attack": "fedsim.uplink.attack",
+    "fedsim.clock": "fedsim.availability.clock",
+    "fedsim.contamination": "fedsim.data.contamination",
+    "fedsim.datasets": "fedsim.data.datasets",
+    "fedsim.partition": "fedsim.data.partition",
+    "fedsim.personal": "fedsim.evaluation.personal",
+    "fedsim.tracking": "fedsim.run.tracking",
+}
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -105,6 +116,22 @@ def trusting(packages: Sequence[str], own: bool = True, remedy: str = ON_THE_COM
         _trust.reset(before)
 
 
+def current_name(target: str) -> str:
+    """The dotted path by which a class of fedsim is known now, of one that an earlier version wrote."""
+    package, dot, rest = target.partition(".")
+    head, end, name = rest.partition(".")
+    renamed = RENAMED.get(f"{package}{dot}{head}")
+    return target if renamed is None else f"{renamed}{end}{name}"
+
+
+def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted keys, with the current name in every `_target_`."""
+    return {
+        key: current_name(value) if key.rpartition(".")[2] == "_target_" and isinstance(value, str) else value
+        for key, value in settings.items()
+    }
+
+
 def resolve(key: str, target: str, kind: Kind) -> Any:
     """The class or function at a dotted path.
 
@@ -117,6 +144,7 @@ def resolve(key: str, target: str, kind: Kind) -> Any:
         ConfigError: a configuration may not name it there.
         ImportError, ValueError: there is no such thing.
     """
+    target = current_name(target)
     segments = target.split(".")
     if not all(segment.isidentifier() for segment in segments):
         raise ConfigError(f"{key}={target!r} is no path of a class; give package.module.Class")

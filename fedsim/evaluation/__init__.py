@@ -1,9 +1,9 @@
 """How good the current models are: on the test set, and on every client's own data."""
 
 from fedsim.evaluation.columns import COLUMNS
+from fedsim.evaluation.evaluated_models import EvaluatedModels
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.evaluation.measured import Measured
-from fedsim.evaluation.models import EvaluatedModels
 from fedsim.evaluation.options import Evaluation
 
 __all__ = ["COLUMNS", "EvaluatedModels", "Evaluation", "Evaluator", "Measured"]

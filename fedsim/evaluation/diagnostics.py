@@ -26,7 +26,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.evaluation.spread import FAIRNESS, SHARE
 
 NAMES = ("fairness", "absent", "drift", "staleness", "utility")
-ANSWERS = ("power", "stability")  # of data that answer a model (`fedsim.performative.answer`)
+ANSWERS = ("power", "stability")  # of data that answer a model (`fedsim.evaluation.performative.answer`)
 
 
 def check(wanted: Any) -> None:

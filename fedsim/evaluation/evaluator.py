@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from fedsim.data.samples import ClientData, ClientSamples
 from fedsim.evaluation.columns import MEASURED
 from fedsim.evaluation.measured import TEST, TRAINING, VALIDATION, WORST, Measured, said_of, spreads
 from fedsim.evaluation.metrics import Metrics, target_of
@@ -22,7 +23,6 @@ from fedsim.evaluation.optimum import optimum
 from fedsim.models import RowModel
 from fedsim.models.calling import Inputs
 from fedsim.models.losses import correctly, weighted_mean
-from fedsim.samples import ClientData, ClientSamples
 from fedsim.shift import Shift
 
 TEST_BATCH = 1000  # samples of one forward pass, all replicates sharing them

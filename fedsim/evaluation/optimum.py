@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedsim.data.samples import ClientData
 from fedsim.models import Mean, RowModel
 from fedsim.models.losses import half_squared_distance
-from fedsim.samples import ClientData
 
 
 def optimum(data: ClientData, model: RowModel) -> Tensor | None:

@@ -8,7 +8,7 @@ and of a metric that a user adds (`test_f1_score`).
 Means over clients weigh them as the strategy's objective does: alike, or by their data where it is weighting=data; so
 do the optimum and the reference points. A client's samples weigh alike, but for the importance weights of a shift. Test
 metrics weigh samples alike, but for those by client, which weigh their natural owners alike. Columns of validation
-samples and of clients' own models (`fedsim.personal`) weigh clients alike in any case.
+samples and of clients' own models (`fedsim.evaluation.personal`) weigh clients alike in any case.
 """
 
 from __future__ import annotations
@@ -371,8 +371,8 @@ def describe(column: str, meanings: Mapping[str, str] | None = None) -> MetricDe
 
     Args:
         column: as metrics.csv has it.
-        meanings: of the columns of a run (`fedsim.results.runs.Run.meanings`): of metrics that a user adds they say
-            what these are, and which way is better.
+        meanings: of the columns of a run (`fedsim.studies.results.runs.Run.meanings`): of metrics that a user adds they
+            say what these are, and which way is better.
     """
     meanings = meanings or {}
     if column.startswith(NEWCOMERS):

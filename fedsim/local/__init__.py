@@ -1,7 +1,6 @@
 """What one client does in one local step, and how its learning rate moves."""
 
 from fedsim.local.apfl import APFL
-from fedsim.local.base import Carry, GradientStep, HeavyBall, LocalRule, Moments, Objective
 from fedsim.local.dfo import DFO
 from fedsim.local.ditto import Ditto
 from fedsim.local.fedala import FedALA
@@ -16,6 +15,7 @@ from fedsim.local.play import Play
 from fedsim.local.plugin import PlugIn
 from fedsim.local.profl import PG, ProFL
 from fedsim.local.rrm import RRM
+from fedsim.local.rule import Carry, GradientStep, HeavyBall, LocalRule, Moments, Objective
 from fedsim.local.sam import SAM
 from fedsim.local.schedules import Constant, Cosine, Inverse, InverseSqrt, PerStep, Schedule
 from fedsim.local.sgd import SGD

@@ -12,9 +12,9 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.per_seed import per_seed
-from fedsim.local.base import Carry, GradientStep, Objective
+from fedsim.data.samples import Batch
+from fedsim.local.rule import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
-from fedsim.samples import Batch
 
 MIXES = ("params", "outputs")
 EVERY = ("round", "step")

@@ -10,12 +10,12 @@ from torch import Tensor
 from fedsim.core.constraints import Count, Positive
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.local.base import Carry, Objective
+from fedsim.data.samples import Batch, ClientData
 from fedsim.local.exploring import noise, seeds
 from fedsim.local.performative import PFL
 from fedsim.local.projection import Projection
+from fedsim.local.rule import Carry, Objective
 from fedsim.models import RowModel
-from fedsim.samples import Batch, ClientData
 from fedsim.shift import Shift
 
 ASKED, HEARD, MEAN, COUNT = "points_asked", "loss_heard", "mean_loss_heard", "losses_heard"

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.core.constraints import NonNegative, Positive
+from fedsim.data.samples import Batch
 from fedsim.local.apfl import ratio_to
-from fedsim.local.base import Carry, Objective
+from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
-from fedsim.samples import Batch
 
 RECEIVED = "received"
 

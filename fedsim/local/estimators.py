@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.samples import Batch
+from fedsim.data.samples import Batch
 
 
 class Estimator(ABC):

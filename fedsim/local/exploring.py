@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedsim.core import rng
 from fedsim.core.federation import Federation
-from fedsim.local.base import Carry
+from fedsim.local.rule import Carry
 
 SEED = "seed_of_points"
 

@@ -11,13 +11,13 @@ from fedsim.core.constraints import Count, CountOrZero, Fraction, NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.local.base import Carry, Objective
+from fedsim.data.samples import Batch, ClientData
 from fedsim.local.ditto import RECEIVED
 from fedsim.local.fedrep import TAKEN
+from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
 from fedsim.models import RowModel
 from fedsim.models.selectors import last_layers
-from fedsim.samples import Batch, ClientData
 from fedsim.shift import Shift
 
 MIXING = "mixing"

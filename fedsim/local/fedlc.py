@@ -12,11 +12,11 @@ from fedsim.core.constraints import NonNegative, OneOf
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.heterogeneity import entry
-from fedsim.local.base import Carry, GradientStep, Objective
+from fedsim.data.samples import Batch, ClientData
+from fedsim.local.rule import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
 from fedsim.models import RowModel
 from fedsim.models.losses import MARGIN, cross_entropy
-from fedsim.samples import Batch, ClientData
 from fedsim.shift import Shift
 
 MARGINS = ("fedlc", "balanced")

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from fedsim.core.constraints import CountOrZero
 from fedsim.core.errors import ConfigError
-from fedsim.local.base import Carry, Objective
+from fedsim.data.samples import Batch, ClientData
+from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
 from fedsim.models import RowModel
-from fedsim.samples import Batch, ClientData
 from fedsim.shift import Shift
 
 TAKEN = "steps taken"

@@ -10,12 +10,12 @@ from torch import Tensor
 from fedsim.core.constraints import NonNegative, Positive
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
+from fedsim.data.samples import Batch, ClientData
 from fedsim.local.apfl import ratio_to
-from fedsim.local.base import Carry, Objective
 from fedsim.local.fedlc import FedLC, Margin
+from fedsim.local.rule import Carry, Objective
 from fedsim.models import RowModel
 from fedsim.models.selectors import last_layers
-from fedsim.samples import Batch, ClientData
 from fedsim.shift import Shift
 
 HEAD = "head"

@@ -9,7 +9,7 @@ from fedsim.core.constraints import Count, Fraction, validated
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.placement import room
-from fedsim.local.base import Carry
+from fedsim.local.rule import Carry
 
 MODELS, ESTIMATES, STEPS = "deployed_models", "estimates", "own_steps"
 

@@ -9,8 +9,8 @@ import torch
 
 from fedsim.core.constraints import OneOf
 from fedsim.core.errors import ConfigError
+from fedsim.data.samples import ClientData
 from fedsim.local.estimators import CoefficientEstimator, Estimator, FractionEstimator, MeanEstimator, NoEstimator
-from fedsim.samples import ClientData
 from fedsim.shift import Shift
 
 NAMES = ("auto", "mean_x", "mean_y", "group_mean", "coefficients", "fractions", "none")

@@ -12,9 +12,9 @@ from fedsim.core.constraints import Fraction, OneOf, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.local.base import Carry, GradientStep, HeavyBall, Moments, Objective
+from fedsim.data.samples import Batch
+from fedsim.local.rule import Carry, GradientStep, HeavyBall, Moments, Objective
 from fedsim.local.sgd import SGD
-from fedsim.samples import Batch
 
 KEPT = ("round", "client")
 

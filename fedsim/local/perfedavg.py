@@ -11,9 +11,9 @@ from fedsim.core import rng
 from fedsim.core.constraints import Count, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
-from fedsim.local.base import Carry, LocalRule, Objective
+from fedsim.data.samples import Batch
+from fedsim.local.rule import Carry, LocalRule, Objective
 from fedsim.local.sgd import SGD
-from fedsim.samples import Batch
 
 
 class PerFedAvg(SGD):

@@ -12,14 +12,14 @@ from torch import Tensor
 from fedsim.core.constraints import Count, Fraction, Positive
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.federation import Federation
+from fedsim.data.samples import Batch, ClientData
 from fedsim.local import laws
-from fedsim.local.base import Carry, Objective
 from fedsim.local.estimators import Estimator, mass
 from fedsim.local.history import History
 from fedsim.local.projection import Projection
+from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
 from fedsim.models import RowModel
-from fedsim.samples import Batch, ClientData
 from fedsim.shift import Shift
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.core.constraints import Count, Positive
-from fedsim.local.base import Carry, Objective
+from fedsim.data.samples import Batch
 from fedsim.local.perfedavg import parts
+from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
-from fedsim.samples import Batch
 
 
 class PFedMe(SGD):

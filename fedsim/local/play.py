@@ -11,11 +11,11 @@ from fedsim.core.constraints import Count, OneOf, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.local.base import Carry, Objective
+from fedsim.data.samples import Batch, ClientData
 from fedsim.local.exploring import noise, seeds
 from fedsim.local.performative import PFL
+from fedsim.local.rule import Carry, Objective
 from fedsim.models import RowModel
-from fedsim.samples import Batch, ClientData
 from fedsim.shift import Players, Shift
 
 CONCEPTS, SLOPES = ("stable", "nash", "social"), ("learnt", "known")

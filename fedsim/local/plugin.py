@@ -12,13 +12,13 @@ from fedsim.core.effects import StopsTraining
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.placement import room
+from fedsim.data.samples import Batch, ClientData
 from fedsim.local import laws
-from fedsim.local.base import Carry, Objective
 from fedsim.local.estimators import FractionEstimator
 from fedsim.local.exploring import noise, seeds
 from fedsim.local.performative import PFL
+from fedsim.local.rule import Carry, Objective
 from fedsim.models import RowModel
-from fedsim.samples import Batch, ClientData
 from fedsim.shift import Shift
 
 GRAM, RIGHT, LAST, STEPS, SLOPE = "gram", "right_side", "last_location", "own_steps", "slope"

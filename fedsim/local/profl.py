@@ -13,10 +13,10 @@ from fedsim.core.constraints import AtLeast, Count, NonNegative, OneOf, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
-from fedsim.local.base import Carry
 from fedsim.local.history import ESTIMATES, MODELS, STEPS
 from fedsim.local.performative import Draw, PoFL
 from fedsim.local.robust_gradient import RobustGradient
+from fedsim.local.rule import Carry
 from fedsim.local.sample_size import SampleSize
 
 DEALS = ("everybody", "one")
@@ -190,8 +190,8 @@ class ProFL(PoFL):
 class PG(PoFL):
     """Performative gradient descent on the mixture (Izzo et al. 2021): the centralised baseline of profl Table 1.
 
-    It is PoFL with one client that holds everybody's data (`fedsim.datasets.pooled`): a single f̂, σ² and df/dθ for the
-    mixture. Partition and availability do not apply, and `batch_size` is that of the pooled batch.
+    It is PoFL with one client that holds everybody's data (`fedsim.data.datasets.pooled`): a single f̂, σ² and df/dθ for
+    the mixture. Partition and availability do not apply, and `batch_size` is that of the pooled batch.
 
     Args:
         deals: whose samples a step draws: 'everybody', in equal shares; 'one': all are those of one client, drawn at

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from fedsim.core.constraints import NonNegative
 from fedsim.core.errors import ConfigError
-from fedsim.local.base import Carry, Objective
+from fedsim.data.samples import Batch, ClientData
 from fedsim.local.performative import PFL
+from fedsim.local.rule import Carry, Objective
 from fedsim.models import RowModel
-from fedsim.samples import Batch, ClientData
 from fedsim.shift import Shift
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from fedsim.core.constraints import NonNegative
-from fedsim.local.base import Carry, GradientStep, Objective
+from fedsim.data.samples import Batch
+from fedsim.local.rule import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
-from fedsim.samples import Batch
 
 
 class SAM(SGD):

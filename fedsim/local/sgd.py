@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedsim.core.constraints import NonNegative, Positive
-from fedsim.local.base import Carry, GradientStep, LocalRule, Objective
-from fedsim.samples import Batch
+from fedsim.data.samples import Batch
+from fedsim.local.rule import Carry, GradientStep, LocalRule, Objective
 
 
 class SGD(LocalRule):

@@ -12,12 +12,12 @@ from fedsim.core.constraints import Count, CountOrZero, NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.local.base import Carry
+from fedsim.data.samples import Batch, ClientData
 from fedsim.local.exploring import noise, seeds
 from fedsim.local.history import STEPS
 from fedsim.local.performative import Draw, PoFL
+from fedsim.local.rule import Carry
 from fedsim.models import RowModel
-from fedsim.samples import Batch, ClientData
 from fedsim.shift import Shift
 
 

@@ -1,11 +1,9 @@
 """Prediction and loss: any `nn.Module`, seen as a function of one row of parameters."""
 
 from fedsim.models.cnn import CIFAR10CNN, CINIC10CNN, SVHNCNN
+from fedsim.models.dense import MLP, Linear, Mean
 from fedsim.models.images import LeafCNN, ViT, from_torchvision
-from fedsim.models.linear import Linear
 from fedsim.models.losses import LOSSES
-from fedsim.models.mean import Mean
-from fedsim.models.mlp import MLP
 from fedsim.models.row_model import RowModel
 from fedsim.models.text import CharLSTM, Transformer
 

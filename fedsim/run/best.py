@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fedsim.core import checksums
 from fedsim.core.files import regular, replacing
-from fedsim.results.files import BEST
-from fedsim.results.models import HEADER
+from fedsim.run.run_files import BEST, HEADER
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ class BestModels:
         folder: of the run.
         metric: by which models are judged.
         more: is more of it better?
-        about: what is told of the models, see `fedsim.results.StoredModels`.
+        about: what is told of the models, see `fedsim.studies.results.StoredModels`.
     """
 
     def __init__(self, folder: Path, metric: str, more: bool, about: dict[str, Any]) -> None:

@@ -24,10 +24,11 @@ from fedsim.core.errors import CheckpointError
 from fedsim.core.files import regular, replacing
 from fedsim.core.memory import IN_FLIGHT, Memory
 from fedsim.core.placement import mapped
-from fedsim.results.files import CHECKPOINT
+from fedsim.core.targets import current_names
 from fedsim.run import content as contents
 from fedsim.run.layout import Layout
 from fedsim.run.progress import Progress
+from fedsim.run.run_files import CHECKPOINT
 from fedsim.strategies import State
 
 NAME = CHECKPOINT
@@ -61,7 +62,7 @@ def write(
         identity: what the run is; a checkpoint is only resumed by a run of the same identity.
         memory: of rule and shift.
         layout: how ranks divide the tensors; the file is that of a single process, whoever wrote it.
-        about: more entries of the header, such as what is told of the models in it (`fedsim.results.StoredModels`).
+        about: more entries of the header, such as what `fedsim.studies.results.StoredModels` reads.
 
     Raises:
         OutputError: it cannot be written; the old one is as it was.
@@ -158,6 +159,7 @@ def _load(
     if header.get("format") != FORMAT:
         raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start afresh")
     stored_identity, progress, made_of, versions = _told(path, header, tensors)
+    stored_identity = current_names(stored_identity)
     for key in sorted(stored_identity.keys() | identity.keys(), key=lambda name: (name.count("."), name)):
         if stored_identity.get(key) != json.loads(json.dumps(identity.get(key))):
             raise CheckpointError(

@@ -22,10 +22,10 @@ from fedsim.core.errors import ConfigError, first_line
 from fedsim.core.federation import Federation
 from fedsim.core.ranks import Ranks
 from fedsim.core.snapshot import Node, changed, snapshot
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.run.ownership import PartCopies
-from fedsim.samples import ClientData
 
 HOME = Path(fedsim.__file__).parent
 Named = dict[str, Tensor]

@@ -17,14 +17,15 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacing, write_json
 from fedsim.core.lock import Lock
 from fedsim.core.ranks import Ranks
-from fedsim.results.files import BEST, CONFIG, CONSTANTS, ENVIRONMENT, SUMMARY
 from fedsim.run.progress import Progress
-from fedsim.tracking import clients
-from fedsim.tracking.clients import Clients
-from fedsim.tracking.environment import environment
-from fedsim.tracking.metrics_csv import NAME as METRICS
-from fedsim.tracking.metrics_csv import MetricsCSV, kept_rows
-from fedsim.tracking.result import Row
+from fedsim.run.run_files import BEST, CONFIG, CONSTANTS, ENVIRONMENT, SUMMARY
+from fedsim.run.tracking import clients
+from fedsim.run.tracking.clients import Clients
+from fedsim.run.tracking.environment import environment
+from fedsim.run.tracking.metrics_csv import NAME as METRICS
+from fedsim.run.tracking.metrics_csv import MetricsCSV, kept_rows
+from fedsim.run.tracking.pictures import pictures
+from fedsim.run.tracking.result import Row
 from fedsim.trainer import Steps
 
 if TYPE_CHECKING:
@@ -161,10 +162,7 @@ class RunFolder:
 
     def pictures(self) -> Iterator[tuple[str, Figure]]:
         """Headings and figures of the run."""
-        from fedsim.plots.compare import pictures  # here: no run need wait for matplotlib before its first round
-        from fedsim.results import load
-
-        yield from ((picture.heading, picture.figure) for picture in pictures([load(self.path)]))
+        yield from pictures(self.path)
 
     def finish(self, summary: dict[str, Any]) -> None:
         """What is written last."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedsim.data.samples import ClientData
 from fedsim.evaluation import EvaluatedModels, Evaluation, Evaluator
 from fedsim.evaluation.columns import COLUMNS, MODELS, PLACE, TIME, WORK, also
 from fedsim.evaluation.diagnostics import spreads
 from fedsim.evaluation.metrics import Metrics
-from fedsim.performative.answer import Answer
-from fedsim.personal import Newcomers, PersonalEvaluator
-from fedsim.personal.models import OwnModels
+from fedsim.evaluation.performative.answer import Answer
+from fedsim.evaluation.personal import Newcomers, PersonalEvaluator
+from fedsim.evaluation.personal.personal_models import OwnModels
 from fedsim.run.participation import Participation
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
 from fedsim.run.server import Server
 from fedsim.run.training import Training
 from fedsim.run.wiring import owners_are_clients, scores_of, validation_of
-from fedsim.samples import ClientData
 from fedsim.shift import Shift
 from fedsim.trainer import FullDataQuery, Trainers
 

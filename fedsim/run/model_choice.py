@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.models.fitting import fitted
 from fedsim.models.losses import Loss
 from fedsim.models.probe import MANY
-from fedsim.samples import ClientData
 
 
 @dataclass(frozen=True, eq=False)

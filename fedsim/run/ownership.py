@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 
 log = logging.getLogger(__name__)
 

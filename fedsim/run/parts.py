@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedsim.attack import Attack
 from fedsim.availability import Availability
-from fedsim.clock import AllWork, Clock, Delay, NoClock, NoDelay, Work
-from fedsim.contamination import Contamination, NoContamination
-from fedsim.datasets import Dataset
+from fedsim.availability.clock import AllWork, Clock, Delay, NoClock, NoDelay, Work
+from fedsim.data.contamination import Contamination, NoContamination
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import Partition
 from fedsim.evaluation import Evaluation
+from fedsim.evaluation.personal import Personal
 from fedsim.local import SGD, LocalRule
 from fedsim.models.selectors import Selector
-from fedsim.partition import Partition
-from fedsim.personal import Personal
 from fedsim.run.ownership import PartCopies
 from fedsim.run.rules import Stop
 from fedsim.run.wiring import as_uplink
@@ -22,6 +21,7 @@ from fedsim.shift import NoShift, Shift
 from fedsim.strategies import FedAvg, Strategy
 from fedsim.trainer import Execution
 from fedsim.uplink import Uplink
+from fedsim.uplink.attack import Attack
 
 NEVER_WRITTEN = ("personal", "stop", "trainer")  # parts that no run writes into, and that are not copied
 

@@ -7,12 +7,12 @@ import logging
 from dataclasses import dataclass
 
 from fedsim.core.federation import Federation
-from fedsim.datasets import Dataset
-from fedsim.datasets.pooled import PooledData
-from fedsim.partition import Table
+from fedsim.data.datasets import Dataset
+from fedsim.data.datasets.pooled import PooledData
+from fedsim.data.partition import Table
+from fedsim.data.samples import ClientData
 from fedsim.run.parts import Parts
 from fedsim.run.wiring import Compute, client_data, clients_of, split
-from fedsim.samples import ClientData
 from fedsim.shift import Shift
 from fedsim.shift.pooled import PooledShift
 

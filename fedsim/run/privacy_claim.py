@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from fedsim.attack import Attack
 from fedsim.availability import UniformK
 from fedsim.run.server import Server
 from fedsim.run.training import Training
 from fedsim.uplink.accounting import Privacy, privacy
+from fedsim.uplink.attack import Attack
 
 
 def privacy_claim(server: Server, training: Training, rounds: int) -> Privacy | None:

@@ -6,12 +6,12 @@ import itertools
 
 import numpy as np
 
-from fedsim.clock import Clock, Work
-from fedsim.clock.clock import Times
+from fedsim.availability.clock import Clock, Work
+from fedsim.availability.clock.clock import Times
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
+from fedsim.data.samples import Workload
 from fedsim.run.traffic import Traffic
-from fedsim.samples import Workload
 from fedsim.trainer import Trainer
 
 

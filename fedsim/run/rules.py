@@ -15,11 +15,22 @@ from fedsim.core.constraints import Count, OneOf, Positive, Validated
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import rises, validation_metric
-from fedsim.results.targets import first_reached
-from fedsim.tracking.result import Row, measured
+from fedsim.run.tracking.result import Row, measured
 
 OVER = ("all", "mean")
 VIRTUAL = "virtual_seconds"
+TOLERANCE = 1e-9  # 0.7 is reached by 0.7 however it was computed
+
+
+def reached(values: np.ndarray, target: float, above: bool) -> np.ndarray:
+    """Which of the values [E, …] are at the target or on its better side."""
+    return np.asarray(values >= target - TOLERANCE if above else values <= target + TOLERANCE)
+
+
+def first_reached(values: np.ndarray, target: float, above: bool) -> np.ndarray:
+    """[R] the first evaluation of values [E, R] that is there; −1 where none is."""
+    reached_mask = reached(values, target, above)
+    return np.where(reached_mask.any(0), reached_mask.argmax(0), -1)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedsim.contamination import Contamination
 from fedsim.core import rng
 from fedsim.core.columns import OWN
 from fedsim.core.memory import Memory
-from fedsim.local.base import Carry
+from fedsim.data.contamination import Contamination
+from fedsim.data.samples import Batch
+from fedsim.data.samples.client_data import Keys
+from fedsim.local.rule import Carry
 from fedsim.run.contracts import (
     Invariance,
     Named,
@@ -35,9 +37,7 @@ from fedsim.run.contracts import (
     within,
 )
 from fedsim.run.setup import Setup
-from fedsim.samples import Batch
-from fedsim.samples.client_data import Keys
-from fedsim.shift.base import OF_CLIENTS
+from fedsim.shift.shift import OF_CLIENTS
 from fedsim.strategies import State
 from fedsim.trainer.executors import executor
 from fedsim.trainer.loop_executor import LoopExecutor
@@ -51,7 +51,7 @@ SECONDS = 1.0  # of what may be left out where models are slow
 
 
 class MadeUpChunk:
-    """Batches of some of the clients: as `fedsim.samples.Chunk`, which it stands for."""
+    """Batches of some of the clients: as `fedsim.data.samples.Chunk`, which it stands for."""
 
     def __init__(self, trial: Trial, rows: list[int], t: int) -> None:
         self._trial, self._rows = trial, rows

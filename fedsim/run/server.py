@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsim.availability import Availability
-from fedsim.clock import DeadlineFilter
+from fedsim.availability.clock import DeadlineFilter
 from fedsim.core.errors import ConfigError, keys_under
 from fedsim.models import RowModel
 from fedsim.run.model_choice import ModelChoice
@@ -14,7 +14,7 @@ from fedsim.run.parts import Parts
 from fedsim.run.population import Population
 from fedsim.run.wiring import among_members, bound, uplink_of
 from fedsim.strategies import Strategy
-from fedsim.strategies.base import KeepsClientModels
+from fedsim.strategies.strategy import KeepsClientModels
 from fedsim.uplink import Uplink
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from fedsim.core.effects import stops_training, without_effect
+from fedsim.evaluation.performative.references import too_dear
 from fedsim.local.schedules import Constant
-from fedsim.performative.references import too_dear
 
 log = logging.getLogger(__name__)
 

@@ -8,25 +8,25 @@ from typing import Annotated, Any
 
 from torch import nn
 
-from fedsim.attack import Attack
 from fedsim.availability import Availability
-from fedsim.clock import Clock, Delay, Work
-from fedsim.contamination import Contamination
+from fedsim.availability.clock import Clock, Delay, Work
 from fedsim.core.constraints import Count, NonNegative, OneOf, validated
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.core.ranks import Ranks
-from fedsim.datasets import Dataset
-from fedsim.datasets.checked import check_samples
+from fedsim.data.contamination import Contamination
+from fedsim.data.datasets import Dataset
+from fedsim.data.datasets.checked import check_samples
+from fedsim.data.partition import Partition, Table
+from fedsim.data.samples import ClientData
 from fedsim.evaluation import EvaluatedModels, Evaluation, Evaluator
+from fedsim.evaluation.performative.references import References, references
+from fedsim.evaluation.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.models.losses import Loss
 from fedsim.models.naming import Naming
 from fedsim.models.selectors import Selector
-from fedsim.partition import Partition, Table
-from fedsim.performative.references import References, references
-from fedsim.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.run import determinism
 from fedsim.run.delayed_updates import DelayedUpdates
 from fedsim.run.divergence import ON_NONFINITE
@@ -44,13 +44,13 @@ from fedsim.run.settings import report_settings
 from fedsim.run.traffic import Traffic
 from fedsim.run.training import Training
 from fedsim.run.wiring import Compute, check_kinds, check_seeds, per_seed_of
-from fedsim.samples import ClientData
 from fedsim.shift import Shift
 from fedsim.strategies import Strategy
-from fedsim.strategies.base import KeepsClientModels
+from fedsim.strategies.strategy import KeepsClientModels
 from fedsim.trainer import Execution, Trainer, Trainers
 from fedsim.uplink import Uplink
 from fedsim.uplink.accounting import Privacy
+from fedsim.uplink.attack import Attack
 
 STARTS = ("random", "ps", "erm")
 KINDS = {

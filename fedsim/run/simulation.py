@@ -8,8 +8,7 @@ from typing import Any
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.memory import Memory
-from fedsim.performative.references import unshifted
-from fedsim.results.models import HEADER
+from fedsim.evaluation.performative.references import unshifted
 from fedsim.run import determinism, hints
 from fedsim.run.carry_contract import check_carry
 from fedsim.run.checkpoint import CONTENT, Checkpointer
@@ -20,14 +19,15 @@ from fedsim.run.folder import with_lock
 from fedsim.run.layout import Layout
 from fedsim.run.progress import Progress
 from fedsim.run.rehearsal import dry_run, try_evaluation
+from fedsim.run.run_files import HEADER
 from fedsim.run.settings import report_standstill
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_state
 from fedsim.run.tracker import Tracker
+from fedsim.run.tracking import Result, Tracking
 from fedsim.strategies import State
-from fedsim.tracking import Result, Tracking
 from fedsim.trainer import Steps, run_to_completion
-from fedsim.trainer.allocator import configure_allocator
+from fedsim.trainer.device_memory import configure_allocator
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Simulation(Setup):
     """A federation that can be trained; `Setup` has its arguments.
 
     Example:
-        >>> from fedsim.datasets import Digits
+        >>> from fedsim.data.datasets import Digits
         >>> from fedsim.models import Linear
         >>> result = Simulation(Digits(), Linear, clients=10, rounds=2).run()
         >>> sorted(result.final)[-1]

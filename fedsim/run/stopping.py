@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from fedsim.tracking import Result
+    from fedsim.run.tracking import Result
 
 HANGUP = getattr(signal, "SIGHUP", None)  # Windows has none
 ASKING = tuple(number for number in (signal.SIGINT, signal.SIGTERM, HANGUP) if number is not None)

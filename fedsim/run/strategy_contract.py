@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.answers import Answers
 from fedsim.core.errors import ConfigError
-from fedsim.core.federation import Cohort, Federation
+from fedsim.core.federation import Answers, Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.core.per_seed import PerSeed
 from fedsim.core.report import Report

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedsim.performative.references import POINTS
+from fedsim.evaluation.performative.references import POINTS
 from fedsim.run.progress import Progress
 from fedsim.run.setup import Setup
-from fedsim.tracking.result import Result, Row
+from fedsim.run.tracking.result import Result, Row
 
 
 def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Several runs at once: round by round their clients' local work is one matrix, and all else is each run's own.
 
 >>> from fedsim import Simulation
->>> from fedsim.datasets import Digits
+>>> from fedsim.data.datasets import Digits
 >>> from fedsim.local import SGD
 >>> from fedsim.models import Linear
 >>> data = Digits()
@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from fedsim.run import determinism
 from fedsim.run.simulation import Simulation
 from fedsim.run.stopping import Stopped, StopSignals
-from fedsim.tracking import Result
+from fedsim.run.tracking import Result
 from fedsim.trainer import JointExecutor, LocalResult, LocalTask, Steps
 
 T = TypeVar("T")

@@ -26,14 +26,14 @@ from fedsim.run.progress import Progress
 from fedsim.run.setup import Setup
 from fedsim.run.stopping import Stopped, StopSignals
 from fedsim.run.summary import summary
+from fedsim.run.tracking import clients
+from fedsim.run.tracking.metrics_csv import NAME as METRICS
+from fedsim.run.tracking.metrics_csv import checksum, kept_rows
+from fedsim.run.tracking.observer import EvaluationEvent, Observers, RunEnded, RunStarted
+from fedsim.run.tracking.progress import facts, progress_view
+from fedsim.run.tracking.result import Result, Row
+from fedsim.run.tracking.tracking_options import Tracking
 from fedsim.strategies import State
-from fedsim.tracking import clients
-from fedsim.tracking.metrics_csv import NAME as METRICS
-from fedsim.tracking.metrics_csv import checksum, kept_rows
-from fedsim.tracking.observer import EvaluationEvent, Observers, RunEnded, RunStarted
-from fedsim.tracking.options import Tracking
-from fedsim.tracking.progress import facts, progress_view
-from fedsim.tracking.result import Result, Row
 
 
 class Tracker:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-from fedsim.attack import Attack
-from fedsim.contamination import Contamination
+from fedsim.data.contamination import Contamination
 from fedsim.run.delayed_updates import DelayedUpdates
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
@@ -15,6 +14,7 @@ from fedsim.run.server import Server
 from fedsim.run.traffic import Traffic
 from fedsim.shift import Shift
 from fedsim.trainer import FullDataQuery, Trainer, Trainers
+from fedsim.uplink.attack import Attack
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsim.attack import Attack
 from fedsim.availability import Availability, Full
 from fedsim.core import checks, rng, streams
 from fedsim.core.errors import ClientCountError, ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.per_seed import given_per_seed
 from fedsim.core.ranks import Ranks
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import IID, Natural, Partition, Table
+from fedsim.data.partition.partition import Samples
+from fedsim.data.samples import ClientData, Drawn, Stored
 from fedsim.evaluation import Evaluator
+from fedsim.evaluation.personal import Personal
+from fedsim.evaluation.personal.scores import ClientScores
 from fedsim.local import LocalRule
-from fedsim.partition import IID, Natural, Partition, Table
-from fedsim.partition.base import Samples
-from fedsim.personal import Personal
-from fedsim.personal.scores import ClientScores
 from fedsim.run.contracts import brings_foreign, look, moved, within
-from fedsim.samples import ClientData, Drawn, Stored
 from fedsim.strategies import Strategy
 from fedsim.trainer import Execution
 from fedsim.uplink import Uplink
+from fedsim.uplink.attack import Attack
 
 log = logging.getLogger(__name__)
 

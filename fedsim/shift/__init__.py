@@ -1,6 +1,5 @@
 """How a client's data answer the deployed model."""
 
-from fedsim.shift.base import NoShift, Shift
 from fedsim.shift.contribution import Contribution
 from fedsim.shift.demand import Demand
 from fedsim.shift.elastic import Elastic
@@ -8,6 +7,7 @@ from fedsim.shift.group_mean import GroupMean
 from fedsim.shift.location import Location
 from fedsim.shift.players import Players
 from fedsim.shift.response import Response
+from fedsim.shift.shift import NoShift, Shift
 from fedsim.shift.strategic import Strategic
 
 __all__ = [

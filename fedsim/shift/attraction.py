@@ -12,9 +12,9 @@ from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import entry
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.samples import ClientData, Stored
 from fedsim.models import RowModel
-from fedsim.samples import ClientData, Stored
 from fedsim.shift.location import need_one_parameter_per_input
 
 Batch = dict[str, Tensor]

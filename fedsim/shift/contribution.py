@@ -12,11 +12,11 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import entry
-from fedsim.datasets.pricing import pick_group
+from fedsim.data.datasets.pricing import pick_group
+from fedsim.data.samples import ClientData, Stored
 from fedsim.models import RowModel
-from fedsim.samples import ClientData, Stored
 from fedsim.shift.attraction import Attraction, BudgetAttraction, LinearAttraction, LossAttraction, components
-from fedsim.shift.base import Shift
+from fedsim.shift.shift import Shift
 
 FORMS = ("linear", "budget", "loss")
 

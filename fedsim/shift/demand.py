@@ -11,10 +11,10 @@ from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import Numbers, entry, per_client
+from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
-from fedsim.samples import ClientData
-from fedsim.shift.base import Shift
 from fedsim.shift.location import need_one_parameter_per_input
+from fedsim.shift.shift import Shift
 
 SPREAD = 1.0  # half-width of the numbers, where one number is given for all
 

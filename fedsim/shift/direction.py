@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 from fedsim.models import RowModel
 
 

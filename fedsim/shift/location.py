@@ -14,10 +14,10 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import entry, of_moments
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
-from fedsim.samples import ClientData
-from fedsim.shift.base import Shift
+from fedsim.shift.shift import Shift
 
 
 class Location(Shift):

@@ -14,9 +14,9 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import Numbers, entry, per_client
+from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
-from fedsim.samples import ClientData
-from fedsim.shift.base import Shift
+from fedsim.shift.shift import Shift
 
 SPREAD = 0.5  # half-width of the numbers, where one number is given for all
 

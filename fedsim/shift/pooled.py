@@ -12,14 +12,15 @@ from torch.func import vmap
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
-from fedsim.samples import ClientData
-from fedsim.shift.base import Shift
+from fedsim.shift.shift import Shift
 
 
 class PooledShift(Shift):
-    """A shift of m members on batches of `fedsim.datasets.pooled.PooledData`: each sample is moved as its member's.
+    """A shift of m members on batches of `fedsim.data.datasets.pooled.PooledData`: each sample is moved as its
+    member's.
 
     Args:
         inner: the members' shift.

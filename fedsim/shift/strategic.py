@@ -12,10 +12,10 @@ from fedsim.core.constraints import CountOrZero, NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import Numbers, entry, per_client
+from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
-from fedsim.samples import ClientData
-from fedsim.shift.base import Shift
 from fedsim.shift.direction import Direction
+from fedsim.shift.shift import Shift
 
 SPREAD = 0.1  # half-width of the numbers, where one number is given for all
 

@@ -5,7 +5,6 @@ from fedsim.strategies.afl import AFL
 from fedsim.strategies.amplified_fedavg import AmplifiedFedAvg
 from fedsim.strategies.amplified_scaffold import AmplifiedScaffold
 from fedsim.strategies.area import AREA
-from fedsim.strategies.base import KeepsClientModels, ServerStep, State, Strategy
 from fedsim.strategies.ca_fed import CAFed
 from fedsim.strategies.debiasing import Debiasing
 from fedsim.strategies.dsgd import DSGD
@@ -42,6 +41,7 @@ from fedsim.strategies.robust import RFA, CentredClipping, Median, NormBound, Ro
 from fedsim.strategies.robust_server import RobustServer
 from fedsim.strategies.scaffnew import Scaffnew
 from fedsim.strategies.scaffold import Scaffold
+from fedsim.strategies.strategy import KeepsClientModels, ServerStep, State, Strategy
 
 __all__ = [
     "AFACD",

@@ -7,8 +7,8 @@ from dataclasses import replace
 from fedsim.core.constraints import PositivePerSeed
 from fedsim.core.federation import Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.base import ServerStep, State
 from fedsim.strategies.memory import ClientMemory, RemembersClients
+from fedsim.strategies.strategy import ServerStep, State
 
 
 class AFACD(ServerStep[State]):

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedsim.core.constraints import NonNegative, PositivePerSeed
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
-from fedsim.strategies.base import ServerStep, answers
 from fedsim.strategies.fedexp import Iterates
+from fedsim.strategies.strategy import ServerStep, answers
 
 
 @dataclass

@@ -11,7 +11,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
 from fedsim.core.per_seed import Setting, per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.base import State, Strategy
+from fedsim.strategies.strategy import State, Strategy
 
 
 @dataclass

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.base import ClientModels, KeepsClientModels
 from fedsim.strategies.memory import stored
+from fedsim.strategies.strategy import ClientModels, KeepsClientModels
 
 
 class AREA(KeepsClientModels[ClientModels]):

@@ -12,7 +12,7 @@ from fedsim.core import ties
 from fedsim.core.constraints import Fraction, NonNegative, Positive, PositivePerSeed, Real
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.base import ServerStep, State, answers
+from fedsim.strategies.strategy import ServerStep, State, answers
 
 
 @dataclass

@@ -14,7 +14,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
-from fedsim.strategies.base import ClientModels, KeepsClientModels
+from fedsim.strategies.strategy import ClientModels, KeepsClientModels
 from fedsim.strategies.topologies import TOPOLOGIES, Network
 
 MIXES = ("start", "end")

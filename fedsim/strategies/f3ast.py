@@ -11,7 +11,7 @@ from fedsim.core.constraints import Count, PositiveFraction, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.base import ServerStep, State
+from fedsim.strategies.strategy import ServerStep, State
 
 
 @dataclass

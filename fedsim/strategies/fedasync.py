@@ -14,8 +14,8 @@ from fedsim.availability import Availability
 from fedsim.core.constraints import NonNegative, OneOf, PositiveFraction
 from fedsim.core.errors import ConfigError
 from fedsim.core.report import Report
-from fedsim.strategies.base import State, Strategy
 from fedsim.strategies.staleness import DISCOUNT_EFFECTS, Discount, DiscountKind
+from fedsim.strategies.strategy import State, Strategy
 
 FORMS = ("model", "difference")
 

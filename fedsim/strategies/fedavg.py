@@ -8,7 +8,7 @@ from fedsim.availability import Availability
 from fedsim.core.constraints import PositivePerSeed
 from fedsim.core.federation import Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.base import ServerStep, State
+from fedsim.strategies.strategy import ServerStep, State
 
 
 class FedAvg(ServerStep[State]):

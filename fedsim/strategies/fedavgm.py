@@ -11,7 +11,7 @@ from fedsim.core import Federation, Report
 from fedsim.core.constraints import FractionPerSeed, PositivePerSeed
 from fedsim.core.federation import Weighting
 from fedsim.core.per_seed import per_seed
-from fedsim.strategies.base import State, Strategy
+from fedsim.strategies.strategy import State, Strategy
 
 
 @dataclass

@@ -13,7 +13,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
 from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.base import ClientModels, KeepsClientModels, ServerStep
+from fedsim.strategies.strategy import ClientModels, KeepsClientModels, ServerStep
 
 
 @dataclass

@@ -14,8 +14,8 @@ from fedsim.core.constraints import Count, NonNegative, PositivePerSeed
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.report import Report
-from fedsim.strategies.base import ServerStep, State
 from fedsim.strategies.staleness import DISCOUNT_EFFECTS, Discount, DiscountKind
+from fedsim.strategies.strategy import ServerStep, State
 
 
 @dataclass

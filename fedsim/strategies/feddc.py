@@ -11,8 +11,8 @@ from fedsim.core.constraints import NonNegativePerSeed
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.base import State, Strategy
 from fedsim.strategies.memory import stored
+from fedsim.strategies.strategy import State, Strategy
 
 
 @dataclass

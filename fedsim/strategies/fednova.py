@@ -13,8 +13,8 @@ from fedsim.core.federation import Cohort, Weighting
 from fedsim.core.report import Report
 from fedsim.local import SGD, LocalRule
 from fedsim.local.schedules import Constant
-from fedsim.strategies.base import State
 from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.strategy import State
 
 
 class FedNova(FedAvg):

@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation, Weighting
 from fedsim.core.per_seed import largest, per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.base import ServerStep, State
+from fedsim.strategies.strategy import ServerStep, State
 
 OPTIMIZERS = ("adam", "yogi", "adagrad")
 LARGEST_TAU = 1e18  # τ² is a number in single precision too

@@ -10,7 +10,7 @@ from fedsim.core.constraints import OneOf
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.base import ClientModels, KeepsClientModels
+from fedsim.strategies.strategy import ClientModels, KeepsClientModels
 
 COMPUTE = ("all", "active")
 

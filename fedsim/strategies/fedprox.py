@@ -7,8 +7,8 @@ from torch import Tensor
 from fedsim.core.constraints import NonNegativePerSeed, PositivePerSeed
 from fedsim.core.federation import Cohort, Weighting
 from fedsim.core.per_seed import per_seed
-from fedsim.strategies.base import State
 from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.strategy import State
 
 
 class FedProx(FedAvg):

@@ -15,7 +15,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.base import ServerStep, State, answers
+from fedsim.strategies.strategy import ServerStep, State, answers
 
 AVERAGES = ("models", "gradients")
 

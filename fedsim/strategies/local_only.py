@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedsim.core.federation import Federation
 from fedsim.core.report import Report
-from fedsim.strategies.base import ClientModels, KeepsClientModels
+from fedsim.strategies.strategy import ClientModels, KeepsClientModels
 
 
 class LocalOnly(KeepsClientModels[ClientModels]):

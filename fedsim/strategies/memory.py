@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.core.constraints import OneOf, PositivePerSeed
 from fedsim.core.federation import Cohort, Federation, Weighting
-from fedsim.strategies.base import ServerStep, State
+from fedsim.strategies.strategy import ServerStep, State
 
 DTYPES = {"same": None, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 MemoryDtype = Annotated[str, OneOf(*DTYPES)]

@@ -11,7 +11,7 @@ from fedsim.core.constraints import FractionPerSeed, PositivePerSeed
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.base import ServerStep, State, answers
+from fedsim.strategies.strategy import ServerStep, State, answers
 
 
 @dataclass

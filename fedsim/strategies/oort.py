@@ -13,9 +13,9 @@ from fedsim.core.constraints import Count, Fraction, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.base import State
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.selection import chosen
+from fedsim.strategies.strategy import State
 
 
 @dataclass

@@ -9,7 +9,7 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.base import State, Strategy
+from fedsim.strategies.strategy import State, Strategy
 
 SCHEMES = ("full", "I", "II")
 LAWS = {"full": "full", "I": "multiset", "II": "uniform_k"}  # under which each is defined

@@ -12,7 +12,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.per_seed import PerSeed, Setting
 from fedsim.core.report import Report
-from fedsim.strategies.base import State, Strategy
+from fedsim.strategies.strategy import State, Strategy
 
 Named = dict[str, Tensor]
 

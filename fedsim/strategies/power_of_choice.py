@@ -12,8 +12,8 @@ from fedsim.core.constraints import Count, OneOf, PositivePerSeed
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
-from fedsim.strategies.base import ServerStep, State, answers
 from fedsim.strategies.selection import drawn
+from fedsim.strategies.strategy import ServerStep, State, answers
 
 LOSSES = ("asked", "last")
 

@@ -9,7 +9,7 @@ import torch
 from fedsim.core.constraints import NonNegative
 from fedsim.core.federation import Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.base import State, Strategy, answers
+from fedsim.strategies.strategy import State, Strategy, answers
 
 LEAST = 1e-10  # added to every loss, as in the authors' program
 

@@ -13,10 +13,10 @@ from fedsim.core.errors import ConfigError, keys_under
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
 from fedsim.local import LocalRule
-from fedsim.strategies.base import State, Strategy
 from fedsim.strategies.fedopt import FedOpt
 from fedsim.strategies.per_replicate import Rows
 from fedsim.strategies.robust import Median, Robust
+from fedsim.strategies.strategy import State, Strategy
 
 
 class RobustServer(Strategy[State]):

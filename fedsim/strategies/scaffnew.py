@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.local import LocalRule
-from fedsim.strategies.base import State, Strategy
+from fedsim.strategies.strategy import State, Strategy
 
 
 @dataclass

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedsim.core import rng, streams
 from fedsim.core.errors import ConfigError, first_line
 from fedsim.core.snapshot import key, snapshot
+from fedsim.data.samples import Batch, Batches
 from fedsim.local import SGD
 from fedsim.models import LOSSES, RowModel
 from fedsim.models.calling import cast_output
@@ -27,7 +28,6 @@ from fedsim.models.copying import copy_module, put_tensors, tensor_of
 from fedsim.models.probe import ForwardTraits
 from fedsim.models.row_model import is_built_in
 from fedsim.models.user_loss import describe_loss, loss_function
-from fedsim.samples import Batch, Batches
 from fedsim.shift import NoShift
 
 LEARNING_RATE = 0.01

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.placement import room
+from fedsim.data.samples import Batches
 from fedsim.models import RowModel
-from fedsim.samples import Batches
 
 COPIES = 2  # of a batch, at the least: drawn or gathered, and what the first layer makes of it
 

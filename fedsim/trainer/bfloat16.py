@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import logging
 
+from fedsim.data.samples import Plan
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.models.precision import told_of_units
-from fedsim.samples import Plan
 from fedsim.shift import Shift
 from fedsim.trainer import trial
 from fedsim.trainer.choose import Choice

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.local.base import Carry, LocalRule
-from fedsim.samples import Batch
+from fedsim.data.samples import Batch
+from fedsim.local.rule import Carry, LocalRule
 from fedsim.trainer.objective import Answer, FunctionalObjective, PlainObjective
 
 METHODS = ("gradient", "value", "per_sample", "hessian_product", "mixed_outputs")

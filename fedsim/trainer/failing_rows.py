@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.numerical import is_numerical
-from fedsim.local.base import Carry
+from fedsim.local.rule import Carry
 
 Run = Callable[[np.ndarray], "tuple[Carry, Tensor]"]
 

@@ -6,11 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.core.answers import Answers
-from fedsim.core.federation import Cohort
+from fedsim.core.federation import Answers, Cohort
+from fedsim.data.samples import Batch
 from fedsim.local import LocalRule
-from fedsim.local.base import Carry, Objective
-from fedsim.samples import Batch
+from fedsim.local.rule import Carry, Objective
 from fedsim.trainer.trainer import Trainer
 from fedsim.trainer.trainers import Trainers
 

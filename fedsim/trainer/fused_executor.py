@@ -13,11 +13,11 @@ import queue
 import torch
 from torch import Tensor
 
-from fedsim.local.base import Carry, GradientStep, LocalRule
+from fedsim.data.samples import Batch, Chunk
+from fedsim.local.rule import Carry, GradientStep, LocalRule
 from fedsim.models import LOSSES, RowModel
 from fedsim.models.calling import cast_output
 from fedsim.models.losses import at_once, weighted_mean
-from fedsim.samples import Batch, Chunk
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.in_place import along

@@ -1,6 +1,6 @@
 """Steps that parameters of several rows take where they lie: SGD's, momentum's, Adam's.
 
-A row's step is what `fedsim.local.base.Descent` tells. The product of which a weight's gradient is made, dYᵀX, is added
+A row's step is what `fedsim.local.rule.Descent` tells. The product of which a weight's gradient is made, dYᵀX, is added
 to the weight itself, or to its velocity, and never stored; Adam, which needs its square, stores one parameter's at a
 time.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedsim.local.base import HeavyBall, Moments
+from fedsim.local.rule import HeavyBall, Moments
 
 
 def along(numbers: Tensor, rows: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fedsim.core.structural_equality import structurally_equal
+from fedsim.data.samples import ClientData, Plan
 from fedsim.models import RowModel
-from fedsim.samples import ClientData, Plan
 from fedsim.trainer.choose import CPU_STACK_BYTES
 from fedsim.trainer.local_task import LocalResult, LocalTask
 from fedsim.trainer.trainer import Trainer

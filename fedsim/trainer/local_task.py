@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.local.base import Carry
-from fedsim.samples import Plan
+from fedsim.data.samples import Plan
+from fedsim.local.rule import Carry
 
 T = TypeVar("T")
 

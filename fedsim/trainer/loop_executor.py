@@ -11,9 +11,9 @@ import queue
 import torch
 from torch import Tensor
 
-from fedsim.local.base import Carry, LocalRule
+from fedsim.data.samples import Chunk
+from fedsim.local.rule import Carry, LocalRule
 from fedsim.models import RowModel
-from fedsim.samples import Chunk
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.objective import PlainObjective, by_rows

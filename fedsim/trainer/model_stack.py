@@ -1,4 +1,4 @@
-"""One model of several clients in one module, stepped in place by descents (`fedsim.local.base.Descent`)."""
+"""One model of several clients in one module, stepped in place by descents (`fedsim.local.rule.Descent`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.local.base import Carry, GradientStep, Moments
+from fedsim.local.rule import Carry, GradientStep, Moments
 from fedsim.models import RowModel
 from fedsim.models.calling import Inputs
 from fedsim.models.copying import copy_module, put_tensors

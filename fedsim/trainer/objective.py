@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.func import grad, grad_and_value, vmap
 
 from fedsim.core.errors import ConfigError
+from fedsim.data.samples import Batch
 from fedsim.models import RowModel
 from fedsim.models.calling import cast_output
 from fedsim.models.copying import copy_module, put_tensors, tensor_of
-from fedsim.samples import Batch
 
 Answer = Callable[[Batch, Tensor], Batch]
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.data.samples import Plan, Workload
 from fedsim.local import LocalRule
-from fedsim.samples import Plan, Workload
 
 
 def rates_of_steps(rule: LocalRule, of_rows: Tensor, plan: Plan, t: int) -> Tensor:

@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 from torch.func import vmap
 
-from fedsim.local.base import Carry, LocalRule
-from fedsim.samples import Batch
+from fedsim.data.samples import Batch
+from fedsim.local.rule import Carry, LocalRule
 from fedsim.shift import Shift
-from fedsim.shift.base import MIXING
+from fedsim.shift.shift import MIXING
 
 
 class ShiftedBatches:

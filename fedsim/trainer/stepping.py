@@ -1,6 +1,6 @@
 """Linear and convolutional layers of several rows at once that take their step inside the backward pass.
 
-The gradient of a weight is a matrix product, dYᵀX. Where the step is a descent (`fedsim.local.base.Descent`), that
+The gradient of a weight is a matrix product, dYᵀX. Where the step is a descent (`fedsim.local.rule.Descent`), that
 product can write −η dYᵀX onto the weight instead of beside it (`fedsim.trainer.in_place`): no gradient is stored, none
 is read again, and rows' weights are never copied. What is left of a step is the matrix products themselves. What steps
 need not be the point at which the gradient is taken: that of a mixture of models goes to one of them. A convolution is

@@ -19,23 +19,23 @@ from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
 from fedsim.core.numerical import is_numerical
 from fedsim.core.report import Report
+from fedsim.data.samples import Batches, Chunk
 from fedsim.local import LocalRule
-from fedsim.local.base import Carry
+from fedsim.local.rule import Carry
 from fedsim.models import RowModel
 from fedsim.models.precision import tensor_cores
 from fedsim.models.row_model import is_built_in
-from fedsim.samples import Batches, Chunk
 from fedsim.shift import Shift
 from fedsim.trainer.agreement import agreement_of
 from fedsim.trainer.batch_sizes import check_batches
 from fedsim.trainer.bfloat16 import warn_if_slower
 from fedsim.trainer.choose import Choice, candidates
+from fedsim.trainer.device_memory import out_of_memory, too_large_for_one
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.executors import Executor, executor
 from fedsim.trainer.failing_rows import nan_where, run_without_failing
 from fedsim.trainer.fused_executor import FusedExecutor
 from fedsim.trainer.local_task import LocalResult, LocalTask, Steps, finite_rows, run_to_completion
-from fedsim.trainer.memory_limit import out_of_memory, too_large_for_one
 from fedsim.trainer.objective import refuse_whole_batches
 from fedsim.trainer.rates import rates_of_steps, sums
 from fedsim.trainer.trial import Rows, fastest_executor

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fedsim.contamination import Contamination
+from fedsim.data.contamination import Contamination
+from fedsim.data.samples import Batches, ClientData
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
-from fedsim.samples import Batches, ClientData
 from fedsim.shift import Shift
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.trainer import Trainer

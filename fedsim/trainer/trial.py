@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fedsim.core.numerical import is_numerical
-from fedsim.local.base import Carry
-from fedsim.samples import Plan
+from fedsim.data.samples import Plan
+from fedsim.local.rule import Carry
 from fedsim.trainer.choose import Choice
+from fedsim.trainer.device_memory import out_of_memory
 from fedsim.trainer.executors import Executor
-from fedsim.trainer.memory_limit import out_of_memory
 
 WORTH = 0.01  # seconds of a step below which nothing else is tried
 ENOUGH = 0.05  # seconds of a step above which no more rows are taken: several share what a step costs beside them

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedsim.local.base import Carry, LocalRule
+from fedsim.data.samples import Batch, Chunk
+from fedsim.local.rule import Carry, LocalRule
 from fedsim.models import RowModel
-from fedsim.samples import Batch, Chunk
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.captures import Captures

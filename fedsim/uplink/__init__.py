@@ -1,9 +1,9 @@
 """What happens to clients' rows on their way to the server: compression, clipping, noise."""
 
-from fedsim.uplink.base import Encoding, Stage, StageContext
 from fedsim.uplink.chain import Uplink
 from fedsim.uplink.compression import QSGD, Compressor, RandK, Sign, TopK
 from fedsim.uplink.private import Clip, GaussianNoise, TreeNoise
+from fedsim.uplink.stage import Encoding, Stage, StageContext
 
 __all__ = [
     "QSGD",

@@ -18,8 +18,8 @@ import numpy as np
 
 from fedsim.availability import Availability, Bernoulli, Groups, Lognormal, Stationary, Uniform, UniformK
 from fedsim.availability.trajectories import InterleavedSine, Jitter, Sine, Staircase
-from fedsim.uplink.base import Stage
 from fedsim.uplink.private import Clip, GaussianNoise, TreeNoise
+from fedsim.uplink.stage import Stage
 
 # Which two federations are neighbours, as the name that dp_accounting has for it → in words.
 ADD_OR_REMOVE, REPLACE, ZERO_OUT = "ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"

@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.memory import Memory
 from fedsim.core.report import Report
-from fedsim.uplink.base import Encoding, Stage, StageContext
+from fedsim.uplink.stage import Encoding, Stage, StageContext
 
 
 class Uplink:

@@ -17,7 +17,7 @@ from fedsim.core.constraints import Count, OneOf, PositiveFraction
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.uplink.base import Encoding, Stage, StageContext
+from fedsim.uplink.stage import Encoding, Stage, StageContext
 
 FEEDBACKS = ("none", "ef14", "ef21")
 Feedback = Annotated[str, OneOf(*FEEDBACKS)]

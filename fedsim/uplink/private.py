@@ -14,7 +14,7 @@ from fedsim.core.constraints import Fraction, NonNegative, OneOf, Positive, Posi
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.uplink.base import Encoding, Stage, StageContext
+from fedsim.uplink.stage import Encoding, Stage, StageContext
 
 PLACES = ("round", "client")
 

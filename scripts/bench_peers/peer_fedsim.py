@@ -11,10 +11,10 @@ import workload as w
 
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import UniformK
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 from fedsim.local import SGD
+from fedsim.run.tracking import Result, Tracking
 from fedsim.strategies import FedAvg
-from fedsim.tracking import Result, Tracking
 
 asked = w.options()
 clock = w.Clock(asked)

@@ -16,22 +16,19 @@ ROOT = Path(__file__).parents[2]
 INDEX = "api/index.md"
 LAYERS = (
     ("core",),
-    ("datasets", "partition", "models"),
-    ("contamination", "availability"),
-    ("samples",),
-    ("clock", "shift"),
+    ("data", "models"),
+    ("availability", "shift"),
     ("local",),
     ("trainer",),
     ("uplink",),
-    ("attack",),
     ("strategies",),
-    ("evaluation", "performative", "personal"),
-    ("tracking",),
-    ("results",),
-    ("plots",),
+    ("evaluation",),
     ("run",),
     ("app",),
+    ("studies",),
 )
+# Modules of what others derive from; a package shows them first.
+BASES = {"attack", "availability", "dataset", "huber", "partition", "rule", "shift", "stage", "strategy"}
 ORDER = {name: number for number, name in enumerate(name for layer in LAYERS for name in layer)}
 
 
@@ -93,7 +90,7 @@ def objects(package: griffe.Module) -> list[tuple[str, str]]:
         target = member.final_target if isinstance(member, griffe.Alias) else member
         if target.is_class or target.is_function or target.is_module:
             found.append((name, target.path))
-    return sorted(found, key=lambda entry: entry[1].split(".")[-2] != "base")
+    return sorted(found, key=lambda entry: entry[1].split(".")[-2] not in BASES)
 
 
 def modules(package: griffe.Module) -> Iterator[str]:

@@ -236,7 +236,7 @@ ELSEWHERE: dict[str, str] = {
     "model.name": "names another network (tests/models/test_zoo.py)",
     "model.weights": FILES,
     "dataset.writers": FILES,
-    "dataset.shape": "gives the same numbers another shape (tests/datasets/own)",
+    "dataset.shape": "gives the same numbers another shape (tests/data/datasets/own)",
     "strategy.scheme": "goes with a law of availability, and any other is refused (test_p_fedavg_laws.py)",
     "uplink.gaussian.delta": "is of the bound that is said (tests/uplink/test_private.py)",
     "uplink.tree.delta": "is of the bound that is said (tests/uplink/test_private.py)",

@@ -14,15 +14,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 
 from fedsim.app.cli import run
-from fedsim.app.reproduce.measures import read
-from fedsim.plots.cli import main as plot
-from fedsim.results.differences import find
-from fedsim.results.measured import metric
-from fedsim.results.runs import load
-from fedsim.results.selection import best
 from fedsim.run.rules import Stop
-from fedsim.tracking import clients
-from fedsim.tracking.metrics_csv import read_meanings
+from fedsim.run.tracking import clients
+from fedsim.run.tracking.metrics_csv import read_meanings
+from fedsim.studies.plots.plot_cli import main as plot
+from fedsim.studies.reproduce.measures import read
+from fedsim.studies.results.differences import find
+from fedsim.studies.results.run_measures import metric
+from fedsim.studies.results.runs import load
+from fedsim.studies.results.selection import best
 
 pytest.importorskip("lightning_utilities")  # of the extra `metrics`
 

@@ -23,10 +23,10 @@ from safetensors.torch import load_file, save_file
 from fedsim import Simulation
 from fedsim.app.cli import main
 from fedsim.core import CheckpointError
-from fedsim.datasets import Quadratics
+from fedsim.data.datasets import Quadratics
 from fedsim.models import Mean
 from fedsim.run.checkpoint import NAME, read
-from fedsim.tracking import Tracking
+from fedsim.run.tracking import Tracking
 
 SMALL = ["dataset=quadratics", "partition=natural", "model=mean", "clients=3", "dataset.dimension=4"]
 

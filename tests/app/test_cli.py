@@ -14,10 +14,10 @@ from small_runs import QUICK
 
 from fedsim.app.cli import main
 from fedsim.app.config import groups, keys
-from fedsim.plots.cli import main as plot
-from fedsim.results.differences import find
 from fedsim.run.tracker import Tracker
-from fedsim.tracking.metrics_csv import read_metrics
+from fedsim.run.tracking.metrics_csv import read_metrics
+from fedsim.studies.plots.plot_cli import main as plot
+from fedsim.studies.results.differences import find
 
 
 def process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

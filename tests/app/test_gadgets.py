@@ -174,16 +174,16 @@ CALLS: dict[str, dict[str, Any]] = {
     "fedsim.core.lock.Lock": {"folder": CANARY},
     "fedsim.core.targets.resolve": {"key": "x", "target": "os.system", "kind": "x"},
     "fedsim.app.cli.main": {},
-    "fedsim.app.commands.export.write": {"path": CANARY, "model": {}},
+    "fedsim.studies.results.export_cli.write": {"path": CANARY, "model": {}},
     "fedsim.app.sweep.SweepCallback": {},
-    "fedsim.plots.cli.main": {"arguments": []},
+    "fedsim.studies.plots.plot_cli.main": {"arguments": []},
     "fedsim.run.checkpoint.Checkpointer": {"folder": CANARY},
     "fedsim.run.folder.RunFolder": {"path": CANARY},
     "fedsim.run.Simulation": {},
-    "fedsim.tracking.metrics_csv.MetricsCSV": {"path": CANARY, "columns": {}},
-    "fedsim.tracking.tensorboard.SummaryWriter": {"log_dir": CANARY},
-    "fedsim.tracking.services.library": {"name": "antigravity"},
-    "fedsim.datasets.cinic10.replacing": {"path": CANARY},
+    "fedsim.run.tracking.metrics_csv.MetricsCSV": {"path": CANARY, "columns": {}},
+    "fedsim.run.tracking.tensorboard.SummaryWriter": {"log_dir": CANARY},
+    "fedsim.run.tracking.services.library": {"name": "antigravity"},
+    "fedsim.data.datasets.cinic10.replacing": {"path": CANARY},
     "fedsim.load": {"folder": "."},
 }  # fmt: skip
 PLACES = {**KINDS, "model.loss": LOSS, "metrics": METRIC}
@@ -205,10 +205,10 @@ def test_none_is_called_in_any_group(target: str, tmp_path: Path, monkeypatch: p
         with pytest.raises((ConfigError, ImportError)):
             resolve(name, target, kind)
     holders = {
-        "dataset": {"_target_": "fedsim.datasets.TorchData", "train": node},
-        "tracking": {"_target_": "fedsim.tracking.Tracking", "observers": [node]},
+        "dataset": {"_target_": "fedsim.data.datasets.TorchData", "train": node},
+        "tracking": {"_target_": "fedsim.run.tracking.Tracking", "observers": [node]},
         "uplink": {"_target_": "fedsim.uplink.Uplink", "first": node},
-        "partition": {"_target_": "fedsim.partition.Flwr", "partitioner": node},
+        "partition": {"_target_": "fedsim.data.partition.Flwr", "partitioner": node},
         "local": {"_target_": "fedsim.local.SGD", "schedule": node, "lr": [{"deep": node}]},
     }
     for group, holder in holders.items():
@@ -220,17 +220,18 @@ def test_none_is_called_in_any_group(target: str, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("group", "node"),
     [
-        ("dataset", {"_target_": "fedsim.datasets.TorchData", "train": {
+        ("dataset", {"_target_": "fedsim.data.datasets.TorchData", "train": {
             "_target_": "torchvision.datasets.FakeData", "size": 9, "image_size": [3, 4, 4],
             "transform": {"_target_": "torchvision.transforms.Compose",
                           "transforms": [{"_target_": "torchvision.transforms.ToTensor"}]}}}),
-        ("partition", {"_target_": "fedsim.partition.Hierarchical", "inner": {"_target_": "fedsim.partition.IID"}}),
+        ("partition", {"_target_": "fedsim.data.partition.Hierarchical",
+                       "inner": {"_target_": "fedsim.data.partition.IID"}}),
         ("uplink", {"_target_": "fedsim.uplink.Uplink", "any": {"_target_": "fedsim.uplink.TopK", "k": 2}}),
         ("strategy", {"_target_": "fedsim.strategies.RobustServer",
                       "rule": {"_target_": "fedsim.strategies.Median"},
                       "server": {"_target_": "fedsim.strategies.FedAvg"}}),
-        ("tracking", {"_target_": "fedsim.tracking.Tracking",
-                      "observers": [{"_target_": "fedsim.tracking.TensorBoard"}]}),
+        ("tracking", {"_target_": "fedsim.run.tracking.Tracking",
+                      "observers": [{"_target_": "fedsim.run.tracking.TensorBoard"}]}),
     ],
 )  # fmt: skip
 def test_objects_of_the_right_kind_are_built_inside_others(group: str, node: dict[str, Any]) -> None:

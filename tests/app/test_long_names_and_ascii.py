@@ -11,7 +11,7 @@ import pytest
 from fedsim.app.folders import named
 from fedsim.core import ConfigError
 from fedsim.core.speaking import patiently
-from fedsim.results.differences import find
+from fedsim.studies.results.differences import find
 
 LONG = "x" * 256
 

@@ -20,11 +20,11 @@ from fedsim.app.explain import unresolved
 from fedsim.app.signature import check_types
 from fedsim.availability import Trace, UniformK
 from fedsim.core import ConfigError, DivergenceError, Federation
-from fedsim.datasets import LEAF, ArrayFiles, GaussianMean, Quadratics, Text
+from fedsim.data.datasets import LEAF, ArrayFiles, GaussianMean, Quadratics, Text
+from fedsim.evaluation.personal import Personal
 from fedsim.local import APFL, SGD, PFedMe
 from fedsim.local.history import History
 from fedsim.models import Mean
-from fedsim.personal import Personal
 from fedsim.run.checkpoint import NAME
 from fedsim.run.divergence import remedy
 from fedsim.run.wiring import resolve_device

@@ -12,9 +12,9 @@ import pytest
 from fedsim import load
 from fedsim.core import ConfigError
 from fedsim.models import Linear
-from fedsim.plots import clients as pictures
-from fedsim.results.runs import Run
-from fedsim.tracking.clients import Clients, read
+from fedsim.run.tracking.clients import Clients, read
+from fedsim.studies.plots import clients as pictures
+from fedsim.studies.results.runs import Run
 
 QUICK = ["rounds=2", "tracking.tensorboard=false", "tracking.progress=none", "out=out"]
 TABLE = ["dataset=table", "dataset.path=people.csv", "dataset.target=ill", "dataset.client=who", "partition=natural"]

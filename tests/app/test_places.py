@@ -13,7 +13,7 @@ from fedsim.app import folders
 from fedsim.app.cli import main
 from fedsim.app.folders import new_folder
 from fedsim.core.lock import Lock
-from fedsim.results import load
+from fedsim.studies.results import load
 
 SMALL = ["dataset=quadratics", "partition=natural", "model=mean", "trainer.executor=loop"]
 LEAST = [*QUICK, *SMALL, "rounds=1", "tracking.progress=none"]

@@ -16,9 +16,9 @@ from small_runs import QUICK
 
 from fedsim.app.cli import main
 from fedsim.core.speaking import BrokenPipeTolerantStream, patiently
-from fedsim.plots.cli import main as plot
 from fedsim.run.tracker import Tracker
-from fedsim.tracking.metrics_csv import read_metrics
+from fedsim.run.tracking.metrics_csv import read_metrics
+from fedsim.studies.plots.plot_cli import main as plot
 
 SMALL = ["dataset=quadratics", "partition=natural", "model=mean", "trainer.executor=loop"]
 LEAST = [*QUICK, *SMALL]
@@ -61,7 +61,7 @@ def test_a_sweep_that_nobody_reads_does_all_its_runs(tmp_path: Path, monkeypatch
 @pytest.mark.usefixtures("nobody_reads")
 def test_pictures_are_drawn_though_nobody_reads_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command(monkeypatch, tmp_path, "out=o")
-    monkeypatch.setattr("fedsim.plots.cli.pictures", lambda *_: iter(()))
+    monkeypatch.setattr("fedsim.studies.plots.plot_cli.pictures", lambda *_: iter(()))
     plot([str(tmp_path / "o"), "--html", str(tmp_path / "r.html")])
     assert (tmp_path / "r.html").stat().st_size > 1000
 

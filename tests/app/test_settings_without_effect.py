@@ -17,10 +17,10 @@ import fedsim as package
 from fedsim import Simulation
 from fedsim.app.build import build
 from fedsim.availability import Bernoulli
+from fedsim.availability.clock import Devices
 from fedsim.availability.probabilities import Uniform
-from fedsim.clock import Devices
 from fedsim.core.effects import EffectiveIf, parameters, without_effect
-from fedsim.datasets import Digits, Synthetic
+from fedsim.data.datasets import Digits, Synthetic
 from fedsim.models import Linear
 from fedsim.strategies import FedAsync, FedAvg, FedLaAvg, FedOpt
 from fedsim.uplink import Clip, Uplink

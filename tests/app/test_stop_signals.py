@@ -20,7 +20,7 @@ from fedsim.run.checkpoint import Checkpointer
 from fedsim.run.divergence import DivergenceGuard
 from fedsim.run.folder import RunFolder
 from fedsim.run.tracker import Tracker
-from fedsim.tracking.observer import Observers
+from fedsim.run.tracking.observer import Observers
 from fedsim.trainer import Trainer
 
 SMALL = [*QUICK, "dataset=quadratics", "partition=natural", "model=mean", "trainer.trial=false", "rounds=3"]

@@ -9,14 +9,14 @@ from hydra import compose, initialize_config_dir
 from small_runs import QUICK
 
 from fedsim.app import hydra_section
-from fedsim.app.board import submission
-from fedsim.app.board.board import Entry
 from fedsim.app.build import build
 from fedsim.app.config import config_folder
-from fedsim.app.reproduce.recipe import Setting
-from fedsim.app.reproduce.runner import carry_out, composing, plan, trusted_by
-from fedsim.app.reproduce.runner import compose as composed
 from fedsim.core.errors import ConfigError
+from fedsim.studies.board import submission
+from fedsim.studies.board.board import Entry
+from fedsim.studies.reproduce.recipe import Setting
+from fedsim.studies.reproduce.runner import carry_out, composing, plan, trusted_by
+from fedsim.studies.reproduce.runner import compose as composed
 from fedsim.trainer import run_to_completion
 
 SMALL = [*QUICK, "rounds=1", "dataset=quadratics", "partition=natural", "model=mean", "trainer.executor=loop"]

@@ -23,7 +23,7 @@ LEAVES = {Tensor.numpy, Tensor.tolist, Tensor.cpu, Tensor.item, Tensor.__array__
 ON_THE_HOST = {  # where tensors that leave never were on a device, or only on a CPU
     "run/delayed_updates.py",
     "run/divergence.py",  # of a GPU it looks when an evaluation or a checkpoint is due
-    "samples/stored.py",
+    "data/samples/stored.py",
 }
 MAY_WAIT = {  # once a round: who is to take part, or how much each counts, is chosen on the host by what was learned
     "strategy=afl": {"strategies/afl.py"},

@@ -24,7 +24,7 @@ from fedsim.availability import (
     Staircase,
     Uniform,
 )
-from fedsim.availability.base import uniforms
+from fedsim.availability.availability import uniforms
 from fedsim.core import rng
 
 PAIRS = 10_000

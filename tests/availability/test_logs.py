@@ -15,9 +15,9 @@ from told import LOG, PEOPLE, file, played, ready_for
 from fedsim import Simulation
 from fedsim.availability import Population, Trace, TraceLog, TraceTable
 from fedsim.core import ConfigError
-from fedsim.datasets import Arrays
+from fedsim.data.datasets import Arrays
+from fedsim.data.partition import Natural
 from fedsim.models import Linear
-from fedsim.partition import Natural
 from fedsim.strategies import FedAvgKnown
 
 

@@ -28,7 +28,7 @@ from fedsim.availability import (
     Uniform,
 )
 from fedsim.core import ConfigError
-from fedsim.datasets import Quadratics
+from fedsim.data.datasets import Quadratics
 from fedsim.models import Mean
 from fedsim.strategies import FedAvgKnown
 

@@ -14,7 +14,7 @@ from fedsim.availability import (
     Trace,
 )
 from fedsim.core import ConfigError, MissingDataError
-from fedsim.datasets import Quadratics
+from fedsim.data.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.strategies import FedAvg

@@ -19,17 +19,19 @@ from safetensors.torch import load_file
 
 from fedsim import Evaluation, Execution, Simulation, Stop
 from fedsim.availability import Bernoulli, Multiset, Sine, Uniform, UniformK
-from fedsim.contamination import Gaussian
 from fedsim.core import ConfigError, DivergenceError, PeerError, Ranks
 from fedsim.core.federation import Cohort
-from fedsim.datasets import Dataset, GaussianMean, Pricing
+from fedsim.data.contamination import Gaussian
+from fedsim.data.datasets import Dataset, GaussianMean, Pricing
+from fedsim.data.partition import Natural
 from fedsim.evaluation.diagnostics import NAMES
+from fedsim.evaluation.personal import Personal
 from fedsim.local import APFL, SGD, PerFedAvg, ProFL
 from fedsim.models import MLP, Linear, Mean
-from fedsim.partition import Natural
-from fedsim.personal import Personal
 from fedsim.run import Stopped
 from fedsim.run.checkpoint import NAME
+from fedsim.run.tracking import Tracking
+from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.shift import Demand, Location
 from fedsim.strategies import (
     FedAU,
@@ -41,8 +43,6 @@ from fedsim.strategies import (
     LocalOnly,
     PFedAvg,
 )
-from fedsim.tracking import Tracking
-from fedsim.tracking.metrics_csv import read_metrics
 from fedsim.uplink import QSGD, TopK, Uplink
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # in double precision: only the order of sums differs

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedsim.attack import LabelFlip, Mimic, MinSum
-from fedsim.clock import Devices, UniformDelay
+from fedsim.availability.clock import Devices, UniformDelay
 from fedsim.local import APFL
 from fedsim.strategies import (
     DSGD,
@@ -28,6 +27,7 @@ from fedsim.strategies import (
     RobustServer,
     Scaffold,
 )
+from fedsim.uplink.attack import LabelFlip, Mimic, MinSum
 
 STRATEGIES: dict[str, Callable[[], dict[str, Any]]] = {
     "f3ast": lambda: {"strategy": F3AST(k=2, beta=0.1, weighting="data")},

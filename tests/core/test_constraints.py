@@ -19,10 +19,8 @@ import pytest
 from fedsim.app.build import _instantiate
 from fedsim.app.config import config_folder, groups
 from fedsim.app.kinds import KINDS
-from fedsim.attack import Attack
 from fedsim.availability import Availability, Bernoulli, Probability, Trajectory, UniformK
-from fedsim.clock import Clock, Delay, Work
-from fedsim.contamination import Contamination
+from fedsim.availability.clock import Clock, Delay, Work
 from fedsim.core import constraints as declarations
 from fedsim.core.constraints import (
     AboveZero,
@@ -45,17 +43,19 @@ from fedsim.core.constraints import (
 )
 from fedsim.core.errors import ClientCountError, ConfigError, MissingDataError
 from fedsim.core.per_seed import PerSeed, per_seed
+from fedsim.data.contamination import Contamination
+from fedsim.data.partition import Partition
 from fedsim.evaluation import Evaluation
+from fedsim.evaluation.personal import Personal
 from fedsim.local import LocalRule, Schedule
 from fedsim.models.selectors import Selector
-from fedsim.partition import Partition
-from fedsim.personal import Personal
 from fedsim.run.rules import Stop
+from fedsim.run.tracking import Tracking
 from fedsim.shift import Shift
 from fedsim.strategies import FedAvg, FedOpt, Krum, RobustServer, State, Strategy
-from fedsim.tracking import Tracking
 from fedsim.trainer import Execution
 from fedsim.uplink import Stage
+from fedsim.uplink.attack import Attack
 
 # Constraint → values just outside, and values at the border with what the body gets for them.
 EXAMPLES: dict[type[Constraint], Any] = {

@@ -14,19 +14,19 @@ import torch
 
 from fedsim import Execution, Simulation
 from fedsim.availability import Bernoulli, ClassCorrelated, CommonShock, Jitter, Uniform
-from fedsim.contamination import Gaussian
 from fedsim.core import rng
 from fedsim.core.rng import Purpose
-from fedsim.datasets import CropFlip, Dataset, GaussianMean
+from fedsim.data.contamination import Gaussian
+from fedsim.data.datasets import CropFlip, Dataset, GaussianMean
+from fedsim.data.partition import Dirichlet
 from fedsim.local import SGD
 from fedsim.models import MLP, Mean
-from fedsim.partition import Dirichlet
 from fedsim.shift import Location
 
 LOOP = Execution("loop", dtype="float64")
 PACKAGE = str(Path(rng.__file__).parents[1])
 ASKERS = {
-    "PARTITION": ["base.py table"],
+    "PARTITION": ["partition.py table"],
     "MODEL": ["row_model.py initial"],
     "PROBABILITY": ["probabilities.py base"],
     "TRAJECTORY": ["trajectories.py at"],
@@ -42,21 +42,22 @@ ASKERS = {
     "EVALUATION": ["drawn.py fixed"],
 }
 HOMES = {  # purpose → files of ours that name it; for a purpose of a whole folder the folder
-    "DATA": "datasets", "PARTITION": "partition/base.py", "MODEL": "models/row_model.py",
+    "DATA": "data/datasets", "PARTITION": "data/partition/partition.py", "MODEL": "models/row_model.py",
     "PROBABILITY": "availability/probabilities.py", "TRAJECTORY": "availability/trajectories.py",
     "AVAILABILITY": " ".join(f"availability/{file}.py" for file in ("cyclic", "markov", "processes", "separation")),
-    "BATCH": "samples/stored.py", "AUGMENT": "samples/stored.py",
-    "DROPOUT": "run/sample_contract.py samples/batches.py",
-    "NOISE": "samples/client_data.py samples/drawn.py",
-    "EVALUATION": "performative/risk.py run/sample_contract.py samples/client_samples.py",
-    "CONTAMINATION": "run/sample_contract.py samples/batches.py samples/client_data.py",
+    "BATCH": "data/samples/stored.py", "AUGMENT": "data/samples/stored.py",
+    "DROPOUT": "run/sample_contract.py data/samples/batches.py",
+    "NOISE": "data/samples/client_data.py data/samples/drawn.py",
+    "EVALUATION": "evaluation/performative/risk.py run/sample_contract.py data/samples/client_samples.py",
+    "CONTAMINATION": "run/sample_contract.py data/samples/batches.py data/samples/client_data.py",
     "SHIFT": "shift", "STRATEGY": "strategies",
     "CLIENTS": "run/wiring.py",
-    "FEATURES": "partition/features.py", "COMMON": "availability/correlated.py",
+    "FEATURES": "data/partition/features.py", "COMMON": "availability/correlated.py",
     "SPELL": "availability/separation.py availability/sessions.py", "TURNS": "availability/cyclic.py",
-    "ROSTER": "availability/recorded.py", "UPLINK": "uplink", "ATTACK": "attack",
-    "CLOCK": "clock/clock.py", "WORK": "clock/work.py", "DELAY": "clock/delay.py",
-    "POINT": "local/exploring.py", "MIXTURE": "shift/base.py", "CLUSTER": "strategies/ifca.py", "TIE": "core/ties.py",
+    "ROSTER": "availability/recorded.py", "UPLINK": "uplink", "ATTACK": "uplink/attack",
+    "CLOCK": "availability/clock/clock.py", "WORK": "availability/clock/work.py",
+    "DELAY": "availability/clock/delay.py",
+    "POINT": "local/exploring.py", "MIXTURE": "shift/shift.py", "CLUSTER": "strategies/ifca.py", "TIE": "core/ties.py",
 }  # fmt: skip
 PASSED_ON = ("rng.py", "client_data.py", "heterogeneity.py")  # they ask for others
 
@@ -168,9 +169,9 @@ def test_a_purpose_is_named_where_it_belongs_and_nowhere_else() -> None:
     for path in Path(PACKAGE).rglob("*.py"):
         for purpose in re.findall(r"\bPurpose\.([A-Z]+)", path.read_text(encoding="utf-8")):
             file = path.relative_to(PACKAGE).as_posix()
-            whole = HOMES.get(purpose) == file.partition("/")[0]
-            named[purpose].add(file.partition("/")[0] if whole else file)
-    assert {purpose: " ".join(sorted(files)) for purpose, files in named.items()} == HOMES
+            home = HOMES.get(purpose, "nowhere")
+            named[purpose].add(home if file.startswith(f"{home}/") else file)
+    assert named == {purpose: set(files.split()) for purpose, files in HOMES.items()}
     assert named.keys() == Purpose.__members__.keys()
 
 

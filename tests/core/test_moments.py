@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fedsim.core import ConfigError, Federation
 from fedsim.core.heterogeneity import of_moments
-from fedsim.datasets import GaussianMean
+from fedsim.data.datasets import GaussianMean
+from fedsim.data.samples import Drawn
 from fedsim.models import Mean, RowModel
-from fedsim.samples import Drawn
 from fedsim.shift import Location
 
 

@@ -13,13 +13,13 @@ from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.core import ConfigError
 from fedsim.core.placement import mapped
-from fedsim.datasets import Dataset, GaussianMean
+from fedsim.data.datasets import Dataset, GaussianMean
+from fedsim.evaluation.personal import Personal
 from fedsim.local import APFL, SGD, PFedMe
 from fedsim.models import Linear, Mean
-from fedsim.personal import Personal
+from fedsim.run.tracking import Tracking
 from fedsim.shift import Location
 from fedsim.strategies import MIFA, FedAWE, FedPBC, FedVARP, LocalOnly, Scaffold
-from fedsim.tracking import Tracking
 
 QUIET = Tracking(progress="none", tensorboard=False)
 RULES = {

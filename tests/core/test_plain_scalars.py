@@ -12,7 +12,7 @@ import fedsim
 from fedsim import Simulation, Tracking
 from fedsim.core import ConfigError, checks
 from fedsim.core.speaking import PlainFormatter, plain_scalars
-from fedsim.datasets import Digits
+from fedsim.data.datasets import Digits
 from fedsim.local import SGD
 from fedsim.models import Linear
 

@@ -9,7 +9,7 @@ import torch
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.core.federation import Federation
 from fedsim.core.ties import largest, tie_breakers, tolerance
-from fedsim.datasets import Quadratics
+from fedsim.data.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.strategies import CAFed, FedLaAvg, Oort, PowerOfChoice

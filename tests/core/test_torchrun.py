@@ -21,7 +21,7 @@ from fedsim.strategies import (
     State,
     Strategy,
 )
-from fedsim.strategies.base import ClientModels
+from fedsim.strategies.strategy import ClientModels
 
 
 class EverybodyEverywhere(Strategy[ClientModels]):

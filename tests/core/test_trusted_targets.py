@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -11,7 +12,8 @@ from torch import nn
 
 from fedsim import load
 from fedsim.core import ConfigError
-from fedsim.core.targets import Kind, parse, resolve, trusting
+from fedsim.core.targets import RENAMED, Kind, current_name, current_names, parse, resolve, trusting
+from fedsim.data.datasets import Dataset, Digits
 
 MODULE = Kind("an nn.Module", (nn.Module,), modules=("torch.nn", "fedsim.models"))
 PATH = Kind("a path", (Path,))
@@ -33,7 +35,7 @@ def test_a_class_of_the_kind_is_found(target: str) -> None:
         ("torch.nn.Linear.__call__", "__call__ begins with an underscore"),
         ("torch._C.Generator", "_C begins with an underscore"),
         ("torch.nn.modules.module.warnings.warn", "leads to the package warnings"),
-        ("fedsim.models.mlp.nn.Linear", "leads to the package torch"),
+        ("fedsim.models.dense.nn.Linear", "leads to the package torch"),
         ("a b.c", "is no path of a class"),
         ("torch.nn.Linear ", "is no path of a class"),
         ("${oc.decode:os.system}", "is no path of a class"),
@@ -42,6 +44,24 @@ def test_a_class_of_the_kind_is_found(target: str) -> None:
 def test_what_is_of_no_such_kind_is_refused(target: str, said: str) -> None:
     with pytest.raises(ConfigError, match=rf"^model\._target_={re.escape(repr(target))}.*({said})"):
         resolve("model._target_", target, MODULE)
+
+
+@pytest.mark.parametrize("old", RENAMED)
+def test_a_package_is_found_by_the_name_it_had(old: str) -> None:
+    assert importlib.util.find_spec(old) is None
+    assert importlib.util.find_spec(RENAMED[old]) is not None
+    assert current_name(f"{old}.Name") == f"{RENAMED[old]}.Name"
+
+
+def test_folders_of_earlier_versions_are_read() -> None:
+    dataset = Kind("a data set", (Dataset,), modules=("fedsim.data.datasets",))
+    assert resolve("dataset._target_", "fedsim.datasets.Digits", dataset) is Digits
+    assert current_name("fedsim.datasets_of_mine.Digits") == "fedsim.datasets_of_mine.Digits"
+    assert current_name("mine.fedsim.datasets.Digits") == "mine.fedsim.datasets.Digits"
+    was = {"dataset._target_": "fedsim.datasets.Digits", "note": "fedsim.datasets.Digits"}
+    assert current_names(was) == {"dataset._target_": "fedsim.data.datasets.Digits", "note": "fedsim.datasets.Digits"}
+    with pytest.raises(ConfigError, match="is not a data set"):
+        resolve("dataset._target_", "fedsim.tracking.services.importlib", dataset)
 
 
 def test_own_classes_of_the_kind_may_be_named_and_what_they_imported_may_not(
@@ -133,7 +153,7 @@ def test_a_run_folder_of_a_stranger_calls_nothing(tmp_path: Path, monkeypatch: p
         with pytest.raises(ConfigError, match=said):
             load(tmp_path).dataset()
     text = f"'${{oc.decode:\"{{_target_: os.mkdir, path: {stolen}}}\"}}'"
-    (tmp_path / "config.yaml").write_text(f"dataset:\n  _target_: fedsim.datasets.Digits\n  augment: {text}\n")
+    (tmp_path / "config.yaml").write_text(f"dataset:\n  _target_: fedsim.data.datasets.Digits\n  augment: {text}\n")
     load(tmp_path).dataset()
     assert not stolen.exists()
     (tmp_path / "config.yaml").write_text("dataset:\n  _target_: their_own.Data\n")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim import Evaluation, Execution, Simulation
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 
 SIZES = (1, 7, 12, 3, 5, 9, 2, 8, 4, 6, 11, 10, 1, 2, 3, 4, 5, 6, 7, 8, 2, 3)  # 22 clients: a tenth are two
 SEEDS, CLASSES, TEST = (3, 4, 5), 4, 1203

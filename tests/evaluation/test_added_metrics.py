@@ -14,7 +14,7 @@ from own_metrics import CLASSES, SEEDS, SIZES, Score, labelled, models_of, of, o
 from torch import nn
 
 from fedsim.core.torchvision_import import torchvision
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 from fedsim.models import Linear
 from fedsim.models.losses import IGNORED
 from fedsim.strategies import FedAvg

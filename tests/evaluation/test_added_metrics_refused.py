@@ -10,10 +10,10 @@ from own_metrics import CLASSES, Score, labelled, models_of, of, outputs_of
 
 from fedsim import ConfigError, Simulation
 from fedsim.core.torchvision_import import torchvision
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import Natural
 from fedsim.evaluation.metrics import collection
 from fedsim.models import Linear
-from fedsim.partition import Natural
 from fedsim.shift import Contribution
 
 torchvision()  # torchmetrics imports it, and it may need help

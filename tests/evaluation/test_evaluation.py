@@ -12,7 +12,7 @@ from torch.nn.utils import vector_to_parameters
 
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.core import ConfigError
-from fedsim.datasets import Dataset, GaussianMean, Quadratics
+from fedsim.data.datasets import Dataset, GaussianMean, Quadratics
 from fedsim.local import SGD
 from fedsim.models import Linear, Mean
 from fedsim.shift import Location

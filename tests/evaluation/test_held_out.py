@@ -12,11 +12,11 @@ from torch import nn
 
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.core import ConfigError
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import Dirichlet, Natural
+from fedsim.evaluation.personal import Personal
 from fedsim.evaluation.spread import spread
 from fedsim.models import Linear
-from fedsim.partition import Dirichlet, Natural
-from fedsim.personal import Personal
 
 SIZES = (7, 12, 5, 9, 22, 8, 4, 6, 11, 10, 5, 6, 13, 4, 5, 6, 7, 8, 15, 9)  # 20 clients: a tenth are two
 EVERY = ["fairness", "worst25", "best5"]

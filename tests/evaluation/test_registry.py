@@ -10,16 +10,16 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedsim import Evaluation, Simulation, Tracking
-from fedsim.datasets import Digits
+from fedsim.data.datasets import Digits
 from fedsim.evaluation import COLUMNS, registry
 from fedsim.evaluation.columns import MEASURED, rises
+from fedsim.evaluation.personal import PERSONAL_COLUMNS
 from fedsim.evaluation.registry import METRICS, describe
 from fedsim.models import Linear
-from fedsim.personal import PERSONAL_COLUMNS
-from fedsim.plots.report import html
-from fedsim.plots.style import measured_in
-from fedsim.results.differences import find
-from fedsim.tracking.metrics_csv import read_meanings
+from fedsim.run.tracking.metrics_csv import read_meanings
+from fedsim.studies.plots.html_report import html
+from fedsim.studies.plots.style import measured_in
+from fedsim.studies.results.differences import find
 
 NO_CURVE = {"round", "seed", "samples", "seconds"}
 

@@ -8,10 +8,10 @@ import torch
 
 from fedsim import Execution, Simulation
 from fedsim.core import ConfigError
-from fedsim.datasets import Dataset, GaussianMean
+from fedsim.data.datasets import Dataset, GaussianMean
+from fedsim.data.partition import Natural
 from fedsim.local import SGD
 from fedsim.models import Mean
-from fedsim.partition import Natural
 from fedsim.shift import Location
 from fedsim.strategies import FedAvg, PFedAvg
 

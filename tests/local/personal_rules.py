@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedsim import Evaluation, Execution, Simulation
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 from fedsim.local import APFL, Ditto, Inverse, PerFedAvg, PFedMe
 from fedsim.models import MLP
 

@@ -8,7 +8,7 @@ import torch
 
 from fedsim import Execution, Simulation
 from fedsim.core import Cohort
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 from fedsim.local import SGD, Inverse, PerStep
 from fedsim.local.schedules import elapsed
 from fedsim.models import Mean

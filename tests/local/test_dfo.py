@@ -11,12 +11,12 @@ import torch
 from fedsim import Execution, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core import ConfigError, rng
-from fedsim.datasets import Dataset, GaussianMean, Pricing
+from fedsim.data.datasets import Dataset, GaussianMean, Pricing
 from fedsim.local import DFO
 from fedsim.models import Linear, Mean
+from fedsim.run.tracking import Tracking
 from fedsim.shift import Demand, Location, Response, Strategic
 from fedsim.strategies import FedAWE
-from fedsim.tracking import Tracking
 
 QUIET = Tracking(progress="none", tensorboard=False)
 SENSITIVITIES, SIZES, DELTA, LR, STEPS = [0.5, 1.5, 0.0], [3, 6, 4], 0.3, 0.2, 4

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from fedsim import Execution, Simulation
 from fedsim.core import ConfigError
-from fedsim.datasets import Dataset, Quadratics
+from fedsim.data.datasets import Dataset, Quadratics
 from fedsim.local import SAM, SGD, FedLC
 from fedsim.models import Linear, Mean
 

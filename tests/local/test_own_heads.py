@@ -13,8 +13,8 @@ from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.core import ConfigError
 from fedsim.local import SGD, FedALA, FedLC, FedRoD
 from fedsim.models.selectors import Head
+from fedsim.run.tracking import Tracking
 from fedsim.strategies import FedAvg, FedAWE, FedNova, Scaffold
-from fedsim.tracking import Tracking
 
 D = sum(shape.numel() for shape in SHAPES.values())
 TOP = 3 * 5 + 3  # weights and biases of the last layer, which are the last columns

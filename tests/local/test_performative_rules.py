@@ -11,16 +11,16 @@ import torch
 
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
-from fedsim.contamination import Point
 from fedsim.core import ConfigError
-from fedsim.datasets import Dataset, Digits, GaussianMean
+from fedsim.data.contamination import Point
+from fedsim.data.datasets import Dataset, Digits, GaussianMean
+from fedsim.data.partition import Dirichlet
 from fedsim.local import PFL, SGD, PoFL, ProFL
 from fedsim.local.sample_size import SampleSize
 from fedsim.models import Linear, Mean
-from fedsim.partition import Dirichlet
+from fedsim.run.tracking import Tracking
 from fedsim.shift import GroupMean, Location, Shift, Strategic
 from fedsim.strategies import FedAvg, FedAWE, FedProx, Scaffold
-from fedsim.tracking import Tracking
 
 QUIET = Tracking(progress="none", tensorboard=False)
 double = functools.partial(Execution, dtype="float64")

@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 
 from fedsim import Simulation
-from fedsim.datasets import Quadratics
+from fedsim.data.datasets import Quadratics
 from fedsim.local import APFL, Ditto, PerFedAvg, PFedMe
 from fedsim.models import Mean
 

@@ -13,12 +13,12 @@ from personal_rules import LOCAL, RULES, double, simulation_of, watched
 from fedsim import Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.core import ConfigError
-from fedsim.datasets import GaussianMean, Quadratics
+from fedsim.data.datasets import GaussianMean, Quadratics
 from fedsim.local import APFL, SGD, Ditto, PerFedAvg, PFedMe
 from fedsim.models import Linear, Mean
+from fedsim.run.tracking import Tracking
 from fedsim.shift import Location
 from fedsim.strategies import FedAvg, FedAWE, FedProx, LocalOnly, Scaffold
-from fedsim.tracking import Tracking
 
 QUIET = Tracking(progress="none", tensorboard=False)
 

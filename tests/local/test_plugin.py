@@ -11,12 +11,12 @@ import torch
 from fedsim import Execution, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core import ConfigError, rng
-from fedsim.datasets import Dataset, GaussianMean, PricingGroups
+from fedsim.data.datasets import Dataset, GaussianMean, PricingGroups
 from fedsim.local import PlugIn
 from fedsim.models import Linear, Mean
+from fedsim.run.tracking import Tracking
 from fedsim.shift import Contribution, GroupMean, Location, Response
 from fedsim.strategies import FedAWE
-from fedsim.tracking import Tracking
 
 QUIET = Tracking(progress="none", tensorboard=False)
 EPSILONS, MEANS, SEEDS, LR = [0.5, -0.4, 0.8], [1.0, -2.0, 4.0], (3, 5), 0.3

@@ -10,15 +10,15 @@ import torch
 
 from fedsim import Execution, Simulation
 from fedsim.availability import Bernoulli, Uniform
-from fedsim.contamination import Point
 from fedsim.core import ConfigError
-from fedsim.datasets import Dataset, GaussianMean
+from fedsim.data.contamination import Point
+from fedsim.data.datasets import Dataset, GaussianMean
+from fedsim.data.samples import Batches
 from fedsim.local import RRM, SGD
 from fedsim.models import Linear, Mean
-from fedsim.samples import Batches
+from fedsim.run.tracking import Tracking
 from fedsim.shift import Location, Strategic
 from fedsim.strategies import FedAWE
-from fedsim.tracking import Tracking
 
 EPSILONS, MEANS = [0.5, -0.4, 1.1], [1.0, -2.0, 4.0]
 QUIET = Tracking(progress="none", tensorboard=False)

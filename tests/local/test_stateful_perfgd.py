@@ -11,14 +11,14 @@ import torch
 from fedsim import Execution, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core import ConfigError, Federation, rng
-from fedsim.datasets import GaussianMean, Pricing
+from fedsim.data.datasets import GaussianMean, Pricing
 from fedsim.local import StatefulPerfGD
 from fedsim.local.estimators import MeanEstimator
 from fedsim.local.performative import Draw
 from fedsim.models import Mean
+from fedsim.run.tracking import Tracking
 from fedsim.shift import Demand, Location
 from fedsim.strategies import FedAWE
-from fedsim.tracking import Tracking
 
 QUIET = Tracking(progress="none", tensorboard=False)
 EPSILONS, MEANS, SEEDS, LR, KEPT = [0.5, -0.4, 0.8], [1.0, -2.0, 4.0], (3, 5), 0.2, 0.6

@@ -14,10 +14,10 @@ import torch
 
 from fedsim import Execution, Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
-from fedsim.contamination import Point
 from fedsim.core import ConfigError
-from fedsim.datasets import Dataset, GaussianMean, HousePrices, Pricing, PricingGroups
-from fedsim.datasets.pooled import PooledData
+from fedsim.data.contamination import Point
+from fedsim.data.datasets import Dataset, GaussianMean, HousePrices, Pricing, PricingGroups
+from fedsim.data.datasets.pooled import PooledData
 from fedsim.local import PFL, PG, PoFL, ProFL
 from fedsim.models import Linear, Mean
 from fedsim.shift import Contribution, Demand, Response, Shift

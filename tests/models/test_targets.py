@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim import ConfigError, Evaluation, Execution, Simulation
-from fedsim.contamination import Contamination, FeatureNoise, Gaussian, LabelFlip, Point
-from fedsim.datasets import Dataset
+from fedsim.data.contamination import Contamination, FeatureNoise, Gaussian, LabelFlip, Point
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import IID
 from fedsim.local import SGD
 from fedsim.models.losses import IGNORED
-from fedsim.partition import IID
 from fedsim.shift import Location
 
 WORDS, LENGTH = 7, 5

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from fedsim import ConfigError, Evaluation, Simulation
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import IID
 from fedsim.local import SGD
 from fedsim.models import CharLSTM, LeafCNN, Transformer, ViT, from_torchvision
 from fedsim.models.selectors import Normalisation
-from fedsim.partition import IID
 
 
 def parameters(module: nn.Module) -> int:

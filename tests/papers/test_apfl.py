@@ -14,11 +14,11 @@ import torch
 
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import UniformK
-from fedsim.datasets import Dataset, Synthetic
+from fedsim.data.datasets import Dataset, Synthetic
+from fedsim.data.partition import Natural
+from fedsim.evaluation.personal import Personal
 from fedsim.local import APFL, SGD, PerFedAvg, PFedMe
 from fedsim.models import Mean
-from fedsim.partition import Natural
-from fedsim.personal import Personal
 from fedsim.strategies import FedAvg
 
 ETA, TAU = 0.1, 10

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fedsim import Evaluation, Execution, Simulation
-from fedsim.app.reproduce.recipe import load
-from fedsim.datasets import Quadratics
+from fedsim.data.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.strategies import FedAvg, FedAvgAll, FedAWE, Strategy
+from fedsim.studies.reproduce.recipe import load
 
 TWO = [0.0, 100.0]
 

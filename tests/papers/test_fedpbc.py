@@ -8,13 +8,13 @@ import torch
 from exact_gossip import Exact, exact, exact_of_two_groups, noise_of_fedavg
 
 from fedsim import Execution, Simulation
-from fedsim.app.reproduce.recipe import load
 from fedsim.availability import Bernoulli, Groups, Jitter, Stationary
 from fedsim.core import Federation
-from fedsim.datasets import Quadratics, Synthetic
+from fedsim.data.datasets import Quadratics, Synthetic
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.strategies import FedAvg, FedPBC, Strategy
+from fedsim.studies.reproduce.recipe import load
 
 P, U = np.array([0.3, 0.3, 0.8]), np.array([[0.0], [1.0], [2.5]])
 ETA, STEPS = 0.3, 2

@@ -9,7 +9,7 @@ import pytest
 
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import Bernoulli, Cyclic, Full, Groups
-from fedsim.datasets import GaussianMean, Quadratics
+from fedsim.data.datasets import GaussianMean, Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.strategies import AmplifiedScaffold, FedStale, Scaffold

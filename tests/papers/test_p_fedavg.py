@@ -16,8 +16,8 @@ import pytest
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.core import rng
 from fedsim.core.heterogeneity import of_moments
-from fedsim.datasets import GaussianMean
-from fedsim.datasets.gaussian import unequal_weights
+from fedsim.data.datasets import GaussianMean
+from fedsim.data.datasets.gaussian import unequal_weights
 from fedsim.local import SGD, Constant, Inverse
 from fedsim.models import Mean
 from fedsim.shift import Location

@@ -13,14 +13,14 @@ import torch
 
 from fedsim import Execution, Simulation
 from fedsim.availability import UniformK
-from fedsim.datasets import BinaryGaussians, Dataset, HousePrices, PricingGroups
+from fedsim.data.datasets import BinaryGaussians, Dataset, HousePrices, PricingGroups
+from fedsim.evaluation.performative import Risk, optimal_point
 from fedsim.local import PFL, ProFL
 from fedsim.local.estimators import CoefficientEstimator, MeanEstimator
 from fedsim.local.history import History
 from fedsim.local.robust_gradient import RobustGradient
 from fedsim.local.sample_size import SampleSize
 from fedsim.models import Linear, Mean
-from fedsim.performative import Risk, optimal_point
 from fedsim.shift import Contribution, GroupMean, Response
 
 DOUBLE = Execution(dtype="float64")

@@ -22,8 +22,8 @@ WRITERS = (
     "run/checkpoint",
     "run/folder",
     "run/tracker",
-    "tracking/metrics_csv",
-    "tracking/tensorboard",
+    "run/tracking/metrics_csv",
+    "run/tracking/tensorboard",
 )
 WRITING = {str(Path(fedsim.__file__).parent / f"{name}.py"): name for name in WRITERS}
 assert all(Path(file).exists() for file in WRITING)  # a module that moved would never be seen

@@ -10,12 +10,12 @@ import torch
 from fedsim import Evaluation, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core.federation import Cohort
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import Dirichlet
 from fedsim.local import SGD, PerStep
 from fedsim.models import MLP
-from fedsim.partition import Dirichlet
+from fedsim.run.tracking import Tracking
 from fedsim.strategies import FedAWE
-from fedsim.tracking import Tracking
 
 QUIET = Tracking(progress="none", tensorboard=False)
 

@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 from fedsim import Execution, Simulation
 from fedsim.availability import Full
 from fedsim.core import CheckpointError, DivergenceError
-from fedsim.datasets import Quadratics
+from fedsim.data.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.run.checkpoint import NAME
+from fedsim.run.tracking import Tracking
+from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.strategies import FedAvg, FedAWE, FedPBC
-from fedsim.tracking import Tracking
-from fedsim.tracking.metrics_csv import read_metrics
 
 
 def truncate(share):

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from fedsim import Simulation
-from fedsim.clock import AllWork, NoClock, NoDelay
+from fedsim.availability.clock import AllWork, NoClock, NoDelay
 from fedsim.core.ranks import Ranks
-from fedsim.datasets import Dataset, Digits
+from fedsim.data.datasets import Dataset, Digits
+from fedsim.data.partition import IID
 from fedsim.models import Linear
-from fedsim.partition import IID
 from fedsim.run.checkpoint import Checkpointer
 from fedsim.run.delayed_updates import DelayedUpdates
 from fedsim.run.divergence import DivergenceGuard
@@ -26,10 +26,10 @@ from fedsim.run.population import Population
 from fedsim.run.progress import Progress
 from fedsim.run.round_clock import RoundClock
 from fedsim.run.tracker import Tracker
+from fedsim.run.tracking import Tracking
+from fedsim.run.tracking.metrics_csv import MetricsCSV
 from fedsim.run.wiring import Compute
 from fedsim.shift import NoShift
-from fedsim.tracking import Tracking
-from fedsim.tracking.metrics_csv import MetricsCSV
 from fedsim.trainer import Execution, Trainer, Trainers
 
 COLUMNS = {"round": "when", "seed": "who", "test_loss": "how"}

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fedsim import ConfigError, Simulation, Tracking
 from fedsim.availability import Availability
-from fedsim.contamination import Contamination
 from fedsim.core import rng
-from fedsim.datasets import Dataset
+from fedsim.data.contamination import Contamination
+from fedsim.data.datasets import Dataset
 from fedsim.local import SGD
 from fedsim.models import Linear
 from fedsim.shift import Shift
@@ -231,7 +231,7 @@ def test_a_later_round_is_looked_at_too():
         ("local", FedAvg, "local is the class FedAvg; give a LocalRule"),
         ("availability", 0.5, "availability=float is no Availability"),
         ("shift", SGD(), "shift=SGD is no Shift"),
-        ("dataset", torch.zeros(3), r"dataset=Tensor is no Dataset; derive from fedsim\.datasets\.Dataset"),
+        ("dataset", torch.zeros(3), r"dataset=Tensor is no Dataset; derive from fedsim\.data\.datasets\.Dataset"),
         ("partition", [[0], [1]], "partition=list is no Partition"),
         ("attack", "sign_flip", "attack=str is no Attack"),
         ("clock", SGD(), "clock=SGD is no Clock"),

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 
 from fedsim import Execution, Simulation
 from fedsim.core import RunError
-from fedsim.datasets import Digits
+from fedsim.data.datasets import Digits
+from fedsim.data.partition import Dirichlet
 from fedsim.local import APFL
 from fedsim.models import MLP, Linear
-from fedsim.partition import Dirichlet
+from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.strategies import FedAWE
-from fedsim.tracking.metrics_csv import read_metrics
 from fedsim.trainer import Trainer
 
 

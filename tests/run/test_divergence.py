@@ -12,12 +12,12 @@ import torch
 
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.core import ConfigError, DivergenceError
-from fedsim.datasets import Quadratics
+from fedsim.data.datasets import Quadratics
 from fedsim.local import APFL, SGD, PFedMe
 from fedsim.models import Mean
+from fedsim.run.tracking import Tracking
+from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.strategies import F3AST, MIFA, FedAU, FedAvg, FedAWE, FedPBC, FedVARP, LocalOnly, Scaffold
-from fedsim.tracking import Tracking
-from fedsim.tracking.metrics_csv import read_metrics
 
 ROUNDS, SEEDS, BAD = 7, (5, 8), 2
 QUIET = Tracking(progress="none", tensorboard=False, checkpoint_every=1)

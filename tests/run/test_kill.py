@@ -27,14 +27,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fedsim import Evaluation, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core import ConfigError, OutputError, files
-from fedsim.datasets import Dataset, Quadratics
+from fedsim.data.datasets import Dataset, Quadratics
+from fedsim.data.partition import Dirichlet
 from fedsim.local import APFL
 from fedsim.models import MLP, Mean
-from fedsim.partition import Dirichlet
 from fedsim.run.checkpoint import NAME
+from fedsim.run.tracking import Tracking
+from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.strategies import FedAWE
-from fedsim.tracking import Tracking
-from fedsim.tracking.metrics_csv import read_metrics
 
 ROUNDS, SEEDS = 8, (1, 4)
 KILLS = 30  # a third each by the clock, at a line of the modules that write, and at one that replaces a file

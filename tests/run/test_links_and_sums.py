@@ -12,8 +12,8 @@ from fedsim import Simulation, Tracking, load
 from fedsim.core.checksums import damaged, signed
 from fedsim.core.errors import CheckpointError, ConfigError, OutputError
 from fedsim.core.files import replacing, write_json
-from fedsim.datasets import Digits
-from fedsim.results.files import CONSTANTS
+from fedsim.data.datasets import Digits
+from fedsim.run.run_files import CONSTANTS
 
 QUIET = Tracking(progress="none", tensorboard=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedsim.datasets import Digits
+from fedsim.data.datasets import Digits
 
 RIDGE, CLASSES, RAREST = 0.01, 10, 0.05
 

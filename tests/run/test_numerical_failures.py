@@ -13,13 +13,13 @@ from torch.func import vmap
 from fedsim import Evaluation, Execution, Simulation, run_together
 from fedsim.core import DivergenceError
 from fedsim.core.numerical import is_numerical
-from fedsim.datasets import GaussianMean, Quadratics
+from fedsim.data.datasets import GaussianMean, Quadratics
+from fedsim.data.partition import Natural
 from fedsim.local import PG, SGD, PoFL, ProFL
 from fedsim.models import Mean
-from fedsim.partition import Natural
+from fedsim.run.tracking import Tracking
 from fedsim.shift import Location
 from fedsim.strategies import FedAvg
-from fedsim.tracking import Tracking
 
 SEEDS, BAD, ROUND = (5, 8), 2, 2
 QUIET = Tracking(progress="none", tensorboard=False)

@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from fedsim import ConfigError, Simulation, Tracking
-from fedsim.attack import LabelFlip, SignFlip
 from fedsim.availability import Availability, Bernoulli, Markov, Uniform, UniformK
-from fedsim.clock import Devices, GeometricDelay, UniformWork
-from fedsim.contamination import FeatureNoise
+from fedsim.availability.clock import Devices, GeometricDelay, UniformWork
 from fedsim.core.snapshot import changed, snapshot
-from fedsim.datasets import Dataset
+from fedsim.data.contamination import FeatureNoise
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import Dirichlet
+from fedsim.data.partition import FeatureNoise as FeatureSkew
 from fedsim.local import SGD, Momentum
 from fedsim.models import Linear
-from fedsim.partition import Dirichlet
-from fedsim.partition import FeatureNoise as FeatureSkew
 from fedsim.run.together import Lockstep, run_together
 from fedsim.shift import Strategic
 from fedsim.strategies import FedAsync, FedAWE, FedOpt, FedVARP
 from fedsim.uplink import QSGD, Clip, RandK, TreeNoise, Uplink
+from fedsim.uplink.attack import LabelFlip, SignFlip
 
 QUIET = Tracking(progress="none", tensorboard=False)
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from fedsim import Evaluation, Execution, Simulation
-from fedsim.clock import ConstantDelay
-from fedsim.datasets import Dataset
+from fedsim.availability.clock import ConstantDelay
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import Dirichlet, Natural
 from fedsim.models import Linear
-from fedsim.partition import Dirichlet, Natural
+from fedsim.run.tracking import Tracking
 from fedsim.strategies import FedAvgAll, FedAWE
-from fedsim.tracking import Tracking
 
 # [T, R, m]: client 4 never comes in the first replicate; round 2 is empty in the second; client 1 counts twice once.
 COUNTS = np.array(

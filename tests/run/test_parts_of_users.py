@@ -17,13 +17,13 @@ from torch import Tensor
 
 from fedsim import ConfigError, Simulation, Tracking
 from fedsim.availability import Availability
-from fedsim.contamination import Contamination
 from fedsim.core import rng
-from fedsim.datasets import Dataset
+from fedsim.data.contamination import Contamination
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import Partition, Table
 from fedsim.evaluation import Evaluation
 from fedsim.local import SGD
 from fedsim.models import Linear
-from fedsim.partition import Partition, Table
 from fedsim.shift import Shift
 from fedsim.strategies import FedAvg, State, Strategy
 from fedsim.trainer import Execution

@@ -15,10 +15,10 @@ from fedsim import Evaluation, Execution
 from fedsim.core import ConfigError
 from fedsim.run import Stopped
 from fedsim.run.checkpoint import NAME, read
+from fedsim.run.tracking import Tracking
+from fedsim.run.tracking.metrics_csv import read_metrics
+from fedsim.run.tracking.observer import Observer
 from fedsim.strategies import FedAvg, FedAvgAll, FedAvgKnown, FedAWE, FedPBC
-from fedsim.tracking import Tracking
-from fedsim.tracking.metrics_csv import read_metrics
-from fedsim.tracking.observer import Observer
 
 STRATEGIES = {
     "fedavg": FedAvg(server_lr=0.8, weighting="data"),

@@ -20,13 +20,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fedsim import Evaluation, Simulation
 from fedsim.availability import Trace, TraceLog
 from fedsim.core import CheckpointError, checksums
-from fedsim.datasets import Dataset, Quadratics
+from fedsim.data.datasets import Dataset, Quadratics
+from fedsim.data.partition import Natural, Partition
 from fedsim.models import Mean
-from fedsim.partition import Natural, Partition
 from fedsim.run import content
 from fedsim.run.checkpoint import NAME
 from fedsim.run.folder import RunFolder
-from fedsim.tracking import Tracking, tensorboard
+from fedsim.run.tracking import Tracking, tensorboard
 
 
 def small(data: Dataset, rounds: int, **options: Any) -> Simulation:

@@ -14,14 +14,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from fedsim import Evaluation, Execution, Simulation
-from fedsim.datasets import Dataset, Quadratics
+from fedsim.data.datasets import Dataset, Quadratics
 from fedsim.evaluation import COLUMNS
 from fedsim.local import SGD
 from fedsim.models import MLP, Mean
-from fedsim.tracking import Tracking
-from fedsim.tracking.clients import read
-from fedsim.tracking.environment import environment
-from fedsim.tracking.metrics_csv import MetricsCSV, read_metrics
+from fedsim.run.tracking import Tracking
+from fedsim.run.tracking.clients import read
+from fedsim.run.tracking.environment import environment
+from fedsim.run.tracking.metrics_csv import MetricsCSV, read_metrics
 
 SEEDS, ROUNDS, EVALUATED = (2, 7), 5, (0, 2, 4, 5)
 COUNTS = np.array(

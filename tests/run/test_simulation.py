@@ -13,13 +13,13 @@ from torch import nn
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import Bernoulli, Uniform, UniformK
 from fedsim.core import ConfigError
-from fedsim.datasets import Digits, GaussianMean, Quadratics
+from fedsim.data.datasets import Digits, GaussianMean, Quadratics
+from fedsim.data.partition import IID, Dirichlet, Natural
 from fedsim.local import SGD, Inverse
 from fedsim.models import MLP, Linear, Mean
-from fedsim.partition import IID, Dirichlet, Natural
+from fedsim.run.tracking import Tracking
 from fedsim.shift import Location
 from fedsim.strategies import FedAvg, FedAvgAll, FedAvgKnown, FedAWE, FedPBC
-from fedsim.tracking import Tracking
 
 
 @pytest.mark.sampled(2)

@@ -9,7 +9,7 @@ import torch
 from fedsim import Simulation
 from fedsim.availability import UniformK
 from fedsim.core import ConfigError
-from fedsim.datasets import Dataset, Digits, GaussianMean
+from fedsim.data.datasets import Dataset, Digits, GaussianMean
 from fedsim.local import SGD
 from fedsim.models import Linear, Mean
 from fedsim.shift import Location

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 
 import fedsim
 from fedsim import Stop
-from fedsim.clock import Devices
+from fedsim.availability.clock import Devices
 from fedsim.core import ConfigError
-from fedsim.personal import Personal
-from fedsim.results.files import BEST
+from fedsim.evaluation.personal import Personal
 from fedsim.run import tracker
-from fedsim.tracking import Tracking
+from fedsim.run.run_files import BEST
+from fedsim.run.tracking import Tracking
 
 T = 12
 SEEDS = (1, 4)
@@ -207,7 +207,7 @@ def test_the_best_model_of_every_replicate_is_kept(whole: Any, tmp_path: Path) -
 
 
 def test_it_is_chosen_on_validation_samples_where_there_are_some(tmp_path: Path) -> None:
-    from fedsim.partition import Dirichlet
+    from fedsim.data.partition import Dirichlet
 
     held = {"partition": Dirichlet(1.0, "per_class", validation=0.3), "personal": Personal(over="all")}
     simulation_of(rounds=4, **held).run(tmp_path / "held", tracking=QUIET)

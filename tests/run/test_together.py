@@ -13,11 +13,11 @@ import torch
 
 from fedsim import DivergenceError, Evaluation, Execution, Simulation, Tracking
 from fedsim.availability import Bernoulli, Markov, Uniform
-from fedsim.contamination import LabelFlip
-from fedsim.datasets import Digits, GaussianMean
+from fedsim.data.contamination import LabelFlip
+from fedsim.data.datasets import Digits, GaussianMean
+from fedsim.data.partition import IID, Dirichlet
 from fedsim.local import SAM, SGD, PerStep
 from fedsim.models import MLP, Linear, Mean
-from fedsim.partition import IID, Dirichlet
 from fedsim.run.together import Lockstep, run_together
 from fedsim.shift import Location
 from fedsim.strategies import MIFA, FedAvg, FedAWE, FedPBC, Scaffold

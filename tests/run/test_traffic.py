@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from fedsim import ConfigError, Evaluation, Execution, Simulation
-from fedsim.datasets import Dataset, Pricing
+from fedsim.data.datasets import Dataset, Pricing
+from fedsim.data.partition import Natural
 from fedsim.local import SGD, ProFL
 from fedsim.models import Mean
 from fedsim.models.selectors import ByName, Everything, Head, Normalisation, Selector
-from fedsim.partition import Natural
+from fedsim.run.tracking import Tracking
+from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.shift import Demand
 from fedsim.strategies import (
     AREA,
@@ -37,9 +39,7 @@ from fedsim.strategies import (
     Scaffold,
     Strategy,
 )
-from fedsim.strategies.base import KeepsClientModels
-from fedsim.tracking import Tracking
-from fedsim.tracking.metrics_csv import read_metrics
+from fedsim.strategies.strategy import KeepsClientModels
 
 COUNTS = np.array([[[1, 1, 0], [0, 0, 1]], [[0, 0, 0], [1, 1, 1]], [[1, 0, 1], [0, 0, 0]], [[0, 3, 1], [0, 0, 2]]])
 LINKS = np.array([[2, 1], [0, 3], [2, 0], [2, 1]])  # [T, R]: who takes part, a client that counts thrice once

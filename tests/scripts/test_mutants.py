@@ -79,7 +79,7 @@ def test_bounds_of_slices_are_changed(mutants, code: str, others: set[str]) -> N
 def test_every_operator_occurs_in_the_package(mutants) -> None:
     found = {
         one.operator
-        for file in mutants.files(["fedsim/core/r", "fedsim/strategies/f", "fedsim/samples/s"])
+        for file in mutants.files(["fedsim/core/r", "fedsim/strategies/f", "fedsim/data/samples/s"])
         for one, _ in mutants.mutants(file)
     }
     assert found == set(mutants.OPERATORS)
@@ -94,10 +94,10 @@ def test_every_area_of_the_package_is_drawn_from(mutants) -> None:
     ("file", "where", "expected"),
     [
         ("fedsim/trainer/joint_executor.py", "JointExecutor._together", "run/test_together.py"),
-        ("fedsim/partition/class_split.py", "ClassSplit._deal", "partition/test_label_skew.py"),
+        ("fedsim/data/partition/class_split.py", "ClassSplit._deal", "data/partition/test_label_skew.py"),
         ("fedsim/strategies/fedau.py", "FedAU.aggregate", "strategies/test_memory_against_formulas.py"),
         ("fedsim/local/profl.py", "ProFL.learn", "local/test_performative_rules.py"),
-        ("fedsim/results/paired.py", "paired", "results/test_tables_of_runs.py"),
+        ("fedsim/studies/results/paired.py", "paired", "studies/results/test_tables_of_runs.py"),
     ],
 )
 def test_the_nearest_tests_are_those_that_name_the_place(mutants, file: str, where: str, expected: str) -> None:

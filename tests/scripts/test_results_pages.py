@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.app.reproduce.recipe import load
 from fedsim.evaluation.columns import COLUMNS
+from fedsim.studies.reproduce.recipe import load
 
 ROOT = Path(__file__).parents[2]
 MODULES = ("papers", "gallery", "claims_page")

@@ -9,14 +9,14 @@ import torch
 
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
-from fedsim.contamination import FeatureNoise, Gaussian
-from fedsim.datasets import BinaryGaussians, Dataset, Digits, HousePrices, Pricing, PricingGroups, RegressionGroups
+from fedsim.data.contamination import FeatureNoise, Gaussian
+from fedsim.data.datasets import BinaryGaussians, Dataset, Digits, HousePrices, Pricing, PricingGroups, RegressionGroups
+from fedsim.data.partition import Dirichlet
 from fedsim.local import SGD
 from fedsim.models import Linear, Mean
-from fedsim.partition import Dirichlet
+from fedsim.run.tracking import Tracking
 from fedsim.shift import Contribution, Demand, GroupMean, Location, Response, Strategic
 from fedsim.strategies import FedAWE
-from fedsim.tracking import Tracking
 
 M = 7
 QUIET = Tracking(progress="none", tensorboard=False)

@@ -13,10 +13,10 @@ from torch.func import grad, vmap
 
 from fedsim import Execution, Simulation
 from fedsim.core import ConfigError, rng
-from fedsim.datasets import Digits, GaussianMean, HousePrices, PricingGroups, RegressionGroups
+from fedsim.data.datasets import Digits, GaussianMean, HousePrices, PricingGroups, RegressionGroups
+from fedsim.data.partition import Dirichlet
 from fedsim.local import SGD
 from fedsim.models import Linear, Mean
-from fedsim.partition import Dirichlet
 from fedsim.shift import Contribution
 
 M = 4

@@ -10,13 +10,13 @@ import torch
 
 from fedsim import Execution, Simulation
 from fedsim.core import ConfigError
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.evaluation.performative import Risk
 from fedsim.local import SGD
 from fedsim.models import Linear
-from fedsim.performative import Risk
+from fedsim.run.tracking import Tracking
 from fedsim.shift import Elastic, Strategic
 from fedsim.shift.elastic import in_ball
-from fedsim.tracking import Tracking
 
 QUIET = Tracking(progress="none", tensorboard=False)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedsim import Execution, Simulation
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.shift import Contribution

@@ -7,9 +7,9 @@ import torch
 
 from fedsim import Simulation
 from fedsim.core import ConfigError
-from fedsim.datasets import HousePrices, Market, Pricing
+from fedsim.data.datasets import HousePrices, Market, Pricing
+from fedsim.data.partition import Natural
 from fedsim.models import Linear, Mean
-from fedsim.partition import Natural
 from fedsim.shift import Demand, Elastic, Players, Response, Strategic
 
 GIVEN = [1.0, 2.0, 3.0]

@@ -11,8 +11,8 @@ from torch import nn
 
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.core import ConfigError
-from fedsim.datasets import BinaryGaussians, Dataset, Digits, GiveMeSomeCredit, HousePrices, Pricing
-from fedsim.datasets.files import data_root
+from fedsim.data.datasets import BinaryGaussians, Dataset, Digits, GiveMeSomeCredit, HousePrices, Pricing
+from fedsim.data.datasets.data_files import data_root
 from fedsim.local import SGD
 from fedsim.models import MLP, Linear, Mean
 from fedsim.shift import Demand, GroupMean, Location, Response, Strategic

@@ -11,13 +11,13 @@ import torch
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core import ConfigError, rng
-from fedsim.datasets import GaussianMean, HousePrices
+from fedsim.data.datasets import GaussianMean, HousePrices
 from fedsim.local import PG, RRM, SGD
 from fedsim.models import Linear, Mean
+from fedsim.run.tracking import Tracking
 from fedsim.shift import Location, Response
 from fedsim.shift.mixture import Mixture
 from fedsim.strategies import FedAWE
-from fedsim.tracking import Tracking
 
 QUIET = Tracking(progress="none", tensorboard=False)
 EPSILONS, MEANS, SEEDS = [0.5, -0.4, 0.9], [1.0, -2.0, 4.0], (3, 5)

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedsim import Execution, Simulation
 from fedsim.core.ties import tie_breakers
-from fedsim.datasets import Quadratics
+from fedsim.data.datasets import Quadratics
 from fedsim.models import Mean
 
 ROUNDS = 5

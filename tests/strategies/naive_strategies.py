@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from fedsim.core.ties import tie_breakers
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 from fedsim.local import Constant, InverseSqrt, PerStep
 
 SIZES, SEEDS, ROUNDS, STEPS, LRS = (5, 2, 9, 1), (4, 11), 10, 3, (0.05, 0.03)

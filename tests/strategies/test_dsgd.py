@@ -12,7 +12,7 @@ from naive_strategies import SEEDS
 
 from fedsim import Execution, Simulation
 from fedsim.core import ConfigError
-from fedsim.datasets import GaussianMean
+from fedsim.data.datasets import GaussianMean
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.shift import Location

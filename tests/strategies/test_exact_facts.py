@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from fedsim import Execution, Simulation
 from fedsim.availability import Bernoulli, Full, Groups
 from fedsim.core import Cohort, Federation, Report
-from fedsim.datasets import Dataset, Quadratics
+from fedsim.data.datasets import Dataset, Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.strategies import FedAvg, FedAvgAll, FedAvgKnown, FedAWE, FedPBC

@@ -13,7 +13,7 @@ from naive_strategies import BY_DATA, CLIENTS, LRS, Learner
 from fedsim import Execution, Simulation
 from fedsim.availability import Cyclic, UniformK
 from fedsim.core import Federation, Report
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 from fedsim.local import SAM, SGD
 from fedsim.models import Mean
 from fedsim.strategies import (

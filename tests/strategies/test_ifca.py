@@ -13,11 +13,11 @@ from naive_strategies import BY_DATA, CLIENTS, SEEDS, UNIFORM
 from fedsim import Evaluation, Execution, Simulation, load
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core import ConfigError
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import Natural
+from fedsim.evaluation.personal import Personal
 from fedsim.local import SGD
 from fedsim.models import Linear, Mean
-from fedsim.partition import Natural
-from fedsim.personal import Personal
 from fedsim.strategies import IFCA, FedAvg
 
 NEVER = -1

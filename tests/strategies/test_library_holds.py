@@ -11,9 +11,9 @@ import torch
 from naive_strategies import CLIENTS, SEEDS
 
 from fedsim import Execution
-from fedsim.clock import Devices, UniformWork
+from fedsim.availability.clock import Devices, UniformWork
 from fedsim.core import Memory, Ranks
-from fedsim.evaluation.models import EvaluatedModels
+from fedsim.evaluation.evaluated_models import EvaluatedModels
 from fedsim.run.rehearsal import dry_run
 from fedsim.strategies import (
     AFACD,

@@ -12,7 +12,7 @@ from naive_strategies import CLIENTS, SEEDS, STEPS
 
 from fedsim import ConfigError, Execution
 from fedsim.availability import Multiset
-from fedsim.clock import ConstantDelay, Delay, GeometricDelay, LognormalDelay, NoDelay, UniformDelay, Work
+from fedsim.availability.clock import ConstantDelay, Delay, GeometricDelay, LognormalDelay, NoDelay, UniformDelay, Work
 from fedsim.local import SGD
 from fedsim.strategies import (
     AFACD,

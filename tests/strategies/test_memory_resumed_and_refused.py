@@ -16,11 +16,11 @@ from naive_strategies import (
 from fedsim import Evaluation, Simulation
 from fedsim.availability import Bernoulli, Full, Markov, Multiset, Uniform, UniformK
 from fedsim.core import ConfigError
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 from fedsim.local import SGD, LocalRule, PerStep
 from fedsim.models import MLP
+from fedsim.run.tracking import Tracking
 from fedsim.strategies import F3AST, MIFA, FedAU, FedOpt, FedProx, FedVARP, PFedAvg, Scaffold
-from fedsim.tracking import Tracking
 
 
 class Plain(LocalRule):

@@ -7,7 +7,7 @@ import pytest
 from fedsim import Simulation
 from fedsim.availability import Bernoulli, Full, Multiset, Staircase, Uniform, UniformK
 from fedsim.core import ConfigError
-from fedsim.datasets import Quadratics
+from fedsim.data.datasets import Quadratics
 from fedsim.models import Mean
 from fedsim.strategies import PFedAvg
 

@@ -17,8 +17,8 @@ from fedsim.core import ConfigError, Federation
 from fedsim.core.per_seed import Numbers, PerSeed, per_seed
 from fedsim.local import APFL, SGD
 from fedsim.run.together import run_together
+from fedsim.run.tracking import Tracking
 from fedsim.strategies import FedAvg, FedAvgM, FedAWE, FedBuff, FedOpt, FedProx, Median, RobustServer
-from fedsim.tracking import Tracking
 
 SIZES = (5, 2, 9, 4)
 TWO = {  # of every setting that takes a list: one number, and another

@@ -12,7 +12,7 @@ from naive_strategies import BY_DATA, CLIENTS, LRS, SEEDS, STEPS, UNIFORM
 
 from fedsim import Execution
 from fedsim.availability import Full
-from fedsim.clock import GeometricWork
+from fedsim.availability.clock import GeometricWork
 from fedsim.core import ConfigError
 from fedsim.local import SGD, PerStep
 from fedsim.strategies import FedAvg, Scaffnew, Scaffold

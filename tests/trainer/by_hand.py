@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim import Evaluation, Execution, Simulation
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import Natural
 from fedsim.local import SGD
 from fedsim.models.copying import tensor_of
 from fedsim.models.randomness import KeyedRandomness
-from fedsim.partition import Natural
 from fedsim.strategies import FedAvg
 
 SIZES = (7, 5, 9)

@@ -67,9 +67,9 @@ from fedsim import ConfigError, Evaluation, Execution, Simulation
 from fedsim.availability import Availability
 from fedsim.core import rng
 from fedsim.core.errors import DivergenceError, RunError
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import Natural
 from fedsim.local import SGD, Momentum
-from fedsim.partition import Natural
 
 ROUNDS, TESTED, LR = 3, 8, 0.05
 LONGEST_SENTENCE = 600

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedsim import Evaluation, Execution, Simulation
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
 from fedsim.local import SGD
 from fedsim.models import CINIC10CNN, MLP, SVHNCNN, Linear
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedsim import ConfigError, Evaluation, Execution
 from fedsim.local import SGD
-from fedsim.tracking import Tracking
+from fedsim.run.tracking import Tracking
 
 double = functools.partial(Execution, dtype="float64")
 WAYS = {

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsim import Evaluation, Execution, Simulation, Tracking
-from fedsim.datasets import Digits
+from fedsim.data.datasets import Digits
 from fedsim.local import APFL, SGD, Adam, LocalRule, Momentum
 from fedsim.models import MLP
 from fedsim.models.precision import bfloat16_units

@@ -7,10 +7,10 @@ import torch
 from fedsim import Evaluation, Simulation
 from fedsim.availability import UniformK
 from fedsim.core import Memory
-from fedsim.datasets import GaussianMean, Pricing
+from fedsim.data.datasets import GaussianMean, Pricing
+from fedsim.evaluation.personal import Personal
 from fedsim.local import SGD, ProFL
 from fedsim.models import Mean
-from fedsim.personal import Personal
 from fedsim.shift import Demand, Location
 
 

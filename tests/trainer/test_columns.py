@@ -17,9 +17,9 @@ from fedsim.availability import Bernoulli, Uniform
 from fedsim.core.columns import AVERAGED, ParameterPartition
 from fedsim.local import SGD, FedRep
 from fedsim.models.selectors import ByName, Everything, Head, Normalisation, Selector
+from fedsim.run.tracking import Tracking
 from fedsim.strategies import MIFA, FedAvg, FedAWE, FedOpt, FedPBC, FedProx, LocalOnly, Scaffold
-from fedsim.strategies.base import KeepsClientModels
-from fedsim.tracking import Tracking
+from fedsim.strategies.strategy import KeepsClientModels
 
 
 def build() -> nn.Module:

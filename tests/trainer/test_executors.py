@@ -29,7 +29,7 @@ from ways_of_running import (
 
 from fedsim import Simulation
 from fedsim.core import Report
-from fedsim.datasets import CropFlip, Dataset
+from fedsim.data.datasets import CropFlip, Dataset
 from fedsim.local import SGD
 from fedsim.models import Linear
 from fedsim.trainer.choose import Choice

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedsim.availability import UniformK
 from fedsim.core import ConfigError
-from fedsim.datasets import GaussianMean
+from fedsim.data.datasets import GaussianMean
 from fedsim.local import APFL, SGD, Adam, LocalRule, Momentum, PerFedAvg, PerStep
 from fedsim.models import MLP, Mean
 from fedsim.models.dropout import key_dropouts

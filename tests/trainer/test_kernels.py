@@ -8,7 +8,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedsim import Execution, Simulation
-from fedsim.datasets import Digits
+from fedsim.data.datasets import Digits
 from fedsim.local import SGD, Momentum
 from fedsim.models import MLP, Linear
 

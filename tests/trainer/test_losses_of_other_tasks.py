@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedsim import ConfigError, Evaluation, Execution, Simulation
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import Natural
 from fedsim.local import SGD
-from fedsim.partition import Natural
 from fedsim.strategies import FedAvg
 
 SIZES = (7, 2, 5)

@@ -13,12 +13,12 @@ from torch.nn.utils import vector_to_parameters
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.core import ConfigError
-from fedsim.datasets import Dataset, GaussianMean
+from fedsim.data.datasets import Dataset, GaussianMean
 from fedsim.local import SGD, Inverse
 from fedsim.models import MLP, Linear, Mean
+from fedsim.run.tracking import Tracking
 from fedsim.shift import Location
 from fedsim.strategies import FedAvg, FedAWE, FedProx, Scaffold
-from fedsim.tracking import Tracking
 
 SIZES = (1, 9, 4, 3, 8)
 QUIET = Tracking(progress="none", tensorboard=False)

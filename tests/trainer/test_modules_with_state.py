@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from fedsim import ConfigError, Execution, Simulation
 from fedsim.core.errors import RunError
 from fedsim.local import SGD
-from fedsim.tracking import Tracking
+from fedsim.run.tracking import Tracking
 
 QUIET = Tracking(progress="none", tensorboard=False)
 WORK = SGD(lr=RATE, epochs=2, batch_size=5, drop_last=False)  # clients of 7, 5 and 9 samples: batches of 5, 4 and 2

@@ -12,13 +12,13 @@ import torch
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.app.cli import main
 from fedsim.core import RunError
-from fedsim.datasets import GaussianMean
+from fedsim.data.datasets import GaussianMean
 from fedsim.evaluation import Evaluator
 from fedsim.local import APFL, SGD, PoFL
 from fedsim.models import Mean
 from fedsim.shift import Location
 from fedsim.strategies import FedAvg, FedAWE
-from fedsim.trainer.memory_limit import out_of_memory
+from fedsim.trainer.device_memory import out_of_memory
 
 
 def small_device(simulation: Simulation, room: int) -> list[int]:

@@ -9,9 +9,9 @@ from torch import nn
 
 from fedsim import Simulation
 from fedsim.availability import Bernoulli, Uniform
-from fedsim.contamination import Gaussian
 from fedsim.core import ConfigError
-from fedsim.datasets import Digits, GaussianMean
+from fedsim.data.contamination import Gaussian
+from fedsim.data.datasets import Digits, GaussianMean
 from fedsim.evaluation import Evaluation
 from fedsim.local import APFL, DFO, SGD, PerFedAvg, PFedMe, ProFL
 from fedsim.local.schedules import Inverse

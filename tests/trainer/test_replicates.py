@@ -11,11 +11,11 @@ from torch import nn
 
 from fedsim import Evaluation, Execution, Simulation
 from fedsim.availability import Bernoulli, Uniform
-from fedsim.datasets import Dataset
+from fedsim.data.datasets import Dataset
+from fedsim.data.partition import IID, Partition, Table
+from fedsim.data.partition.partition import Samples
 from fedsim.local import SGD, Inverse, PerStep
 from fedsim.models import MLP
-from fedsim.partition import IID, Partition, Table
-from fedsim.partition.base import Samples
 from fedsim.strategies import FedAWE
 
 

@@ -16,14 +16,14 @@ from test_any_model import STATISTICS, ZOO
 from torch import Tensor, nn
 
 import fedsim
-from fedsim.app.commands import export
 from fedsim.core import CheckpointError, ConfigError
 from fedsim.local import APFL, PerFedAvg, PFedMe
 from fedsim.models.selectors import ByName, Normalisation
-from fedsim.results.files import BEST, CHECKPOINT, CONSTANTS
 from fedsim.run import Stop
+from fedsim.run.run_files import BEST, CHECKPOINT, CONSTANTS
+from fedsim.run.tracking import Tracking
 from fedsim.strategies import FedAWE
-from fedsim.tracking import Tracking
+from fedsim.studies.results import export_cli as export
 
 UNMOVED = ("partly frozen", "instance norm")  # the latter's counter counts nothing
 QUIET = Tracking(progress="none", tensorboard=False)

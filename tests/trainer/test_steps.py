@@ -26,10 +26,10 @@ from ways_of_running import (
 
 from fedsim import Execution
 from fedsim.core import ConfigError
-from fedsim.datasets import GaussianMean
+from fedsim.data.datasets import GaussianMean
+from fedsim.data.samples.work import Workload
 from fedsim.local import SGD, Inverse, InverseSqrt, PerFedAvg
 from fedsim.models import MLP, Linear, Mean
-from fedsim.samples.work import Workload
 from fedsim.shift import Location
 from fedsim.trainer.rates import sums
 

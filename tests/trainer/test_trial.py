@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedsim import Evaluation, Execution, Simulation
-from fedsim.datasets import Digits
+from fedsim.data.datasets import Digits
 from fedsim.local import SGD
 from fedsim.models import Linear
 from fedsim.trainer import trial

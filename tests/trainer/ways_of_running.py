@@ -11,7 +11,7 @@ from torch import nn
 
 from fedsim import Execution, Simulation
 from fedsim.core import Report
-from fedsim.datasets import Dataset, GaussianMean
+from fedsim.data.datasets import Dataset, GaussianMean
 from fedsim.local import SGD, PerStep
 from fedsim.models import MLP, Mean
 from fedsim.shift import Location

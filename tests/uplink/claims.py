@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsim import Execution, Simulation
 from fedsim.availability import Availability, Bernoulli, Cyclic, Full, Groups, Lognormal, Sine, Uniform, UniformK
-from fedsim.datasets import Quadratics
+from fedsim.data.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.strategies import MIFA, FedAvg, FedAvgAll, FedAvgM, FedOpt, FedProx, Strategy

@@ -11,7 +11,7 @@ from claims import CORRECT, MEAN, SUM, Case, coins, noise
 from dp_accounting import pld, rdp
 
 from fedsim.availability import Bernoulli, Cyclic, Full, Probability, Trajectory, UniformK
-from fedsim.availability.base import Availability
+from fedsim.availability.availability import Availability
 from fedsim.local import Momentum
 from fedsim.uplink import QSGD, Clip, GaussianNoise, TopK, TreeNoise
 from fedsim.uplink.accounting import ADD_OR_REMOVE, KNOWN, POISSON, RELATIONS, REPLACE, WITHOUT_REPLACEMENT, ZERO_OUT

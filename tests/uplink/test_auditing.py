@@ -115,7 +115,7 @@ def test_the_same_noise_in_all_rounds_is_found(monkeypatch: pytest.MonkeyPatch) 
     case = Case(noise(multiplier=2.0), rounds=4)
     genuine = rng.row_keys
     fixed = lambda seeds, purpose, clients, t, *more: genuine(seeds, purpose, clients, 0, *more)  # noqa: E731
-    monkeypatch.setattr("fedsim.uplink.base.rng.row_keys", fixed)
+    monkeypatch.setattr("fedsim.uplink.stage.rng.row_keys", fixed)
     assert audited(case, 1000).violated
 
 

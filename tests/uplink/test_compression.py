@@ -12,8 +12,8 @@ from rows import COUNTS, SEEDS, D, M, arrived, drawn, sent
 from fedsim import Execution, Simulation
 from fedsim.core import ConfigError, rng
 from fedsim.local import SGD
+from fedsim.run.tracking import Tracking
 from fedsim.strategies import MIFA, FedAvg, FedPBC, LocalOnly, Scaffold
-from fedsim.tracking import Tracking
 from fedsim.uplink import QSGD, RandK, Sign, Stage, TopK, Uplink
 
 

@@ -13,11 +13,11 @@ from rows import COUNTS, FEDERATION, SEEDS, D, M, arrived, drawn, sent
 from fedsim import Execution, Simulation
 from fedsim.availability import Bernoulli, Full, Uniform
 from fedsim.core import rng
-from fedsim.datasets import Quadratics
+from fedsim.data.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
+from fedsim.run.tracking import Tracking
 from fedsim.strategies import FedAvgAll
-from fedsim.tracking import Tracking
 from fedsim.uplink import Clip, GaussianNoise, Stage, TreeNoise, Uplink
 
 QUIET = Tracking(progress="none", tensorboard=False)

@@ -14,7 +14,7 @@ from rows import COUNTS, FEDERATION, SEEDS, D, M, arrived, drawn, sent, through
 from fedsim import Execution, Simulation
 from fedsim.availability import Bernoulli, ClassCorrelated, Cyclic, Full, Groups, Multiset, Uniform, UniformK
 from fedsim.core import ConfigError, Federation, Memory, rng
-from fedsim.datasets import Quadratics
+from fedsim.data.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
 from fedsim.strategies import MIFA, FedAvg, FedAvgAll, FedNova, MimeLite, Oort, PowerOfChoice, Scaffold

@@ -18,11 +18,11 @@ from adapters import gpt2
 from fedsim import ConfigError, Evaluation, Execution, Simulation
 from fedsim.app.cli import main
 from fedsim.availability import UniformK
-from fedsim.datasets import Text
+from fedsim.data.datasets import Text
 from fedsim.local import Adam
 from fedsim.models.selectors import ByName
+from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.strategies import FedPBC
-from fedsim.tracking.metrics_csv import read_metrics
 
 HERE = Path(__file__).parents[1]
 INSTALLED = find_spec("transformers") is not None and find_spec("peft") is not None

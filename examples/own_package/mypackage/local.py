@@ -8,9 +8,9 @@ from torch import Tensor
 
 from fedsim.core import Federation
 from fedsim.core.constraints import Fraction
+from fedsim.data.samples import Batch
 from fedsim.local import SGD, Objective
-from fedsim.local.base import Carry
-from fedsim.samples import Batch
+from fedsim.local.rule import Carry
 
 
 class HeavyBall(SGD):

@@ -18,11 +18,11 @@ from scipy.optimize import brentq
 from fedsim import Execution, Simulation
 from fedsim.app.cli import main
 from fedsim.availability import Bernoulli, Population, Uniform
-from fedsim.datasets import Digits, GaussianMean, Quadratics
+from fedsim.data.datasets import Digits, GaussianMean, Quadratics
 from fedsim.local import SGD
 from fedsim.models import Linear, Mean
+from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.strategies import FedAvg
-from fedsim.tracking.metrics_csv import read_metrics
 
 HERE = Path(__file__).parents[1]
 

@@ -16,10 +16,13 @@ WORDS = {
     "export": "a model of a run as .safetensors or .pt, by the names its module has",
 }
 
+# Words whose modules lie elsewhere: they read finished runs, and the command line imports nothing that does.
+ELSEWHERE = {"export": "fedsim.studies.results.export_cli", "table": "fedsim.studies.results.table_cli"}
+
 
 def answer(word: str, arguments: list[str]) -> None:
     """Carry out one of `WORDS`, whose module is imported now: most of them need PyTorch, which takes seconds."""
     try:
-        importlib.import_module(f"fedsim.app.commands.{word}").main(arguments)
+        importlib.import_module(ELSEWHERE.get(word, f"fedsim.app.commands.{word}")).main(arguments)
     except ConfigError as error:
         sys.exit(f"fedsim {word}: {error}")

@@ -28,11 +28,10 @@ from fedsim.app.comments import about
 from fedsim.app.config import config_folder, groups, target
 from fedsim.availability import Full, Population
 from fedsim.core import checks
-from fedsim.core.answers import Answers
 from fedsim.core.columns import OWN
 from fedsim.core.constraints import allowed, declared
 from fedsim.core.errors import ConfigError
-from fedsim.core.federation import Cohort, Federation
+from fedsim.core.federation import Answers, Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.local import LocalRule
 from fedsim.models.selectors import Selector

@@ -10,7 +10,7 @@ import torch
 
 from fedsim import Simulation
 from fedsim.core.errors import ConfigError
-from fedsim.datasets import Dataset, GaussianMean, Market, Quadratics
+from fedsim.data.datasets import Dataset, GaussianMean, Market, Quadratics
 from fedsim.local import LocalRule
 from fedsim.models import MLP, Linear, Mean
 from fedsim.models.selectors import Head

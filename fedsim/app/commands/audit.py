@@ -17,7 +17,7 @@ from fedsim.app.commands import WORDS
 from fedsim.app.config import config_folder, register_resolvers
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.results.files import CONFIG
+from fedsim.run.run_files import CONFIG
 
 if TYPE_CHECKING:
     from fedsim.run.simulation import Simulation

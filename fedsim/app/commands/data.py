@@ -15,9 +15,9 @@ from fedsim.app.comments import about
 from fedsim.app.config import config_folder, groups, target
 from fedsim.core import checks
 from fedsim.core.errors import MissingDataError
-from fedsim.datasets import Dataset, OwnData, Text
-from fedsim.datasets.files import Files, data_root
-from fedsim.datasets.vision import said
+from fedsim.data.datasets import Dataset, OwnData, Text
+from fedsim.data.datasets.data_files import Files, data_root
+from fedsim.data.datasets.vision import said
 
 OWN = (OwnData, Text)  # what is read from a user's own files, named by dataset.path
 

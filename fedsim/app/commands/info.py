@@ -29,7 +29,7 @@ def facts() -> Iterator[tuple[str, str]]:
     import fedsim
     from fedsim.app.commands.data import datasets, root_and_origin
     from fedsim.models.precision import told_of_units
-    from fedsim.tracking.environment import commit, versions
+    from fedsim.run.tracking.environment import commit, versions
 
     revision = commit()
     yield "fedsim", fedsim.__version__ + (f", commit {revision[:12]}{'+' * revision.endswith('+')}" if revision else "")

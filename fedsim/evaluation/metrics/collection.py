@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
+from fedsim.data.samples import ClientData
 from fedsim.evaluation.metrics.entries import BETTER, entries
 from fedsim.evaluation.metrics.metric import Metric, built, told
 from fedsim.evaluation.metrics.named import RANKED, Task
 from fedsim.evaluation.metrics.tallies import PerSample
 from fedsim.models import RowModel
-from fedsim.samples import ClientData
 
 KEPT = 2**30  # bytes of outputs that metrics of a whole test set may keep, each
 TENTH = 10  # the worst clients are one in so many

@@ -18,7 +18,7 @@ from fedsim.evaluation.columns import UNDIRECTED
 from fedsim.evaluation.metrics.entries import BETTER, Entry
 from fedsim.evaluation.metrics.named import Task, named, prepare
 from fedsim.evaluation.metrics.tallies import OfOutputs, PerSample, Streamed, Tally, number
-from fedsim.trainer.memory_limit import out_of_memory
+from fedsim.trainer.device_memory import out_of_memory
 
 
 def _is_metric(made: Any) -> bool:

@@ -15,8 +15,8 @@ import pytest
 from fedsim.app.cli import main
 from fedsim.app.commands import data
 from fedsim.app.config import groups
-from fedsim.datasets import Adult
-from fedsim.datasets.files import Files
+from fedsim.data.datasets import Adult
+from fedsim.data.datasets.data_files import Files
 
 
 @pytest.fixture(name="fedsim")

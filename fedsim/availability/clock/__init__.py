@@ -1,0 +1,22 @@
+"""Time that is not measured but simulated: how long clients take, how much of their work they do, how late rows are."""
+
+from fedsim.availability.clock.clock import Clock, DeadlineFilter, Devices, NoClock
+from fedsim.availability.clock.delay import ConstantDelay, Delay, GeometricDelay, LognormalDelay, NoDelay, UniformDelay
+from fedsim.availability.clock.work import AllWork, GeometricWork, UniformWork, Work
+
+__all__ = [
+    "AllWork",
+    "Clock",
+    "ConstantDelay",
+    "DeadlineFilter",
+    "Delay",
+    "Devices",
+    "GeometricDelay",
+    "GeometricWork",
+    "LognormalDelay",
+    "NoClock",
+    "NoDelay",
+    "UniformDelay",
+    "UniformWork",
+    "Work",
+]

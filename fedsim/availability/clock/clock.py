@@ -1,0 +1,218 @@
+"""A virtual clock: how long clients compute and send, when a round is over, and who is late.
+
+It decides nothing else: every algorithm meets the same times for a seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from fedsim.availability import Availability
+from fedsim.availability.availability import by_group
+from fedsim.core import rng
+from fedsim.core.constraints import Count, NonNegative, OneOf, Positive, Validated
+from fedsim.core.effects import EffectiveIf
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+
+LATE = ("drop", "partial", "deliver")
+
+
+@dataclass
+class Times:
+    """What n clients take in a round, in virtual seconds (host).
+
+    Attributes:
+        link: [n] for what is sent, down and up together.
+        sample: [n] for a training sample.
+    """
+
+    link: np.ndarray
+    sample: np.ndarray
+
+
+class Clock(Validated):
+    """The contract.
+
+    Attributes:
+        active: whether virtual time goes by at all.
+        server: seconds that a round takes beside its clients.
+        deadline: seconds after which the server waits for nobody; None: it waits for all.
+        first: how many it waits for, of those it asked; None: all.
+        late: what becomes of those who would not be done by the deadline.
+    """
+
+    active: bool = True
+    server: float = 0.0
+    deadline: float | None = None
+    first: int | None = None
+    late: str = "drop"
+
+    @property
+    def cuts(self) -> bool:
+        """May somebody who was asked not count?"""
+        return self.first is not None or (self.deadline is not None and not self.delivers)
+
+    @property
+    def delivers(self) -> bool:
+        """Does what is late arrive in a later round?"""
+        return self.late == "deliver" and self.deadline is not None
+
+    def setup(self, federation: Federation) -> None:
+        """Fix who exists."""
+
+    def times(self, t: int, virtual: np.ndarray, down: int, up: int) -> Times:
+        """What virtual clients take in round t, who get and send so many bytes each."""
+        raise NotImplementedError
+
+    def chance(self, times: Times, virtual: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        """[n] the probability of being done with so many samples [n] by the deadline."""
+        raise NotImplementedError
+
+
+class NoClock(Clock):
+    """Rounds take no time."""
+
+    active = False
+
+
+class Devices(Clock):
+    """Client i takes T_i = bytes down / down_i + samples · compute_i · J_i^t + bytes up / up_i virtual seconds. Speeds
+    are drawn once, log-normal around what is given; the jitter J_i^t anew in every round, log-normal with mean 1.
+
+    A round lasts as long as the slowest of those that the server waits for, or up to the deadline where somebody is
+    late; one in which nobody was asked lasts as long as the deadline, or no time. The late were sent the model, send
+    nothing, and count as absent. Of more than `first` that were asked the quickest so many count, and the round ends
+    with the last of them: over-selection is `availability.k` above `clock.first`.
+
+    A sample takes its time once in every local step it is in, whatever the rule does with it: give a rule that takes
+    two gradients of it twice the `compute`. What is asked of clients beside local work takes none.
+
+    Args:
+        compute: seconds a training sample takes, forward and backward; a list gives as many groups of clients, in
+            order, their own.
+        compute_spread: coefficient of variation of clients' speeds within that.
+        jitter: coefficient of variation of the time for the same work from round to round.
+        down, up: bytes a second that reach a client, and that it sends; lists as `compute`; null takes no time.
+        link_spread: coefficient of variation of clients' links within that, the same factor for both ways.
+        server: seconds that the server needs beside, in every round.
+        deadline: seconds, from the beginning of the round; null waits for all.
+        first: how many clients the server waits for; null: all that it asked.
+        late: 'drop': who would miss the deadline counts as absent; 'partial': it sends what it has, having done the
+            steps it has time for (FedProx's and FedNova's stragglers); absent where it has time for none. 'deliver': it
+            goes on, and arrives in the round in which it is done; every round lasts as long as the deadline, which is
+            then the tick of an asynchronous server.
+    """
+
+    effective_if = (
+        EffectiveIf("link_spread", lambda own, run: own.down or own.up, "{at}.down or {at}.up"),
+        EffectiveIf("late", lambda own, run: own.deadline is not None, "{at}.deadline"),
+    )
+
+    def __init__(
+        self,
+        compute: Positive | list[Positive] = 0.001,
+        compute_spread: NonNegative = 0.0,
+        jitter: NonNegative = 0.0,
+        down: Positive | list[Positive] | None = None,
+        up: Positive | list[Positive] | None = None,
+        link_spread: NonNegative = 0.0,
+        server: NonNegative = 0.0,
+        deadline: Positive | None = None,
+        first: Count | None = None,
+        late: Annotated[str, OneOf(*LATE)] = "drop",
+    ) -> None:
+        self.compute = _several(compute)
+        self.down = None if down is None else _several(down)
+        self.up = None if up is None else _several(up)
+        self.compute_spread = compute_spread
+        self.jitter = jitter
+        self.link_spread = link_spread
+        self.server = server
+        self.deadline = deadline
+        self.first = first
+        self.late = late
+        if self.delivers and self.first is not None:
+            raise ConfigError(
+                "{first} and {late}=deliver exclude each other; give {first}=null",
+                mentions=("first", "late"),
+            )
+
+    def setup(self, federation: Federation) -> None:
+        seeds, m = federation.seeds, federation.clients
+        self.seeds, self.clients = seeds, m
+        if self.first is not None and self.first > m:
+            raise ConfigError(f"clock.first={self.first} exceeds clients={m}; lower it, or give null")
+        draws = rng.of_seeds(seeds, lambda draw: draw.standard_normal((2, m)), rng.Purpose.CLOCK)
+        slow, fast = _lognormal(self.compute_spread, draws[:, 0]), _lognormal(self.link_spread, draws[:, 1])
+        self.sample = (by_group("clock.compute", self.compute, m) * slow).reshape(-1)
+        ways = (("clock.down", self.down), ("clock.up", self.up))
+        self.byte = [
+            np.zeros(len(seeds) * m) if rate is None else (1 / (by_group(key, rate, m) * fast)).reshape(-1)
+            for key, rate in ways
+        ]
+
+    def times(self, t: int, virtual: np.ndarray, down: int, up: int) -> Times:
+        sample = self.sample[virtual]
+        if self.jitter:
+            drawn = rng.of_seeds(self.seeds, lambda draw: draw.standard_normal(self.clients), rng.Purpose.CLOCK, t)
+            sample = sample * _lognormal(self.jitter, drawn.reshape(-1)[virtual])
+        return Times(down * self.byte[0][virtual] + up * self.byte[1][virtual], sample)
+
+    def chance(self, times: Times, virtual: np.ndarray, samples: np.ndarray) -> np.ndarray:
+        if self.deadline is None:
+            return np.ones(len(virtual))
+        remaining_time, needed = self.deadline - times.link, samples * self.sample[virtual]
+        if not self.jitter:
+            return (needed <= remaining_time).astype(float)
+        from scipy.special import ndtr  # here: other clocks need not wait for it
+
+        sigma = _sigma(self.jitter)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            probability = ndtr(np.log(remaining_time / needed) / sigma + sigma / 2)
+        return np.where(remaining_time > 0, probability, 0.0)
+
+
+class DeadlineFilter(Availability):
+    """What an availability process becomes under a clock that leaves clients out; to be looked at, not drawn from.
+
+    Args:
+        process: who is asked.
+        clock: who counts.
+    """
+
+    law = "in time"
+
+    def __init__(self, process: Availability, clock: Clock) -> None:
+        reason = f"counts the first clock.first={clock.first} that are done, and nobody knows how likely that is"
+        self.process, self.unknown_reason = process, process.unknown_reason or (reason if clock.first else "")
+        self.population, self.federation = process.population, process.federation
+
+    @classmethod
+    def unless_all_count(cls, process: Availability, clock: Clock | None) -> Availability:
+        """The process itself where nobody is left out."""
+        return cls(process, clock) if clock is not None and clock.cuts else process
+
+    def probabilities(self, t: int) -> np.ndarray:
+        return self.process.probabilities(t)
+
+    def counts(self, t: int) -> np.ndarray:
+        return self.process.counts(t)
+
+
+def _several(value: float | list[float]) -> list[float]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _sigma(spread: float) -> float:
+    """Of a log-normal variable with this coefficient of variation."""
+    return float(np.sqrt(np.log1p(spread**2)))
+
+
+def _lognormal(spread: float, normal: np.ndarray) -> np.ndarray:
+    """Of mean 1 and this coefficient of variation, from standard normal numbers."""
+    sigma = _sigma(spread)
+    return np.asarray(np.exp(sigma * normal - sigma**2 / 2))

@@ -1,0 +1,141 @@
+"""How many rounds later a client's row arrives: laws of delays, drawn when it begins."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.availability.availability import by_group
+from fedsim.core import rng
+from fedsim.core.constraints import CountOrZero, NonNegative, Positive, Validated
+from fedsim.core.effects import StopsTraining
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+
+
+class Delay(Validated):
+    """The contract: a whole number of rounds for every client and round, a pure function of seed, round and client."""
+
+    active = True
+    federation: Federation
+
+    def setup(self, federation: Federation) -> None:
+        """Fix who exists; refuse what makes no sense."""
+        self.federation = federation
+
+    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        """[n] int64: what these virtual clients begin in round t arrives so many rounds later; 0: in round t."""
+        raise NotImplementedError
+
+    def uniforms(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        """[n] uniform numbers in [0, 1) of these clients in round t."""
+        m = self.federation.clients
+        drawn = rng.of_seeds(self.federation.seeds, lambda draw: draw.random(m), rng.Purpose.DELAY, t)
+        return drawn.reshape(-1)[virtual]
+
+    def of(self, key: str, values: list[float], virtual: np.ndarray) -> np.ndarray:
+        """[n] what is given for all clients, or for groups of them."""
+        m = self.federation.clients
+        return by_group(key, values, m)[virtual % m]
+
+
+class NoDelay(Delay):
+    """Everything arrives in the round in which it began."""
+
+    active = False
+
+
+class ConstantDelay(Delay):
+    """Always the same.
+
+    Args:
+        rounds: how many; a list gives as many groups of clients, in order, their own.
+    """
+
+    stops_training = (
+        StopsTraining(
+            "rounds",
+            lambda own, run: min(own.given) >= run.rounds,
+            "what clients begin arrives after the run's last round; give fewer, or more rounds",
+            attribute="settings.rounds",
+        ),
+    )
+
+    def __init__(self, rounds: CountOrZero | list[CountOrZero] = 1) -> None:
+        delays = rounds if isinstance(rounds, (list, tuple)) else [rounds]
+        self.settings = {"rounds": rounds}
+        self.given = [float(delay) for delay in delays]
+
+    def setup(self, federation: Federation) -> None:
+        super().setup(federation)
+        by_group("delay.rounds", self.given, federation.clients)
+
+    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        return self.of("delay.rounds", self.given, virtual).astype(np.int64)
+
+
+class _WithMean(Delay):
+    def __init__(self, mean: Positive | list[Positive] = 2.0) -> None:
+        self.mean = list(mean) if isinstance(mean, (list, tuple)) else [mean]
+
+    def setup(self, federation: Federation) -> None:
+        super().setup(federation)
+        by_group("delay.mean", self.mean, federation.clients)
+
+
+class GeometricDelay(_WithMean):
+    """P(k) = (1 − q) q^k for k = 0, 1, …, with mean q / (1 − q): in every round a row arrives with probability 1 − q.
+
+    Args:
+        mean: in rounds; a list gives as many groups of clients, in order, their own.
+    """
+
+    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        mean = self.of("delay.mean", self.mean, virtual)
+        return np.floor(np.log1p(-self.uniforms(t, virtual)) / np.log(mean / (1 + mean))).astype(np.int64)
+
+
+class UniformDelay(Delay):
+    """Uniform on least, …, most.
+
+    Args:
+        least, most: in rounds.
+    """
+
+    stops_training = (
+        StopsTraining(
+            "least",
+            lambda own, run: own.least >= run.rounds,
+            "what clients begin arrives after the run's last round; give fewer, or more rounds",
+        ),
+    )
+
+    def __init__(self, least: CountOrZero = 0, most: CountOrZero = 4) -> None:
+        self.least, self.most = least, most
+        if self.least > self.most:
+            raise ConfigError(
+                key="least", value=least, needs=f"exceeds {{most}}={most}; exchange them", mentions=("most",)
+            )
+
+    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        return self.least + np.floor(self.uniforms(t, virtual) * (self.most - self.least + 1)).astype(np.int64)
+
+
+class LognormalDelay(_WithMean):
+    """⌊X⌋ of a log-normal X.
+
+    Args:
+        mean: of X, in rounds; a list gives as many groups of clients, in order, their own.
+        spread: its coefficient of variation.
+    """
+
+    def __init__(self, mean: Positive | list[Positive] = 2.0, spread: NonNegative = 1.0) -> None:
+        super().__init__(mean)
+        self.spread = spread
+
+    def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
+        from scipy.special import ndtri  # here: other laws need not wait for it
+
+        sigma = np.sqrt(np.log1p(self.spread**2))
+        normal = ndtri(np.clip(self.uniforms(t, virtual), 1e-300, None))
+        drawn = self.of("delay.mean", self.mean, virtual) * np.exp(sigma * normal - sigma**2 / 2)
+        return np.floor(drawn).astype(np.int64)

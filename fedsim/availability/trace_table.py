@@ -1,0 +1,117 @@
+"""Availability from a long table: a line per round and client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedsim.availability.log import clients_of_lines, role
+from fedsim.availability.recorded import RECORD, Match, Missing, Recorded, Unknown
+from fedsim.core.errors import ConfigError
+from fedsim.data.datasets.own.samples import ordered
+from fedsim.data.datasets.own.table_columns import Columns, as_numbers, columns, missing
+
+WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
+
+
+class TraceTable(Recorded):
+    """A line says of a round and a client how available it was: true or 1, false or 0, or a probability between.
+
+    Rounds are whole numbers; the least is the run's round 0, and those between least and greatest are all there,
+    whether a line says something of them or not. A client of which a round says nothing was not there.
+
+    Args:
+        path, repeat, match, unknown, missing: see `fedsim.availability.recorded.Recorded`.
+        client, round: the names of columns.
+        available: likewise; null: every line says that the client was there.
+    """
+
+    def __init__(
+        self,
+        path: Any,
+        client: str = "client",
+        round: str = "round",
+        available: str | None = "available",
+        repeat: bool = True,
+        match: Match = "names",
+        unknown: Unknown = "refuse",
+        missing: Missing = "refuse",
+    ) -> None:
+        super().__init__(path, repeat, match, unknown, missing)
+        table = columns(self.path, key="availability.path")
+        for key, name in {"client": client, "round": round, "available": available}.items():
+            if name is not None:
+                role(table, self.source, key, name)
+        if len({client, round, available}) < 3:
+            raise ConfigError(
+                f"{{client}}={client}, {{round}}={round} and {{available}}={available} must be columns of their own",
+                mentions=("client", "round", "available"),
+            )
+        line_clients = clients_of_lines(table, client)
+        self.names = ordered(set(line_clients))
+        at = {name: index for index, name in enumerate(self.names)}
+        client_index = np.array([at[name] for name in line_clients])
+        round_numbers = rounds(table, round)
+        values = np.ones(len(table)) if available is None else probabilities(table, available)
+        self.unknown_reason = RECORD if np.isin(values, (0.0, 1.0)).all() else ""
+        round_numbers = round_numbers - round_numbers.min()
+        self.length = int(round_numbers.max()) + 1
+        order = np.lexsort((client_index, round_numbers))
+        self._who, self._when, self._said = client_index[order], round_numbers[order], values[order]
+        twice = (self._who[1:] == self._who[:-1]) & (self._when[1:] == self._when[:-1])
+        if twice.any():
+            row = int(order[1:][twice].min())
+            raise ConfigError(
+                f"{self.source}: {table.where(row)} is another of {line_clients[row]!r} in the same round"
+            )
+
+    def record(self, t: int) -> np.ndarray:
+        round_slice = slice(*np.searchsorted(self._when, [t, t + 1]))
+        record_values = np.zeros(len(self.names or []))
+        record_values[self._who[round_slice]] = self._said[round_slice]
+        return record_values
+
+
+def rounds(table: Columns, name: str) -> np.ndarray:
+    """[N] int64, the rounds of the lines."""
+    numbers = as_numbers(table[name], missing(table[name]))
+    if numbers is None:
+        numbers = np.full(len(table), np.nan)
+        for row, value in enumerate(table[name].tolist()):
+            numbers[row] = float(value) if str(value).strip().lstrip("+-").isdecimal() else np.nan
+    bad = ~(np.isfinite(numbers) & (numbers == np.floor(numbers)) & (np.abs(numbers) < 2**53))
+    if bad.any():
+        row = int(bad.argmax())
+        raise ConfigError(
+            f"{table.source}: {table.where(row)}: {str(table[name][row])!r} in {name!r} is no round; rounds are whole "
+            "numbers"
+        )
+    return numbers.astype(np.int64)
+
+
+def probabilities(table: Columns, name: str) -> np.ndarray:
+    """[N] numbers from 0 to 1, or words for both ends."""
+    values = table[name]
+    numbers = as_numbers(values, missing(values))
+    if numbers is None:
+        numbers = np.array([_probability(value) for value in values.tolist()])
+    bad = ~((numbers >= 0) & (numbers <= 1))
+    if bad.any():
+        row = int(bad.argmax())
+        raise ConfigError(
+            f"{table.source}: {table.where(row)}: {str(values[row])!r} in {name!r} is neither between 0 and 1 nor true "
+            "or false"
+        )
+    return numbers
+
+
+def _probability(value: Any) -> float:
+    """NaN where it is none."""
+    word = str(value).strip().lower()
+    if word in WORDS:
+        return WORDS[word]
+    try:
+        return float(word)
+    except ValueError:
+        return np.nan

@@ -1,0 +1,147 @@
+"""The contract of a contamination: it sees a batch as the client would (after the shift) and replaces some samples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedsim.core import rng
+from fedsim.core.constraints import CountOrZero, Fraction, OneOf, Validated
+from fedsim.core.effects import EffectiveIf
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.data.datasets import Dataset
+
+
+class Contamination(Validated, ABC):
+    """Replaces samples of the clients' batches."""
+
+    active = True
+
+    def setup(self, federation: Federation, dataset: Dataset) -> None:
+        """Fix which clients are contaminated, and how much; refuse data that cannot be."""
+
+    def at(self, t: int) -> Contamination:
+        """What contaminates in round t."""
+        return self
+
+    @abstractmethod
+    def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
+        """Contaminate a batch of c clients.
+
+        Args:
+            batch: 'x' [c, B, …], 'y' [c, B, …], 'client' and 'row' [c].
+            keys: [c] int64, one per client and step.
+
+        Returns:
+            A batch like `batch`, with 'contaminated' [c, B] bool: the samples that are not genuine.
+        """
+
+
+class NoContamination(Contamination):
+    """Every sample is genuine."""
+
+    active = False
+
+    def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
+        return batch
+
+
+Entry = Annotated[str, OneOf("x", "y")]  # inputs or targets
+
+
+class Huber(Contamination):
+    """(1 − ϵ_i) D_i(θ) + ϵ_i Q_i: every sample is replaced with probability ϵ_i, on its own (profl §4.2).
+
+    Q_i does not answer the model. A genuine sample's importance weight does not count for the one that replaces it.
+
+    Args:
+        fraction: ϵ.
+        clients: numbers of the contaminated ones, or None for all.
+        exact: of every n samples that a client draws ϵ n are replaced, rounded to a whole number, half up: chance
+            decides which, and not how many.
+    """
+
+    effective_if = (
+        EffectiveIf("mean", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("std", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("entry", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("clients", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("exact", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("value", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
+    )
+
+    def __init__(
+        self, fraction: Fraction = 0.1, clients: Sequence[CountOrZero] | None = None, exact: bool = False
+    ) -> None:
+        self.fraction, self.clients = fraction, clients
+        self.exact = exact
+
+    def setup(self, federation: Federation, dataset: Dataset) -> None:
+        m = federation.clients
+        if self.clients is not None and not len(self.clients):
+            raise ConfigError("contamination.clients=[] contaminates nobody; use contamination=none, or null for all")
+        fractions = torch.zeros(m, dtype=torch.float64)
+        for client in range(m) if self.clients is None else self.clients:
+            if client >= m:
+                raise ConfigError(f"contamination.clients names client {client}, but clients={m} end at {m - 1}")
+            fractions[client] = self.fraction
+        self.fractions = fractions.to(federation.device)
+
+    def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
+        slots = torch.arange(batch["x"].shape[1], device=keys.device)
+        drawn, fraction = rng.uniform(keys[:, None], slots, torch.float64), self.fractions[batch["client"]][:, None]
+        contaminated = lowest(drawn, fraction, batch.get("weight")) if self.exact else drawn < fraction
+        contaminated_batch = batch | {"contaminated": contaminated}
+        for name, corrupted in self.corrupt(batch, contaminated, rng.fold(keys, 1)).items():
+            shape = (*contaminated.shape, *[1] * (corrupted.dim() - 2))
+            contaminated_batch[name] = torch.where(
+                contaminated.reshape(shape), corrupted.to(batch[name].dtype), batch[name]
+            )
+        if "weight" in batch:  # padding stays out
+            weight = batch["weight"]
+            contaminated_batch["weight"] = torch.where(contaminated, (weight > 0).to(weight.dtype), weight)
+        return contaminated_batch
+
+    @abstractmethod
+    def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
+        """What takes the place of contaminated samples: entries like those of the batch, for all its samples."""
+
+    @staticmethod
+    def normals(keys: Tensor, like: Tensor) -> Tensor:
+        """Standard normals [c, B, …], keyed by client and step."""
+        counters = torch.arange(like[0].numel(), device=like.device).reshape(like.shape[1:])
+        return rng.normal(keys.reshape(-1, *[1] * (like.dim() - 1)), counters, like.dtype)
+
+
+def lowest(drawn: Tensor, fraction: Tensor, weight: Tensor | None) -> Tensor:
+    """[c, B] is a number among the lowest ϵ_i n of its row? drawn [c, B], fraction [c, 1]; n counts weights above 0."""
+    real = torch.ones_like(drawn, dtype=torch.bool) if weight is None else weight > 0
+    count = (fraction * real.sum(1, keepdim=True) + 0.5).floor()
+    rank = torch.where(real, drawn, 2.0).argsort(1).argsort(1)
+    return real & (rank < count)
+
+
+def real_inputs(contamination: Contamination, dataset: Dataset) -> None:
+    """Refuse to put numbers in the place of tokens."""
+    if dataset.tokens:
+        raise ConfigError(
+            f"contamination={type(contamination).__name__} changes numbers, but dataset={dataset.name} has tokens"
+        )
+
+
+def real_entry(contamination: Contamination, entry: str, dataset: Dataset) -> str:
+    """'x', or 'y' where the data have real-valued targets."""
+    if entry == "x":
+        real_inputs(contamination, dataset)
+    labelled = dataset.classes is not None or (not dataset.stream and dataset.train_y is None)
+    if entry == "y" and (labelled or dataset.loss != "squared"):
+        raise ConfigError(
+            f"contamination.entry=y needs real-valued targets, which dataset={dataset.name} does not have; use "
+            "entry=x, or contamination=label_flip"
+        )
+    return entry

@@ -1,0 +1,98 @@
+"""What contaminated samples are: outliers, a fixed point, noise on their own features, a wrong label."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsim.core import rng
+from fedsim.core.constraints import NonNegative, Real
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.data.contamination.huber import Entry, Huber, real_entry, real_inputs
+from fedsim.data.datasets import Dataset
+
+
+class Gaussian(Huber):
+    """Planted samples are N(mean, std²) in every feature (`entry: x`), or in the target (`entry: y`).
+
+    Args:
+        mean, std: of Q, in the units of the prepared input.
+        entry: 'x' or 'y'.
+        **options: of `Huber`.
+    """
+
+    def __init__(self, mean: Real = 0.0, std: NonNegative = 10.0, entry: Entry = "x", **options: Any) -> None:
+        super().__init__(**options)
+        self.mean, self.std = mean, std
+        self.entry = entry
+
+    def setup(self, federation: Federation, dataset: Dataset) -> None:
+        super().setup(federation, dataset)
+        self.entry = real_entry(self, self.entry, dataset)
+
+    def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
+        return {self.entry: self.mean + self.std * self.normals(keys, batch[self.entry])}
+
+
+class FeatureNoise(Huber):
+    """x ← x + N(0, std²) in every feature of contaminated samples. Unlike Huber's Q_i, this law follows theirs.
+
+    Args:
+        std: in the units of the prepared input.
+        **options: of `Huber`.
+    """
+
+    def __init__(self, std: NonNegative = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.std = std
+
+    def setup(self, federation: Federation, dataset: Dataset) -> None:
+        super().setup(federation, dataset)
+        real_inputs(self, dataset)
+
+    def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
+        return {"x": batch["x"] + self.std * self.normals(keys, batch["x"])}
+
+
+class LabelFlip(Huber):
+    """The wrong class is any of the others with equal chance; of two classes, the other."""
+
+    def setup(self, federation: Federation, dataset: Dataset) -> None:
+        super().setup(federation, dataset)
+        if dataset.classes is None:
+            raise ConfigError(
+                f"contamination=label_flip needs classes, and dataset={dataset.name} has none; use gaussian"
+            )
+        if not dataset.stream and dataset.labels is None:
+            raise ConfigError(
+                f"contamination=label_flip needs one class for a sample, and dataset={dataset.name} has several"
+            )
+        self.classes = dataset.classes
+
+    def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
+        slots = torch.arange(contaminated.shape[1], device=keys.device)
+        return {"y": (batch["y"] + 1 + rng.integers(keys[:, None], slots, self.classes - 1)) % self.classes}
+
+
+class Point(Huber):
+    """Planted samples are one fixed point: `value` in every feature (`entry: x`), or as target (`entry: y`).
+
+    Args:
+        value: in the units of the prepared input.
+        entry: 'x' or 'y'.
+        **options: of `Huber`.
+    """
+
+    def __init__(self, value: Real = 10.0, entry: Entry = "x", **options: Any) -> None:
+        super().__init__(**options)
+        self.value, self.entry = value, entry
+
+    def setup(self, federation: Federation, dataset: Dataset) -> None:
+        super().setup(federation, dataset)
+        self.entry = real_entry(self, self.entry, dataset)
+
+    def corrupt(self, batch: dict[str, Tensor], contaminated: Tensor, keys: Tensor) -> dict[str, Tensor]:
+        return {self.entry: torch.full_like(batch[self.entry], self.value)}

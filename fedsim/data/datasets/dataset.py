@@ -1,0 +1,196 @@
+"""The contract of a data set: raw tensors, and how a gathered batch becomes the model's input."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.constraints import Validated
+from fedsim.core.errors import ConfigError
+from fedsim.data.datasets.augment import CropFlip
+from fedsim.data.datasets.data_files import Files
+
+
+@dataclass
+class Dataset(Validated):
+    """Samples of one learning problem.
+
+    Attributes:
+        name: what reports call it.
+        train_x: [N, …] raw inputs. Bytes are pixels, and stay bytes while they are stored; other whole numbers are
+            tokens, which models meet as int64. Empty for a stream.
+        train_y: [N] int64 labels, [N, …] int64 labels of positions (−100 where there is none), or [N, …] float targets;
+            None where the loss needs only x.
+        test_x, test_y: the held-out samples, or None.
+        more, test_more: further inputs by name, [N, …] each, such as a mask; models get them as keywords.
+        classes: number of labels, None for regression and mean estimation.
+        loss: default per-sample loss, a name in `fedsim.models.losses.LOSSES`.
+        mean, std: per-channel normalisation of images, in units of the [0, 1] range.
+        owners: [N] client that owns each training sample, for data with a natural partition.
+        test_owners: [N_test] client that each test sample was held out of, for data with a natural partition, or None.
+        optimum: [d] minimiser of the plain mean of the natural clients' objectives, where it is known in closed form. A
+            run measures the distance to that of its own weights, partition and ridge (`fedsim.evaluation.optimum`).
+        weights: [m] w_i of a stream's clients (host); None gives all the same.
+        augment: random crop and flip of training images, or None.
+        files: what the class is read from; None where nothing needs to be fetched.
+        client_names: what the natural clients are called in the data, m of them, or None.
+        label_names: what the labels 0 … C − 1 are called in the data, or None.
+        kept: [N'] numbers of the samples that may be dealt out, or None for all N: whoever leaves samples out need not
+            copy the others.
+        mapped: whether inputs lie in a file that is mapped into memory: they stay there, and batches go to the device.
+        strategic: numbers of the features (of the flattened input) that people change to please a model, or None.
+    """
+
+    files: ClassVar[Files | None] = None
+
+    name: str
+    train_x: Tensor
+    train_y: Tensor | None = None
+    test_x: Tensor | None = None
+    test_y: Tensor | None = None
+    classes: int | None = None
+    loss: str = "cross_entropy"
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    owners: Tensor | None = None
+    test_owners: Tensor | None = None
+    optimum: Tensor | None = None
+    augment: CropFlip | None = None
+    weights: np.ndarray | None = None
+    more: dict[str, Tensor] = field(default_factory=dict)
+    test_more: dict[str, Tensor] = field(default_factory=dict)
+    client_names: tuple[str, ...] | None = None
+    label_names: tuple[str, ...] | None = None
+    kept: Tensor | None = None
+    mapped: bool = False
+    strategic: tuple[int, ...] | None = None
+    _cache: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+
+    @property
+    def stream(self) -> bool:
+        """True where samples are drawn afresh for every batch and none is stored."""
+        return False
+
+    @property
+    def tokens(self) -> bool:
+        """Are inputs whole numbers that stand for something else?"""
+        return self.train_x.dtype in (torch.int8, torch.int16, torch.int32, torch.int64)
+
+    @property
+    def labels(self) -> Tensor | None:
+        """[N] the class of every training sample, or None where it has not just one."""
+        single = self.classes is not None and self.train_y is not None and self.train_y.dim() == 1
+        return self.train_y if single else None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.train_x.shape[1:])
+
+    @property
+    def natural_clients(self) -> int | None:
+        """How many clients the data come with; None where a partition decides."""
+        return None if self.owners is None else int(self.owners.max()) + 1
+
+    def to(self, device: torch.device) -> Dataset:
+        """Move every tensor to the device, in place; inputs that are mapped from a file stay where they are."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and not (self.mapped and name in ("train_x", "test_x")):
+                setattr(self, name, value.to(device))
+        if self.test_x is not None and self.test_x.data_ptr() % 64 and not self.mapped:
+            self.test_x = self.test_x.clone()  # where NumPy put it: last bits of products may depend on that
+        self.more, self.test_more = ({k: v.to(device) for k, v in of.items()} for of in (self.more, self.test_more))
+        return self
+
+    def of_clients(self, chosen: np.ndarray) -> Dataset:
+        """The same data with some of the natural clients alone, and what was held out of them; numbers ascend."""
+        assert self.owners is not None
+        device = self.owners.device
+        renumbered = torch.full((self.natural_clients or 0,), -1, dtype=torch.int64, device=device)
+        renumbered[torch.as_tensor(chosen, device=device)] = torch.arange(len(chosen), device=device)
+        subset = copy.copy(self)
+        subset.owners = torch.where(self.owners < 0, -1, renumbered[self.owners])
+        kept_mask = subset.owners >= 0
+        if self.kept is not None:
+            kept_mask &= torch.zeros_like(kept_mask).index_fill_(0, self.kept, True)
+        subset.kept = kept_mask.nonzero()[:, 0]
+        if self.client_names is not None:
+            subset.client_names = tuple(self.client_names[client] for client in chosen)
+        if self.test_owners is not None and self.test_x is not None and self.test_y is not None:
+            test_owners = renumbered[self.test_owners]
+            test_indices = (test_owners >= 0).nonzero()[:, 0]
+            subset.test_owners = test_owners[test_indices]
+            subset.test_x, subset.test_y = self.test_x[test_indices.to(self.test_x.device)], self.test_y[test_indices]
+            subset.test_more = {name: value[test_indices] for name, value in self.test_more.items()}
+        return subset
+
+    def inputs(self, numbers: Tensor) -> Tensor:
+        """[n, *shape] raw inputs of training samples [n], on the device of their numbers."""
+        return self.train_x.index_select(0, numbers.to(self.train_x.device)).to(numbers.device)
+
+    def further(self, of: dict[str, Tensor], numbers: Tensor | slice, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Further inputs of some samples, [...] numbers → [..., *shape]; floating-point ones as `dtype`."""
+        extra_inputs = {name: value[numbers] for name, value in of.items()}
+        return {name: value.to(dtype) if value.is_floating_point() else value for name, value in extra_inputs.items()}
+
+    def client_means(self) -> Tensor | None:
+        """[m, d] float64 E[x] of every client of a stream, or None where it is not known."""
+        return None
+
+    def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Fresh samples of a stream: clients [c], keys [c] → 'x' [c, size, …] and more. Only streams have this."""
+        raise NotImplementedError(f"{self.name} stores its samples; only a stream draws them")
+
+    def exact_size(self, size: int) -> int:
+        """How many samples `exact` gives where `size` are asked for."""
+        return size
+
+    def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Samples of a stream that stand for its law, for references (see `Stream.exact`)."""
+        raise NotImplementedError(f"{self.name} stores its samples; only a stream draws them")
+
+    def prepare(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Raw inputs [..., *shape] to what the model sees: tokens as int64; others in floating point, pixels scaled to
+        [0, 1] and normalised."""
+        if x.dtype != torch.uint8:
+            return x.to(torch.int64 if self.tokens else dtype)
+        x = x.to(dtype)
+        if self.mean is None or self.std is None:
+            return x.mul_(1 / 255)
+        offset, scale = self._normalisation(dtype, x.device)
+        return x.sub_(offset).mul_(scale)
+
+    def train_inputs(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[N, *shape] all training inputs as a model of a run sees them (without augmentation); `train_x` is as stored,
+        bytes for images."""
+        return self.prepare(self.train_x, dtype)
+
+    def test_inputs(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[N_test, *shape] all test inputs as a model of a run sees them; `test_x` is as stored, bytes for images.
+
+        Raises:
+            ConfigError: there are no test samples.
+
+        Example:
+            >>> white = torch.full((1, 1, 2, 2), 255, dtype=torch.uint8)
+            >>> Dataset("images", white, test_x=white).test_inputs().max()
+            tensor(1.)
+        """
+        if self.test_x is None:
+            raise ConfigError(f"dataset={self.name} has no test samples")
+        return self.prepare(self.test_x, dtype)
+
+    def _normalisation(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        """What to subtract from raw pixels and what to multiply by, per channel; made once per dtype and device."""
+        if (dtype, device) not in self._cache:
+            per_channel = (-1, *[1] * (len(self.shape) - 1))
+            mean, std = (
+                torch.tensor(v, dtype=dtype, device=device).reshape(per_channel) for v in (self.mean, self.std)
+            )
+            self._cache[dtype, device] = (mean * 255, 1 / (std * 255))
+        return self._cache[dtype, device]

@@ -1,0 +1,43 @@
+"""The classes that a configuration may name where a data set is wanted, and inside one."""
+
+from __future__ import annotations
+
+from fedsim.core.targets import Kind
+from fedsim.data.datasets.augment import CropFlip
+from fedsim.data.datasets.dataset import Dataset
+
+# Those of torchvision that read images, arrays or texts of their own format, or check what they unpickle (CIFAR's).
+# Left out are LSUN, which unpickles a cache without a checksum, and videos.
+TORCHVISION = frozenset((
+    "CIFAR10", "CIFAR100", "CLEVRClassification", "Caltech101", "Caltech256", "CelebA", "Country211", "DTD",
+    "EMNIST", "EuroSAT", "FER2013", "FGVCAircraft", "FakeData", "FashionMNIST", "Flowers102", "Food101",
+    "GTSRB", "INaturalist", "ImageFolder", "ImageNet", "Imagenette", "KMNIST", "MNIST", "Omniglot",
+    "OxfordIIITPet", "PCAM", "Places365", "QMNIST", "RenderedSST2", "SEMEION", "STL10", "SUN397", "SVHN",
+    "StanfordCars", "USPS",
+))  # fmt: skip
+
+_OF_TRANSFORMS: dict[str, Kind] = {}
+TRANSFORM = Kind(
+    "a transform",
+    has=("__call__",),
+    modules=("torchvision.transforms.transforms", "torchvision.transforms.v2"),
+    shown_in=("torchvision.transforms",),
+    arguments=_OF_TRANSFORMS,
+)
+_OF_TRANSFORMS["transforms"] = TRANSFORM  # of Compose
+MAP_STYLE = Kind(
+    "a map-style Dataset",
+    has=("__getitem__", "__len__"),
+    modules=("torchvision.datasets",),
+    names=TORCHVISION,
+    arguments=dict.fromkeys(("transform", "target_transform", "transforms"), TRANSFORM),
+    inside=(TRANSFORM,),
+)
+AUGMENTATION = Kind("an augmentation", (CropFlip,), modules=("fedsim.data.datasets",))
+DATASET = Kind(
+    "a fedsim.data.datasets.Dataset",
+    (Dataset,),
+    modules=("fedsim.data.datasets",),
+    arguments={"train": MAP_STYLE, "test": MAP_STYLE},
+    inside=(MAP_STYLE, TRANSFORM, AUGMENTATION),
+)

@@ -1,0 +1,105 @@
+"""Arrays of one's own: given as they are, or read from an NPZ or safetensors file or a folder of .npy files."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from fedsim.core.errors import ConfigError, MissingDataError
+from fedsim.core.files import regular
+from fedsim.data.datasets.own.data import OwnData
+from fedsim.data.datasets.own.samples import Part
+
+ROLES = ("x", "y", "clients")
+NAMES = [f"{role}{half}" for half in ("", "_train", "_test") for role in ROLES]
+
+
+class Arrays(OwnData):
+    """Inputs and targets as lists, NumPy's arrays or tensors.
+
+    Args:
+        x, y: [N, …] inputs and [N] targets to train on.
+        clients: [N] whose each sample is, by any name; None lets the partition decide.
+        x_test, y_test, clients_test: likewise, to test on.
+        name: what reports call the data.
+        **options: of `OwnData`.
+
+    Example:
+        >>> data = Arrays([[0.0], [1.0], [2.0], [3.0]], ["no", "no", "yes", "yes"], test_fraction=0)
+        >>> data.train_y.tolist(), data.label_names
+        ([0, 0, 1, 1], ('no', 'yes'))
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any,
+        clients: Any = None,
+        x_test: Any = None,
+        y_test: Any = None,
+        clients_test: Any = None,
+        name: str = "arrays",
+        **options: Any,
+    ) -> None:
+        if x_test is None and (y_test is not None or clients_test is not None):
+            raise ConfigError(f"dataset={name}: there are test targets or clients, and no test inputs; add x_test")
+        test = None if x_test is None else Part(f"dataset={name}, test", x_test, y_test, clients_test)
+        super().__init__(name, Part(f"dataset={name}", x, y, clients), test, **options)
+
+
+class ArrayFiles(Arrays):
+    """Arrays x [N, …], y [N] and, where samples have owners, clients [N]; x_test, y_test, clients_test are tested on.
+
+    From FILE.npz, FILE.safetensors, or a folder of x.npy, y.npy, …; x.npy stays in its file and is mapped into memory,
+    so it may be larger than that. x_train is another word for x. Nothing is unpickled.
+
+    Args:
+        path: the file or folder.
+        **options: of `OwnData`.
+    """
+
+    def __init__(self, path: str, **options: Any) -> None:
+        file = Path(path).expanduser()
+        contents = read(file)
+        arrays = {name: contents.get(name, contents.get(f"{name}_train")) for name in ROLES}
+        arrays |= {name: contents[name] for name in (f"{role}_test" for role in ROLES) if name in contents}
+        if arrays["x"] is None:
+            raise MissingDataError(
+                f"{{path}}={file} holds no array x; it has {', '.join(contents) or 'none'}", mentions=("path",)
+            )
+        super().__init__(**arrays, name=file.stem, **options)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The arrays of a file or folder that have one of `NAMES`."""
+    if not path.exists():
+        raise MissingDataError(f"{{path}}={path} is not there (looked for {path.resolve()})", mentions=("path",))
+    try:
+        regular(path)
+        if path.is_dir():
+            return {name: npy(path / f"{name}.npy") for name in NAMES if (path / f"{name}.npy").exists()}
+        if path.suffix == ".safetensors":
+            return {name: value for name, value in load_file(path).items() if name in NAMES}
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                return {name: file[name] for name in NAMES if name in file}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        reason = (
+            "it holds objects, which are not unpickled; write words as NumPy's str" if "pickle" in reason else reason
+        )
+        raise MissingDataError(f"{{path}}={path} cannot be read: {reason}", mentions=("path",)) from error
+    raise ConfigError(
+        f"{{path}}={path} must be FILE.npz, FILE.safetensors, or a folder with x.npy and y.npy", mentions=("path",)
+    )
+
+
+def npy(path: Path) -> np.ndarray:
+    """Inputs stay in their file; the rest is read."""
+    mapped = path.stem.startswith("x")
+    return np.load(regular(path), mmap_mode="c" if mapped else None, allow_pickle=False)

@@ -1,0 +1,251 @@
+"""A data set of one's own: what every form of it shares, from samples as they were brought to a `Dataset`."""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Callable
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import rng
+from fedsim.core.constraints import Count, Fraction, OneOf
+from fedsim.core.errors import ConfigError
+from fedsim.data.datasets.augment import CropFlip
+from fedsim.data.datasets.dataset import Dataset
+from fedsim.data.datasets.own import samples as tensors
+from fedsim.data.datasets.own.samples import Part, names, ordered, pieces
+from fedsim.data.datasets.own.targets import TASKS, labels, real
+
+log = logging.getLogger(__name__)
+
+TEST_FRACTION = 0.2  # where the data bring no test samples
+
+Encode = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+
+
+class OwnData(Dataset):
+    """Samples that were brought, checked: whatever cannot be trained on is one sentence before anything is written.
+
+    Labels of any values become 0 … C − 1; what they were called is in `label_names`. Clients of any names become 0 …
+    m − 1; their names are in `client_names`.
+
+    Args:
+        task: 'classification', or 'regression' for targets that are numbers (squared loss).
+        classes: C of labels that are 0 … C − 1 already, not all of which need be there; None numbers the labels found.
+        inputs: 'numbers', 'tokens' or 'pixels'; None takes floating-point inputs for numbers and bytes for pixels.
+        channels: of images, 'first' or 'last'; None finds out which of the two it must be.
+        standardise: whether features (of pixels: channels) get mean 0 and variance 1 over the training samples.
+        test_fraction: share of every client's samples (of all, where nobody owns them) held out for testing, ⌊share ·
+            n_i⌋ of them at random; None: 0.2 where the data bring no test samples, else none.
+        min_samples: clients with fewer training samples, before any are held out here, are left out with all they have.
+        seed: of what is held out; the same for every replicate.
+        augment: random crop and flip of training images.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        train: Part,
+        test: Part | None,
+        *,
+        task: Annotated[str, OneOf(*TASKS)] = "classification",
+        classes: Count | None = None,
+        inputs: Annotated[str, OneOf(*tensors.INPUTS)] | None = None,
+        channels: Annotated[str, OneOf(*tensors.CHANNELS)] | None = None,
+        standardise: bool = False,
+        test_fraction: Fraction | None = None,
+        min_samples: Count = 1,
+        seed: int = 0,
+        augment: CropFlip | None = None,
+        encode: Encode | None = None,
+    ) -> None:
+        if classes == 1:
+            raise ConfigError(key="classes", value=1, needs="leaves nothing to tell apart; give at least 2")
+        splits = [train] if test is None else [train, test]
+        input_tensors, targets, label_names = read(splits, task, classes, inputs, channels, encode is not None)
+        owners, test_owners, clients = owned(splits, [len(x) for x in input_tensors], min_samples)
+        x, y, mapped = input_tensors[0], targets[0], any(split.mapped for split in splits)
+        test_x, test_y = (None, None) if test is None else (input_tensors[1], targets[1])
+        if test_x is not None and test_y is not None and test_owners is not None:
+            test_x, test_y, test_owners = of_trained(test_x, test_y, test_owners)
+        kept_indices = torch.arange(len(x)) if owners is None else (owners >= 0).nonzero()[:, 0]
+        fraction = share_held_out(test_fraction, test)
+        if fraction:
+            test_indices, kept_indices = held_out(kept_indices, owners, fraction, seed)
+            test_x, test_y, test_owners = (
+                x[test_indices],
+                y[test_indices],
+                None if owners is None else owners[test_indices],
+            )
+        if len(kept_indices) < len(x) and not mapped:  # a map is not copied: what is left out is not dealt out
+            x, y, owners = x[kept_indices], y[kept_indices], None if owners is None else owners[kept_indices]
+        if encode is not None:
+            x, test_x = encode(x, test_x)
+        mean = std = None
+        if standardise and x.dtype == torch.uint8:
+            mean, std = colours(x, kept_indices if mapped else None)
+        elif standardise:
+            check_standardised(x, mapped)
+            x, test_x = standardised(x, test_x)
+        super().__init__(
+            name,
+            x,
+            y,
+            test_x,
+            test_y,
+            classes=None if label_names is None else len(label_names),
+            loss="squared" if label_names is None else "cross_entropy",
+            mean=mean,
+            std=std,
+            owners=owners,
+            test_owners=test_owners,
+            augment=augment,
+            client_names=clients,
+            label_names=label_names,
+            kept=kept_indices if len(kept_indices) < len(x) else None,
+            mapped=mapped,
+        )
+
+
+def read(
+    parts: list[Part], task: str, classes: int | None, inputs: str | None, channels: str | None, encoded: bool
+) -> tuple[list[Tensor], list[Tensor], tuple[str, ...] | None]:
+    """Inputs and targets of each part as tensors, and what the labels were called: None where targets are numbers."""
+    input_tensors = [tensors.inputs(part, inputs, channels, encoded) for part in parts]
+    counts = [len(x) for x in input_tensors]
+    alike(parts[-1], "inputs", input_tensors)
+    if task != "regression":
+        return input_tensors, *labels(parts, counts, classes)
+    targets = [real(part, count) for part, count in zip(parts, counts, strict=True)]
+    alike(parts[-1], "targets", targets)
+    return input_tensors, targets, None
+
+
+def of_trained(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The test samples of clients who train: those of others, marked by −1, are left out."""
+    trained_indices = (owners >= 0).nonzero()[:, 0]
+    if len(trained_indices) == len(owners):
+        return x, y, owners
+    log.info("dataset: %d test samples of nobody who trains are left out", len(owners) - len(trained_indices))
+    return x[trained_indices], y[trained_indices], owners[trained_indices]
+
+
+def alike(test: Part, what: str, found: list[Tensor]) -> None:
+    """Refuse training and test samples of unequal shape or kind."""
+    kinds = [(x.shape[1:], x.is_floating_point()) for x in found]
+    if kinds[0] != kinds[-1]:
+        shapes = [f"{list(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}" for x in found]
+        raise ConfigError(f"{test.source}: test {what} are {shapes[-1]}, training {what} {shapes[0]}; make them alike")
+
+
+def owned(
+    parts: list[Part], counts: list[int], least: int
+) -> tuple[Tensor | None, Tensor | None, tuple[str, ...] | None]:
+    """Whose the samples are.
+
+    Returns:
+        [N] the client of every training sample, −1 for those of clients that hold too few; [N_test] the client that
+        each test sample is held out of, −1 likewise, or None where all are other people's; the clients' names. None
+        each where nobody owns anything.
+    """
+    names_by_part = [names(part, count) for part, count in zip(parts, counts, strict=True)]
+    of_train, of_test = names_by_part[0], names_by_part[1] if len(names_by_part) > 1 else None
+    if of_train is None:
+        if of_test is not None:
+            raise ConfigError(f"{parts[-1].source}: test samples have clients and training samples none; give both")
+        if least > 1:
+            raise ConfigError(
+                key="min_samples", value=least, needs="asks for clients, and the data name none; set it to 1"
+            )
+        return None, None, None
+    sizes = collections.Counter(of_train)
+    client_names = ordered({name for name, size in sizes.items() if size >= least})
+    if not client_names:
+        raise ConfigError(
+            f"{{min_samples}}={least} leaves nobody, since the largest client of {parts[0].source} has "
+            f"{max(sizes.values())} samples; lower it",
+            mentions=("min_samples",),
+        )
+    if len(client_names) < len(sizes):
+        log.info("dataset: %d clients with fewer than %d samples are left out", len(sizes) - len(client_names), least)
+    number = {name: index for index, name in enumerate(client_names)}
+    owners = torch.tensor([number.get(name, -1) for name in of_train])
+    if of_test is None or not number.keys() & set(of_test):
+        return owners, None, tuple(client_names)
+    return owners, torch.tensor([number.get(name, -1) for name in of_test]), tuple(client_names)
+
+
+def share_held_out(wanted: float | None, test: Part | None) -> float:
+    """The share of training samples that is held out for testing."""
+    if wanted is None:
+        return TEST_FRACTION if test is None else 0.0
+    if wanted and test is not None:
+        raise ConfigError(
+            f"{{test_fraction}}={wanted} holds samples out, and the data bring test samples; set it to null",
+            mentions=("test_fraction",),
+        )
+    if wanted == 1:
+        raise ConfigError(key="test_fraction", value=1, needs="leaves nothing to train on; give less")
+    return wanted
+
+
+def held_out(kept: Tensor, owners: Tensor | None, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Numbers of the samples that are held out, ⌊share · n_i⌋ at random of every client, and of the rest; ascending."""
+    draw = rng.generator(seed, rng.Purpose.DATA)
+    owner = np.zeros(len(kept), dtype=np.int64) if owners is None else owners[kept].numpy()
+    shuffled = np.lexsort((draw.random(len(owner)), owner))
+    sizes = np.bincount(owner)
+    position = np.empty(len(owner), dtype=np.int64)
+    position[shuffled] = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    out = torch.from_numpy(position < np.minimum((sizes * share + 1e-9).astype(np.int64), sizes - 1)[owner])
+    if not out.any():
+        raise ConfigError(
+            f"{{test_fraction}}={share} holds nothing out, since the largest client has {sizes.max()} samples; "
+            "raise it, or set it to 0",
+            mentions=("test_fraction",),
+        )
+    return kept[out], kept[~out]
+
+
+def check_standardised(x: Tensor, mapped: bool) -> None:
+    """Refuse what cannot be scaled."""
+    if not x.is_floating_point():
+        raise ConfigError(
+            "{standardise}=true scales numbers and pixels, but these are tokens; set it to false",
+            mentions=("standardise",),
+        )
+    if mapped:
+        raise ConfigError(
+            "{standardise}=true would read the whole file into memory; standardise before it is written, or give bytes",
+            mentions=("standardise",),
+        )
+
+
+def standardised(train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Features of mean 0 and variance 1 over the training samples; one that never varies becomes 0."""
+    mean, std = train.double().mean(0), train.double().std(0, correction=0)
+    scale = torch.where(std > 0, 1 / std.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+
+    def scaled(x: Tensor) -> Tensor:
+        return ((x.double() - mean) * scale).to(torch.float32)
+
+    return scaled(train), None if test is None else scaled(test)
+
+
+def colours(x: Tensor, kept: Tensor | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of every channel of uint8 images [N, C, …], in units of [0, 1]."""
+    channels = x.shape[1]
+    total = torch.zeros(2, channels, dtype=torch.float64)
+    count = 0
+    for pick in pieces(x):
+        piece = x[pick] if kept is None else x[kept[(kept >= pick.start) & (kept < pick.stop)]]
+        flat = piece.double().div(255).transpose(0, 1).reshape(channels, -1)
+        total += torch.stack([flat.sum(1), flat.square().sum(1)])
+        count += flat.shape[1]
+    mean = total[0] / count
+    std = (total[1] / count - mean.square()).clamp(min=0).sqrt()
+    return tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())

@@ -1,0 +1,163 @@
+"""Columns of a table as features: what training rows have settles it, and further rows are encoded as they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.data.datasets.own.samples import called_of, ordered
+from fedsim.data.datasets.own.table_columns import Columns, as_numbers
+from fedsim.data.datasets.own.table_columns import missing as unknown
+
+
+class Encoder:
+    """Columns → features; numbers stay, words become codes, and these features 0 or 1.
+
+    Args:
+        used: names of the columns.
+        parts: training and test rows, which together have all words.
+        categories, most, missing, standardise: see `Table`.
+    """
+
+    def __init__(
+        self, used: list[str], parts: list[Columns], categories: str, most: int, missing: str, standardise: bool
+    ) -> None:
+        self.missing, self.standardise = missing, standardise
+        self.words: dict[str, list[str] | None] = {name: self._words(name, parts, categories, most) for name in used}
+        self.onehot = categories == "onehot"
+        self.names = tuple(
+            feature
+            for name, words in self.words.items()
+            for feature in ([f"{name}={word}" for word in words] if words is not None and self.onehot else [name])
+        )
+
+    def _words(self, name: str, parts: list[Columns], categories: str, most: int) -> list[str] | None:
+        """The words of a column; None of one of numbers. Refuses what is missing, and may not be."""
+        vocabulary: set[str] = set()
+        numeric = True
+        for table in parts:
+            values, gaps = table[name], unknown(table[name])
+            if gaps.any() and self.missing == "refuse":
+                raise ConfigError(
+                    f"{table.source}: {table.where(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
+                    "{missing}=drop, mean or median",
+                    mentions=("missing",),
+                )
+            if gaps.all():
+                raise ConfigError(
+                    f"{table.source}: column {name!r} is empty; leave it out by {{features}}", mentions=("features",)
+                )
+            numbers = as_numbers(values, gaps)
+            numeric &= numbers is not None
+            if numbers is not None and np.isinf(numbers).any():
+                row = int(np.flatnonzero(np.isinf(numbers))[0])
+                raise ConfigError(
+                    f"{table.source}: {table.where(row)} holds {numbers[row]} in column {name!r}; correct it"
+                )
+            if numbers is None:
+                row = int(np.flatnonzero(~gaps)[0])
+                kind = values.dtype.kind if values.dtype != object else type(values[row]).__name__
+                if kind not in ("U", "S", "str", "bytes", "bool"):
+                    raise ConfigError(
+                        f"{table.source}: column {name!r} holds neither numbers nor words ({values[row]!r}); leave it "
+                        "out by {features}",
+                        mentions=("features",),
+                    )
+            vocabulary |= (
+                {str(called_of(value)) for value in values[~gaps].tolist()} if len(vocabulary) <= most else set()
+            )
+        if numeric:
+            return None
+        if categories == "refuse":
+            word = next(iter(sorted(vocabulary)))
+            raise ConfigError(
+                f"{parts[0].source}: column {name!r} holds words, such as {word!r}; leave it out by {{features}}, "
+                "or set {categories}=onehot or ordinal",
+                mentions=("features", "categories"),
+            )
+        if len(vocabulary) > most:
+            raise ConfigError(
+                f"{parts[0].source}: column {name!r} holds more than {{max_categories}}={most} different words; "
+                "leave it out by {features}, or raise the number",
+                mentions=("max_categories", "features"),
+            )
+        return ordered(vocabulary)
+
+    def codes(self, part: Columns) -> np.ndarray:
+        """[N, k] float64 numbers, and places of words; NaN where something is missing."""
+        encoded_columns = []
+        for name, words in self.words.items():
+            values, gaps = part[name], unknown(part[name])
+            numbers = as_numbers(values, gaps) if words is None else None
+            if numbers is None:
+                code_of_word = {word: float(number) for number, word in enumerate(words or [])}
+                numbers, entries = (
+                    np.full(len(part), np.nan),
+                    [str(called_of(value)) for value in values[~gaps].tolist()],
+                )
+                if strange := next((word for word in entries if word not in code_of_word), None):
+                    hint = f"{checks.nearest(strange, code_of_word) or ': ' + ', '.join(list(code_of_word)[:12])}"
+                    expected = f"the words of the data set{hint}" if words else "numbers"
+                    raise ConfigError(f"{part.source}: column {name!r} holds {strange!r}, and {expected} are known")
+                numbers[~gaps] = [code_of_word[word] for word in entries]
+            encoded_columns.append(numbers)
+        return np.column_stack(encoded_columns)
+
+    def __call__(self, train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """What is missing filled in by what training rows have; then a feature per word."""
+        self.fill = [self._fill(train[:, k], words) for k, words in enumerate(self.words.values())]
+        train, test = self._whole(train), None if test is None else self._whole(test)
+        self._scale(train)
+        return self._scaled(train), None if test is None else self._scaled(test)
+
+    def further(self, part: Columns) -> Tensor:
+        """[n, d] features of other rows.
+
+        Raises:
+            ConfigError: they lack a column or a value, or hold words that the data set does not know.
+        """
+        lacking = [name for name in self.words if name not in part.of]
+        if lacking:
+            raise ConfigError(f"{part.source} lacks the column {lacking[0]!r} of the data set")
+        codes = self.codes(part)
+        if np.isnan(codes).any() and self.missing not in ("mean", "median"):
+            row, column = (int(indices[0]) for indices in np.nonzero(np.isnan(codes)))
+            raise ConfigError(
+                f"{part.source}: {part.where(row)} has nothing in column {list(self.words)[column]!r}; a data set with "
+                "{missing}=mean or median fills it in",
+                mentions=("missing",),
+            )
+        return self._scaled(self._whole(torch.from_numpy(codes)))
+
+    def _whole(self, x: Tensor) -> Tensor:
+        x = torch.where(torch.isnan(x), torch.tensor(self.fill, dtype=x.dtype), x)
+        return torch.cat([self._expanded(x[:, k], words) for k, words in enumerate(self.words.values())], 1)
+
+    def _fill(self, column: Tensor, words: list[str] | None) -> float:
+        """What stands for missing entries of a column."""
+        present_values = column[~torch.isnan(column)].double()
+        if not len(present_values):
+            return 0.0
+        if words is not None:
+            return float(torch.bincount(present_values.long()).argmax())
+        return float(present_values.mean() if self.missing == "mean" else np.median(present_values.numpy()))
+
+    def _expanded(self, column: Tensor, words: list[str] | None) -> Tensor:
+        """[N, 1], or [N, words] of zeros and ones."""
+        if words is None or not self.onehot:
+            return column[:, None]
+        return torch.nn.functional.one_hot(column.long(), len(words)).to(column.dtype)
+
+    def _scale(self, train: Tensor) -> None:
+        """What gives numbers mean 0 and variance 1 over the training rows; features 0 or 1 stay as they are."""
+        width = [1 if words is None or not self.onehot else len(words) for words in self.words.values()]
+        plain = [words is None or not self.onehot for words in self.words.values()]
+        number = torch.tensor(plain).repeat_interleave(torch.tensor(width)) & self.standardise
+        mean, std = train.mean(0), train.std(0, correction=0)
+        self.mean, self.std = torch.where(number, mean, 0.0), torch.where(number & (std > 0), std, 1.0)
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return ((x - self.mean) / self.std).float()

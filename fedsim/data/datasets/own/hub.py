@@ -1,0 +1,168 @@
+"""Data sets by Hugging Face's library `datasets`: of the Hub, its cache, saved to disk, or files by its builders."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError, MissingDataError
+from fedsim.data.datasets.own.data import OwnData
+from fedsim.data.datasets.own.pictures import is_picture
+from fedsim.data.datasets.own.samples import Part, array
+from fedsim.data.datasets.own.torch_dataset import inputs, said
+
+SAVED = ("dataset_dict.json", "state.json", "dataset_info.json")  # of what `save_to_disk` wrote
+
+
+class Hub(OwnData):
+    """Columns of a data set that `datasets.load_dataset` or `load_from_disk` reads. Needs the extra `hub`.
+
+    Without `download` nothing is fetched: what is in the cache is read, what was saved to disk, and local files by the
+    builders csv, json, parquet, imagefolder, …. Labels keep the order and the names of the data set's ClassLabel.
+
+    Args:
+        path: of the Hub (`ylecun/mnist`), a folder that `save_to_disk` wrote, or the name of a builder.
+        x: column of inputs (images, lists of numbers), or a list of columns that hold a number each.
+        y: column of targets.
+        client: column that says whose a sample is; None lets the partition decide.
+        config: one of several configurations of the data set.
+        data_files: of a builder: a file, a list of them, or files by split, {train: a.csv, test: b.csv}.
+        train, test: names of the splits; None takes 'test' where there is one, else a share of `train` is held out.
+        size, colours: of images, see `fedsim.data.datasets.ImageFolder`.
+        download: whether to fetch what is not there.
+        **options: of `OwnData`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        x: str | Sequence[str],
+        y: str,
+        client: str | None = None,
+        config: str | None = None,
+        data_files: Any = None,
+        train: str = "train",
+        test: str | None = None,
+        size: Sequence[int] | None = None,
+        colours: str | None = None,
+        download: bool = False,
+        **options: Any,
+    ) -> None:
+        splits = load(path, config, data_files, download)
+        if test is None and "test" in splits and train != "test":
+            test = "test"
+        for key, name in (("train", train), ("test", test)):
+            if name is not None and name not in splits:
+                raise ConfigError(f"dataset.{key}={name} is no split of {path}; it has {', '.join(splits)}")
+        halves = [splits[name] for name in (train, test) if name is not None]
+        loaded_splits = [read(f"{path}, {half.split}", half, x, y, client, size, colours) for half in halves]
+        names = getattr(halves[0].features[y], "names", None)
+        if names is not None and options.get("task", "classification") == "classification":
+            options["classes"] = len(names)
+        super().__init__(path, loaded_splits[0], loaded_splits[1] if loaded_splits[1:] else None, **options)
+        if names is not None and self.classes is not None:
+            self.label_names = tuple(names)
+
+
+def load(path: str, config: str | None, data_files: Any, download: bool) -> dict[str, Any]:
+    """The splits of a data set by their names."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDataError(
+            "dataset=hub is read by datasets, which is not installed; pip install 'fedsim-torch[hub]'"
+        ) from error
+    folder = Path(path).expanduser()
+    check_files(data_files)
+    if config is not None and data_files is not None:
+        raise ConfigError(
+            f"{{config}}={config} is of a data set of the Hub, and data_files are read; give one of them",
+            mentions=("config",),
+        )
+    try:
+        with quietly(online=download):
+            if any((folder / name).exists() for name in SAVED):
+                dataset = datasets.load_from_disk(str(folder))
+            else:
+                location = str(folder) if folder.exists() else path
+                dataset = datasets.load_dataset(location, config, data_files=data_files)
+    except Exception as error:  # whatever a library, a damaged file or the network may say
+        remedy = "" if download else "; dataset.download=true fetches what is on the Hub"
+        reason = said(error)[:300]
+        description = f"dataset.path={path} (config={config}, data_files={data_files})"
+        raise MissingDataError(f"{description} cannot be read by datasets: {reason}{remedy}") from error
+    return dict(dataset) if isinstance(dataset, dict) else {"train": dataset}
+
+
+def check_files(given: Any) -> None:
+    """A file, several, or those of each split."""
+    of_splits = list(given.values()) if isinstance(given, dict) else [given]
+    for of_split in of_splits:
+        for name in of_split if isinstance(of_split, list) and of_split else [of_split]:
+            if given is not None and (not isinstance(name, str) or not name):
+                raise ConfigError(
+                    f"{{data_files}}={given!r} must be a file, a list of files, or those of each split, such as "
+                    "{train: a.csv, test: b.csv}",
+                    mentions=("data_files",),
+                )
+
+
+@contextlib.contextmanager
+def quietly(online: bool) -> Iterator[None]:
+    """Without progress bars; and, if not online, without a look at the network."""
+    import datasets
+    from huggingface_hub import constants
+
+    silent = datasets.are_progress_bars_disabled()
+    switches = [(datasets.config, "HF_HUB_OFFLINE"), (constants, "HF_HUB_OFFLINE")]
+    before = [getattr(module, name) for module, name in switches]
+    datasets.disable_progress_bars()
+    try:
+        if not online:
+            for module, name in switches:
+                setattr(module, name, True)
+        yield
+    finally:
+        for (module, name), value in zip(switches, before, strict=True):
+            setattr(module, name, value)
+        if not silent:
+            datasets.enable_progress_bars()
+
+
+def read(
+    source: str,
+    split: Any,
+    x: str | Sequence[str],
+    y: str,
+    client: str | None,
+    size: Sequence[int] | None,
+    colours: str | None,
+) -> Part:
+    """Columns of one split."""
+    input_columns = [x] if isinstance(x, str) else list(x)
+    if not input_columns:
+        raise ConfigError(key="x", value=[], needs="names no column")
+    for key, name in [*(("x", name) for name in input_columns), ("y", y), ("client", client)]:
+        if name is not None and name not in split.column_names:
+            raise ConfigError(f"dataset.{key}={name} is no column of {source}; it has {', '.join(split.column_names)}")
+    if not len(split):
+        raise ConfigError(f"{source} holds no samples")
+    try:
+        of = {name: list(split[name]) for name in {*input_columns, y, *([client] if client is not None else [])}}
+    except Exception as error:  # of a column whose entries cannot be decoded
+        raise MissingDataError(f"{source} cannot be read ({said(error)})") from error
+    input_arrays = [inputs(source, of[name], size, colours) for name in input_columns]
+    if not isinstance(x, str):
+        for name, values in zip(input_columns, input_arrays, strict=True):
+            if values.ndim != 1:
+                raise ConfigError(
+                    f"{source}: column {name!r} of {{x}} holds more than a number; name it alone", mentions=("x",)
+                )
+        input_arrays = [np.column_stack([array(source, "x", values) for values in input_arrays]).astype(np.float32)]
+    pictures = all(map(is_picture, of[input_columns[0]]))
+    clients = None if client is None else of[client]
+    return Part(source, input_arrays[0], of[y], clients, channels="first" if pictures else None)

@@ -1,0 +1,112 @@
+"""A folder of images, a folder per class: torchvision's ImageFolder layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from fedsim.core.errors import ConfigError, MissingDataError
+from fedsim.core.torchvision_import import torchvision
+from fedsim.data.datasets.own.data import OwnData
+from fedsim.data.datasets.own.pictures import check_options, pixels, stacked
+from fedsim.data.datasets.own.samples import Part
+
+
+class ImageFolder(OwnData):
+    """Images FOLDER/train/CLASS/* and FOLDER/test/CLASS/*, kept as uint8; or FOLDER/CLASS/*, of which a share is held
+    out.
+
+    Args:
+        path: the folder.
+        size: [height, width] that images are resized to (bilinear); None refuses images of several sizes.
+        colours: 'rgb' or 'grey'; None keeps one channel where all images are grey, else three.
+        client: a regular expression that is searched for in a file's path below FOLDER (or below train and test); its
+            first group names the file's client: `([^/_]+)_` takes what stands before the first underscore. None lets
+            the partition decide.
+        **options: of `OwnData`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        size: Sequence[int] | None = None,
+        colours: str | None = None,
+        client: str | None = None,
+        standardise: bool = True,
+        **options: Any,
+    ) -> None:
+        check_options(size, colours)
+        pattern = _pattern(client)
+        folder = Path(path).expanduser()
+        if not folder.is_dir():
+            raise MissingDataError(
+                f"{{path}}={folder} is no folder (looked for {folder.resolve()})", mentions=("path",)
+            )
+        halves = [folder / half for half in ("train", "test") if (folder / half).is_dir()] or [folder]
+        if halves[0].name == "test" and len(halves) == 1:
+            raise MissingDataError(
+                f"{{path}}={folder} has a folder test and none of the name train", mentions=("path",)
+            )
+        splits = [read(half, size, colours, pattern) for half in halves]
+        name, test = folder.resolve().name, splits[1] if splits[1:] else None
+        super().__init__(name, splits[0], test, standardise=standardise, **options)
+
+
+def _pattern(client: str | None) -> re.Pattern[str] | None:
+    """The expression, compiled."""
+    if client is None:
+        return None
+    try:
+        pattern = re.compile(client)
+    except re.error as error:
+        raise ConfigError(f"{{client}}={client} is no regular expression ({error})", mentions=("client",)) from error
+    if not pattern.groups:
+        raise ConfigError(
+            f"{{client}}={client} has no group; put what names the client in brackets", mentions=("client",)
+        )
+    return pattern
+
+
+def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: re.Pattern[str] | None) -> Part:
+    """All images below a folder."""
+    try:
+        image_folder = torchvision().datasets.ImageFolder(str(folder))
+    except (FileNotFoundError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise MissingDataError(
+            f"{{path}}: {folder} has no images in a folder per class ({reason})", mentions=("path",)
+        ) from error
+    names = [Path(path).relative_to(folder).as_posix() for path, _ in image_folder.samples]
+
+    def decoded(name: str) -> tuple[np.ndarray, bool]:
+        try:
+            with Image.open(folder / name) as image:
+                return pixels(image, size)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            reason = " ".join(str(error).split())
+            raise MissingDataError(
+                f"{{path}}: {folder / name} is no usable image ({reason})", mentions=("path",)
+            ) from error
+
+    with ThreadPoolExecutor() as pool:
+        x = stacked(str(folder), zip(names, pool.map(decoded, names), strict=True), colours)
+    y = np.array([image_folder.classes[label] for _, label in image_folder.samples])
+    clients = None if client is None else owners(folder, names, client)
+    return Part(str(folder), x, y, clients, names.__getitem__, "last")
+
+
+def owners(folder: Path, names: list[str], client: re.Pattern[str]) -> list[str]:
+    """[N] whose each file is."""
+    matches = [client.search(name) for name in names]
+    for name, match in zip(names, matches, strict=True):
+        if match is None or not match[1]:
+            raise ConfigError(
+                f"{folder}: {{client}}={client.pattern} finds no client in {name}; mend either", mentions=("client",)
+            )
+    return [match[1] for match in matches if match is not None]

@@ -1,0 +1,185 @@
+"""Data in LEAF's JSON format (Caldas et al. 2018): users, num_samples, user_data."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError, MissingDataError
+from fedsim.core.files import regular
+from fedsim.data.datasets.own.data import OwnData
+from fedsim.data.datasets.own.samples import Part, array
+from fedsim.data.datasets.text import tokens_of
+
+
+class LEAF(OwnData):
+    """Every user is a client (partition=natural). Inputs are lists of numbers, as FEMNIST's and Synthetic's are, or
+    sequences of one length whose target is the next character, as Shakespeare's are: these become numbers of
+    characters in `alphabet`, as in `fedsim.data.datasets.Text`, whose classes are 0 for characters that occur in no
+    training sequence and one for each other. Sent140's and Reddit's texts of several lengths and CelebA's names of
+    files are refused.
+
+    Read from all files FOLDER/train/*.json and FOLDER/test/*.json, as LEAF's preprocessing writes them; or from
+    FOLDER/*.json, or one file, of whose samples `test_fraction` is held out. Test users who train nothing (LEAF's split
+    by user) test everybody's model.
+
+    Args:
+        path: the folder or file.
+        shape: of an input, such as [1,28,28]; None takes inputs as they are.
+        **options: of `OwnData`.
+
+    Attributes:
+        alphabet: characters of the training sequences, sorted; empty where inputs are numbers.
+    """
+
+    def __init__(self, path: str, shape: Sequence[int] | None = None, **options: Any) -> None:
+        root = Path(path).expanduser()
+        if not root.exists():
+            raise MissingDataError(f"{{path}}={root} is not there (looked for {root.resolve()})", mentions=("path",))
+        halves = [root / half for half in ("train", "test")]
+        if halves[1].is_dir() and not halves[0].is_dir():
+            raise MissingDataError(f"{{path}}={root} has a folder test and none of the name train", mentions=("path",))
+        train = halves[0] if halves[0].is_dir() else root
+        splits = [read(train), *([read(halves[1])] if train != root and halves[1].is_dir() else [])]
+        self.alphabet = ""
+        if splits[0].x.dtype.kind == "U":
+            if shape is not None or options.get("classes") is not None or options.get("task") == "regression":
+                raise ConfigError(
+                    f"{{path}}={root} holds text, whose shape, classes and task follow from it; set {{shape}} "
+                    "and {classes} to null and {task} to classification",
+                    mentions=("path", "shape", "classes", "task"),
+                )
+            self.alphabet, splits = spelled(splits)
+            options |= {"inputs": "tokens", "classes": len(self.alphabet) + 1}
+        if shape is not None:
+            splits = [shaped(split, shape) for split in splits]
+        super().__init__(root.stem, splits[0], splits[1] if splits[1:] else None, **options)
+
+
+def read(place: Path) -> Part:
+    """All users of a file, or of all JSON files of a folder."""
+    files = sorted(place.glob("*.json")) if place.is_dir() else [place]
+    if not files:
+        raise MissingDataError(f"{{path}}: {place} has no JSON files", mentions=("path",))
+    samples_by_user: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for file in files:
+        for user, samples in users(file):
+            if user in samples_by_user:
+                raise ConfigError(f"{file}: user {user!r} stands in another file too; keep one of them")
+            samples_by_user[user] = samples
+    nonempty_users = {user: samples for user, samples in samples_by_user.items() if len(samples[1])}
+    if not nonempty_users:
+        raise ConfigError(f"{place}: no user has samples")
+    if len({x.dtype.kind for x, _ in nonempty_users.values()}) > 1:
+        raise ConfigError(f"{place}: some users have numbers in x and others text; make them alike")
+    if len(widths := {x.dtype.itemsize for x, _ in nonempty_users.values() if x.dtype.kind == "U"}) > 1:
+        raise ConfigError(f"{place}: users' sequences have {len(widths)} different lengths; make them alike")
+    shapes = {x.shape[1:] for x, _ in nonempty_users.values()}
+    if len(shapes) > 1:
+        shape_names = " and ".join(sorted(str(list(shape)) for shape in shapes)[:2])
+        raise ConfigError(f"{place}: x is ragged, its entries differ in shape ({shape_names}); make them alike")
+    names, ends = list(nonempty_users), list(itertools.accumulate(len(y) for _, y in nonempty_users.values()))
+
+    def where(number: int) -> str:
+        user = bisect.bisect_right(ends, number)
+        return f"sample {number - (ends[user - 1] if user else 0)} of user {names[user]}"
+
+    x, y = (np.concatenate([samples[k] for samples in nonempty_users.values()]) for k in (0, 1))
+    owners = np.repeat(np.array(names), [len(samples[1]) for samples in nonempty_users.values()])
+    return Part(str(place), x, y, owners, where)
+
+
+def users(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+    """The users of one file, inputs [n, …] and targets [n] of each."""
+    try:
+        content = json.loads(regular(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise MissingDataError(f"{{path}}: {file} cannot be read as JSON ({reason})", mentions=("path",)) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: LEAF's files hold users and user_data; this is a {type(content).__name__}")
+    user_names, counts, data = (content.get(key) for key in ("users", "num_samples", "user_data"))
+    if not isinstance(user_names, list) or not isinstance(data, dict):
+        raise ConfigError(f"{file}: LEAF's files hold a list users and an object user_data, not {', '.join(content)}")
+    if counts is not None and (not isinstance(counts, list) or len(counts) != len(user_names)):
+        raise ConfigError(f"{file}: num_samples must have a number for each of the {len(user_names)} users")
+    user_samples = []
+    for index, name in enumerate(map(str, user_names)):
+        user_data = data.get(name)
+        if not isinstance(user_data, dict) or not all(isinstance(user_data.get(key), list) for key in ("x", "y")):
+            raise ConfigError(f"{file}: user {name!r} has no lists x and y in user_data")
+        if len(user_data["x"]) != len(user_data["y"]):
+            raise ConfigError(
+                f"{file}: user {name!r} has {len(user_data['x'])} inputs and {len(user_data['y'])} targets"
+            )
+        if counts is not None and counts[index] != len(user_data["y"]):
+            raise ConfigError(
+                f"{file}: num_samples says {counts[index]} of user {name!r}, who has {len(user_data['y'])}"
+            )
+        user_samples.append((name, samples(f"{file}, user {name}", user_data["x"], user_data["y"])))
+    return user_samples
+
+
+def samples(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """One user's."""
+    inputs = array(source, "x", x)
+    targets = array(source, "y", y)
+    if len(x) and inputs.dtype.kind == "U" and inputs.ndim == 1:
+        lengths = {len(text) for text in x}
+        if len(lengths) == 1 and all(isinstance(target, str) and len(target) == 1 for target in y):
+            return inputs, targets
+        raise ConfigError(
+            f"{source}: x holds words such as {x[0][:20]!r}, and of text dataset=leaf reads sequences of one length "
+            "with a character as target, as Shakespeare's; read files of images by dataset=image_folder, and give "
+            "other texts as lists of numbers"
+        )
+    if len(x) and inputs.dtype.kind not in "iufb":
+        kind = "lists of words" if inputs.dtype.kind == "U" else type(inputs.item(0)).__name__
+        raise ConfigError(
+            f"{source}: x holds {kind}, as Sent140's and Reddit's do, and dataset=leaf reads numbers and Shakespeare's "
+            "sequences; give each text as a list of numbers, all of one length"
+        )
+    return inputs.astype(np.float32), targets
+
+
+def spelled(parts: list[Part]) -> tuple[str, list[Part]]:
+    """The alphabet of the training sequences, and all parts with numbers of characters in the place of characters."""
+    codes = [[_codes(values) for values in (part.x, part.y)] for part in parts]
+    code_points = np.unique(np.concatenate([values.reshape(-1) for values in codes[0]]))
+    alphabet = code_points.astype("<u4").tobytes().decode("utf-32-le")
+    lengths = {x.shape[1] for x, _ in codes}
+    if len(lengths) > 1:
+        raise ConfigError(
+            f"{parts[-1].source}: test sequences have another length than training sequences; make them alike"
+        )
+    token_arrays = [[tokens_of(values, code_points) for values in part_codes] for part_codes in codes]
+    token_parts = [
+        Part(part.source, x, y[:, 0].astype(np.int64), part.clients, part.where)
+        for part, (x, y) in zip(parts, token_arrays, strict=True)
+    ]
+    return alphabet, token_parts
+
+
+def _codes(texts: np.ndarray) -> np.ndarray:
+    """[N] texts of L characters → their code points [N, L]."""
+    return np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
+
+
+def shaped(part: Part, shape: Sequence[int]) -> Part:
+    """The same inputs in a shape."""
+    sizes = [checks.whole("shape", size) for size in shape]
+    if math.prod(sizes) != math.prod(part.x.shape[1:]):
+        raise ConfigError(
+            f"{{shape}}={list(shape)} holds {math.prod(sizes)} numbers, but inputs of {part.source} have "
+            f"{math.prod(part.x.shape[1:])}",
+            mentions=("shape",),
+        )
+    return Part(part.source, part.x.reshape(-1, *sizes), part.y, part.clients, part.where)

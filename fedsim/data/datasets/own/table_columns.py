@@ -1,0 +1,190 @@
+"""Columns of a table: a CSV or Parquet file, a data frame, or a mapping from names to values."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError, MissingDataError
+from fedsim.data.datasets.own.samples import called_of
+
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # whatever the case
+SEPARATORS = (",", ";", "\t", "|")
+MOST_OPEN = 2**20  # signs of a field of a CSV file: one that is never closed takes all the rest
+
+
+@dataclass
+class Columns:
+    """A table, read.
+
+    Attributes:
+        source: where it is from, for messages.
+        of: the columns by their names, [N] each, as they were read: words of a CSV file stay words.
+        where: what row n is called in messages.
+    """
+
+    source: str
+    of: dict[str, np.ndarray]
+    where: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.of.values()), ()))
+
+    def rows(self, some: np.ndarray) -> Columns:
+        """The same columns of these rows."""
+        row_name = self.where
+        return Columns(self.source, {k: v[some] for k, v in self.of.items()}, lambda n: row_name(int(some[n])))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.of[name]
+
+
+def columns(table: Any, separator: str | None = None, key: str = "dataset.path") -> Columns:
+    """What somebody gave, as columns: a path, a data frame (of pandas, polars or pyarrow), a mapping.
+
+    Raises:
+        ConfigError: where it cannot be read, or is no table.
+    """
+    if isinstance(table, (str, Path)):
+        path = Path(table).expanduser()
+        if not path.is_file():
+            raise MissingDataError(f"{key}={path} is no file (looked for {path.resolve()})")
+        if path.suffix.lower() in (".parquet", ".pq"):
+            return _checked(Columns(str(path), _parquet(path, key), "row {}".format))
+        return _csv(path, separator, key)
+    if isinstance(table, Mapping):
+        arrays = {str(name): _column(values) for name, values in table.items()}
+    else:
+        names = getattr(table, "column_names", getattr(table, "columns", None))
+        if names is None:
+            raise ConfigError(
+                f"{key} is a {type(table).__name__} and no table; give a path, a data frame, or a mapping to columns"
+            )
+        arrays = {str(name): _column(table[name]) for name in names}
+    return _checked(Columns(f"{key.split('.')[0]}=table", arrays, "row {}".format))
+
+
+def _checked(table: Columns) -> Columns:
+    lengths = {name: values.shape for name, values in table.of.items()}
+    first = next(iter(lengths.items()), None)
+    if first is None or not len(table):
+        raise ConfigError(f"{table.source}: the table has no rows")
+    for name, shape in lengths.items():
+        if len(shape) != 1:
+            raise ConfigError(
+                f"{table.source}: column {name!r} holds {len(shape)}-dimensional values; give numbers or words"
+            )
+        if shape != first[1]:
+            raise ConfigError(
+                f"{table.source}: column {name!r} has {shape[0]} entries, {first[0]!r} {first[1][0]}; make them alike"
+            )
+    return table
+
+
+def _column(values: Any) -> np.ndarray:
+    """One column of a frame or mapping."""
+    if hasattr(values, "to_numpy"):
+        values = values.to_numpy()
+    elif hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    if isinstance(values, np.ndarray):
+        return values
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise ConfigError(
+            f"{{path}} (or test_path) has a column that is {values!r}; give a value per row", mentions=("path",)
+        )
+    listed = list(values)
+    array = np.empty(len(listed), dtype=object)
+    array[:] = listed
+    return array
+
+
+def _parquet(path: Path, key: str) -> dict[str, np.ndarray]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise MissingDataError(
+            f"{key}={path} is read by pyarrow, which is not installed; pip install 'fedsim-torch[table]'"
+        ) from error
+    try:
+        table = parquet.ParquetFile(path).read()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise MissingDataError(f"{key}={path} cannot be read as Parquet: {' '.join(str(error).split())}") from error
+    if len(set(table.column_names)) < len(table.column_names):
+        raise ConfigError(f"{key}={path} has several columns of one name; rename them")
+    return {name: _column(table[name]) for name in table.column_names}
+
+
+def _csv(path: Path, separator: str | None, key: str) -> Columns:
+    """Words, in columns by the names in the first line; lines that are empty are passed over."""
+    csv.field_size_limit(MOST_OPEN)
+    lines: list[list[str]] = []
+    numbers: list[int] = []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            mark = separator or max(SEPARATORS, key=first.count)
+            for number, line in _lines(csv.reader(file, delimiter=mark, strict=True)):
+                lines.append(line)
+                numbers.append(number)
+    except (OSError, UnicodeDecodeError, csv.Error, TypeError) as error:
+        raise MissingDataError(f"{key}={path} cannot be read as CSV ({error})") from error
+    if len(lines) < 2:
+        raise ConfigError(f"{path}: a table has a line of names and at least one row, and this has {len(lines)} lines")
+    names = [name.strip() for name in lines[0]]
+    if not all(names):
+        raise ConfigError(f"{path}: column {names.index('') + 1} has no name; the first line names all columns")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"{path}: there are several columns {twice!r}; rename them")
+    for line, number in zip(lines[1:], numbers[1:], strict=True):
+        if len(line) != len(names):
+            raise ConfigError(f"{path}: line {number} has {len(line)} entries, but there are {len(names)} columns")
+    rows = np.empty((len(lines) - 1, len(names)), dtype=object)
+    rows[:] = lines[1:]
+    arrays = {name: rows[:, index] for index, name in enumerate(names)}
+    return Columns(str(path), arrays, lambda n: f"line {numbers[n + 1]}")
+
+
+def _lines(reader: Any) -> Iterator[tuple[int, list[str]]]:
+    """Lines with something in them, and their numbers."""
+    for line in reader:
+        if any(field.strip() for field in line):
+            yield reader.line_num, line
+
+
+def missing(values: np.ndarray) -> np.ndarray:
+    """[N] which entries are not there."""
+    if values.dtype.kind == "f":
+        return np.isnan(values)
+    if values.dtype.kind in "biu":
+        return np.zeros(len(values), dtype=bool)
+    return np.array([(name := called_of(value)) is None or name.lower() in MISSING for value in values.tolist()])
+
+
+def as_numbers(values: np.ndarray, gaps: np.ndarray) -> np.ndarray | None:
+    """[N] float64, NaN where something is missing; None where an entry is no number."""
+    if values.dtype.kind in "iufb":
+        return values.astype(np.float64)
+    numbers = np.full(len(values), np.nan)
+    present_values = values[~gaps].tolist()
+    if any(
+        isinstance(value, bool) or not hasattr(value, "__float__")
+        for value in present_values
+        if not isinstance(value, str)
+    ):
+        return None
+    if any(isinstance(value, str) and "_" in value for value in present_values):  # which Python takes for 1000s
+        return None
+    try:
+        numbers[~gaps] = np.array(present_values, dtype=object).astype(np.float64)
+    except (TypeError, ValueError):
+        return None
+    return numbers

@@ -1,0 +1,154 @@
+"""Any map-style Dataset of PyTorch: every sample is read once, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+from fedsim.data.datasets.own.data import OwnData
+from fedsim.data.datasets.own.pictures import check_options, is_picture, pixels, stacked
+from fedsim.data.datasets.own.samples import Part, array
+
+LOOKED_AT = 16  # samples that are read twice
+
+
+class TorchData(OwnData):
+    """Samples (x, y), or mappings, of Datasets with a length: of torchvision, of a library, of your own.
+
+    A Dataset that gives another sample each time (a random crop) is refused, since it is read once: leave such
+    transforms out, and augment by `augment`.
+
+    Args:
+        train, test: the Datasets; without `test` a share of `train` is held out.
+        x, y: where inputs and targets stand in a sample: a place in a tuple, or a key of a mapping.
+        client: likewise whose a sample is; or an attribute of the Dataset, [N] clients. None lets the partition decide.
+        size, colours: of images of Pillow's, see `fedsim.data.datasets.ImageFolder`.
+        name: what reports call the data; None takes the class of `train`.
+        **options: of `OwnData`.
+    """
+
+    def __init__(
+        self,
+        train: Any,
+        test: Any = None,
+        x: int | str = 0,
+        y: int | str = 1,
+        client: int | str | None = None,
+        size: Sequence[int] | None = None,
+        colours: str | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        check_options(size, colours)
+        keys = {"x": x, "y": y, "client": client}
+        splits = [
+            read(half, dataset, keys, size, colours)
+            for half, dataset in (("train", train), ("test", test))
+            if half == "train" or dataset is not None
+        ]
+        super().__init__(name or type(train).__name__, splits[0], splits[1] if splits[1:] else None, **options)
+
+
+def read(
+    half: str, given: Any, keys: dict[str, int | str | None], size: Sequence[int] | None, colours: str | None
+) -> Part:
+    """All samples of a Dataset."""
+    source = f"dataset.{half} ({type(given).__name__})"
+    if not hasattr(given, "__getitem__") or not hasattr(given, "__len__") or isinstance(given, (str, Mapping)):
+        raise ConfigError(f"{source} is no map-style Dataset, which has a length and samples by number")
+    client, client_values = keys["client"], None
+    if isinstance(client, str) and hasattr(given, client):
+        client_values, client = getattr(given, client), None
+    count = length(source, given)
+    values_by_role: dict[str, list[Any]] = {name: [] for name in keys}
+    for number in range(count):
+        sample = one(source, given, number)
+        for name, key in (keys | {"client": client}).items():
+            if key is not None:
+                values_by_role[name].append(copied(part_of(source, name, sample, key)))
+        if number < LOOKED_AT:
+            _check_repeatable(source, given, number, keys, values_by_role)
+    if not count:
+        raise ConfigError(f"{source} holds no samples")
+    owners = values_by_role["client"] or None if client_values is None else client_values
+    pictures = all(map(is_picture, values_by_role["x"]))
+    x = inputs(source, values_by_role["x"], size, colours)
+    return Part(source, x, values_by_role["y"], owners, channels="first" if pictures else None)
+
+
+def copied(value: Any) -> Any:
+    """A value of its own: some Datasets fill one buffer again and again."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _check_repeatable(
+    source: str, given: Any, number: int, keys: Mapping[str, int | str | None], values_by_role: Mapping[str, list[Any]]
+) -> None:
+    """Refuse a Dataset whose sample, or its target, is another one the second time."""
+    sample = one(source, given, number)
+    for name, what in (("x", "sample"), ("y", "the target of sample")):
+        if keys[name] is None:
+            continue
+        first, second = (
+            np.asarray(copied(value)) for value in (values_by_role[name][-1], part_of(source, name, sample, keys[name]))
+        )
+        if first.dtype != object and not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
+            raise ConfigError(
+                f"{source}: {what} {number} differs each time it is read; leave random transforms out, and augment by "
+                "dataset/augment"
+            )
+
+
+def length(source: str, given: Any) -> int:
+    """How many samples there are."""
+    try:
+        return len(given)
+    except Exception as error:  # whatever somebody's class may say
+        raise ConfigError(f"{source} has no length ({said(error)})") from error
+
+
+def one(source: str, given: Any, number: int) -> Any:
+    """A sample."""
+    try:
+        return given[number]
+    except Exception as error:  # likewise
+        raise ConfigError(f"{source}: sample {number} cannot be read ({said(error)})") from error
+
+
+def part_of(source: str, name: str, sample: Any, key: Any) -> Any:
+    """What stands at a place of a sample."""
+    try:
+        if isinstance(key, str) and not hasattr(sample, "keys"):
+            raise TypeError  # a tensor would take a word for several numbers
+        return sample[key]
+    except (LookupError, TypeError) as error:
+        kind = f"the keys {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else type(sample).__name__
+        raise ConfigError(f"{source}: dataset.{name}={key!r} is not to be found in a sample ({kind})") from error
+
+
+def inputs(source: str, values: list[Any], size: Sequence[int] | None, colours: str | None) -> np.ndarray:
+    """[N, …] of all samples; images of Pillow's as bytes with channels first."""
+    if not all(map(is_picture, values)):
+        if size is not None or colours is not None:
+            raise ConfigError(
+                f"{source}: {{size}} and colours are for images of Pillow's, and x holds others", mentions=("size",)
+            )
+        return array(source, "x", [np.asarray(value) if is_picture(value) else value for value in values])
+    try:
+        decoded = ((f"sample {number}", pixels(value, size)) for number, value in enumerate(values))
+        return np.ascontiguousarray(stacked(source, decoded, colours).transpose(0, 3, 1, 2))
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{source}: an image cannot be read ({said(error)})") from error
+
+
+def said(error: BaseException) -> str:
+    """What an error says, in one line; its kind where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,74 @@
+"""Everybody's data in one client: what a centralised baseline trains on (profl Table 1, PG).
+
+Sample j of every batch is member j mod m's: a stream draws it from that member's law, and `fedsim.shift.pooled` moves
+it with that member's sensitivity. Stored data are dealt out in the same way whoever would hold them, which is the
+mixture of an iid partition. Where one member's data are met at a time, a batch is that of a member drawn at random.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import rng
+from fedsim.core.errors import ConfigError
+from fedsim.data.datasets.dataset import Dataset
+
+
+class PooledData(Dataset):
+    """The data of m members as one client's.
+
+    Args:
+        inner: whose data.
+        members: m.
+        one_at_a_time: every batch drawn is one member's, named by its entry 'member' [c, B].
+    """
+
+    def __init__(self, inner: Dataset, members: int, one_at_a_time: bool = False) -> None:
+        if one_at_a_time and not inner.stream:
+            raise ConfigError(
+                f"local.deals=one draws the samples of one client, but those of dataset={inner.name} have none before "
+                "they are dealt out; use a stream such as house_prices, or local.deals=everybody"
+            )
+        if inner.stream and inner.natural_clients != members:
+            raise ConfigError(f"clients={members}, but dataset={inner.name} was made for {inner.natural_clients}")
+        if inner.weights is not None and np.ptp(inner.weights) > 1e-9:
+            raise ConfigError("local=pg pools everybody alike, but the clients' weights differ; set weight_variance=0")
+        fields = {f.name: getattr(inner, f.name) for f in dataclasses.fields(Dataset)}
+        super().__init__(**fields | {"owners": None, "test_owners": None, "weights": None, "client_names": None})
+        self.inner, self.members, self.one_at_a_time = inner, members, one_at_a_time
+
+    @property
+    def stream(self) -> bool:
+        return self.inner.stream
+
+    @property
+    def natural_clients(self) -> int | None:
+        return 1 if self.stream else None
+
+    def draw(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        if self.one_at_a_time:
+            member = rng.integers(rng.fold(keys, self.members), torch.zeros_like(keys), self.members)
+            drawn = self.inner.draw(member, keys, size, dtype)
+            return drawn | {"member": member[:, None].expand(-1, size)}
+        return {n: v[:, :size] for n, v in self._deal(self.inner.draw, keys, size, dtype).items()}
+
+    def exact(self, clients: Tensor, keys: Tensor, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        return self._deal(self.inner.exact, keys, size, dtype)
+
+    def exact_size(self, size: int) -> int:
+        return self.members * self.inner.exact_size(-(-size // self.members))
+
+    def _deal(
+        self, source: Callable[..., dict[str, Tensor]], keys: Tensor, size: int, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """Equal shares of all members, in turn: [c, m · share, …]."""
+        everyone = torch.arange(self.members, device=keys.device)
+        shares = source(
+            everyone.repeat(len(keys)), rng.fold(keys[:, None], everyone).flatten(), -(-size // self.members), dtype
+        )
+        return {n: v.unflatten(0, (-1, self.members)).transpose(1, 2).flatten(1, 2) for n, v in shares.items()}

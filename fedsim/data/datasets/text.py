@@ -1,0 +1,237 @@
+"""Any text file: which character comes next, by blocks of the text or by who speaks."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.constraints import Count, Fraction, OneOf
+from fedsim.core.errors import ConfigError, MissingDataError
+from fedsim.core.files import regular
+from fedsim.data.datasets.dataset import Dataset
+
+log = logging.getLogger(__name__)
+
+OWNERS = ("blocks", "speaker")
+SPEECH = re.compile(
+    r"""^(?:[ \t]*(?!(?:ACT|SCENE|EXEUNT|EXIT)\b)([A-Z][A-Z0-9 ,&'’-]+)[:.]  # HAMLET. or HAMLET: alone on a line
+        |(?:\A|(?<=\n\n))[ \t]*([A-Z][^\n:.]{0,39}):)[ \t]*$                # First Citizen: after an empty one""",
+    re.MULTILINE | re.VERBOSE,
+)
+
+
+class Text(Dataset):
+    """Sequences of L characters [N, L], and for each of their positions the character that follows, [N, L].
+
+    A client's characters are cut in two: the last share is held out, and each part is divided into sequences that
+    follow one another; what is left at its end is dropped, and no target lies in the other part. Tokens are numbers of
+    characters in `alphabet`, from 1 on; 0 stands for those that occur in no training sequence, as input and as target
+    (no model can learn to predict it, and so it counts as an error). The partition is natural. The construction is that
+    of LEAF's Shakespeare (Caldas et al., 2018), whose targets are the last position's alone, and sequences overlap.
+
+    Args:
+        path: of the file, UTF-8.
+        length: L.
+        by: whose a character is. 'blocks': the text is cut into as many equal blocks as there are clients; 'speaker':
+            speeches of one name are a client's, in their order, without the names; those who say most are clients, and
+            client 0 says most.
+        clients: m; None or 'all' takes every speaker who fills a sequence.
+        speaker: regular expression of what begins a speech, `^` and `$` being ends of lines; its first group is the
+            name. None: a line NAME. or NAME: in capitals, or after an empty line a capitalised name with a colon.
+        test_fraction: share of each client's characters that is held out; no test set where it is 0.
+
+    Attributes:
+        alphabet: characters of the training sequences, sorted.
+
+    Raises:
+        MissingDataError: there is no such file, or it holds no text.
+        ConfigError: it holds too little for that many clients.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        length: Count = 80,
+        by: Annotated[str, OneOf(*OWNERS)] = "blocks",
+        clients: int | str | None = None,
+        speaker: str | None = None,
+        test_fraction: Fraction = 0.2,
+    ) -> None:
+        client_count = None if clients in (None, "all") else checks.whole("clients", clients)
+        if test_fraction == 1:
+            raise ConfigError(key="test_fraction", value=1, needs="leaves nothing to train on; give less")
+        names = None
+        if by == "speaker":
+            speeches = _speeches(_read(path), SPEECH if speaker is None else _pattern(speaker), path)
+            names, texts = _talkative(speeches, client_count, length, test_fraction, path)
+        else:
+            if speaker is not None:
+                raise ConfigError(
+                    f"{{speaker}}={speaker!r} needs {{by}}=speaker",
+                    mentions=("speaker", "by"),
+                )
+            if client_count is None:
+                raise ConfigError(
+                    f"clients={clients or 'null'} needs {{by}}=speaker; give the number of blocks", mentions=("by",)
+                )
+            texts = _blocks(_read(path), client_count, length, test_fraction)
+        codes = [np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in texts]
+        cuts = [_training(len(text), test_fraction) for text in codes]
+        code_points = np.unique(
+            np.concatenate([text[: _used(cut, length)] for text, cut in zip(codes, cuts, strict=True)])
+        )
+        self.alphabet = code_points.astype("<u4").tobytes().decode("utf-32-le")
+        train = [tokens_of(text[:cut], code_points) for text, cut in zip(codes, cuts, strict=True)]
+        test = [tokens_of(text[cut:], code_points) for text, cut in zip(codes, cuts, strict=True)]
+        train_x, train_y, owners = _sequences(train, length)
+        test_x, test_y, test_owners = _sequences(test, length)
+        if test_fraction and not len(test_x):
+            raise ConfigError(
+                f"{{test_fraction}}={test_fraction:g} holds out too little of every client's text for a sequence "
+                f"of {{length}}={length} and the character after it; raise it, lower the length, or give 0",
+                mentions=("test_fraction", "length"),
+            )
+        super().__init__(
+            "text",
+            train_x,
+            train_y,
+            test_x if len(test_x) else None,
+            test_y if len(test_x) else None,
+            classes=len(code_points) + 1,
+            owners=owners,
+            client_names=names,
+            test_owners=test_owners if len(test_x) else None,
+        )
+        unknown = f", {(test_y == 0).float().mean():.2%} of whose characters are unknown" if len(test_x) else ""
+        log.info(
+            "%s: %d characters occur; %d sequences to train on, %d to test on%s",
+            path, len(code_points), len(train_x), len(test_x), unknown,
+        )  # fmt: skip
+
+
+def _read(path: str) -> str:
+    """All of the file."""
+    try:
+        text = regular(Path(path).expanduser()).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise MissingDataError(
+            f"{{path}}={path} is no text in UTF-8 ({error}); convert it", mentions=("path",)
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise MissingDataError(
+            f"{{path}}={path} cannot be read ({reason}); give any text file", mentions=("path",)
+        ) from error
+    if not text.strip():
+        raise MissingDataError(f"{{path}}={path} is empty; give a file with text", mentions=("path",))
+    return text
+
+
+def _pattern(speaker: str) -> re.Pattern[str]:
+    """A user's own; it must name somebody."""
+    try:
+        pattern = re.compile(speaker, re.MULTILINE)
+    except re.error as error:
+        raise ConfigError(
+            f"{{speaker}}={speaker!r} is no regular expression ({error})", mentions=("speaker",)
+        ) from error
+    if not pattern.groups:
+        raise ConfigError(
+            f"{{speaker}}={speaker!r} has no group; put the name in brackets, such as '^(\\w+):'", mentions=("speaker",)
+        )
+    return pattern
+
+
+def _speeches(text: str, pattern: re.Pattern[str], path: str) -> dict[str, str]:
+    """Name → all that is said under it, a line break between speeches."""
+    starts = list(pattern.finditer(text))
+    speeches_by_name: dict[str, list[str]] = {}
+    for i, start in enumerate(starts):
+        end = starts[i + 1].start() if i + 1 < len(starts) else len(text)
+        name = next((group for group in start.groups() if group), "").strip()
+        speeches_by_name.setdefault(name, []).append(text[start.end() : end].strip())
+    if len(speeches_by_name) < 2:
+        finding = f"one speaker alone, {next(iter(speeches_by_name))}," if speeches_by_name else "no speaker"
+        raise ConfigError(
+            f"{{by}}=speaker finds {finding} in {path}; say in {{speaker}} how a speech begins, or give {{by}}=blocks",
+            mentions=("by", "speaker"),
+        )
+    return {name: "\n".join(filter(None, speeches)) for name, speeches in speeches_by_name.items()}
+
+
+def _talkative(
+    said: dict[str, str], clients: int | None, length: int, test_fraction: float, path: str
+) -> tuple[tuple[str, ...], list[str]]:
+    """The clients' names and texts, who says most first."""
+    enough = [name for name, text in said.items() if _training(len(text), test_fraction) > length]
+    names = sorted(enough, key=lambda name: -len(said[name]))
+    if clients is not None and clients > len(names):
+        raise ConfigError(
+            f"clients={clients}, but of the {len(said)} speakers in {path} only {len(names)} fill a sequence of "
+            f"{{length}}={length} and the character after it; lower one of the two",
+            mentions=("length",),
+        )
+    if not names:
+        raise ConfigError(key="length", value=length, needs=f"is more than any speaker in {path} says; lower it")
+    names = names[:clients]
+    return tuple(names), [said[name] for name in names]
+
+
+def _blocks(text: str, clients: int, length: int, test_fraction: float) -> list[str]:
+    """Contiguous blocks whose lengths differ by one at most."""
+    training_length = _training(len(text) // clients, test_fraction)
+    if training_length <= length:
+        raise ConfigError(
+            f"{{length}}={length} is too long for clients={clients}: of {len(text)} characters each has "
+            f"{training_length} to train on, and a sequence takes one more than its length; lower one of the two, or "
+            "give more text",
+            mentions=("length",),
+        )
+    bounds = [len(text) * i // clients for i in range(clients + 1)]
+    return [text[a:b] for a, b in itertools.pairwise(bounds)]
+
+
+def _training(characters: int, test_fraction: float) -> int:
+    """How many of a client's characters are trained on."""
+    return characters - int(characters * test_fraction)
+
+
+def _count(characters: int, length: int) -> int:
+    """How many sequences so many characters make, the target of the last one included."""
+    return max(0, (characters - 1) // length)
+
+
+def _used(characters: int, length: int) -> int:
+    """How many of the characters are in sequences, as inputs or as targets."""
+    count = _count(characters, length)
+    return count * length + 1 if count else 0
+
+
+def tokens_of(codes: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Code points [n] → their numbers in the alphabet from 1 on, 0 for the unknown."""
+    index = np.searchsorted(known, codes).clip(max=len(known) - 1)
+    return np.where(known[index] == codes, index + 1, 0).astype(_smallest(len(known)))
+
+
+def _smallest(most: int) -> type[np.signedinteger]:
+    """The smallest signed type for such numbers: unsigned bytes are pixels."""
+    return next(kind for kind in (np.int8, np.int16, np.int32) if most <= np.iinfo(kind).max)
+
+
+def _sequences(parts: list[np.ndarray], length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens of every client → inputs [N, L], targets [N, L] int64, owners [N]."""
+    usable_tokens = [tokens[: _used(len(tokens), length)] for tokens in parts]
+    x, y = (
+        np.concatenate([tokens[a : len(tokens) + a - 1].reshape(-1, length) for tokens in usable_tokens])
+        for a in (0, 1)
+    )
+    owners = np.repeat(np.arange(len(parts)), [_count(len(tokens), length) for tokens in usable_tokens])
+    return torch.as_tensor(x), torch.as_tensor(y.astype(np.int64)), torch.as_tensor(owners)

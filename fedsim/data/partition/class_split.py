@@ -1,0 +1,82 @@
+"""Clients that hold only a few classes (McMahan et al. 2017; apfl §5)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+
+from fedsim.core.constraints import Count, Fraction, OneOf
+from fedsim.core.errors import ConfigError
+from fedsim.data.partition.partition import Partition, Samples
+
+FORMS = ("classes", "shards", "blocks")
+
+
+class ClassSplit(Partition):
+    """Every client holds k classes.
+
+    Args:
+        classes_per_client: k.
+        form: 'classes' deals exactly k distinct classes to every client and shares each class's samples evenly among
+            its holders; 'shards' sorts by label, cuts m·k shards and deals k to each client (McMahan et al.'s way;
+            a client may then see fewer or more than k classes); 'blocks' cuts them too and gives client i the shards i,
+            m + i, 2m + i, …, as the program of apfl's authors does: of ten equal classes and k = 2, neighbours share
+            a pair of classes (c, c + 5). All shards are ⌊N / (m·k)⌋ samples there, the last few samples are left out,
+            and which of a class's samples a shard holds is drawn (the program takes them in the file's order).
+        validation: of every partition.
+    """
+
+    name = "class_split"
+    remedy = "lower clients, or raise partition.classes_per_client"
+
+    def __init__(
+        self, classes_per_client: Count = 2, form: Annotated[str, OneOf(*FORMS)] = "classes", validation: Fraction = 0.0
+    ) -> None:
+        super().__init__(validation)
+        self.per_client = classes_per_client
+        self.form = form
+
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
+        labels = samples.need_labels(self.name)
+        if self.form != "classes":
+            shuffled = draw.permutation(samples.count)
+            by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+            if self.form == "blocks":
+                size = samples.count // (clients * self.per_client)
+                blocks = by_label[: size * clients * self.per_client].reshape(self.per_client, clients, size)
+                return [blocks[:, client].reshape(-1) for client in range(clients)]
+            shards = np.array_split(by_label, clients * self.per_client)
+            deal = draw.permutation(len(shards)).reshape(clients, self.per_client)
+            return [np.concatenate([shards[s] for s in hand]) for hand in deal]
+        holders = self._deal(np.unique(labels), clients, draw)
+        client_shares: list[list[np.ndarray]] = [[] for _ in range(clients)]
+        for label, members in holders.items():
+            pool = draw.permutation(np.flatnonzero(labels == label))
+            if len(pool) < len(members):
+                raise ConfigError(
+                    f"class {label} has {len(pool)} samples for {len(members)} of clients={clients} that hold it "
+                    f"(partition.classes_per_client={self.per_client}); lower either"
+                )
+            for client, share in zip(members, np.array_split(pool, len(members)), strict=True):
+                client_shares[client].append(share)
+        return [np.concatenate(p) for p in client_shares]
+
+    def _deal(self, present: np.ndarray, clients: int, draw: np.random.Generator) -> dict[int, list[int]]:
+        """Which clients hold each class: k distinct classes a client, every class held about equally often."""
+        if self.per_client > len(present):
+            raise ConfigError(
+                f"partition.classes_per_client={self.per_client} exceeds the data set's {len(present)} classes"
+            )
+        if clients * self.per_client < len(present):
+            raise ConfigError(
+                f"clients={clients} × partition.classes_per_client={self.per_client} cannot hold all "
+                f"{len(present)} classes; raise either"
+            )
+        holders: dict[int, list[int]] = {int(label): [] for label in present}
+        for client in draw.permutation(clients):
+            ties = draw.random(len(present))
+            rank = sorted(range(len(present)), key=lambda c: (len(holders[int(present[c])]), ties[c]))
+            for c in rank[: self.per_client]:
+                holders[int(present[c])].append(int(client))
+        return holders

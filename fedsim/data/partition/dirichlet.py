@@ -1,0 +1,139 @@
+"""Label skew drawn from a Dirichlet distribution, in the published forms."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+
+from fedsim.core.constraints import Count, CountOrZero, Fraction, OneOf, Positive
+from fedsim.core.effects import EffectiveIf
+from fedsim.core.errors import ConfigError
+from fedsim.data.partition.partition import Partition, Samples
+
+FORMS = ("equal", "proportional", "per_class")
+
+
+def log_dirichlet(alpha: float, rows: int, columns: int, draw: np.random.Generator) -> np.ndarray:
+    """[rows, columns] logarithms of draws from Dir(α·1): a tiny α underflows to 0 otherwise.
+
+    log Γ(α) = log Γ(α + 1) + log(U) / α in distribution (Marsaglia and Tsang 2000).
+    """
+    shape = (rows, columns)
+    log_gamma = np.log(draw.standard_gamma(alpha + 1, shape)) + np.log(1.0 - draw.random(shape)) / alpha
+    return log_gamma - np.logaddexp.reduce(log_gamma, axis=1, keepdims=True)
+
+
+class Dirichlet(Partition):
+    """Smaller α: fewer classes per client.
+
+    Forms:
+        'equal': every client draws ν_i ~ Dir(α·1_C) and fills ⌊N/m⌋ places from the classes in these proportions (Hsu
+            et al. 2019, fedawe §7); where a class runs out, its share goes to the client's other classes. No sample is
+            used twice, so whoever is filled last, in an order drawn at random, gets what is left, which is more
+            concentrated than Dir(α): of 100 clients, ten classes and α = 0.1 some 38 % of the last tenth hold one class
+            above 90 %, as 14 % of the first half and of Dir(α) do.
+        'proportional': ν_i as above, but each class is shared out over the clients in proportion to ν_{i,c}, so sizes
+            differ and every sample is used (what FedAWE's released program does).
+        'per_class': each class is shared out in proportions ~ Dir(α·1_m) (Yurochkin et al. 2019).
+
+    Args:
+        alpha: concentration, > 0.
+        form: see above.
+        min_size: fewest samples a client may hold; a split below it is redrawn.
+        min_of_class: 'proportional': a client whose ν_i would give it fewer than so many of N/m samples of a class gets
+            none of it, before classes are shared out (10 in the program of apfl's authors); a class that nobody wants
+            enough of is left out. 0 cuts nothing.
+        attempts: redraws before giving up with an error.
+        validation: of every partition.
+    """
+
+    effective_if = (
+        EffectiveIf("min_size", lambda own, run: own.form != "equal", "{at}.form=proportional or per_class"),
+        EffectiveIf("attempts", lambda own, run: own.form != "equal", "{at}.form=proportional or per_class"),
+    )
+
+    name = "dirichlet"
+    remedy = "lower clients, raise partition.alpha, or use more data"
+
+    def __init__(
+        self,
+        alpha: Positive = 0.3,
+        form: Annotated[str, OneOf(*FORMS)] = "equal",
+        min_size: Count = 1,
+        attempts: Count = 100,
+        min_of_class: CountOrZero = 0,
+        validation: Fraction = 0.0,
+    ) -> None:
+        super().__init__(validation)
+        self.alpha = alpha
+        self.form = form
+        self.min_size = min_size
+        self.attempts = attempts
+        self.min_of_class = min_of_class
+        if min_of_class and form != "proportional":
+            raise ConfigError(
+                f"{{min_of_class}}={min_of_class} cuts shares of form=proportional only, and form={form}; set it to 0",
+                mentions=("min_of_class",),
+            )
+
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
+        labels = samples.need_labels(self.name)
+        total = samples.count
+        if total < clients * self.min_size:
+            raise ConfigError(f"clients={clients} × partition.min_size={self.min_size} exceeds the {total} samples")
+        pools = [np.flatnonzero(labels == c) for c in np.unique(labels)]
+        if self.form == "equal":
+            return self._equal([draw.permutation(p) for p in pools], total // clients, clients, draw)
+        for _ in range(self.attempts):
+            if self.form == "per_class":
+                shares = np.exp(log_dirichlet(self.alpha, len(pools), clients, draw))
+            else:
+                shares = self._proportional(log_dirichlet(self.alpha, clients, len(pools), draw).T, total / clients)
+            client_samples = self._share_out([draw.permutation(p) for p in pools], shares, clients)
+            if min(len(p) for p in client_samples) >= self.min_size:
+                return client_samples
+        raise ConfigError(
+            f"partition=dirichlet found no split with partition.min_size={self.min_size} in {self.attempts} draws "
+            f"(alpha={self.alpha}, form={self.form}, clients={clients}); raise partition.alpha, lower clients, "
+            "or use partition.form=equal"
+        )
+
+    def _proportional(self, mixes: np.ndarray, size: float) -> np.ndarray:
+        """[C, m] every client's share of each class, from log ν [C, m] and the mean number of samples of a client."""
+        if self.min_of_class:
+            mixes = np.where(mixes < np.log(self.min_of_class / size), -np.inf, mixes)
+        finite_mask = np.isfinite(mixes).any(1, keepdims=True)
+        normaliser = np.logaddexp.reduce(mixes, axis=1, keepdims=True)
+        return np.where(finite_mask, np.exp(mixes - np.where(finite_mask, normaliser, 0.0)), 0.0)
+
+    @staticmethod
+    def _share_out(pools: list[np.ndarray], shares: np.ndarray, clients: int) -> list[np.ndarray]:
+        """Cut each class's pool at the cumulated shares."""
+        client_pieces: list[list[np.ndarray]] = [[pools[0][:0]] for _ in range(clients)]
+        for pool, share in zip(pools, shares, strict=True):
+            if not share.any():
+                continue
+            cuts = np.round(np.cumsum(share)[:-1] * len(pool)).astype(np.int64)
+            for client, piece in enumerate(np.split(pool, cuts)):
+                client_pieces[client].append(piece)
+        return [np.concatenate(p) for p in client_pieces]
+
+    def _equal(self, pools: list[np.ndarray], size: int, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
+        """Fill every client's places class by class; an exhausted class passes its share on."""
+        used_counts = np.zeros(len(pools), dtype=np.int64)
+        capacity = np.array([len(p) for p in pools])
+        client_samples: list[np.ndarray | None] = [None] * clients
+        for client in draw.permutation(clients):
+            mix = np.exp(log_dirichlet(self.alpha, 1, len(pools), draw)[0])
+            taken_counts = np.zeros(len(pools), dtype=np.int64)
+            while (missing := size - taken_counts.sum()) > 0:
+                free = capacity - used_counts - taken_counts
+                open_mix = np.where(free > 0, mix + 1e-12, 0.0)
+                drawn_counts = draw.multinomial(missing, open_mix / open_mix.sum())
+                taken_counts += np.minimum(drawn_counts, free)
+            client_samples[client] = np.concatenate(
+                [pools[c][used_counts[c] : used_counts[c] + taken_counts[c]] for c in range(len(pools))]
+            )
+            used_counts += taken_counts
+        return [p for p in client_samples if p is not None]

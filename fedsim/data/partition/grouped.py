@@ -1,0 +1,50 @@
+"""Clients that stand for several natural owners each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.core.constraints import Fraction
+from fedsim.core.errors import ConfigError
+from fedsim.data.partition.partition import Partition, Samples, Table
+
+NAMED = 2  # owners that a client's name names
+
+
+class Grouped(Partition):
+    """The k owners of the data in m groups of ⌊k/m⌋ or ⌈k/m⌉: a client holds all that its owners hold.
+
+    Args:
+        shuffle: which owners go together is drawn for every replicate; else those who follow one another do.
+        validation: of every partition.
+    """
+
+    name = "grouped"
+    by_owner = True
+
+    def __init__(self, shuffle: bool = True, validation: Fraction = 0.0) -> None:
+        super().__init__(validation)
+        self.shuffle = shuffle
+
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
+        if samples.owners is None:
+            raise ConfigError("partition=grouped needs a data set with natural owners; use partition=dirichlet or iid")
+        owners = np.unique(samples.owners)
+        if len(owners) < clients:
+            raise ConfigError(
+                f"clients={clients} exceeds the {len(owners)} natural owners that partition=grouped groups; lower it"
+            )
+        order = np.argsort(samples.owners, kind="stable")
+        first = np.searchsorted(samples.owners[order], owners)
+        owner_samples = np.split(order, first[1:])
+        groups = np.array_split(draw.permutation(len(owners)) if self.shuffle else np.arange(len(owners)), clients)
+        table = Table.of([np.concatenate([owner_samples[k] for k in group]) for group in groups])
+        if samples.names is not None:
+            table.names = tuple(called([samples.names[owners[k]] for k in group]) for group in groups)
+        return table
+
+
+def called(names: list[str]) -> str:
+    """What a group of owners is called."""
+    unnamed_count = len(names) - NAMED
+    return " + ".join(names) if unnamed_count <= 1 else f"{' + '.join(names[:NAMED])} + {unnamed_count} more"

@@ -1,0 +1,75 @@
+"""Two levels: regions that differ from each other, and clients inside a region."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim.core.constraints import Count, Fraction
+from fedsim.core.errors import ConfigError
+from fedsim.data.partition.dirichlet import Dirichlet
+from fedsim.data.partition.even import IID
+from fedsim.data.partition.partition import Partition, Samples, Table
+
+
+class Hierarchical(Partition):
+    """`outer` divides the samples among groups, `inner` those of each group among its clients.
+
+    Clients follow one another group by group, ⌊m/G⌋ or ⌈m/G⌉ in each, and are called GROUP.CLIENT, both from 0 on.
+
+    Args:
+        groups: G.
+        outer, inner: partitions; by default Dirichlet(0.3, 'proportional') and iid.
+        validation: of every partition.
+    """
+
+    name = "hierarchical"
+    remedy = "lower clients, or use more data"
+
+    def __init__(
+        self,
+        groups: Count = 5,
+        outer: Partition | None = None,
+        inner: Partition | None = None,
+        validation: Fraction = 0.0,
+    ) -> None:
+        super().__init__(validation)
+        self.groups = groups
+        self.outer = Dirichlet(form="proportional") if outer is None else outer
+        self.inner = IID() if inner is None else inner
+        for key, partition in (("outer", self.outer), ("inner", self.inner)):
+            if not isinstance(partition, Partition):
+                raise ConfigError(f"partition.{key}={partition!r} is no partition; give a class of one by its _target_")
+            if partition.validation:
+                raise ConfigError(
+                    key=f"{key}.validation", needs="is not looked at; set {validation}", mentions=("validation",)
+                )
+
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
+        if clients < self.groups:
+            raise ConfigError(f"clients={clients} leaves some of partition.groups={self.groups} empty; raise it")
+        of_groups = as_parts(self.outer.split(samples, self.groups, draw))
+        sizes = [len(indices) for indices in np.array_split(np.arange(clients), self.groups)]
+        client_samples = []
+        for group, (group_samples, count) in enumerate(zip(of_groups, sizes, strict=True)):
+            if len(group_samples) < count:
+                raise ConfigError(
+                    f"partition=hierarchical: group {group} has {len(group_samples)} samples for its {count} clients; "
+                    "lower clients or partition.groups, or give partition.outer less skew"
+                )
+            group_subset = Samples(
+                len(group_samples),
+                None if samples.labels is None else samples.labels[group_samples],
+                None if samples.owners is None else samples.owners[group_samples],
+                samples.names,
+            )
+            client_samples += [
+                group_samples[indices] for indices in as_parts(self.inner.split(group_subset, count, draw))
+            ]
+        table = Table.of(client_samples)
+        table.names = tuple(f"{group}.{client}" for group, count in enumerate(sizes) for client in range(count))
+        return table
+
+
+def as_parts(found: list[np.ndarray] | Table) -> list[np.ndarray]:
+    """One array of sample numbers per client."""
+    return np.split(found.order, found.offsets[1:-1]) if isinstance(found, Table) else found

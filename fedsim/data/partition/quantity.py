@@ -1,0 +1,76 @@
+"""Clients that differ in how much they hold, and not in what: quantity skew."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+
+from fedsim.core.constraints import Count, Fraction, NonNegative, OneOf
+from fedsim.core.effects import EffectiveIf
+from fedsim.core.errors import ConfigError
+from fedsim.data.partition.partition import Partition, Samples, Table
+
+LAWS = ("lognormal", "power")
+
+
+class Quantity(Partition):
+    """Shuffled samples in shares of unequal size; every sample is used.
+
+    Client i gets `min_size` samples, and of the others a share proportional to w_i. 'lognormal': w_i = exp(σ z_i), z_i
+    ~ N(0, 1), drawn for every replicate (σ = 0 gives equal sizes). 'power': the client of rank k has w = k^−a, k = 1
+    … m (Zipf's law); who has which rank is drawn.
+
+    Args:
+        law: 'lognormal' or 'power'.
+        sigma: σ of 'lognormal'.
+        exponent: a of 'power'.
+        min_size: fewest samples of a client.
+        validation: of every partition.
+    """
+
+    effective_if = (
+        EffectiveIf("sigma", lambda own, run: own.law == "lognormal", "{at}.law=lognormal"),
+        EffectiveIf("exponent", lambda own, run: own.law == "power", "{at}.law=power"),
+    )
+
+    name = "quantity"
+    remedy = "lower clients, or raise partition.min_size"
+
+    def __init__(
+        self,
+        law: Annotated[str, OneOf(*LAWS)] = "lognormal",
+        sigma: NonNegative = 1.0,
+        exponent: NonNegative = 1.0,
+        min_size: Count = 1,
+        validation: Fraction = 0.0,
+    ) -> None:
+        super().__init__(validation)
+        self.law = law
+        self.sigma = sigma
+        self.exponent = exponent
+        self.min_size = min_size
+
+    def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> Table:
+        surplus = samples.count - clients * self.min_size
+        if surplus < 0:
+            raise ConfigError(
+                f"clients={clients} × partition.min_size={self.min_size} exceeds the {samples.count} samples"
+            )
+        if self.law == "lognormal":
+            logarithms = self.sigma * draw.standard_normal(clients)
+        else:
+            logarithms = -self.exponent * np.log(draw.permutation(clients) + 1.0)
+        weights = np.exp(logarithms - logarithms.max())
+        sizes = self.min_size + apportioned(weights, surplus)
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        return Table(draw.permutation(samples.count).astype(np.int32), offsets)
+
+
+def apportioned(weights: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers of that total as near as can be to shares w / Σw of it: the largest remainders are rounded up."""
+    exact = weights / weights.sum() * total
+    counts = np.floor(exact).astype(np.int64)
+    short = total - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:short]] += 1
+    return counts

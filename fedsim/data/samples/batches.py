@@ -1,0 +1,200 @@
+"""Which samples every row meets at every local step: a plan on the host, then chunk by chunk on the device.
+
+plan = batches.plan(cohort, t)            # how many steps and samples each row has, in host numbers
+chunk = plan.chunk(rows)                  # the sample numbers of some of its rows, all steps at once
+batch = chunk.batch(step, first, stop, dtype)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import rng
+from fedsim.core.federation import Cohort
+from fedsim.data.contamination import Contamination
+from fedsim.data.samples.client_data import Batch, ClientData, Keys
+from fedsim.data.samples.work import LocalWork, Workload
+
+
+class Batches:
+    """The batches of a run under one kind of local work.
+
+    Args:
+        data: whose samples.
+        work: how many steps, on how many samples, drawn how.
+        contamination: applied to every batch, after the shift.
+        keyed: whether batches carry a 'key' for dropout.
+        redraw: rounds for which a stream's clients keep the one batch that they draw; None: every step has its own.
+    """
+
+    def __init__(
+        self,
+        data: ClientData,
+        work: LocalWork,
+        contamination: Contamination,
+        keyed: bool = False,
+        redraw: int | None = None,
+    ) -> None:
+        self.data, self.work, self.contamination, self.keyed = data, work, contamination, keyed
+        self.redraw = redraw if data.dataset.stream else None  # stored samples are the same ones anyway
+        self.federation, self.dataset = data.federation, data.dataset
+        data.workload(work, np.arange(0))  # refuses work that such data do not allow
+
+    @functools.cached_property
+    def _everyone(self) -> Workload:
+        """The work of all virtual clients."""
+        return self.data.workload(self.work, np.arange(len(self.federation.sizes)))
+
+    @functools.cached_property
+    def longest(self) -> tuple[int, int]:
+        """Local steps a round, and steps in a pass, of whoever has most."""
+        return int(self._everyone.steps.max()), int(self._everyone.per_pass.max())
+
+    @functools.cached_property
+    def smallest(self) -> tuple[int, int]:
+        """Samples of the smallest batch that anybody will meet, and a virtual client that meets it."""
+        load, sizes = self._everyone, self._everyone.size
+        if load.short_last:
+            remainder = load.held % np.maximum(load.size, 1)
+            sizes = np.where((remainder > 0) & (load.steps >= load.per_pass), np.minimum(remainder, sizes), sizes)
+        return int(sizes.min()), int(sizes.argmin())
+
+    @functools.cached_property
+    def largest(self) -> int:
+        """Samples of the largest batch that anybody may meet."""
+        return int(self._everyone.size.max())
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Samples of the batches that occur among all clients, ascending, those of shorter last ones included."""
+        load = self._everyone
+        batch_sizes = set(np.unique(load.size[load.steps > 0]).tolist())
+        if load.short_last:
+            remainder = load.held % np.maximum(load.size, 1)
+            batch_sizes |= set(np.unique(remainder[(remainder > 0) & (load.steps >= load.per_pass)]).tolist())
+        return tuple(sorted(batch_sizes - {0}))
+
+    def under(self, work: LocalWork) -> Batches:
+        """The same samples under other work."""
+        return Batches(self.data, work, self.contamination, self.keyed, self.redraw)
+
+    def of(self, data: ClientData) -> Batches:
+        """The same work on other samples, which allow it."""
+        return Batches(data, self.work, self.contamination, self.keyed, self.redraw)
+
+    def load(self, cohort: Cohort) -> Workload:
+        """What a round asks of the cohort's clients."""
+        return self.data.workload(self.work, cohort.host.virtual)
+
+    def plan(self, cohort: Cohort, t: int) -> Plan:
+        """The work of the cohort in round t."""
+        requested_load, steps = self.load(cohort), cohort.host.steps
+        load = requested_load if steps is None else dataclasses.replace(requested_load, steps=steps)
+        replicate, names = np.divmod(cohort.host.virtual, self.federation.clients)
+        seeds = np.array(self.federation.seeds, dtype=np.int64)[replicate]
+        return Plan(self, t, load, cohort.virtual, cohort.virtual, cohort.client, seeds, names, requested_load)
+
+
+@dataclass
+class Plan:
+    """The work of n rows in a round.
+
+    Attributes:
+        batches: where samples come from.
+        t: round.
+        load: of every row, in the cohort's order.
+        rows: [n] virtual clients of the run.
+        stored: [n] their numbers in `batches.data`: the same, unless it holds the clients of several runs.
+        clients: [n] the client's number of each row, from 0 in every replicate.
+        seeds, names: [n] the replicate's seed of each row, and the client's number once more (host).
+        asked: the load as it would be if everybody did all that a round asks; schedules count by it.
+    """
+
+    batches: Batches
+    t: int
+    load: Workload
+    rows: Tensor
+    stored: Tensor
+    clients: Tensor
+    seeds: np.ndarray
+    names: np.ndarray
+    asked: Workload | None = None
+
+    def chunk(self, rows: np.ndarray) -> Chunk:
+        """The batches of the rows at these positions in the cohort, in the order of `load.order`."""
+        return Chunk(self, rows)
+
+    @staticmethod
+    def beside(plans: Sequence[Plan], data: ClientData) -> Plan:
+        """The rows of several runs, one after another, in the same round; `data` holds their clients likewise."""
+        first = plans[0]
+        batches = first.batches.of(data)
+        before = np.cumsum([0, *(len(plan.batches.federation.sizes) for plan in plans[:-1])])
+        loads = [plan.load for plan in plans]
+        sample_counts, size, per_pass, steps = (
+            np.concatenate([getattr(load, name) for load in loads]) for name in ("held", "size", "per_pass", "steps")
+        )
+        load = Workload(sample_counts, size, per_pass, steps, first.load.short_last)
+        stored = torch.cat([plan.stored + int(start) for plan, start in zip(plans, before, strict=True)])
+        rows, clients = (torch.cat([getattr(p, name) for p in plans]) for name in ("rows", "clients"))
+        seeds, names = (np.concatenate([getattr(p, name) for p in plans]) for name in ("seeds", "names"))
+        return Plan(batches, first.t, load, rows, stored, clients, seeds, names)
+
+
+class Chunk:
+    """The batches of c rows.
+
+    Attributes:
+        steps: [c] local steps of each row (host), descending.
+        sizes: [c, S] samples in each of its batches (host), 0 after its last.
+    """
+
+    def __init__(self, plan: Plan, rows: np.ndarray) -> None:
+        self._batches = plan.batches
+        all_rows = len(rows) == len(plan.load.steps) and bool((rows == np.arange(len(rows))).all())
+        pick = slice(None) if all_rows else torch.as_tensor(rows, device=plan.rows.device)
+        load = plan.load.of(rows)
+        self.steps, self.sizes = load.steps, load.batch_sizes()
+        self.rows = plan.rows[pick]
+        stored = self.rows if plan.stored is plan.rows else plan.stored[pick]
+        redraw_round = None if self._batches.redraw is None else plan.t - plan.t % self._batches.redraw
+        names = plan.seeds[rows], plan.names[rows]
+        self.clients, self.keys = plan.clients[pick], Keys(*names, self.rows.device, plan.t, redraw_round)
+        feed_options = (self.keys, load, self.sizes, self._batches.work.sampling)
+        self._feed = self._batches.data.feed(stored, self.clients, *feed_options)
+        ragged = bool(np.any(self.sizes != self.sizes[:1]))
+        self._device_sizes = torch.as_tensor(self.sizes, device=self.rows.device) if ragged else None
+
+    def going(self) -> list[int]:
+        """[S] how many rows take each of the steps; of no row, none at all."""
+        number = np.arange(self.steps.max(initial=0))
+        return np.count_nonzero(self.steps[:, None] > number, axis=0).tolist()
+
+    def batch(self, step: int, first: int, stop: int, dtype: torch.dtype) -> Batch:
+        """The batch of rows first…stop−1 at a local step: x [c, B, …], y, client, row [c], weight [c, B] if padded."""
+        pick = slice(first, stop)
+        sizes, ragged = self.sizes[pick, step], self._device_sizes
+        width = int(sizes[0] if ragged is None else sizes.max())
+        batch = self._feed.take(step, pick, width, dtype)
+        batch["client"], batch["row"] = self.clients[pick], self.rows[pick]
+        if self._batches.keyed:
+            batch["key"] = self.keys.of_step(rng.Purpose.DROPOUT, step, pick)
+        if ragged is not None and int(sizes.min()) < width:
+            slot = torch.arange(width, device=self.rows.device)
+            batch["weight"] = (slot < ragged[pick, step, None]).to(dtype)
+        return batch
+
+    def contaminate(self, batch: Batch, step: int, first: int, stop: int) -> Batch:
+        """The batch of those rows with its foreign samples; after the shift, which does not move them."""
+        contamination = self._batches.contamination.at(self.keys.t)
+        if not contamination.active:
+            return batch
+        keys = self.keys.of_step(rng.Purpose.CONTAMINATION, step, slice(first, stop))
+        return contamination(batch, keys)

@@ -1,0 +1,112 @@
+"""Samples of a stream: drawn afresh for every batch, as a function of client, round and step."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import rng
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.core.structural_equality import structurally_equal
+from fedsim.data.datasets import Dataset
+from fedsim.data.samples.client_data import Batch, ClientData, Keys
+from fedsim.data.samples.work import LocalWork, Workload
+
+DRAWN_AHEAD = 2**18  # numbers of samples drawn together: those of one large batch, or of many small ones
+LAW = 1000  # samples that stand for a client's law unless a number is given
+
+
+class Drawn(ClientData):
+    """Client data of a stream."""
+
+    def workload(self, work: LocalWork, rows: np.ndarray) -> Workload:
+        if work.epochs is not None:
+            raise ConfigError(
+                f"local_epochs={work.epochs} has no meaning for dataset={self.dataset.name}, which draws fresh "
+                "samples; set local_steps"
+            )
+        if work.batch_size is None:
+            raise ConfigError(f"batch_size=null has no meaning for dataset={self.dataset.name}; give a number")
+        size, per_pass = np.full(len(rows), work.batch_size, dtype=np.int64), np.ones(len(rows), dtype=np.int64)
+        return Workload(self.federation.sizes[rows], size, per_pass, np.full(len(rows), work.steps), False)
+
+    def one_epoch(self, work: LocalWork) -> LocalWork:
+        return work
+
+    def feed(
+        self, rows: Tensor, clients: Tensor, keys: Keys, load: Workload, sizes: np.ndarray, sampling: str
+    ) -> DrawnFeed:
+        return DrawnFeed(self.dataset, clients, keys, sizes.shape[1])
+
+    def width(self, most: int | None, rows: np.ndarray | None = None) -> int:
+        return self.dataset.exact_size(LAW if most is None else most)
+
+    def fixed(self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False) -> Batch:
+        clients = rows % self.federation.clients
+        seeds = self.federation.seed_of_replicate[rows // self.federation.clients] if by_seed else clients.new_zeros(())
+        keys = rng.row_keys(seeds, purpose, clients)
+        return self.dataset.exact(clients, keys, width, dtype) | {"client": clients, "row": rows}
+
+    def shared_by(self, members: Federation, dataset: Dataset) -> Drawn:
+        return Drawn(dataset, members)
+
+    def same_samples(self, other: ClientData) -> bool:
+        return isinstance(other, Drawn) and structurally_equal(self.dataset, other.dataset)
+
+    def beside(self, others: Sequence[ClientData]) -> Drawn:
+        return self  # what a client draws depends on its number and on keys alone
+
+    def means(self) -> Tensor | None:
+        means = self.dataset.client_means()
+        if means is None:
+            return None
+        means = means[: self.federation.clients]
+        return means.expand(self.federation.replicates, *means.shape)
+
+    def few(self, count: int, dtype: torch.dtype) -> Batch:
+        nobody = torch.zeros(1, dtype=torch.int64, device=self.federation.device)
+        drawn = self.dataset.draw(nobody, nobody, count, dtype)
+        return {name: drawn[name][0] for name in ("x", "y") if name in drawn}
+
+
+class DrawnFeed:
+    """The fresh samples of c rows; where they are few, those of the next steps are drawn along with a step's.
+
+    Rows of equal seed and client, whose replicates or runs differ in a number, meet equal samples, drawn once for all.
+    """
+
+    def __init__(self, stream: Dataset, clients: Tensor, keys: Keys, steps: int) -> None:
+        self.stream, self.clients, self.keys, self.steps = stream, clients, keys, steps
+        self._ahead: tuple[range, Batch] = (range(0), {})
+
+    @functools.cached_property
+    def _drawing(self) -> tuple[Keys, Tensor, Tensor | None]:
+        """Keys and clients [u] of the samples that are drawn, and the place of each row's [c] among them."""
+        shared = self.keys.distinct()
+        if shared is None:
+            return self.keys, self.clients, None
+        first, like = (torch.as_tensor(indices).to(self.clients.device, non_blocking=True) for indices in shared)
+        return self.keys.at(shared[0]), self.clients[first], like
+
+    def take(self, step: int, pick: slice, width: int, dtype: torch.dtype) -> Batch:
+        clients = self.clients
+        if (pick.start, pick.stop) != (0, len(clients)):
+            keys = self.keys.of_step(rng.Purpose.NOISE, step, pick)
+            return dict(self.stream.draw(clients[pick], keys, width, dtype))
+        drawing, clients, like = self._drawing
+        steps, drawn = self._ahead
+        if step not in steps:
+            max_steps = DRAWN_AHEAD // (len(clients) * width * math.prod(self.stream.shape))
+            steps = range(step, min(step + max(max_steps, 1), self.steps))
+            keys = drawing.of_steps(rng.Purpose.NOISE, steps)
+            drawn = self.stream.draw(clients.repeat(len(steps)), keys.flatten(), width, dtype)
+            drawn = {name: value.unflatten(0, keys.shape) for name, value in drawn.items()}
+            self._ahead = steps, drawn
+        step_samples = {name: value[step - steps.start] for name, value in drawn.items()}
+        return step_samples if like is None else {name: value[like] for name, value in step_samples.items()}

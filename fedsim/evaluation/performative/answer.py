@@ -1,0 +1,93 @@
+"""How far a model moves the data, and how far the data would move it: columns that `diagnostics` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedsim.core.errors import ConfigError
+from fedsim.data.samples import ClientData
+from fedsim.evaluation.performative.risk import Risk
+from fedsim.evaluation.performative.solvers import minimise
+from fedsim.evaluation.registry import DIAGNOSTICS
+from fedsim.models import RowModel
+from fedsim.models.losses import weighted_mean
+from fedsim.shift import Shift
+from fedsim.shift.shift import by_client, padded
+
+POWER, GAP = "performative_power", "stability_gap"
+
+
+class Answer:
+    """Performative power and the stability gap of models, in double precision on the samples of `Risk`.
+
+    Power is Σ_i w_i mean_j ‖z_ij(θ) − z_ij(0)‖ (after Hardt, Jagadeesan and Mendler-Dünner, 2022, for one model):
+    inputs, and targets that are numbers, of the same base sample under θ and under the model zero; Σ_i w_i |ε_i| ‖θ‖
+    where data move by ε_i θ. The gap is ‖θ − argmin R(·, θ)‖, a minimisation for every model that is evaluated; not a
+    number where there is no minimum.
+
+    Args:
+        wanted: diagnostics, of which 'power' and 'stability' are meant.
+        model, shift, data: of the run.
+
+    Raises:
+        ConfigError: the data answer no model, by weights alone, or one whose parts stay with clients.
+    """
+
+    def __init__(self, wanted: Sequence[str], model: RowModel, shift: Shift, data: ClientData) -> None:
+        self.columns = {
+            name: DIAGNOSTICS[name].description for key, name in (("power", POWER), ("stability", GAP)) if key in wanted
+        }
+        self.model, self.shift, self.data = model, shift, data
+        if self.columns and not shift.active:
+            raise ConfigError(f"diagnostics={list(wanted)}: with shift=none data answer no model; leave it out")
+        if self.columns and model.columns.divided:
+            raise ConfigError(f"diagnostics={list(wanted)}: clients deploy parts of their own; set columns=all")
+        if POWER in self.columns and getattr(getattr(shift, "inner", shift), "held", None) is not None:
+            raise ConfigError(
+                f"diagnostics={list(wanted)}: power is how far samples move, and this shift moves the "
+                "weights of stored ones; leave it out"
+            )
+
+    @cached_property
+    def risks(self) -> list[Risk]:
+        """Of every replicate."""
+        return [Risk(self.model, self.shift, self.data, r) for r in range(self.data.federation.replicates)]
+
+    @torch.no_grad()
+    def __call__(self, models: Tensor) -> dict[str, np.ndarray]:
+        """Column → [R], of models [R, d]."""
+        measures = {POWER: self._power, GAP: self._gap}
+        pairs = list(zip(self.risks, models.to(torch.float64), strict=True)) if self.columns else []
+        return {name: np.array([measures[name](risk, theta) for risk, theta in pairs]) for name in self.columns}
+
+    def _power(self, risk: Risk, theta: Tensor) -> float:
+        if self.shift.unpadded:
+            client_batches = by_client(risk.base)
+            at_model, at_zero = (
+                padded([self.shift(client_batch, point) for client_batch in client_batches])
+                for point in (theta, torch.zeros_like(theta))
+            )
+            return self._distance(at_model, at_zero, at_model["weight"], risk.weights)
+        of_clients = vmap(self.shift, in_dims=(0, None))
+        at_model, at_zero = of_clients(risk.base, theta), of_clients(risk.base, torch.zeros_like(theta))
+        return self._distance(at_model, at_zero, risk.base.get("weight"), risk.weights)
+
+    @staticmethod
+    def _distance(
+        here: dict[str, Tensor], there: dict[str, Tensor], weight: Tensor | None, of_clients: Tensor
+    ) -> float:
+        float_names = [name for name in ("x", "y") if name in here and here[name].is_floating_point()]
+        displacements = [(here[name] - there[name]).reshape(*here[name].shape[:2], -1) for name in float_names]
+        return float(weighted_mean(torch.cat(displacements, 2).norm(dim=2), weight) @ of_clients)
+
+    def _gap(self, risk: Risk, theta: Tensor) -> float:
+        if not torch.isfinite(theta).all():
+            return float("nan")
+        best = minimise(lambda point: risk(point, theta), theta, self.shift.box)
+        return float("nan") if best is None else float((best[0] - theta).norm())

@@ -1,0 +1,45 @@
+"""Nash's equilibrium of players whose data answer everybody's decisions: nobody does better on its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.func import jacrev, vmap
+
+from fedsim.core.errors import NoReferenceError
+from fedsim.evaluation.performative.risk import COLUMNS, Risk
+from fedsim.evaluation.performative.solvers import FLAT, Box, find_zero, free, project, slowest_decay
+from fedsim.evaluation.performative.stable import TOLERANCE
+from fedsim.shift import Players
+
+
+def nash_point(risk: Risk, start: Tensor, box: Box = None, tolerance: float = TOLERANCE) -> Tensor:
+    """[d] θ with ∇_{x_i} ℓ_i(θ, D_i(θ)) = 0 for all players i, through the answer of their own data to x_i.
+
+    Args:
+        risk: of a game, `shift=players`.
+        start: [d].
+        box: Θ.
+        tolerance: of the gradients, relative to 1 + ‖θ‖.
+
+    Raises:
+        NoReferenceError: none is found, or gradient play moves away from it.
+    """
+    shift = risk.shift
+    assert isinstance(shift, Players)
+    clients = risk.base["client"]
+    own_masks = torch.stack([shift.own(client, risk.weights) for client in clients])  # [m, d]
+
+    def losses(theta: Tensor) -> Tensor:
+        return vmap(risk.of_client, in_dims=(None, None, 0))(theta, theta, risk.base)
+
+    def field(theta: Tensor) -> Tensor:
+        risk.search.tick()
+        return (jacrev(losses, chunk_size=COLUMNS)(theta) * own_masks).sum(0)
+
+    risk.search.doing = "gradients are followed to Nash's equilibrium"
+    slope = jacrev(field, chunk_size=COLUMNS)
+    point = find_zero(field, slope, project(start.detach().to(torch.float64), box), box, tolerance)
+    if point is None or slowest_decay(slope(point), free(point, field(point), box)) <= FLAT:
+        raise NoReferenceError("shift=players has no Nash equilibrium that gradient play reaches; lower shift.coupling")
+    return point

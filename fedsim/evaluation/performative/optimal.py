@@ -1,0 +1,66 @@
+"""θ^PO, the model that is best when the data have answered it: gradients flow through the shift."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsim.core.errors import NoReferenceError
+from fedsim.evaluation.performative.risk import Risk
+from fedsim.evaluation.performative.solvers import (
+    FLAT,
+    Box,
+    find_zero,
+    free,
+    minimise,
+    project,
+    residual,
+    slowest_decay,
+)
+from fedsim.evaluation.performative.stable import MOST_PARAMETERS, TOLERANCE
+
+SETTLED = 1e-5  # largest gradient of a minimum, relative to 1 + ‖θ‖, where L-BFGS-B alone found it
+
+
+def optimal_point(risk: Risk, starts: list[Tensor], box: Box = None, tolerance: float = TOLERANCE) -> Tensor:
+    """[d] θ^PO, a minimiser of R(θ, θ) on Θ: the best of those found from the starts.
+
+    Up to 300 parameters it is polished by Newton steps until the gradient is within `tolerance` · (1 + ‖θ‖).
+
+    Args:
+        risk: R(θ, θ').
+        starts: [d] each; a performative risk may have several minima.
+        box: Θ.
+        tolerance: of the gradient.
+
+    Raises:
+        NoReferenceError: where the performative risk falls without bound, or no minimum was found.
+    """
+    best: tuple[Tensor, float] | None = None
+    for number, start in enumerate(starts, 1):
+        risk.search.doing = f"the performative risk is minimised from start {number} of {len(starts)} for θ^PO"
+        candidate = minimise(risk.performative, project(start.detach().to(torch.float64), box), box)
+        if candidate is None:
+            raise NoReferenceError(
+                f"the performative risk of shift={type(risk.shift).__name__} falls without bound; give shift.box"
+            )
+        if best is None or candidate[1] < best[1]:
+            best = candidate
+    assert best is not None
+    theta = best[0]
+    if len(theta) <= MOST_PARAMETERS:
+        polished = find_zero(risk.performative_gradient, risk.performative_hessian, theta, box, tolerance)
+        if polished is not None and float(risk.performative(polished)) <= best[1] + 1e-12 * (1 + abs(best[1])):
+            theta = polished
+    gradient = risk.performative_gradient(theta)
+    if not residual(theta, gradient, box) <= SETTLED * (1 + float(theta.norm())):
+        problem = f"no minimum of the performative risk of shift={type(risk.shift).__name__} was found"
+        if risk.shift.nonsmooth:
+            raise NoReferenceError(f"{problem} where it has a gradient: data answer with kinks, and it may lie on one")
+        raise NoReferenceError(f"{problem}; give shift.box")
+    moving = free(theta, gradient, box)
+    if len(theta) <= MOST_PARAMETERS and slowest_decay(risk.performative_hessian(theta), moving) <= FLAT:
+        raise NoReferenceError(
+            f"the performative risk of shift={type(risk.shift).__name__} has no isolated minimum; set model.ridge"
+        )
+    return theta

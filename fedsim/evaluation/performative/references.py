@@ -1,0 +1,200 @@
+"""θ^PS and θ^PO of a run, solved once before round 0 where that is cheap or asked for; no run fails for their want."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from fedsim.core.errors import ConfigError, NoReferenceError
+from fedsim.core.numerical import is_numerical
+from fedsim.data.samples import ClientData
+from fedsim.evaluation.performative.nash import nash_point
+from fedsim.evaluation.performative.optimal import optimal_point
+from fedsim.evaluation.performative.risk import Risk
+from fedsim.evaluation.performative.search import Search
+from fedsim.evaluation.performative.solvers import Box
+from fedsim.evaluation.performative.stable import stable_point
+from fedsim.models import RowModel
+from fedsim.shift import NoShift, Players, Shift
+
+log = logging.getLogger(__name__)
+
+PARAMETERS = 100  # most that `references: auto` solves for
+POINTS = {"distance_to_ps": "stable", "distance_to_po": "optimal"}  # column of metrics.csv → its name in summary.json
+OF_GAMES = {"distance_to_nash": "nash"}  # and of a game's players
+FOUND = "found"
+STEPS = (0.01, 1.0, 10.0)  # away from the initial model, where a shift is looked at
+REMEDY = "give it a `smooth` form in operations of torch on theta, or shift.references=none"
+NUMBERS = 5_000_000  # most entries of the inputs it looks at
+
+
+@dataclass
+class Solved:
+    """What was found of one replicate.
+
+    Attributes:
+        points: 'distance_to_ps' and 'distance_to_po' → [d] float64, those that exist.
+        risks: their performative risks R(θ, θ).
+        verdicts: of both: 'found', or in a sentence why not.
+    """
+
+    points: dict[str, Tensor] = field(default_factory=dict)
+    risks: dict[str, float] = field(default_factory=dict)
+    verdicts: dict[str, str] = field(default_factory=dict)
+
+
+class References(dict[str, Tensor]):
+    """'distance_to_ps' and 'distance_to_po' → [R, d] float64, those that exist in all replicates.
+
+    Attributes:
+        replicates: what was found of each; nothing where points are not wanted.
+    """
+
+    def __init__(self, replicates: list[Solved] | None = None) -> None:
+        self.replicates = replicates or []
+        points = [solved.points for solved in self.replicates]
+        names = points[0] if points else {}
+        super().__init__(
+            {name: torch.stack([f[name] for f in points]) for name in names if all(name in f for f in points)}
+        )
+
+    def said(self) -> dict[str, Any]:
+        """For summary.json, of θ^PS ('stable') and θ^PO ('optimal') by replicate: the verdict and, null where
+        there is no such point, its norm, performative risk and, up to 100 parameters, values."""
+        summary: dict[str, Any] = {}
+        verdicts = self.replicates[0].verdicts if self.replicates else {}
+        for column, name in (POINTS | OF_GAMES).items():
+            if column not in verdicts:
+                continue
+            points = [solved.points.get(column) for solved in self.replicates]
+            summary[name] = {
+                "verdict": [solved.verdicts[column] for solved in self.replicates],
+                "risk": [solved.risks.get(column) for solved in self.replicates],
+                "norm": [None if point is None else float(point.norm()) for point in points],
+            }
+            if all(point is None or len(point) <= PARAMETERS for point in points):
+                summary[name]["values"] = [None if point is None else point.tolist() for point in points]
+        return summary
+
+
+def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor) -> References:
+    """θ^PS and θ^PO of every replicate, as far as they exist; what is left out is logged.
+
+    Args:
+        model, shift, data: of the run.
+        initial: [R, d] initial models, from which the points are sought (θ^PO also from θ^PS and from zero).
+    """
+    if not shift.active or shift.references == "none":
+        return References()
+    if model.loss_mixes:
+        reason = "not sought: the loss is one over the batch, and these points are those of means over samples"
+        log.info("θ^PS and θ^PO are %s", reason)
+        return References([Solved(verdicts=dict.fromkeys(_sought(shift), reason)) for _ in initial])
+    dear = too_dear(model, data)
+    if shift.references == "auto" and dear:
+        log.info("θ^PS and θ^PO are not solved for: %s; shift.references=always does it", dear)
+        reason = f"not sought: {dear}; shift.references=always does it"
+        return References([Solved(verdicts=dict.fromkeys(_sought(shift), reason)) for _ in initial])
+    solutions, search = list[Solved](), Search(shift.references_seconds)
+    for r, start in enumerate(initial.to(torch.float64)):
+        twins = [q for q in range(r) if data.dataset.stream and torch.equal(initial[q], initial[r])]
+        if twins:  # a stream's law does not depend on the seed
+            solutions.append(solutions[twins[0]])
+        else:
+            solutions.append(_points(Risk(model, shift, data, r, search=search), start, shift.box))
+    return References(solutions)
+
+
+def unshifted(model: RowModel, data: ClientData, initial: Tensor) -> Tensor:
+    """[R, d] float64 minimisers of the risk on the clients' data as they are before any model is deployed.
+
+    Args:
+        model, data: of the run.
+        initial: [R, d] initial models, from which the minimisers are sought.
+
+    Raises:
+        ConfigError: where no minimiser is found, or it is not unique.
+    """
+    still, search = NoShift(), Search()
+    try:
+        return torch.stack(
+            [
+                stable_point(Risk(model, still, data, r, search=search), start)
+                for r, start in enumerate(initial.to(torch.float64))
+            ]
+        )
+    except Exception as error:
+        if not isinstance(error, NoReferenceError) and not is_numerical(error):
+            raise
+        raise ConfigError(f"start=erm, but {' '.join(str(error).split())}") from error
+
+
+def _sought(shift: Shift) -> dict[str, str]:
+    return POINTS | (OF_GAMES if isinstance(shift, Players) else {})
+
+
+def _points(risk: Risk, start: Tensor, box: Box) -> Solved:
+    """Both points of one replicate, or those that exist."""
+    solved, starts = Solved(), [start, torch.zeros_like(start)]
+    for column, name in _sought(risk.shift).items():
+        try:
+            if name == "optimal":
+                check_gradient(risk, start)
+            if name == "nash":
+                point = nash_point(risk, start, box)
+            else:
+                point = stable_point(risk, start, box) if name == "stable" else optimal_point(risk, starts, box)
+            value = float(risk.performative(point))
+        except Exception as error:
+            if not isinstance(error, NoReferenceError) and not is_numerical(error):
+                raise
+            message = " ".join(str(error).split())
+            reason = message if isinstance(error, NoReferenceError) else f"its search met {message}"
+            log.info("no %s: %s", column, reason)
+            solved.verdicts[column] = reason
+            continue
+        starts.append(point)
+        solved.points[column], solved.verdicts[column] = point, FOUND
+        solved.risks[column] = value
+    return solved
+
+
+def check_gradient(risk: Risk, start: Tensor) -> None:
+    """Refuse somebody's own shift that moves the risk, but lets no gradient through: θ^PO would be another point.
+
+    Raises:
+        NoReferenceError: near the start and far from it the risk changes with the deployed model, and its gradient in
+            that model is zero, or cannot be taken.
+    """
+    if type(risk.shift).__module__.startswith("fedsim."):
+        return
+    shift_name = f"shift={type(risk.shift).__name__}"
+    values, through = [float(risk(start, start))], 0.0
+    for scale in STEPS:
+        deployed = start + scale * torch.cos(1.0 + torch.arange(len(start), device=start.device)).to(start)
+        values.append(float(risk(start, deployed)))
+        try:
+            through += float(grad(risk, argnums=1)(start, deployed).abs().sum())
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise NoReferenceError(f"{shift_name} cannot be differentiated ({reason}); {REMEDY}") from error
+    if through == 0 and max(values) - min(values) > 1e-9 * (1 + abs(values[0])):
+        raise NoReferenceError(f"{shift_name} moves the data, but no gradient flows from them to the model; {REMEDY}")
+
+
+def too_dear(model: RowModel, data: ClientData) -> str:
+    """Why `auto` does not solve, or nothing."""
+    if model.columns.divided:
+        return "the model has columns that strategies do not see"
+    if model.dimension > PARAMETERS:
+        return f"the model has {model.dimension} parameters, more than {PARAMETERS}"
+    numbers = data.federation.clients * data.width(None) * math.prod(data.dataset.shape)
+    if numbers > NUMBERS:
+        return f"the clients' inputs have {numbers:,} entries, more than {NUMBERS:,}"
+    return ""

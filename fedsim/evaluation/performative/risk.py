@@ -1,0 +1,88 @@
+"""The risk of a model on data that answer a model, as a deterministic, differentiable function in double precision."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.func import grad, jacrev, vmap
+
+from fedsim.core import rng
+from fedsim.data.samples import ClientData
+from fedsim.evaluation.performative.search import Search
+from fedsim.models import RowModel
+from fedsim.shift import Shift
+from fedsim.shift.shift import by_client
+
+COLUMNS = 16  # of a Jacobian that are computed at once
+
+
+class Risk:
+    """R(θ, θ') = Σ_i w_i E_{z∼D_i(θ')} ℓ(z; θ) + λ/2 ‖θ‖² of one replicate. R(θ, θ) is the performative risk.
+    w_i are the weights of the strategy's objective (`Federation.client_weights`).
+
+    The expectation is a mean over a fixed base sample of every client, which the shift then moves: all the client's
+    stored data, or a stream's `exact` sample. The latter makes means of what is up to quadratic in the base noise
+    exact; of anything else they are those of `samples` keyed draws. Contamination is left out.
+
+    Args:
+        model: of the run; used in double precision and evaluation mode.
+        shift: set up for the run.
+        data: the clients' samples.
+        replicate: whose data.
+        samples: most of each client; None takes all that are stored, and 1,000 of a stream.
+        search: that it is evaluated for, which may end it.
+    """
+
+    def __init__(
+        self,
+        model: RowModel,
+        shift: Shift,
+        data: ClientData,
+        replicate: int = 0,
+        samples: int | None = None,
+        search: Search | None = None,
+    ) -> None:
+        self.search = search or Search()
+        self.model, self.shift = model.in_double(), shift
+        federation = data.federation
+        m, device = federation.clients, federation.device
+        rows = torch.arange(m, device=device) + replicate * m
+        width = data.width(samples, rows.cpu().numpy())
+        self.base = data.fixed(rows, width, torch.float64, rng.Purpose.EVALUATION)
+        self.weights = torch.tensor(federation.client_weights[replicate], device=device)  # a copy: see `minimise`
+
+    def __call__(self, theta: Tensor, deployed: Tensor) -> Tensor:
+        """R(θ, θ') [] for θ and θ' [d], differentiable in both."""
+        self.search.tick()
+        if self.shift.unpadded:
+            losses = torch.stack(
+                [self.of_client(theta, deployed, client_batch) for client_batch in by_client(self.base)]
+            )
+        else:
+            losses = vmap(self.of_client, in_dims=(None, None, 0))(theta, deployed, self.base)
+        return losses @ self.weights + 0.5 * self.model.ridge * theta.square().sum()
+
+    def of_client(self, theta: Tensor, deployed: Tensor, base: dict[str, Tensor]) -> Tensor:
+        """Its mean loss [] on its base sample, moved by `deployed`, without the ridge."""
+        shifted_batch = self.shift.smooth(base, deployed)
+        return self.model.mean_loss(self.model.evaluate(theta, shifted_batch["x"]), shifted_batch)
+
+    def performative(self, theta: Tensor) -> Tensor:
+        """R(θ, θ) []."""
+        return self(theta, theta)
+
+    def decoupled_gradient(self, theta: Tensor) -> Tensor:
+        """[d] ∇_θ R(θ, θ') at θ' = θ: what repeated gradient descent follows."""
+        return grad(self, argnums=0)(theta, theta)
+
+    def performative_gradient(self, theta: Tensor) -> Tensor:
+        """[d] ∇_θ R(θ, θ), through the shift."""
+        return grad(self.performative)(theta)
+
+    def decoupled_jacobian(self, theta: Tensor) -> Tensor:
+        """[d, d] derivative of `decoupled_gradient`, the answer of the data included."""
+        return jacrev(self.decoupled_gradient, chunk_size=COLUMNS)(theta)
+
+    def performative_hessian(self, theta: Tensor) -> Tensor:
+        """[d, d] derivative of `performative_gradient`."""
+        return jacrev(self.performative_gradient, chunk_size=COLUMNS)(theta)

@@ -1,0 +1,110 @@
+"""Solvers on a box: zeros of a gradient field, by projected Newton steps and gradient steps where those do not help,
+and minimisers, by SciPy's L-BFGS-B with torch's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import grad_and_value
+
+Box = tuple[float, float] | None
+Field = Callable[[Tensor], Tensor]
+
+STEPS = 200
+FAR = 1e8  # a point further out than this is taken for none
+FLAT = 1e-11  # relative curvature below which a direction counts as flat
+
+
+def project(theta: Tensor, box: Box) -> Tensor:
+    """The nearest point of the box."""
+    return theta if box is None else theta.clamp(*box)
+
+
+def residual(theta: Tensor, gradient: Tensor, box: Box) -> float:
+    """‖θ − Π(θ − g)‖: zero where the field vanishes, or points out of the box."""
+    return float((theta - project(theta - gradient, box)).norm())
+
+
+def free(theta: Tensor, gradient: Tensor, box: Box) -> Tensor:
+    """[d] bool: coordinates that are not held at the box's edge."""
+    if box is None:
+        return torch.ones_like(theta, dtype=torch.bool)
+    return ~(((theta <= box[0]) & (gradient > 0)) | ((theta >= box[1]) & (gradient < 0)))
+
+
+def find_zero(field: Field, jacobian: Field, start: Tensor, box: Box, tolerance: float) -> Tensor | None:
+    """A zero of the field in the box, or None.
+
+    A Newton step is taken where it at least halves the residual, else a gradient step of length 1/‖J‖₂, under which a
+    monotone field contracts.
+
+    Args:
+        field: [d] → [d].
+        jacobian: [d] → [d, d].
+        start: [d] float64.
+        box: bounds of every coordinate.
+        tolerance: largest residual, relative to 1 + ‖θ‖.
+    """
+    driver = "gelsd" if start.device.type == "cpu" else None  # the default's last bits differ from call to call
+    theta = project(start, box)
+    gradient = field(theta)
+    for _ in range(STEPS):
+        size = residual(theta, gradient, box)
+        if size <= tolerance * (1 + float(theta.norm())):
+            return theta
+        slope = jacobian(theta)
+        finite = bool(torch.isfinite(slope).all()) and bool(torch.isfinite(gradient).all())
+        if not finite or float(theta.norm()) > FAR:
+            return None
+        moving = free(theta, gradient, box)
+        step = torch.zeros_like(theta)
+        try:
+            solved = torch.linalg.lstsq(slope[moving][:, moving], -gradient[moving, None], driver=driver)
+        except RuntimeError:  # numbers so large that they overflow on the way
+            return None
+        step[moving] = solved.solution[:, 0]
+        new = project(theta + step, box)
+        ahead = field(new)
+        if not residual(new, ahead, box) <= 0.5 * size:  # also where it is not a number
+            steepness = float(torch.linalg.matrix_norm(slope, 2))
+            new = project(theta - gradient / max(steepness, 1e-8), box)
+            ahead = field(new)
+        theta, gradient = new, ahead
+    return None
+
+
+def slowest_decay(jacobian: Tensor, moving: Tensor) -> float:
+    """How fast, at least, a small disturbance of the free coordinates dies out along the field's descent, relative to
+    the fastest: the smallest real part of an eigenvalue. Negative where one grows; 1 where nothing moves or is known.
+    """
+    inner = jacobian[moving][:, moving]
+    if not inner.numel() or not bool(torch.isfinite(inner).all()):
+        return 1.0
+    return float(torch.linalg.eigvals(inner).real.min() / max(float(torch.linalg.matrix_norm(inner, 2)), 1e-300))
+
+
+def minimise(function: Callable[[Tensor], Tensor], start: Tensor, box: Box) -> tuple[Tensor, float] | None:
+    """A local minimiser [d] and its value, from `start` [d] float64; None where the function falls without bound."""
+    from scipy.optimize import minimize  # here: a run without references need not wait for it
+
+    evaluate = grad_and_value(function)
+
+    def on_host(point: np.ndarray) -> tuple[float, np.ndarray]:
+        gradient, value = evaluate(torch.tensor(point, dtype=torch.float64, device=start.device))
+        # Copied: the last bit of a matrix product may depend on where in memory its factors begin.
+        return float(value), gradient.cpu().numpy()
+
+    if box is None:
+        value, gradient = (torch.tensor(v) for v in on_host(start.cpu().numpy()))
+        away = on_host((start.cpu() - FAR * gradient / gradient.norm().clamp(min=1e-300)).numpy())[0]
+        if away < value:  # lower still where no minimiser is looked for
+            return None
+    bounds = None if box is None else [box] * len(start)
+    options = {"maxiter": 2000, "maxfun": 5000, "ftol": 0.0, "gtol": 1e-12, "maxcor": 20}
+    result = minimize(on_host, start.cpu().numpy(), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    if not (np.isfinite(result.fun) and np.isfinite(result.x).all() and np.abs(result.x).max() < FAR):
+        return None
+    return torch.tensor(result.x, dtype=torch.float64, device=start.device), float(result.fun)

@@ -1,0 +1,96 @@
+"""θ^PS, the model that is best on the data that answer it: by gradients, or by repeated risk minimisation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedsim.core import checks
+from fedsim.core.errors import NoReferenceError
+from fedsim.evaluation.performative.risk import Risk
+from fedsim.evaluation.performative.solvers import FLAT, Box, find_zero, free, minimise, project, slowest_decay
+
+METHODS = ("auto", "gradient", "repeated")
+TOLERANCE = 1e-9
+MOST_PARAMETERS = 300  # with whose square a Jacobian grows
+ROUNDS = 2000
+IDLE = 1 - 1e-6  # of a contraction: steps that go to and fro shrink and grow by rounding alone
+
+
+def stable_point(
+    risk: Risk, start: Tensor, box: Box = None, method: str = "auto", tolerance: float = TOLERANCE
+) -> Tensor:
+    """[d] θ^PS ∈ Θ with ∇_θ R(θ, θ')|_{θ'=θ} = 0 on Θ's inside, near `start`.
+
+    Args:
+        risk: R(θ, θ').
+        start: [d].
+        box: Θ.
+        method: 'gradient' seeks the zero of the gradient with the shift detached, and refuses one from which repeated
+            gradient descent moves away; 'repeated' iterates θ ← argmin_Θ R(·, θ). 'auto' is 'gradient' up to 300
+            parameters and 'repeated' above, or where 'gradient' finds nothing.
+        tolerance: relative to 1 + ‖θ‖: of the gradient; of the distance to the limit, as far as the last contraction
+            tells.
+
+    Raises:
+        NoReferenceError: where there is none that repeated training could reach, such as ε̄ ≥ 1 in mean estimation.
+    """
+    checks.choice("method", method, METHODS)
+    start = project(start.detach().to(torch.float64), box)
+    if method == "repeated" or (method == "auto" and len(start) > MOST_PARAMETERS):
+        return _repeated(risk, start, box, tolerance)
+    risk.search.doing = "gradients are followed to θ^PS"
+    point = find_zero(risk.decoupled_gradient, risk.decoupled_jacobian, start, box, tolerance)
+    if point is None:
+        if method == "auto":
+            return _repeated(risk, start, box, tolerance)
+        raise NoReferenceError(
+            f"gradients find no performatively stable point of shift={_name(risk)}; give shift.box, or weaken it"
+        )
+    gradient = risk.decoupled_gradient(point)
+    slowest = slowest_decay(risk.decoupled_jacobian(point), free(point, gradient, box))
+    if abs(slowest) <= FLAT:
+        raise NoReferenceError(
+            f"the performatively stable point of shift={_name(risk)} is not unique: the loss is flat along some "
+            "direction; set model.ridge"
+        )
+    if slowest < 0:
+        raise NoReferenceError(
+            f"shift={_name(risk)} has no performatively stable point: data answer the model as strongly as it answers "
+            "them, and repeated training moves away from its only fixed point; weaken the shift"
+        )
+    return point
+
+
+def _repeated(risk: Risk, start: Tensor, box: Box, tolerance: float) -> Tensor:
+    """θ ← argmin_Θ R(·, θ) until what is left, judged by the last contraction, is within the tolerance."""
+    theta, before = start, 0.0
+    growing = 0
+    for count in range(ROUNDS):
+        risk.search.doing = f"repeated minimisation, round {count + 1} of at most {ROUNDS}, goes to θ^PS"
+        minimum = minimise(lambda point, at=theta: risk(point, at), theta, box)  # type: ignore[misc]
+        if minimum is None:
+            raise NoReferenceError(
+                f"repeated minimisation under shift={_name(risk)} runs away to infinity, so it reaches no "
+                "performatively stable point; give shift.box, or weaken the shift"
+            )
+        new = minimum[0]
+        step = float((new - theta).norm())
+        contraction = step / before if count else 1.0  # the first step tells nothing
+        scale = 1 + float(new.norm())
+        if step <= 1e-14 * scale or (contraction < 1 and step * contraction / (1 - contraction) <= tolerance * scale):
+            return new
+        growing = growing + 1 if count and contraction >= IDLE and step > 1e-7 * scale else 0
+        if growing >= 20:
+            raise NoReferenceError(
+                f"repeated minimisation under shift={_name(risk)} does not contract, so it reaches no performatively "
+                "stable point; weaken the shift"
+            )
+        theta, before = new, step
+    raise NoReferenceError(
+        f"repeated minimisation under shift={_name(risk)} is not within {tolerance:g} after {ROUNDS} rounds; weaken it"
+    )
+
+
+def _name(risk: Risk) -> str:
+    return type(risk.shift).__name__

@@ -1,0 +1,8 @@
+"""How good a client's own predictor is: three models for each client, scored on its own validation samples."""
+
+from fedsim.evaluation.personal.evaluator import PersonalEvaluator
+from fedsim.evaluation.personal.newcomers import Newcomers
+from fedsim.evaluation.personal.options import Personal
+from fedsim.evaluation.personal.scores import PERSONAL_COLUMNS
+
+__all__ = ["PERSONAL_COLUMNS", "Newcomers", "Personal", "PersonalEvaluator"]

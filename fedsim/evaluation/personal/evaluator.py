@@ -1,0 +1,137 @@
+"""Scores every client's global, localized and personal model, at every evaluation of a run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.memory import Memory
+from fedsim.evaluation.columns import also
+from fedsim.evaluation.personal.options import Personal
+from fedsim.evaluation.personal.personal_models import OwnModels, one_row
+from fedsim.evaluation.personal.scores import (
+    MODELS,
+    PERSONAL_COLUMNS,
+    VALIDATED,
+    ClientScores,
+    Predictor,
+    measures,
+    summarise,
+)
+from fedsim.strategies import State, Strategy
+
+ROWS = 256  # clients whose models are made and scored together
+
+
+class PersonalEvaluator:
+    """Three models per client on its own validation samples, for the clients that `options.over` names.
+
+    Args:
+        options: what is asked.
+        federation: who exists.
+        strategy: which gives clients their start rows.
+        own: makes the models.
+        scores: measures them.
+    """
+
+    def __init__(
+        self, options: Personal, federation: Federation, strategy: Strategy[Any], own: OwnModels, scores: ClientScores
+    ) -> None:
+        self.options, self.federation, self.strategy = options, federation, strategy
+        self.own, self.scores = own, scores
+        self.models = [name for name in MODELS if name != "personal" or own.has_personal]
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Columns of metrics.csv that this run gains → what they are."""
+        if self.options.over == "none":
+            return {}
+        evaluator, descriptions = self.scores.evaluator, dict[str, str]()
+        for model in self.models:
+            descriptions |= {
+                name: PERSONAL_COLUMNS[name] for name in also(model, measures(evaluator.labelled)).values()
+            }
+            added = evaluator.metrics.measures(f", of {MODELS[model]}")
+            descriptions |= {name: added[measure] for measure, name in also(model, added).items()}
+        return descriptions | {VALIDATED: PERSONAL_COLUMNS[VALIDATED]}
+
+    @torch.no_grad()
+    def __call__(
+        self, state: State, memory: Memory, t: int, online: Cohort | None
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Metrics, name → [R], and one number per client for histograms, at the start of round t.
+
+        Args:
+            state: of the strategy.
+            memory: of rule and shift; read only.
+            t: round that would come next: the localized models train on its batches.
+            online: those of the last round; None before the first.
+        """
+        cohort = self._whom(online)
+        score_blocks: dict[str, list[Tensor]] = {}
+        for first in range(0, len(cohort), ROWS):
+            block = cohort.subset(np.arange(first, min(first + ROWS, len(cohort))))
+            for name, values in self._scored(state, memory, t, block).items():
+                score_blocks.setdefault(name, []).append(values)
+        names = [f"{model}_{measure}" for model in self.models for measure in self.scores.names]
+        host = np.zeros((len(names), 0))
+        if score_blocks:
+            host = torch.stack([torch.cat(score_blocks[name]) for name in names]).cpu().numpy()
+        host, _, bounds = cohort.all_gather_host(host)
+        return self._reduced(dict(zip(names, host, strict=True)), bounds)
+
+    def _whom(self, online: Cohort | None) -> Cohort:
+        """Rows of the clients that are scored."""
+        federation, options = self.federation, self.options
+        counts = np.zeros((federation.replicates, federation.clients))
+        if options.over == "all" or online is None:
+            counts[:] = 1
+        else:
+            counts.reshape(-1)[online.host.virtual[online.host.count > 0]] = 1
+        return federation.cohort(counts, np.ones_like(counts))
+
+    def _scored(self, state: State, memory: Memory, t: int, block: Cohort) -> dict[str, Tensor]:
+        """'model measure' → [n] of some clients."""
+        start = self.strategy.start(state, block)
+        carry = dict(start) if isinstance(start, dict) else {"params": start}
+        columns, predictors = self.own.trainer.model.columns, dict[str, Predictor]()
+        deployed = block.broadcast(columns.of_server(state.model, memory, self.federation))
+        predictors["global"] = one_row(deployed)
+        before = columns.whole(carry["params"], block, memory)
+        client_state, at_end = (before, memory.gather(block)), self.options.at == "end" and "personal" in self.models
+        if at_end or self.own.plain is None:
+            end_state = self.own.after(carry, block, t, state.model, memory)
+            predictors["localized"] = one_row(end_state[0])
+            client_state = end_state if at_end else client_state
+        if self.own.plain is not None:
+            predictors["localized"] = one_row(self.own.stepped(carry["params"], block, t, state.model, memory))
+        if "personal" in self.models:
+            predictors["personal"] = self.own.personal(client_state[0], block, t, state.model, client_state[1], memory)
+        return {
+            f"{model}_{measure}": values
+            for model, predictor in predictors.items()
+            for measure, values in self.scores(predictor, block, deployed).items()
+        }
+
+    def _reduced(
+        self, host: dict[str, np.ndarray], bounds: Sequence[int]
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Means, medians and worst tenths per replicate, and the clients' own numbers."""
+        rows: list[dict[str, float]] = []
+        for a, b in itertools.pairwise(bounds):
+            row = {VALIDATED: float(np.sum(~np.isnan(host["global_validation_loss"][a:b])))}
+            for name, values in host.items():
+                metric = self.scores.added.get(name.partition("_")[2])
+                row |= summarise(values[a:b], name, metric.better if metric else None)
+            rows.append(row)
+        metrics = {name: np.array([row[name] for row in rows]) for name in self.columns}
+        measure = "validation_accuracy" if self.scores.evaluator.labelled else "validation_loss"
+        histograms = {f"{m} {measure.replace('_', ' ')}": host[f"{m}_{measure}"] for m in self.models}
+        histograms |= {f"{m} {n.replace('_', ' ')}": host[f"{m}_{n}"] for m in self.models for n in self.scores.added}
+        return metrics, {name: values[~np.isnan(values)] for name, values in histograms.items()}

@@ -1,0 +1,113 @@
+"""Clients that join when training is over: they get the last model and make it their own (apfl App. B.4, Fig. 6)."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedsim.core.columns import AVERAGED
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.memory import Memory
+from fedsim.evaluation.personal.options import Personal
+from fedsim.evaluation.personal.personal_models import OwnModels, one_row
+from fedsim.evaluation.personal.scores import MODELS, ClientScores, Predictor, summarise
+from fedsim.local import LocalRule
+from fedsim.strategies import State, Strategy
+from fedsim.trainer import Trainers
+
+Epoch = dict[str, Any]
+
+
+class Newcomers:
+    """The last clients, which were no members of the federation while it trained.
+
+    They start from x^T (of several models of the server's from that which suits them) with a fresh memory (a personal
+    model starts as x^T) and a fresh learning-rate schedule, whose rounds are their epochs, and train on their
+    own. 'localized' is the model that their local steps arrive at (plain ones with `personal.localize=sgd`), 'personal'
+    that of the rule beside it.
+
+    Args:
+        options: how many, and for how many epochs.
+        members: the federation that trained.
+        strategy: of the run; what it hands to the local rule beside the model, newcomers get too, as clients of whom it
+            remembers nothing yet.
+        trainer_of: makes trainers of everybody, newcomers included.
+        rule: of the run.
+        scores: measures everybody's models.
+    """
+
+    def __init__(
+        self,
+        options: Personal,
+        members: Federation,
+        strategy: Strategy[Any],
+        trainer_of: Trainers,
+        rule: LocalRule,
+        scores: ClientScores,
+    ) -> None:
+        self.options, self.members, self.strategy, self.scores = options, members, strategy, scores
+        epoch = copy.copy(rule)
+        epoch.work = scores.evaluator.data.one_epoch(rule.work)
+        self.trainer = trainer_of(epoch)
+        self.own = OwnModels(self.trainer, strategy, trainer_of, options.localize)
+
+    @torch.no_grad()
+    def __call__(self, state: State, trained: Memory) -> list[Epoch]:
+        """After 0, 1, … epochs: 'epoch', and per model and measure the mean over newcomers of every replicate [R].
+
+        `trained` is the members' memory, whose averaged columns newcomers get with the model.
+        """
+        federation, model = self.scores.evaluator.federation, state.model
+        counts = np.zeros((federation.replicates, federation.clients))
+        counts[:, federation.clients - self.options.newcomers :] = 1
+        cohort = federation.cohort(counts, np.ones_like(counts))
+        memory, columns = self.trainer.memory(model), self.trainer.model.columns
+        memory.server |= {name: value for name, value in trained.server.items() if name == AVERAGED}
+        handed = self.strategy.start(self._with_room(state), cohort)
+        start = dict(handed) if isinstance(handed, dict) else {"params": handed}
+        start |= {} if self.strategy.clustered else {"params": cohort.broadcast(model)}
+        first = full_rows = plain = columns.whole(start["params"], cohort, memory)
+        epochs = []
+        for epoch in range(self.options.newcomer_epochs + 1):
+            predictors: dict[str, Predictor] = {"global": one_row(first), "localized": one_row(plain)}
+            if self.own.ruled or self.own.adapt is not None:
+                predictors["personal"] = self.own.personal(
+                    full_rows, cohort, epoch, model, memory.gather(cohort), memory
+                )
+            epochs.append({"epoch": epoch} | self._measured(predictors, cohort, first))
+            if epoch < self.options.newcomer_epochs:
+                if self.own.plain is not None:
+                    plain = self.own.stepped(columns.seen(plain), cohort, epoch, model, memory)
+                carry = start | {"params": columns.seen(full_rows)}
+                full_rows = self.trainer.run(carry, cohort, epoch, model, memory).arrived
+                plain = full_rows if self.own.plain is None else plain
+        return epochs
+
+    def _with_room(self, state: State) -> State:
+        """The state with newcomers as clients of whom nothing is remembered yet: what it holds of every client is that
+        before round 0, the rest is as training left it."""
+        fresh, before = (
+            self.strategy.initial(state.model, f) for f in (self.scores.evaluator.federation, self.members)
+        )
+        longer = {
+            f.name: getattr(fresh, f.name)
+            for f in dataclasses.fields(state)
+            if getattr(fresh, f.name).shape[:1] != getattr(before, f.name).shape[:1]
+        }
+        return dataclasses.replace(state, **longer)
+
+    def _measured(self, made: dict[str, Predictor], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
+        """Means per replicate, plain numbers for summary.json; `deployed` [n, d] moves the data where it does so."""
+        means: Epoch = {}
+        for name in (name for name in MODELS if name in made):
+            scores = self.scores(made[name], cohort, deployed)
+            for measure in self.scores.names:
+                values, _, bounds = cohort.all_gather_host(scores[measure].cpu().numpy())
+                replicate_values = [values[a:b] for a, b in itertools.pairwise(bounds)]
+                means[f"{name}_{measure}"] = [summarise(value, measure)[measure] for value in replicate_values]
+        return means

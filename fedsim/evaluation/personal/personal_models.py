@@ -1,0 +1,100 @@
+"""The three models of a client: the server's model, that model after local steps, and its personal one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedsim.core.columns import AVERAGED, OWN
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Cohort
+from fedsim.core.memory import Memory
+from fedsim.evaluation.personal.scores import Predictor
+from fedsim.local import SGD, LocalRule
+from fedsim.strategies import Strategy
+from fedsim.strategies.strategy import KeepsClientModels
+from fedsim.trainer import Trainer
+
+
+def one_row(rows: Tensor) -> Predictor:
+    """A predictor of one row [n, d] per client."""
+    return [(torch.ones_like(rows[:, 0]), rows)]
+
+
+def plain(rule: LocalRule) -> SGD:
+    """SGD with the rule's work, rates, schedule, clip and weight decay."""
+    options = {name: getattr(rule, name) for name in ("weight_decay", "clip") if hasattr(rule, name)}
+    sgd = SGD(lr=rule.rates, schedule=rule.schedule, **options)
+    sgd.work = rule.work
+    return sgd
+
+
+class OwnModels:
+    """Makes a cohort's models from what its clients hold.
+
+    Args:
+        trainer: of the run.
+        strategy: of the run.
+        trainer_of: a trainer for another local rule.
+        localize: see `Personal`.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        strategy: Strategy[Any],
+        trainer_of: Callable[[LocalRule], Trainer],
+        localize: str = "rule",
+    ) -> None:
+        self.trainer, self.rule = trainer, trainer.rule
+        self.ruled = type(self.rule).personal is not LocalRule.personal
+        adaptation = self.rule.adaptation()
+        self.adapt = None if adaptation is None else trainer_of(adaptation)
+        has_own_columns = len(trainer.model.columns.own) > 0
+        if has_own_columns and localize == "sgd":
+            raise ConfigError(
+                "personal.localize=sgd does not know columns that stay with the client; use localize=rule"
+            )
+        self.plain = trainer_of(plain(self.rule)) if localize == "sgd" else None
+        self.kept = isinstance(strategy, KeepsClientModels) or strategy.clustered or has_own_columns
+
+    @property
+    def has_personal(self) -> bool:
+        """Have clients a model of their own?"""
+        return self.ruled or self.adapt is not None or self.kept
+
+    def personal(
+        self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, remembered: dict[str, Tensor], memory: Memory
+    ) -> Predictor:
+        """Of clients that hold rows [n, d] in round t, under the server's model [R, d_s], and remember name → [n, …].
+
+        `memory` is that of the run, where clients keep their own columns.
+        """
+        if self.ruled:
+            predictor: Predictor = vmap(self.rule.personal)({"params": rows} | remembered)  # type: ignore[assignment]
+            return predictor
+        if self.adapt is not None:
+            lent = self.adapt.memory(model)
+            for mine, theirs in ((lent.clients, memory.clients), (lent.server, memory.server)):
+                mine |= {name: value for name, value in theirs.items() if name in (OWN, AVERAGED)}
+            lent.kept = False
+            shared_rows = self.adapt.model.columns.seen(rows)
+            return one_row(self.adapt.run(shared_rows, cohort, t, model, lent).arrived)
+        return one_row(rows)
+
+    def after(
+        self, start: dict[str, Tensor], cohort: Cohort, t: int, model: Tensor, memory: Memory
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Rows [n, d] of clients that take the local steps of round t from the carry `start`, and what they would
+        remember of them."""
+        lent = memory.read_only()
+        return self.trainer.run(start, cohort, t, model, lent).arrived, lent.ended
+
+    def stepped(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
+        """Rows [n, d] after the plain steps of round t from what travels, [n, d_s]; data answer as `memory` has it."""
+        assert self.plain is not None
+        return self.plain.run(rows, cohort, t, model, memory.read_only()).arrived

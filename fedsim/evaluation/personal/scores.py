@@ -1,0 +1,125 @@
+"""What is measured of clients' own models: columns, losses and accuracies on each client's samples, their summaries."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.federation import Cohort
+from fedsim.data.samples import ClientData, ClientSamples
+from fedsim.evaluation import Evaluator, registry
+from fedsim.evaluation.columns import descriptions
+from fedsim.evaluation.metrics import Metrics, target_of
+from fedsim.models.calling import Inputs
+from fedsim.models.losses import correctly, weighted_mean
+
+MODELS = registry.PERSONAL_MODELS
+MEASURES = descriptions(registry.PERSONAL_MEASURES)
+VALIDATED = registry.VALIDATED.column
+PERSONAL_COLUMNS = descriptions(registry.PERSONAL)
+
+Predictor = list[tuple[Tensor, Tensor]]  # shares [n] and rows [n, d]: the rows' outputs are summed by these shares
+Scores = dict[str, Tensor]  # 'validation_loss', 'training_loss' and, with labels, 'validation_accuracy': [n] each
+
+BLOCK = 4000  # samples of one forward pass
+
+
+class ClientScores:
+    """Scores one predictor per client, on its own validation and training samples, which answer it where data do.
+
+    Args:
+        evaluator: of the run.
+        validation: the validation samples; None for a stream, which draws the same for both.
+        train_samples: most training samples of a client that are looked at.
+
+    Attributes:
+        names: of the scores.
+    """
+
+    def __init__(self, evaluator: Evaluator, validation: ClientData | None, train_samples: int) -> None:
+        self.evaluator, dtype = evaluator, evaluator.model.dtype
+        self.training = ClientSamples(evaluator.data, train_samples, dtype)
+        self.validation = self.training if validation is None else ClientSamples(validation, None, dtype)
+        self.added = {f"validation_{metric.column}": metric for metric in evaluator.metrics.metrics}
+        self.names = ["validation_loss", "training_loss"] + ["validation_accuracy"] * evaluator.labelled
+        self.names += self.added
+
+    def __call__(self, predictor: Predictor, cohort: Cohort, deployed: Tensor) -> Scores:
+        """Of the cohort's predictors, NaN where a client has no samples; `deployed` [n, d] moves the data where
+        `shift.deploy` is 'round'."""
+        loss, accuracy, added = self._on(self.validation, predictor, cohort, deployed, self.evaluator.metrics)
+        same_samples = self.validation is self.training
+        training = loss if same_samples else self._on(self.training, predictor, cohort, deployed)[0]
+        scores = {"validation_loss": loss, "training_loss": training} | dict(zip(self.added, added, strict=True))
+        return scores if accuracy is None else scores | {"validation_accuracy": accuracy}
+
+    def _on(
+        self,
+        samples: ClientSamples,
+        predictor: Predictor,
+        cohort: Cohort,
+        deployed: Tensor,
+        metrics: Metrics | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Mean loss [n], accuracy [n] and metrics [K, n] on these samples."""
+        none = deployed.new_zeros(len(metrics.names) if metrics else 0, 0)
+        if not len(cohort):  # a rank may have none of them
+            nobody = deployed.new_zeros(0)
+            return nobody, nobody if self.evaluator.labelled else None, none
+        losses, correct, added = [], [], []
+        step = max(1, BLOCK // max(samples.width, 1))
+        for first in range(0, len(cohort), step):
+            pick = slice(first, first + step)
+            block = [(share[pick], rows[pick]) for share, rows in predictor]
+            batch = self._moved(samples.batch(cohort.virtual[pick]), block, deployed[pick])
+            output = self._output(block, self.evaluator.model.call.inputs(batch), batch["weight"])
+            weight, model = batch["weight"], self.evaluator.model
+            by_sample = {name: value for name, value in batch.items() if value.dim() > 1}
+            per_sample = model.client_losses(output, by_sample, weight)
+            losses.append(weighted_mean(torch.where(weight > 0, per_sample, 0), weight))
+            if self.evaluator.labelled:
+                correct.append(weighted_mean(correctly(model.scores(output, 2), batch["y"], 2), weight))
+            if metrics:
+                added.append(metrics.of_clients(output, target_of(batch), weight))
+        return torch.cat(losses), torch.cat(correct) if correct else None, torch.cat(added, 1) if added else none
+
+    def _moved(self, batch: dict[str, Tensor], part: Predictor, deployed: Tensor) -> dict[str, Tensor]:
+        """The samples as they answer the predictors, or the server's models."""
+        shift = self.evaluator.shift
+        if not shift.active:
+            return batch
+        mixed = torch.stack([share[:, None] * rows for share, rows in part]).sum(0)
+        return shift.smooth_clients(batch, mixed if shift.deploy == "step" else deployed)
+
+    def _output(self, part: Predictor, x: Inputs, weight: Tensor) -> Tensor:
+        """[n, q, …] the predictors' outputs for inputs [n, q, …]; `weight` [n, q] is 0 for padding."""
+        outputs = [self.evaluator.predict(rows, x, shared=False, weight=weight) for _, rows in part]
+        shares = [share.reshape(-1, *[1] * (o.dim() - 1)) for o, (share, _) in zip(outputs, part, strict=True)]
+        output = sum(o * share for o, share in zip(outputs, shares, strict=True))
+        assert isinstance(output, Tensor)
+        return output
+
+
+def summarise(values: np.ndarray, measure: str, better: str | None = None) -> dict[str, float]:
+    """Mean, median and worst tenth over the clients [n] whose value is a number; NaN where there are none.
+
+    `better` is 'higher' or 'lower'; by default what it is for accuracies and losses.
+    """
+    higher = measure.endswith("accuracy") if better is None else better == "higher"
+    values = np.sort(values[~np.isnan(values)])
+    if not len(values):
+        return dict.fromkeys((measure, f"{measure}_median", f"{measure}_worst10"), float("nan"))
+    tenth = max(1, len(values) // 10)
+    worst = values[:tenth] if higher else values[-tenth:]
+    return {
+        measure: float(values.mean()),
+        f"{measure}_median": float(np.median(values)),
+        f"{measure}_worst10": float(worst.mean()),
+    }
+
+
+def measures(labelled: bool) -> list[str]:
+    """The measures of each model: spread over clients is that of the accuracy where there is one, else of the loss."""
+    spread = "accuracy" if labelled else "loss"
+    return [m for m in MEASURES if m in ("validation_loss", "training_loss") or m.startswith(f"validation_{spread}")]

@@ -1,0 +1,257 @@
+"""The contract of a local rule: one local step of ONE client, which the trainer runs for all active rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from fedsim.core.constraints import Count, PositivePerSeed, Validated
+from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.federation import Cohort, Federation
+from fedsim.data.samples import Batch, ClientData, LocalWork
+from fedsim.data.samples.work import Sampling
+from fedsim.local.schedules import Constant, Schedule
+from fedsim.models import RowModel
+from fedsim.shift import Shift
+
+Carry = dict[str, Tensor]
+
+
+class Objective(Protocol):
+    """What a rule may ask of the client's loss. Each executor brings its own implementation."""
+
+    def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Gradient [d] and value [] of the client's mean loss on the batch, at params [d]."""
+
+    def value(self, params: Tensor, batch: Batch) -> Tensor:
+        """Value [] of the client's mean loss on the batch, at params [d], without a gradient."""
+
+    def gradient_through(
+        self, params: Tensor, batch: Batch, answer: Callable[[Batch, Tensor], Batch]
+    ) -> tuple[Tensor, Tensor]:
+        """As `gradient`, of the loss on `answer(batch, θ)` at θ = params, by both its places; `answer` can be
+        differentiated in the trained parameters. Only for rules that step one client."""
+
+    def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Losses [B] and their gradients [B, d] of every sample of the batch (padded ones too), at params [d].
+
+        The ridge is part of every one. Only for models without dropout; set `LocalRule.per_sample`.
+        """
+
+    def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
+        """∇²f(params) · vector [d] of the client's mean loss on the batch; costs about two gradients."""
+
+    def mixed_outputs(
+        self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the mean loss of α·output(personal) + (1 − α)·output(params): its gradients with respect to personal [d]
+        and to α [], and its value []. The ridge is that of `personal`."""
+
+
+@dataclass(frozen=True)
+class HeavyBall:
+    """v ← μ v + g; x ← x − η v, or x − η (g + μ v) with `nesterov`. The carry has v, [d], as 'velocity'."""
+
+    momentum: float
+    nesterov: bool = False
+
+    rows: ClassVar[tuple[str, ...]] = ("velocity",)
+    numbers: ClassVar[tuple[str, ...]] = ()
+
+
+@dataclass(frozen=True)
+class Moments:
+    """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; x ← (1 − ηλ) x − η m̂ / (√v̂ + ε), where m̂ = m / (1 − β₁ⁿ) and v̂
+    likewise. The carry has m and v, [d], as 'first_moment' and 'second_moment', and n, [], as 'updates'.
+
+    Args:
+        beta1, beta2, eps: β₁, β₂, ε.
+        decay: λ, beside what is part of g.
+    """
+
+    beta1: float
+    beta2: float
+    eps: float
+    decay: float = 0.0
+
+    rows: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
+    numbers: ClassVar[tuple[str, ...]] = ("updates",)
+
+
+@dataclass(frozen=True)
+class GradientStep:
+    """A plain step of one model of the carry: x ← x − η s (∇f(x) + λx); with an optimiser, its step by g = ∇f(x) + λx.
+
+    Mixed with another model y of the carry, by a weight α of the client, f is taken at α x + (1 − α) y, or of the two
+    models' outputs, α output(x) + (1 − α) output(y). Its gradient is that by x, models being as before the step.
+
+    Args:
+        name: x's name in the carry.
+        scale: s.
+        decay: λ.
+        beside: y's name; y steps too, after x.
+        mixing: α's name.
+        outputs: whether outputs are mixed.
+        optimiser: what steps x, without a mixture.
+    """
+
+    name: str = "params"
+    scale: float = 1.0
+    decay: float = 0.0
+    beside: str | None = None
+    mixing: str | None = None
+    outputs: bool = False
+    optimiser: HeavyBall | Moments | None = None
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """Names in the carry of what is remembered of every column of x."""
+        return self.optimiser.rows if self.optimiser else ()
+
+    @property
+    def moves(self) -> tuple[str, ...]:
+        """Names in the carry of all that the step changes."""
+        return (self.name, *self.state, *(self.optimiser.numbers if self.optimiser else ()))
+
+
+class LocalRule(Validated, ABC):
+    """How a client turns a start row into an end row.
+
+    Args:
+        lr: η_l; a list gives every replicate its own.
+        steps, epochs, batch_size, sampling, drop_last: see `fedsim.data.samples.LocalWork`.
+        schedule: factor on lr over rounds and steps.
+
+    Attributes:
+        rates: η_l, of all replicates or of each.
+        work: how many steps, on which samples.
+    """
+
+    effective_if: Declarations = (
+        EffectiveIf(
+            "drop_last", lambda own, run: own.work.sampling == "pass", "{at}.sampling=pass", attribute="work.drop_last"
+        ),
+        EffectiveIf(
+            "drop_last", lambda own, run: own.work.batch_size is not None, "a batch_size", attribute="work.drop_last"
+        ),
+        EffectiveIf(
+            "drop_last",
+            lambda own, run: run.passes_end_short,
+            "a client whose passes end, within a round, with fewer samples than batch_size",
+            attribute="work.drop_last",
+        ),
+        EffectiveIf(
+            "sampling",
+            lambda own, run: not run.dataset.stream,
+            "data that are stored, and not drawn afresh",
+            attribute="work.sampling",
+        ),
+    )
+
+    def __init__(
+        self,
+        lr: PositivePerSeed = 0.1,
+        steps: Count | None = None,
+        epochs: Count | None = None,
+        batch_size: Count | None = 32,
+        sampling: Sampling = "pass",
+        drop_last: bool = True,
+        schedule: Schedule | None = None,
+    ) -> None:
+        self.work = LocalWork(steps, epochs, batch_size, sampling, drop_last)
+        self.rates = list(lr) if isinstance(lr, (list, tuple)) else [lr]
+        self.schedule = schedule or Constant()
+
+    extras: frozenset[str] = frozenset()  # carry entries beside 'params' that the rule honours
+    batched: bool = False  # `step` takes whole chunks: one more leading axis [c, …] on everything, losses [c]
+    per_sample: bool = False  # `step` asks the objective for gradients sample by sample
+    knows_round: bool = False  # the carry holds 'round' [], int64
+    own_models: tuple[str, ...] = ()  # names in the memory of models [d] that start as the server's initial one
+    knows_deployed: bool = False  # the batch of a moving shift holds 'deployed' [d], the θ that the data answer
+    pooled: bool = False  # one client holds everybody's data (see `fedsim.data.datasets.pooled`)
+    whole: bool = False  # a round's local steps belong together: a part of them makes no sense
+    one_at_a_time: bool = False  # … and every batch is one member's, drawn at random
+
+    def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
+        """Learn what data, shift and model are like, and refuse what cannot work; before `memory`."""
+
+    def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
+        """What every client remembers between rounds: name → [R·m, …], as before round 0.
+
+        A client's entries are in the carry of its steps, which return them anew; no strategy sees them.
+        """
+        return {}
+
+    def round_state(self, params: Tensor) -> Carry:
+        """What a client remembers within a round only: name → [n, …], as before the first step from params [n, d]."""
+        return {}
+
+    def after_round(self, memory: dict[str, Tensor], cohort: Cohort) -> None:
+        """What the server makes of the clients' memory after a round with this cohort, in place: sums over those who
+        took part (`Cohort.sum`, `Cohort.mean`), handed back to every client of the replicate."""
+
+    def traffic(self, dimension: int) -> tuple[int, int]:
+        """How many numbers the server sends to each client that takes part in a round for the rule's own sake, and how
+        many it gets from each: what `after_round` makes of the clients' memory, not the models; after `setup`."""
+        return 0, 0
+
+    def used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:
+        """[n] training samples each row really used in a round, given those drawn [n] and the carries around it."""
+        return planned
+
+    def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]] | None:
+        """The client's own predictor at the start of a round: weights [] and rows [d] whose outputs are summed.
+
+        For ONE client, from 'params' [d] and its memory. None where the rule makes none: then it is the model that the
+        strategy keeps for the client, if it does.
+        """
+        return None
+
+    def adaptation(self) -> LocalRule | None:
+        """The rule by which a client makes its predictor out of x^t whenever it needs it, if the paper has it so."""
+        return None
+
+    @property
+    def begins(self) -> bool:
+        """Is there something to `begin`?"""
+        return type(self).begin is not LocalRule.begin
+
+    def deploys(self, carry: Carry) -> Tensor:
+        """[d] the model that the client deploys at this step, which its data answer where `shift.deploy` is 'step': its
+        own current one, unless the rule explores. For what `step` is for: ONE client, or a chunk if `batched`."""
+        return carry["params"]
+
+    def gradient_weight(self, step: int) -> float | None:
+        """What a step, counted from 0, weighs gradients in sum: it moves the model by its rate times that many of them.
+        None where a model's move is no such sum."""
+        return None
+
+    def begin(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
+        """What happens once a round, before the first local step, on that step's batch and at its rate."""
+        return carry
+
+    def descents(self) -> tuple[GradientStep, ...]:
+        """What `step` is, if it is a plain descent, or several of different models: executors may then take them inside
+        the backward pass. The loss is the last one's. To the gradient of 'params' come a strategy's correction and
+        proximal term, as under local=sgd. Nothing where only `step` knows."""
+        return ()
+
+    @abstractmethod
+    def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
+        """One local step of one client.
+
+        Args:
+            carry: 'params' [d], and whatever the strategy and the rule's own memory put beside it.
+            batch: 'x' [B, …]; 'y' [B, …] where there are labels; 'client' []; 'weight' [B] where the batch is padded;
+                samples as they are after the shift.
+            lr: [] this step's learning rate.
+            objective: gradients of the client's loss.
+
+        Returns:
+            The new carry with the same keys and shapes, and the loss [] before the step.
+        """

@@ -1,8 +1,0 @@
-"""Where training under a shift may end: the performatively stable point and the performatively optimal one."""
-
-from fedsim.performative.nash import nash_point
-from fedsim.performative.optimal import optimal_point
-from fedsim.performative.risk import Risk
-from fedsim.performative.stable import stable_point
-
-__all__ = ["Risk", "nash_point", "optimal_point", "stable_point"]

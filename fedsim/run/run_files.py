@@ -1,0 +1,9 @@
+"""The names of a run's files; those of metrics.csv and clients.npz stand with what writes them."""
+
+CONFIG = "config.yaml"  # a run writes it as it begins
+ENVIRONMENT = "environment.json"
+CONSTANTS = "constants.safetensors"  # entries of the model that no client changes, where there are any
+CHECKPOINT = "checkpoint.safetensors"
+BEST = "best.safetensors"  # models that were best so far, where there is a metric to choose them by
+HEADER = "model"  # where the header of either tells the names of a model's parts
+SUMMARY = "summary.json"  # a run writes it last

@@ -1,0 +1,20 @@
+"""What a person sees of a run: metrics.csv, TensorBoard, a progress line, and what is known of each client."""
+
+from fedsim.run.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
+from fedsim.run.tracking.result import Result
+from fedsim.run.tracking.services import MLflow, Trackio, WandB
+from fedsim.run.tracking.tensorboard import TensorBoard
+from fedsim.run.tracking.tracking_options import Tracking
+
+__all__ = [
+    "EvaluationEvent",
+    "MLflow",
+    "Observer",
+    "Result",
+    "RunEnded",
+    "RunStarted",
+    "TensorBoard",
+    "Tracking",
+    "Trackio",
+    "WandB",
+]

@@ -1,0 +1,71 @@
+"""Facts about where and how a run was made: versions, device, commit, command."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def commit() -> str | None:
+    """The commit of the checkout fedsim runs from (with '+' if it has changes); None for an installed package."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        git = ["git", "-C", str(root)]
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head + ("+" if changed.strip() else "")
+
+
+def versions() -> dict[str, str | None]:
+    """Distribution → version, None where it is not installed."""
+    installed_versions: dict[str, str | None] = {}
+    for name in (
+        "fedsim-torch",
+        "torch",
+        "torchvision",
+        "numpy",
+        "hydra-core",
+        "omegaconf",
+        "tensorboard",
+        "torchmetrics",
+    ):
+        try:
+            installed_versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            installed_versions[name] = None
+    return installed_versions
+
+
+def _program(path: Path) -> str:
+    """The name under which a person called the program."""
+    return f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
+
+
+def environment(device: torch.device, ranks: int = 1) -> dict[str, Any]:
+    """What a report needs to say about the machine and the program."""
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "command": " ".join([_program(Path(sys.argv[0])), *sys.argv[1:]]),
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "device": str(device),
+        "gpu": gpu,
+        "ranks": ranks,
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions(),
+        "commit": commit(),
+    }

@@ -1,0 +1,137 @@
+"""metrics.csv: appended row by row; its first lines say what each column is."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TextIO
+
+from fedsim.core.errors import CheckpointError
+from fedsim.core.files import on_disk, regular, replacing, without_following, written
+from fedsim.run.tracking.result import Row
+
+NAME = "metrics.csv"
+_BYTES = {"bytes_down", "bytes_up", "total_bytes_down", "total_bytes_up"}
+_WHOLE = {"round", "seed", "samples", "active_clients", "late_clients"} | _BYTES
+
+
+def read_metrics(path: Path) -> list[Row]:
+    """The rows of a metrics.csv, numbers converted. A line cut short by a crash is passed over.
+
+    Raises:
+        FileNotFoundError: there is none.
+        CheckpointError: the file holds something else.
+    """
+    rows: list[Row] = []
+    try:
+        with open(regular(path), newline="", encoding="utf-8") as file:
+            lines = [line for line in file if not line.startswith("#") and line.endswith("\n")]
+        for record in csv.DictReader(lines):
+            if None not in record.values():
+                rows.append({k: int(v) if k in _WHOLE else float(v) for k, v in record.items()})
+        if rows and not {"round", "seed"} <= rows[0].keys():
+            raise ValueError("it has no columns 'round' and 'seed'")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        raise CheckpointError(
+            f"{path} is no metrics file of fedsim ({error}); restore it, or choose another out"
+        ) from error
+    return rows
+
+
+def read_meanings(path: Path) -> dict[str, str]:
+    """Column → what it is, as the first lines say."""
+    with open(path, encoding="utf-8") as file:
+        first = itertools.takewhile(lambda line: line.startswith("# "), file)
+        return {name: meaning for name, _, meaning in (line[2:].rstrip("\n").partition(": ") for line in first)}
+
+
+def checksum(rows: Iterable[Row], before: int = 0) -> int:
+    """CRC-32 of rows as the file has them, which goes on from that of the rows before."""
+    for row in rows:
+        numbers = [int(value) if name in _WHOLE else float(value) for name, value in row.items()]
+        before = zlib.crc32(repr(numbers).encode(), before)
+    return before
+
+
+def kept_rows(
+    path: Path, columns: Mapping[str, str], keep: int, count: int | None = None, crc: int | None = None
+) -> list[Row]:
+    """The rows up to a round; none for −1. `count` is how many the run had written by then, `crc` their checksum, where
+    these are known.
+
+    Raises:
+        CheckpointError: they are not of a run with these columns, or not all are there.
+    """
+    rows = [row for row in read_metrics(path) if row["round"] <= keep] if keep >= 0 and path.exists() else []
+    if rows and list(rows[0]) != list(columns):
+        raise CheckpointError(f"{path} has other columns than this run; choose another out")
+    if keep >= 0 and count is not None and len(rows) != count:
+        discrepancy = f"has {len(rows)} of the {count} rows" if path.exists() else f"is gone, with the {count} rows"
+        raise CheckpointError(
+            f"{path} {discrepancy} that the run had written by round {keep}; restore it, or begin afresh with "
+            "resume=overwrite"
+        )
+    if keep >= 0 and crc is not None and checksum(rows) != crc:
+        raise CheckpointError(
+            f"{path} is not what the run had written by round {keep} (its checksum differs); restore it, or begin "
+            "afresh with resume=overwrite"
+        )
+    return rows
+
+
+class MetricsCSV:
+    """Appends rows to a file that `open` has begun.
+
+    Args:
+        path: of the file.
+        columns: name → what it is, in order.
+        file: the same, open for appending; `close` closes it.
+        kept: rows that it has already.
+    """
+
+    def __init__(self, path: Path, columns: Mapping[str, str], file: TextIO, kept: list[Row]) -> None:
+        self.kept, self._path, self._file = kept, path, file
+        self._writer = csv.DictWriter(file, list(columns))
+
+    @classmethod
+    def open(cls, path: Path, columns: Mapping[str, str], keep: int = -1) -> MetricsCSV:
+        """Begin the file, or go on with it: rows up to the round `keep` are kept, and what came after is dropped; −1
+        starts afresh.
+
+        Raises:
+            CheckpointError: the rows are not of a run with these columns.
+        """
+        rows = kept_rows(path, columns, keep)
+        with replacing(path) as file:
+            file.writelines(f"# {name}: {meaning}\n" for name, meaning in columns.items())
+            writer = csv.DictWriter(file, list(columns))
+            writer.writeheader()
+            writer.writerows(rows)
+        appended = open(  # noqa: SIM115 (closed by close)
+            path, "a", newline="", encoding="utf-8", opener=without_following
+        )
+        return cls(path, columns, appended, rows)
+
+    def append(self, rows: list[Row]) -> None:
+        """Write rows through to the file: the end of the process does not touch them.
+
+        Raises:
+            OutputError: the file cannot be written.
+        """
+        with written(self._path):
+            self._writer.writerows(rows)
+            self._file.flush()
+
+    def on_disk(self) -> None:
+        """Wait until all rows are on the disk: a checkpoint says that they are there."""
+        with written(self._path):
+            on_disk(self._file)
+
+    def close(self) -> None:
+        with written(self._path):
+            self._file.close()

@@ -1,0 +1,196 @@
+"""Whoever watches a run: called with each evaluation, it may show it elsewhere, write files, and end the run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from fedsim.core.constraints import Validated
+from fedsim.core.errors import ConfigError, OutputError
+from fedsim.run.tracking.result import Row, mean_std
+
+if TYPE_CHECKING:  # no run need wait for matplotlib before its first round
+    from matplotlib.figure import Figure
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The run that begins, or goes on.
+
+    Attributes:
+        folder: of the run, where an observer may write files of its own; None where the run keeps nothing.
+        seeds: of the replicates.
+        rounds: planned.
+        completed: rounds that were run before; what an observer has seen of later ones comes again.
+        settings: named values.
+        config: config.yaml; None for a run that was begun without one.
+    """
+
+    folder: Path | None
+    seeds: tuple[int, ...]
+    rounds: int
+    completed: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    config: str | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Of the replicates: seed_0, seed_1, …"""
+        seeds = self.seeds
+        return [f"seed_{s}" + (f"_replicate_{r}" if seeds.count(s) > 1 else "") for r, s in enumerate(seeds)]
+
+
+@dataclass(frozen=True)
+class EvaluationEvent:
+    """One evaluation.
+
+    Attributes:
+        round: completed ones; 0 is the initial model.
+        rows: one per replicate, as in metrics.csv.
+        clients: name → one number per client, of what was measured of each.
+        model: number of a replicate → its evaluated model as a `state_dict`.
+    """
+
+    round: int
+    rows: list[Row]
+    clients: dict[str, np.ndarray]
+    model: Callable[[int], dict[str, Tensor]]
+
+    def mean(self) -> Row:
+        """Column → mean over the replicates that are numbers."""
+        return {name: mean_std([float(row[name]) for row in self.rows])[0] for name in self.rows[0] if name != "seed"}
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """The end of a run.
+
+    Attributes:
+        round: completed ones.
+        summary: summary.json.
+        pictures: makes heading and figure of each picture; none of a run without a folder.
+    """
+
+    round: int
+    summary: dict[str, Any]
+    pictures: Callable[[], Iterator[tuple[str, Figure]]]
+
+
+class Observer(Validated):
+    """Watches a run. Every method does nothing unless overridden; an error ends the observer, not the run.
+
+    Of several ranks the first one's observers are called. None are for a run that is finished already.
+
+    Example:
+        >>> class Patience(Observer):
+        ...     def evaluated(self, seen):
+        ...         return "it has learnt enough" if seen.mean()["train_loss"] < 0.1 else None
+    """
+
+    def begin(self, run: RunStarted) -> None:
+        """Before the first round, or the next one of a run that is resumed; its folder is there."""
+
+    def evaluated(self, seen: EvaluationEvent) -> str | None:
+        """After each evaluation. A sentence that is returned ends the run, as `stop` does: checkpoint and summary are
+        written, and `resume` goes on with it."""
+
+    def finish(self, ended: RunEnded) -> None:
+        """After the last round; not where the run is interrupted."""
+
+    def close(self) -> None:
+        """Nothing comes any more, however the run ended."""
+
+
+class Calling(Observer):
+    """A function as an observer: it gets each evaluation.
+
+    Args:
+        function: `Observer.evaluated`.
+    """
+
+    def __init__(self, function: Callable[[EvaluationEvent], str | None]) -> None:
+        self.function = function
+
+    def evaluated(self, seen: EvaluationEvent) -> str | None:
+        return self.function(seen)
+
+
+class Observers:
+    """Calls all of them; one that fails is left out from then on.
+
+    Args:
+        observers: in the order in which they are called.
+    """
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self._watching = list(observers)
+
+    def __bool__(self) -> bool:
+        return bool(self._watching)
+
+    def begin(self, run: RunStarted) -> None:
+        self._each(lambda observer: observer.begin(run), "as the run began")
+
+    def evaluated(self, seen: EvaluationEvent) -> str | None:
+        """The first sentence that ends the run, with who said it."""
+        replies = self._each(lambda observer: observer.evaluated(seen), f"after round {seen.round}")
+        wishes = [
+            f"observer {name}: {reason} after round {seen.round}" for name, reason in replies if isinstance(reason, str)
+        ]
+        return wishes[0] if wishes else None
+
+    def finish(self, ended: RunEnded) -> None:
+        self._each(lambda observer: observer.finish(ended), "as the run ended")
+
+    def close(self) -> None:
+        self._each(lambda observer: observer.close(), "as it was closed")
+        self._watching = []
+
+    def _each(self, call: Callable[[Observer], Any], when: str) -> Sequence[tuple[str, Any]]:
+        replies = []
+        for observer in list(self._watching):
+            name = _name(observer)
+            try:
+                replies.append((name, call(observer)))
+            except OutputError:  # a file of the run's own: that is an end of the run, as of metrics.csv
+                raise
+            except Exception as error:
+                reason = next(iter(str(error).splitlines()), "")
+                log.warning(
+                    "observer %s failed %s (%s: %s); it is left out from here on, and the run goes on",
+                    *(name, when, type(error).__name__, reason),
+                )
+                self._watching.remove(observer)
+                with contextlib.suppress(Exception):
+                    observer.close()
+        return replies
+
+
+def _name(observer: Observer) -> str:
+    implementation = observer.function if isinstance(observer, Calling) else type(observer)
+    return str(getattr(implementation, "__name__", type(implementation).__name__))
+
+
+def as_observer(given: Any) -> Observer:
+    """An observer, or a function that is made one.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if isinstance(given, Observer):
+        return given
+    if callable(given) and not isinstance(given, type):
+        return Calling(given)
+    raise ConfigError(
+        f"tracking.observers: {given!r} is no observer; give wandb, mlflow or trackio, or {{_target_: package.Class}} "
+        "of one derived from fedsim.run.tracking.Observer"
+    )

@@ -1,0 +1,24 @@
+"""Pictures of a run that has ended, for trackers that show them.
+
+What draws them is no part of the simulator. It is looked up by name when the first picture is wanted; where it is not
+installed, there are no pictures.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DRAWN_BY = "fedsim.studies"  # the package whose plots.compare.of_folder(folder) yields headings and figures
+
+
+def pictures(folder: Path) -> Iterator[tuple[str, Figure]]:
+    """Headings and figures of the run in this folder."""
+    if importlib.util.find_spec(DRAWN_BY) is not None:
+        yield from importlib.import_module(f"{DRAWN_BY}.plots.compare").of_folder(folder)

@@ -1,0 +1,124 @@
+"""What a person sees while a run goes on: a live line on a terminal, plain log lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import TracebackType
+from typing import Protocol
+
+from rich import filesize
+
+from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.registry import DISTANCES
+from fedsim.run.tracking.result import Row, mean_std, spread
+
+log = logging.getLogger("fedsim.progress")
+
+
+class ProgressView(Protocol):
+    """Shows rounds as they complete."""
+
+    def __enter__(self) -> ProgressView: ...
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+    def round(self, completed: int, active: float) -> None:
+        """A round is complete; `active` clients took part, per replicate."""
+
+    def evaluated(self, completed: int, facts: str, active: float) -> None:
+        """An evaluation is at hand, as facts for a person; `active` clients took part in its round."""
+
+
+class NoProgress:
+    """Shows nothing."""
+
+    def __enter__(self) -> NoProgress:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    def round(self, completed: int, active: float) -> None:
+        return None
+
+    def evaluated(self, completed: int, facts: str, active: float) -> None:
+        return None
+
+
+class LogProgress(NoProgress):
+    """One log line per evaluation."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def evaluated(self, completed: int, facts: str, active: float) -> None:
+        log.info("round %*d/%d  %s  %.3g active", len(str(self.rounds)), completed, self.rounds, facts, active)
+
+
+class BarProgress:
+    """A single line that is redrawn: round, bar, the last evaluation, active clients, time left."""
+
+    def __init__(self, rounds: int, completed: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
+
+        def fixed(width: int) -> Column:
+            """A column that a narrow terminal does not squeeze; the facts give way instead."""
+            return Column(no_wrap=True, min_width=width, justify="right")
+
+        self._bar = Progress(
+            MofNCompleteColumn(table_column=fixed(2 * len(str(rounds)) + 1)),
+            BarColumn(bar_width=10, table_column=fixed(10)),
+            TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TextColumn("{task.fields[active]} active", table_column=fixed(9)),
+            TimeRemainingColumn(compact=True, table_column=fixed(5)),
+            TextColumn("left", table_column=fixed(4)),
+            console=Console(stderr=True),
+        )
+        self._task = self._bar.add_task("rounds", total=rounds, completed=completed, facts="", active="0")
+
+    def __enter__(self) -> BarProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def round(self, completed: int, active: float) -> None:
+        self._bar.update(self._task, completed=completed, active=f"{active:.3g}")
+
+    def evaluated(self, completed: int, facts: str, active: float) -> None:
+        self._bar.update(self._task, facts=facts)
+
+
+def progress_view(style: str, rounds: int, completed: int) -> ProgressView:
+    """The view for this run: 'auto' looks whether standard error is a terminal."""
+    if style == "none":
+        return NoProgress()
+    return BarProgress(rounds, completed) if sys.stderr.isatty() else LogProgress(rounds)
+
+
+def facts(rows: list[Row], speed: float | None) -> str:
+    """The line a person reads: columns of metrics.csv by their names, without underscores."""
+    segments = []
+    test_metric = "test_accuracy" if "test_accuracy" in rows[0] else "test_loss"
+    for name in ("train_loss", test_metric, *DISTANCES):
+        if name in rows[0]:
+            scale, form, unit = (100, ".1f", " %") if fraction(name) else (1, ".3g", "")
+            mean, std = mean_std([row[name] * scale for row in rows])
+            segments.append(f"{name.replace('_', ' ')} {mean:{form}}{spread(std)}{unit}")
+    if speed is not None:
+        segments.append(f"{short(speed)} samples/s")
+    if rows[0]["total_bytes_up"]:
+        segments.append(f"{filesize.decimal(rows[0]['total_bytes_up'])} up")
+    return "  ".join(segments)
+
+
+def short(number: float) -> str:
+    """A large number as people say it: 154k."""
+    for limit, unit in ((1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.0f}"

@@ -1,0 +1,106 @@
+"""What a finished run leaves behind."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError
+from fedsim.evaluation.columns import PLACE, TIME, WORK
+from fedsim.models.naming import Naming
+from fedsim.strategies import State
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Result:
+    """Attributes:
+
+    history: one row per evaluated round and replicate; the keys are those of `fedsim.evaluation.COLUMNS`.
+    state: the strategy's last state; `state.model` is [R, d].
+    seconds: wall time, resumed parts included.
+    samples: training samples processed.
+    extra: what else summary.json holds: 'newcomers', one entry per epoch of theirs
+        (`fedsim.evaluation.personal.Newcomers`).
+    rows: [R, d] the server's models, with whatever of a row the strategy does not see.
+    naming: what the module calls a row's parts.
+    stopped: why the run ended before its last round; None where it did not.
+    """
+
+    history: list[Row]
+    state: State
+    seconds: float
+    samples: int
+    folder: str | None = None
+    extra: Row = field(default_factory=dict)
+    rows: Tensor | None = None
+    naming: Naming | None = None
+    stopped: str | None = None
+
+    @property
+    def metrics(self) -> list[str]:
+        """Names of the measured columns."""
+        return measured(self.history)
+
+    @property
+    def final(self) -> dict[str, tuple[float, float]]:
+        """Mean and standard deviation of every metric after the last round, over the replicates not given up.
+        Of a single one the standard deviation is NaN."""
+        last = [row for row in self.history if row["round"] == self.history[-1]["round"]]
+        return {name: mean_std([row[name] for row in last]) for name in self.metrics}
+
+    def model(self, seed: int | None = None, replicate: int | None = None) -> dict[str, Tensor]:
+        """The last model of a replicate, as the `state_dict` that the module's `load_state_dict` takes.
+
+        Args:
+            seed: of the replicate; it may be left out where there is one.
+            replicate: its number, where several have the same seed.
+        """
+        assert self.naming is not None
+        assert self.rows is not None
+        seeds = [row["seed"] for row in self.history[: len(self.rows)]]
+        return self.naming.state_dict(self.rows[replicate_of(seeds, seed, replicate, "the run")].cpu())
+
+
+def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run: str) -> int:
+    """The number of the replicate that has this seed, or this number.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    if replicate is not None:
+        if not 0 <= replicate < len(seeds):
+            raise ConfigError(f"replicate={replicate}, but {run} has {len(seeds)}")
+        return replicate
+    if seed is None and len(seeds) > 1:
+        distinct = len(set(seeds)) == len(seeds)
+        example = f"seed={seeds[0]}" if distinct else "replicate=0"
+        listed = f"the seeds {', '.join(map(str, seeds))}" if distinct else f"replicates 0 to {len(seeds) - 1}"
+        raise ConfigError(f"{run} has {listed}: say which model is meant, such as model({example})")
+    if seed is not None and seeds.count(seed) != 1:
+        hint = f"; give replicate=0 to {len(seeds) - 1}" if len(set(seeds)) < len(seeds) else ""
+        raise ConfigError(f"seed={seed}, but {run} has the seeds {', '.join(map(str, seeds))}{hint}")
+    return 0 if seed is None else seeds.index(seed)
+
+
+def measured(history: list[Row]) -> list[str]:
+    """The columns of a history that are results rather than bookkeeping."""
+    return [name for name in history[0] if name not in PLACE | WORK | TIME]
+
+
+def mean_std(values: list[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation of those that are numbers; NaN where none is, the latter also of one alone."""
+    valid_values = [value for value in values if not math.isnan(value)]
+    if not valid_values:
+        return math.nan, math.nan
+    return float(np.mean(valid_values)), float(np.std(valid_values, ddof=1)) if len(valid_values) > 1 else math.nan
+
+
+def spread(std: float) -> str:
+    """A standard deviation behind its mean; nothing where there is none."""
+    return "" if math.isnan(std) else f" ± {std:.2g}"

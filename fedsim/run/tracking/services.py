@@ -1,0 +1,201 @@
+"""Observers that show a run elsewhere: Weights & Biases, MLflow, trackio. Each is an extra, and needs no network."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.files import replacing
+from fedsim.run.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
+from fedsim.run.tracking.result import Row
+
+IDENTITY = "observers.json"  # in a run's folder: what a resumed run is called there
+LONGEST = 500  # signs of a setting that MLflow keeps of old
+MOST = 100  # settings that it takes at once
+
+
+def library(name: str) -> Any:
+    """The service's own package.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"tracking.observers={name} is an extra; pip install 'fedsim-torch[{name}]'") from error
+
+
+def numbers(seen: EvaluationEvent, names: list[str]) -> Row:
+    """What is shown of an evaluation: the mean over replicates by the column's name, and each replicate's below its
+    own; what is not a number is left out."""
+    scalars = {name: value for name, value in seen.mean().items() if name != "round"}
+    if len(seen.rows) > 1:
+        for replicate_name, row in zip(names, seen.rows, strict=True):
+            scalars |= {
+                f"{replicate_name}/{name}": value for name, value in row.items() if name not in ("round", "seed")
+            }
+    return {name: float(value) for name, value in scalars.items() if math.isfinite(value)}
+
+
+class Service(Observer):
+    """What they share: the identity by which a run that is resumed goes on there.
+
+    Args:
+        project: under which runs are shown.
+        name: of the run; its folder's unless given.
+    """
+
+    package: str
+
+    def __init__(self, project: str = "fedsim", name: str | None = None) -> None:
+        self.project, self.name = project, name
+        self.api = library(self.package)
+        self._names: list[str] = []
+
+    def begin(self, run: RunStarted) -> None:
+        self._names = run.names
+        identities = _identities(run.folder)
+        previous_id = identities.get(self.package) if run.completed else None
+        run_id = self.start(run, self.name or (run.folder.name if run.folder else None), previous_id)
+        if run.folder is not None:
+            with replacing(run.folder / IDENTITY) as file:
+                file.write(json.dumps(identities | {self.package: run_id}) + "\n")
+
+    def start(self, run: RunStarted, name: str | None, kept: str | None) -> str:
+        """Begin there, or go on with the run of the identity `kept`; returns the identity."""
+        raise NotImplementedError
+
+
+def _identities(folder: Path | None) -> dict[str, str]:
+    path = None if folder is None else folder / IDENTITY
+    return dict(json.loads(path.read_text())) if path is not None and path.exists() else {}
+
+
+def _flat(ended: RunEnded) -> Row:
+    """Results by 'final/NAME', and what took how long."""
+    final = {f"final/{name}": statistics["mean"] for name, statistics in ended.summary["final"].items()}
+    totals = {name: ended.summary[name] for name in ("rounds", "seconds", "samples", "parameters")}
+    return {name: value for name, value in (final | totals).items() if value is not None and math.isfinite(value)}
+
+
+class WandB(Service):
+    """Weights & Biases: curves of the mean and of every replicate, settings, results.
+
+    Args:
+        project, name: see `Service`.
+        mode: 'offline' keeps everything in the run's folder until `wandb sync`; None is what WANDB_MODE says.
+    """
+
+    package = "wandb"
+
+    def __init__(self, project: str = "fedsim", name: str | None = None, mode: str | None = None) -> None:
+        super().__init__(project, name)
+        self.mode = mode
+        self._run: Any = None
+
+    def start(self, run: RunStarted, name: str | None, kept: str | None) -> str:
+        self._run = self.api.init(
+            project=self.project, name=name, config=run.settings, mode=self.mode, id=kept, resume="allow",
+            dir=None if run.folder is None else str(run.folder), settings=self.api.Settings(console="off", silent=True),
+        )  # fmt: skip
+        return str(self._run.id)
+
+    def evaluated(self, seen: EvaluationEvent) -> None:
+        self._run.log(numbers(seen, self._names), step=seen.round)
+
+    def finish(self, ended: RunEnded) -> None:
+        self._run.summary.update(_flat(ended))
+        for heading, figure in ended.pictures():
+            self._run.log({f"figures/{heading}": self.api.Image(figure)}, step=ended.round)
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+
+class MLflow(Service):
+    """MLflow: metrics by round, settings as parameters, pictures as artifacts.
+
+    Args:
+        project: its experiment.
+        name: see `Service`.
+        uri: of its store; None is what MLflow itself takes (the variable MLFLOW_TRACKING_URI, else a database here).
+    """
+
+    package = "mlflow"
+
+    def __init__(self, project: str = "fedsim", name: str | None = None, uri: str | None = None) -> None:
+        super().__init__(project, name)
+        self.uri, self._run, self._ended = uri, "", "KILLED"
+
+    def start(self, run: RunStarted, name: str | None, kept: str | None) -> str:
+        self._client = self.api.MlflowClient(tracking_uri=self.uri)
+        if kept is not None:
+            self._run = kept
+            self._client.update_run(kept, status="RUNNING")
+            return kept
+        existing_experiment = self._client.get_experiment_by_name(self.project)
+        experiment = (
+            self._client.create_experiment(self.project)
+            if existing_experiment is None
+            else existing_experiment.experiment_id
+        )
+        self._run = self._client.create_run(experiment, run_name=name).info.run_id
+        parameters = [(key, str(value)[:LONGEST]) for key, value in run.settings.items()]
+        for first in range(0, len(parameters), MOST):
+            params = [self.api.entities.Param(key, value) for key, value in parameters[first : first + MOST]]
+            self._client.log_batch(self._run, params=params)
+        return str(self._run)
+
+    def evaluated(self, seen: EvaluationEvent) -> None:
+        self._log(numbers(seen, self._names), seen.round)
+
+    def _log(self, values: Row, step: int) -> None:
+        timestamp = self.api.utils.time.get_current_time_millis()
+        metrics = [self.api.entities.Metric(name, value, timestamp, step) for name, value in values.items()]
+        for first in range(0, len(metrics), 10 * MOST):
+            self._client.log_batch(self._run, metrics=metrics[first : first + 10 * MOST])
+
+    def finish(self, ended: RunEnded) -> None:
+        self._log(_flat(ended), ended.round)
+        for heading, figure in ended.pictures():
+            self._client.log_figure(self._run, figure, f"figures/{heading}.png")
+        self._ended = "FINISHED"
+
+    def close(self) -> None:
+        if self._run:
+            self._client.set_terminated(self._run, self._ended)
+            self._run = ""
+
+
+class Trackio(Service):
+    """trackio: curves of the mean and of every replicate, in a database on this machine.
+
+    Args:
+        project, name: see `Service`.
+    """
+
+    package = "trackio"
+
+    def start(self, run: RunStarted, name: str | None, kept: str | None) -> str:
+        name = kept or name
+        self.api.init(project=self.project, name=name, config=run.settings, resume="allow")
+        self._open = True
+        return str(name)
+
+    def evaluated(self, seen: EvaluationEvent) -> None:
+        self.api.log(numbers(seen, self._names), step=seen.round)
+
+    def close(self) -> None:
+        if getattr(self, "_open", False):
+            self._open = False
+            self.api.finish()
+
+
+SERVICES = {made.package: made for made in (WandB, MLflow, Trackio)}

@@ -1,0 +1,115 @@
+"""TensorBoard event files: a folder for the mean over replicates beside one for each, named as they are to be read.
+
+Those of a sweep are read as `strategy=fedawe/mean` and `strategy=fedawe/seed_0`. The folders lie side by side because
+TensorBoard takes what lies below a row of its HPARAMS table for more results of that row.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from fedsim.core.files import real_folder, written
+from fedsim.evaluation.registry import describe
+from fedsim.run.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
+from fedsim.run.tracking.result import mean_std
+
+EVENTS = "events.out.tfevents."
+OPENED = re.compile(re.escape(EVENTS) + r"(\d+)")
+
+log = logging.getLogger(__name__)
+
+
+def _make_the_next_name_the_last(folder: Path) -> None:
+    """TensorBoard reads event files in the order of their names, which begin with the second they were opened in, and
+    passes over one that comes before what it has read.
+
+    So wait, for a second at most, until a new file comes after those that are there. Where the clock was set back,
+    those of later seconds are renamed to earlier ones, in the same order.
+    """
+    opened = {path: int(match[1]) for path in folder.glob("*/*") if (match := OPENED.match(path.name))}
+    while int(time.time()) == max(opened.values(), default=0):
+        time.sleep(0.02)
+    behind = False
+    for directory in {path.parent for path in opened}:
+        limit = int(time.time())
+        for path in sorted((path for path in opened if path.parent == directory), reverse=True):
+            if opened[path] >= limit:
+                behind = True
+                path.rename(path.with_name(OPENED.sub(f"{EVENTS}{limit - 1:010d}", path.name)))
+            limit = min(limit - 1, opened[path])
+    if behind:
+        log.warning("the clock is behind what this run has written before; its event files are renamed to their order")
+
+
+class TensorBoard(Observer):
+    """Writes event files into `mean` and `seed_S` in the run's folder, those of a single replicate into `seed_S`.
+
+    Where they cannot be written the run ends, as where metrics.csv cannot.
+    """
+
+    def __init__(self) -> None:
+        self._writers: list[Any] = []
+
+    def begin(self, run: RunStarted) -> None:
+        """Older points from the first round on that will be written (again) are hidden."""
+        if run.folder is None:
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._files, self._settings = run.folder / "event files", run.settings
+        with written(self._files):
+            _make_the_next_name_the_last(run.folder)
+            names, purge = run.names, run.completed + 1 if run.completed else 0
+            for name in ["mean", *names] if len(names) > 1 else names:
+                self._writers.append(SummaryWriter(str(real_folder(run.folder / name)), purge_step=purge))
+
+    def evaluated(self, seen: EvaluationEvent) -> None:
+        """The scalars of every replicate, their mean, and what was measured of every client as histograms."""
+        if not self._writers:
+            return
+        mean, *replicate_writers = self._writers
+        with written(self._files):
+            for name in seen.rows[0]:
+                if (scalar_tag := describe(name).tag) is not None:
+                    mean.add_scalar(scalar_tag, mean_std([row[name] for row in seen.rows])[0], seen.round)
+                    for writer, row in zip(replicate_writers, seen.rows, strict=False):
+                        writer.add_scalar(scalar_tag, row[name], seen.round)
+            for name, values in seen.clients.items():
+                if len(values):
+                    mean.add_histogram(f"clients/{name}", values, seen.round, bins="auto")
+            self._flush()
+
+    def finish(self, ended: RunEnded) -> None:
+        """The pictures, and the settings for the HPARAMS table, whose results are the last points of the metrics' own
+        curves.
+
+        What its columns are is left to TensorBoard: it looks at all runs of a sweep, and puts first what differs. Said
+        by a run, which knows but its own settings, they would be those of whichever run is found first.
+        """
+        if not self._writers:
+            return
+        from torch.utils.tensorboard.summary import hparams
+
+        with written(self._files):
+            for heading, figure in ended.pictures():
+                self._writers[0].add_figure(f"figures/{heading}", figure, ended.round)
+            plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in self._settings.items()}
+            _columns, start, end = hparams(plain, {})
+            for summary in (start, end):
+                self._writers[0]._get_file_writer().add_summary(summary)
+            self._flush()
+
+    def _flush(self) -> None:
+        """All of it is in the files now, or an OSError says why not."""
+        for writer in self._writers:
+            writer.flush()
+
+    def close(self) -> None:
+        if self._writers:
+            with written(self._files):
+                for writer in self._writers:
+                    writer.close()

@@ -1,0 +1,291 @@
+"""The contract of a performative shift: a reparameterised map from base samples and deployed parameters to samples.
+
+A client's law is a map θ ↦ D_i(θ), written as a pushforward of base samples that do not depend on θ. If the gradient
+flows through the map, autograd gives the exact performative gradient; if it is stopped, the gradient of the decoupled
+risk (repeated minimisation). The map is written for ONE client; the trainer vmaps it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedsim.core import checks, rng
+from fedsim.core.constraints import Count, Fraction, OneOf, Positive, Validated
+from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.core.placement import room
+from fedsim.data.samples import ClientData
+from fedsim.models import RowModel
+from fedsim.shift.mixture import Mixture
+
+DEPLOYMENTS = ("step", "round")
+REFERENCES = ("auto", "always", "none")
+OF_CLIENTS = ("client", "row", "key", "deployed")  # of a batch: one for each client, not for each sample
+ANSWERED = "answered"  # the name of θ̃ in the memory
+PAST, TURN, OF_SEED = "past_deployments", "deployments", "seed_of_mixture"
+MIXING = {TURN, OF_SEED, "round"}  # by which lags are drawn
+
+
+class Shift(Validated, ABC):
+    """A performative shift.
+
+    Args:
+        deploy: 'step': every client's own current model moves its data at every local step (P-FedAvg, ProFL);
+            'round': the server's model does, once a round.
+        inertia: λ ∈ [0, 1): the data answer θ̃ ← λ θ̃ + (1 − λ) θ instead of θ, whenever θ is deployed; θ̃ starts at the
+            initial model (stateful performativity, Brown et al. 2022). 0 is the usual case, and remembers nothing.
+        mixture: λ ∈ [0, 1): of the samples a share 1 − λ answers each deployment, and the others stay as they are: the
+            other law of the same mean where data move linearly, with a larger variance. Or shares of the last
+            deployments, the newest first: with [0.5,0.5], redraw and local=rrm clients minimise on the mixture of their
+            last two draws (affine risk minimisers; drawn anew by the same laws). In mean estimation with mean
+            sensitivity a that converges for −2 < a < 1, by λ for −(1 + λ)/(1 − λ) < a < 1; θ^PS stays. Every sample
+            is moved on its own. See `fedsim.shift.mixture`. 0 remembers nothing; otherwise L models per client, or with
+            deploy=round per replicate. References and evaluation are of the newest deployment alone.
+        redraw: N: what the server deploys in rounds 0, N, 2N, … is what data answer until the next of them, and a
+            stream's clients keep the one batch that they then draw for all local steps: repeated risk minimisation
+            (Perdomo et al. 2020), whose inner rounds these are. Needs deploy=round. None deploys in every round, and
+            draws at every step.
+        references: whether θ^PS and θ^PO are solved before round 0, so that a run's distances to them are measured:
+            'always', 'none', or 'auto' where that is cheap (see `fedsim.evaluation.performative.references`).
+        references_seconds: after which that is given up, for all replicates together; None: never.
+        box: [lowest, highest] value of every parameter, the set Θ in which they are sought; None for no bounds.
+
+    Attributes (what rules that estimate the answer of the data may know of it):
+        estimator: the part of a client's law that answers θ, as `local.estimator` names it; None: not declared.
+        moving: numbers of the components of the flattened x that move; None: all.
+        nonsmooth: whether the map has kinks, on which a minimum of the performative risk may lie.
+        groups, group_entry: K, where the fractions of groups move; and the entry of a batch that names each sample's.
+        unpadded: whether it must be given batches without padding, one client at a time: x − x.mean(0) must. A run
+            finds out by itself, and sets this on its copy of the shift (`fedsim.run.rehearsal`).
+    """
+
+    effective_if: Declarations = (
+        EffectiveIf("box", lambda own, run: run.references_are_solved, "{at}.references=auto or always"),
+        EffectiveIf("references_seconds", lambda own, run: run.references_are_solved, "{at}.references=auto or always"),
+    )
+
+    active = True
+    estimator: str | None = None
+    moving: Tensor | None = None
+    groups: int | None = None
+    group_entry: str = "y"
+    nonsmooth: bool = False
+    unpadded: bool = False
+    redraw: int | None = None
+    mixture: Mixture | None = None
+
+    def __init__(
+        self,
+        deploy: Annotated[str, OneOf(*DEPLOYMENTS)] = "step",
+        inertia: Fraction = 0.0,
+        references: Annotated[str, OneOf(*REFERENCES)] = "auto",
+        box: Sequence[float] | None = None,
+        references_seconds: Positive | None = 120.0,
+        redraw: Count | None = None,
+        mixture: Fraction | Sequence[Fraction] = 0.0,
+    ) -> None:
+        self.deploy = deploy
+        self.inertia = inertia
+        if inertia == 1:
+            raise ConfigError(
+                key="inertia", value=1, needs="means that data never answer; use less than 1, or shift=none"
+            )
+        parsed_mixture = Mixture(mixture)
+        self.mixture = parsed_mixture if len(parsed_mixture) > 1 else None
+        self.redraw = redraw
+        if redraw is not None and deploy == "step":
+            raise ConfigError(
+                key="redraw",
+                value=redraw,
+                needs="is how often the server deploys; it needs {deploy}=round",
+                mentions=("deploy",),
+            )
+        self.references = references
+        self.references_seconds = references_seconds
+        if box is not None and (len(box) != 2 or not checks.real("box", box[0]) < checks.real("box", box[1])):
+            raise ConfigError(
+                f"{{box}}={list(box)} must be two numbers, the lower first, such as [-10,10]", mentions=("box",)
+            )
+        self.box = None if box is None else (float(box[0]), float(box[1]))
+
+    def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
+        """Draw per-client sensitivities and refuse what cannot work.
+
+        Args:
+            federation: who exists.
+            data: the clients' samples, which are moved.
+            model: what is deployed.
+        """
+
+    def memory(self, federation: Federation, model: Tensor) -> dict[str, Tensor]:
+        """What every client's data remember: name → [R·m, …], from the initial models [R, d]."""
+        memory = {} if not self.inertia or self.deploy == "round" else {ANSWERED: federation.broadcast(model)}
+        if self.mixture is None:
+            return memory
+        memory[OF_SEED] = federation.broadcast(federation.seed_of_replicate)
+        if self.deploy == "step":
+            needed = federation.rows * len(self.mixture) * model.shape[1] * federation.dtype.itemsize
+            if needed > room(federation.device, federation.place):
+                raise ConfigError(
+                    f"shift.mixture keeps {len(self.mixture)} models for each of {federation.rows} clients, "
+                    f"{needed / 2**30:,.0f} GiB and more than there is; lower it, or set shift.deploy=round"
+                )
+            memory[PAST] = federation.broadcast(self._all_of(model))
+            memory[TURN] = federation.zeros(dtype=torch.int64)
+        return memory
+
+    def _all_of(self, model: Tensor) -> Tensor:
+        """[R, L, d] of [R, d]: before round 0 all samples answer the initial model."""
+        assert self.mixture is not None
+        return model[:, None].repeat(1, len(self.mixture), 1)
+
+    def server_memory(self, federation: Federation, model: Tensor) -> dict[str, Tensor]:
+        """What all data of a replicate remember: name → [R, …]."""
+        if self.deploy == "step":
+            return {}
+        memory = {ANSWERED: model.clone()} if self.inertia or self.redraw else {}
+        return memory if self.mixture is None else memory | {PAST: self._all_of(model)}
+
+    def deployed(self, server: dict[str, Tensor], model: Tensor, t: int = 0) -> Tensor | None:
+        """[R, d] what all data answer to in round t, at whose beginning the server's model is `model`; [R, L, d] with a
+        mixture; None where each client's own model is deployed. `server` is `server_memory`, updated in place."""
+        if self.deploy == "step":
+            return None
+        newest = self._newest(server, model, t)
+        if self.mixture is None:
+            return newest
+        past = server[PAST]
+        if self.drawn_in(t) == t:
+            past.copy_(torch.cat([newest[:, None], past[:, :-1]], dim=1))
+        return past
+
+    def _newest(self, server: dict[str, Tensor], model: Tensor, t: int) -> Tensor:
+        """[R, d] θ̃ of the latest deployment."""
+        if not (self.inertia or self.redraw):
+            return model
+        answered = server[ANSWERED]
+        if self.drawn_in(t) < t:
+            return answered
+        return answered.lerp_(model, 1 - self.inertia) if self.inertia else answered.copy_(model)
+
+    def drawn_in(self, t: Any) -> Any:
+        """The round whose deployment the data of round t answer; of a number, or of each in a tensor."""
+        return t - t % (self.redraw or 1)
+
+    @property
+    def knows_round(self) -> bool:
+        """Does the carry need 'round', by which lags are drawn?"""
+        return self.mixture is not None and self.deploy == "round"
+
+    def newest(self, theta: Tensor) -> Tensor:
+        """[…, d] the latest of what `deployed` and `answers_to` give."""
+        return theta if self.mixture is None else theta[..., 0, :]
+
+    def move(self, batch: dict[str, Tensor], carry: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        """One client's batch, moved by what `answers_to` gave."""
+        if self.mixture is None:
+            return self(batch, theta)
+        number = carry[TURN] if self.deploy == "step" else self.drawn_in(carry["round"])
+        key = rng.fold(rng.row_keys(carry[OF_SEED], rng.Purpose.MIXTURE, batch["client"]), number)
+        return self.mixture.move(self, batch, theta, key)
+
+    def answers_to(self, carry: dict[str, Tensor], theta: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
+        """The parameters a local step's data answer to, [d] or [c, d] as the carry's: θ as deployed by the server, or
+        else the carry's own, with a mixture [L, d] or [c, L, d]; and the carry with what is remembered of them."""
+        if theta is not None:
+            return carry, theta
+        theta = carry["params"]
+        if self.inertia:
+            theta = torch.lerp(carry[ANSWERED], theta, 1 - self.inertia)
+            carry = carry | {ANSWERED: theta}
+        if self.mixture is None:
+            return carry, theta
+        past = torch.cat([theta[..., None, :], carry[PAST][..., :-1, :]], dim=-2)
+        return carry | {PAST: past, TURN: carry[TURN] + 1}, past
+
+    @abstractmethod
+    def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        """Move one client's batch.
+
+        Args:
+            batch: 'x' [B, …], 'y' [B, …] where there are labels, 'client' [] the client's number, 'row' [] that of the
+                virtual client, r·m + client, by which stored data differ; 'weight' [B] where the batch is padded.
+            theta: [d] the deployed parameters.
+
+        Returns:
+            A batch like `batch`; the tensors given are left as they are.
+        """
+
+    def smooth(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        """As `__call__`, for references and evaluation: the same law, in a form that is differentiable in θ.
+
+        A map that draws (which group a sample is of) gives all it may draw instead, with their probabilities as
+        'weight' [B']; the batch may grow. A reparameterised map is its own smooth form.
+        """
+        return self(batch, theta)
+
+    def smooth_clients(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        """`smooth` of n clients: batch [n, B, …] and θ [n, d]. Where the shift is `unpadded`, one client after the
+        other, without padding; the results are padded again, with weight 0."""
+        if not self.unpadded:
+            return vmap(self.smooth)(batch, theta)
+        pairs = zip(by_client(batch), theta, strict=True)
+        return padded(
+            [
+                self.smooth(client_batch, point) if len(client_batch["x"]) else client_batch
+                for client_batch, point in pairs
+            ]
+        )
+
+
+def by_client(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The batches of n clients [n, B, …], one by one and without padding: only what has a positive weight."""
+    weight = batch.get("weight")
+    batches = []
+    for n in range(len(batch["x"])):
+        client_batch = {name: value[n] for name, value in batch.items()}
+        if weight is not None:
+            real_mask = weight[n] > 0
+            del client_batch["weight"]
+            client_batch = {
+                name: value if name in OF_CLIENTS else value[real_mask] for name, value in client_batch.items()
+            }
+        batches.append(client_batch)
+    return batches
+
+
+def padded(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Batches of n clients [B_n, …] as one [n, B, …]; its 'weight' is 0 for padding."""
+    width = max(len(batch["x"]) for batch in batches)
+    columns: dict[str, list[Tensor]] = {name: [] for name in (*batches[0], "weight")}
+    for batch in batches:
+        size = len(batch["x"])
+        weight = batch.get("weight", batch["x"].new_ones(size) if batch["x"].is_floating_point() else torch.ones(size))
+        columns["weight"].append(torch.cat([weight, weight.new_zeros(width - size)]))
+        for name, value in batch.items():
+            if name == "weight":
+                continue
+            if value.dim() and len(value) == size and name not in OF_CLIENTS:
+                value = (
+                    torch.cat([value, value[:1].expand(width - size, *value.shape[1:])])
+                    if size
+                    else (value.new_zeros(width, *value.shape[1:]))
+                )
+            columns[name].append(value)
+    return {name: torch.stack(values) for name, values in columns.items()}
+
+
+class NoShift(Shift):
+    """Ordinary federated learning: the data do not answer."""
+
+    active = False
+
+    def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        return batch

@@ -1,0 +1,163 @@
+"""The contract of an aggregation strategy: start rows, next model, memory. It knows rows and their sums."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
+
+from torch import Tensor
+from typing_extensions import Self
+
+from fedsim.availability import Availability
+from fedsim.core.constraints import PositivePerSeed, Validated
+from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.federation import Answers, Cohort, Federation
+from fedsim.core.per_seed import per_seed
+from fedsim.core.report import Report
+from fedsim.local import LocalRule
+
+
+@dataclass
+class State:
+    """What survives a round: tensors only, so that it can be checkpointed. Strategies with memory add fields.
+
+    Attributes:
+        model: [R, d] the server's model x^t.
+    """
+
+    model: Tensor
+
+
+S = TypeVar("S", bound=State)
+
+
+class Strategy(Validated, ABC, Generic[S]):
+    """One aggregation algorithm. An empty round leaves the state as it is, unless the paper says otherwise.
+
+    Attributes:
+        weighting: w_i in the objective Σ w_i F_i that it minimises, 'uniform' 1/m, or 'data' fractions. A run's losses,
+            optimum and reference points weigh clients likewise.
+        vectors_down: how many vectors of the model's size the server sends to each client that takes part in a round.
+        vectors_up: how many each of them sends. Both for counting bytes (`fedsim.run.traffic`).
+        server_sees: what the server uses of the rows G_i, for claims of privacy: 'sum', only Σ_{i∈A} G_i / m; 'mean',
+            only mean_{i∈A} G_i; 'rows', more than that.
+        beside: what it hears of clients that is no G_i, and so meets no stage of `uplink`, in words; '' for nothing.
+        sends_rows: whether it uses G_i at all; else stages of `uplink` are refused.
+        needs_full_gradients: whether clients compute loss and gradient of all their data at a model (`answers`).
+        clustered: whether the server has several models, and clients take that which suits them (`start`): the model
+            that a client has, for personal evaluation, and that newcomers begin with. Its state has them as `clusters`
+            [R, k, d], and as `choice` [R·m] int64 which of them each client trained last, −1 before.
+        supports_stale: whether it is defined for rows that began rounds ago, with an older model (`Report.staleness`).
+
+    `server_sees` and `supports_stale` describe what the methods do: a subclass that overrides a method, other than
+    `__init__` and the checks, has the defaults again unless it sets them.
+    """
+
+    effective_if: Declarations = (
+        EffectiveIf(
+            "weighting",
+            lambda own, run: own.weighting != "data" or not run.clients_weigh_alike,
+            "clients that hold different numbers of samples",
+        ),
+    )
+
+    weighting: str = "uniform"
+    vectors_down: int = 1
+    vectors_up: int = 1
+    server_sees: str = "rows"
+    beside: str = ""
+    sends_rows: bool = True
+    needs_full_gradients: bool = False
+    clustered: bool = False
+    supports_stale: bool = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        defined = {name for name, value in vars(cls).items() if inspect.isfunction(value)}
+        if defined - {"__init__", "check", "check_local"}:
+            for flag in ("server_sees", "supports_stale"):
+                if flag not in vars(cls):
+                    setattr(cls, flag, getattr(Strategy, flag))
+
+    def check(self, availability: Availability) -> None:
+        """Refuse, before the first round, an availability process the algorithm cannot run under."""
+
+    def check_local(self, rule: LocalRule) -> None:
+        """Refuse, before the first round, a local rule the algorithm cannot run with. What `start` hands to a rule that
+        does not use it is refused anyway."""
+
+    def initial(self, model: Tensor, federation: Federation) -> S:
+        """The state before round 0, from the initial models [R, d]."""
+        return cast(S, State(model))
+
+    def cohort(self, state: S, active: Cohort) -> Cohort:
+        """Who computes: the active clients, unless the paper says otherwise."""
+        return active
+
+    def start(self, state: S, cohort: Cohort) -> Tensor | dict[str, Tensor]:
+        """[n, d] the rows local training starts from (or a carry that holds them as 'params'): the broadcast x^t."""
+        return cohort.broadcast(state.model)
+
+    @abstractmethod
+    def aggregate(self, state: S, report: Report, t: int) -> S:
+        """The state after round t. Per-client memory may be updated in place."""
+
+    def mean(self, cohort: Cohort, values: Tensor) -> Tensor:
+        """[n, …] → [R, …] the mean over those who take part, weighed as the objective is."""
+        return cohort.mean(values, None if self.weighting == "uniform" else cohort.weights(self.weighting))
+
+    def client_mean(self, state: S, federation: Federation) -> Tensor:
+        """[R, d] the mean of all clients' own models; x^t where they keep none.
+
+        A run that asks for the clients' mean of a strategy that does not override this takes the mean of what each
+        client received last (`fedsim.evaluation.EvaluatedModels`).
+        """
+        return state.model
+
+
+def answers(cohort: Cohort, models: Tensor) -> Answers:
+    """What the cohort's clients say of all their data at their replicate's model [R, d]; for strategies that `asks`."""
+    assert cohort.federation.ask is not None, "a strategy that asks clients says so by asks = True"
+    return cohort.federation.ask(cohort, models)
+
+
+class ServerStep(Strategy[S]):
+    """A strategy whose server steps at a rate of its own.
+
+    Args:
+        server_lr: η_g, or a list of one per seed.
+    """
+
+    def __init__(self, server_lr: PositivePerSeed = 1.0) -> None:
+        self.server_lr = per_seed(server_lr)
+
+
+@dataclass
+class ClientModels(State):
+    """State of strategies whose clients keep their own model between rounds.
+
+    Attributes:
+        models: [R·m, d] x_i^t.
+    """
+
+    models: Tensor
+
+    @classmethod
+    def broadcast(cls, model: Tensor, federation: Federation, **memory: Any) -> Self:
+        """Everybody starts from the server's model."""
+        return cls(model, federation.broadcast(model), **memory)
+
+
+C = TypeVar("C", bound=ClientModels)
+
+
+class KeepsClientModels(Strategy[C]):
+    """A strategy whose clients start from their own x_i^t, not from the broadcast. Memory: one model per client."""
+
+    def start(self, state: C, cohort: Cohort) -> Tensor:
+        return cohort.gather(state.models)
+
+    def client_mean(self, state: C, federation: Federation) -> Tensor:
+        return federation.mean_over_clients(state.models, self.weighting)

@@ -1,0 +1,61 @@
+"""What an algorithm costs: processor time of a round, alone and on one thread, and bytes that it keeps per client."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from typing import Any
+
+from torch import Tensor
+
+from fedsim.app.build import build
+from fedsim.run.simulation import Simulation
+from fedsim.studies.board.track_settings import TrackSettings
+from fedsim.studies.reproduce.runner import Job
+
+ROUNDS = 100  # run; the second half of them is timed, when what is recorded once has been recorded
+
+
+class Times(TrackSettings):
+    """{'ms': median processor time of a round of all seeds, 'made': command, commit, versions} of every algorithm in a
+    track; 'ms' is None where it cannot run."""
+
+    file = "times.json"
+
+    def ms(self, track: str, entry: str) -> float | None:
+        """Milliseconds a round; None where it has not been timed or cannot run."""
+        timing = self.of(track, entry)
+        return None if timing is None or timing["ms"] is None else float(timing["ms"])
+
+
+def milliseconds(job: Job, shared: dict[str, Any]) -> float:
+    """Median processor time of a round of this run, evaluations left out; nothing is written.
+
+    Args:
+        job: its configuration has at least two rounds.
+        shared: data sets, as `fedsim.app.build.build` takes them.
+
+    Raises:
+        ConfigError: it cannot run.
+    """
+    steps = build(job.config, shared=shared)[0].steps()
+    spent = []
+    try:
+        work = next(steps)
+        while True:
+            start = time.process_time()
+            work = steps.send(work.trainer.perform(work))
+            spent.append(time.process_time() - start)
+    except StopIteration:
+        return 1000 * statistics.median(spent[len(spent) // 2 :])
+
+
+def remembered(simulation: Simulation) -> float:
+    """Bytes that the strategy's state and the local rule's memory hold of each client, before the first round."""
+    clients = simulation.federation.replicates * simulation.federation.clients
+    state = simulation.initial_state()
+    tensors: list[Tensor] = [getattr(state, field.name) for field in dataclasses.fields(state) if field.name != "model"]
+    tensors += simulation.trainer.memory(state.model).clients.values()
+    of_each = [tensor for tensor in tensors if len(tensor.shape) and tensor.shape[0] == clients]
+    return sum(tensor.numel() * tensor.element_size() for tensor in of_each) / clients

@@ -1,0 +1,167 @@
+"""`fedsim-leaderboard BOARD`: compute what is missing of a board, check a cell, write its pages."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import logging
+import random
+import shlex
+import sys
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.speaking import log_to_stderr, patiently
+from fedsim.run.tracking.environment import environment
+from fedsim.studies.board import submission
+from fedsim.studies.board.board import Board, Cell, load, names, results_folder
+from fedsim.studies.board.costs import Times
+from fedsim.studies.board.page import write_pages
+from fedsim.studies.board.recheck import TOLERANCE, recheck
+from fedsim.studies.board.rows import Rates, read, write
+from fedsim.studies.board.runner import compute
+from fedsim.studies.reproduce.runner import jobs_at_once
+
+VERSIONS = ("fedsim-torch", "torch", "numpy")
+
+
+@patiently()
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `fedsim-leaderboard`."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    log_to_stderr()
+    logging.getLogger("fedsim").setLevel(logging.WARNING)
+    try:
+        if options.list:
+            print(listing(options.boards))
+            return
+        if not options.board:
+            parser.error("name a board; --list shows them")
+        for name in options.board:
+            _board(load(name, options.boards), options)
+    except ConfigError as error:
+        sys.exit(f"fedsim-leaderboard: {error}")
+    except KeyboardInterrupt:
+        sys.exit("fedsim-leaderboard: stopped; the same command goes on where this one ended")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "fedsim-leaderboard",
+        description="Many algorithms under many settings, on the same traces, splits, initial models and batches.",
+        epilog="Rates that are tuned and rows that are there are not computed again; a killed command goes on.",
+    )
+    parser.add_argument("board", nargs="*", metavar="BOARD", help="one or several boards")
+    parser.add_argument("--list", action="store_true", help="name all boards, their tracks and entries")
+    parser.add_argument(
+        "--cell", action="append", default=[], metavar="GLOB", help="only these, such as 'digits-*/sine/*'"
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="ENTRY", help="only this entry; may be repeated")
+    parser.add_argument("--entry", type=Path, metavar="FILE", help="an algorithm of your own (.py, .yaml): its rows")
+    parser.add_argument(
+        "--forget", action="append", default=[], metavar="ENTRY", help="delete its rates and rows first"
+    )
+    parser.add_argument("--check", action="store_true", help="make one cell again, a random one, and compare")
+    parser.add_argument(
+        "--tolerance", type=float, default=TOLERANCE, help="of --check, relative (default: %(default)g)"
+    )
+    parser.add_argument("--page", action="store_true", help="write the pages of what is there; computes nothing")
+    parser.add_argument("--jobs", default="auto", help="processes (default: one per core)")
+    parser.add_argument("--results", type=Path, default=None, help="folder (default: that of the committed results)")
+    parser.add_argument("--out", type=Path, default=Path("leaderboard"), help="runs under way (default: leaderboard)")
+    parser.add_argument("--boards", type=Path, default=None, help="folder of boards of your own")
+    return parser
+
+
+def listing(folder: Path | None = None) -> str:
+    """Every board, its tracks with the number of their cells, and its entries."""
+    lines = []
+    for name in names(folder):
+        board = load(name, folder)
+        lines.append(f"{name}: {board.about}")
+        lines += [f"  {track}: {len(board.cells(track))} cells; {of.about}" for track, of in board.tracks.items()]
+        lines.append(f"  {len(board.entries)} entries: {'; '.join(board.entries)}")
+    return "\n".join(lines)
+
+
+def _board(board: Board, options: argparse.Namespace) -> None:
+    """Do with one board what was asked for."""
+    folder = (options.results or results_folder()) / board.name
+    for name in options.forget:
+        forget(board, folder, name)
+    mine: list[str] = []
+    if options.entry is not None:
+        entries, digest = submission.submitted(options.entry)
+        submission.keep(folder, board, entries, digest)
+        mine = list(entries)
+    submission.with_submitted(folder, board)
+    for name in options.only:
+        checks.choice("--only", name, board.entries)
+    entries_wanted = options.only or mine or list(board.entries)
+    cells = chosen(board, options.cell)
+    if options.check:
+        _check(board, cells, entries_wanted, folder, options.tolerance)
+    elif options.page:
+        print(f"written: {', '.join(str(path) for path in write_pages(board, folder))}")
+    else:
+        torch.set_num_threads(1)
+        jobs = jobs_at_once(options.jobs, "cpu", len(cells))
+        compute(board, cells, entries_wanted, folder, options.out / board.name, jobs, made())
+
+
+def chosen(board: Board, globs: list[str]) -> list[Cell]:
+    """The cells whose names match one of the patterns; all without one.
+
+    Raises:
+        ConfigError: a pattern matches none.
+    """
+    cells = board.cells()
+    for pattern in globs:
+        if not any(fnmatch.fnmatch(cell.name, pattern) for cell in cells):
+            examples = ", ".join(cell.name for cell in cells[:3])
+            raise ConfigError(f"--cell {pattern} matches none of the {len(cells)} cells; they are called {examples}, …")
+    return [c for c in cells if not globs or any(fnmatch.fnmatch(c.name, pattern) for pattern in globs)]
+
+
+def forget(board: Board, folder: Path, name: str) -> None:
+    """Delete what was computed of an entry."""
+    for store in (Rates.read(folder), Times.read(folder)):
+        store.forget(name)
+        store.write(folder)
+    for cell in board.cells():
+        cells = read(folder, cell, board)
+        if cells.rows.pop(name, None) is not None:
+            write(folder, cells, board)
+    submission.forget(folder, name)
+
+
+def _check(board: Board, cells: list[Cell], entries: list[str], folder: Path, tolerance: float) -> None:
+    """Make one of the cells that have rows again."""
+    candidates = [cell for cell in cells if set(read(folder, cell, board).rows) & set(entries)]
+    if not candidates:
+        raise ConfigError("no cell has a row yet that could be made again")
+    cell = random.choice(candidates)
+    print(f"{cell.name}: making its rows again")
+    with tempfile.TemporaryDirectory() as scratch:
+        worst = recheck(board, cell, entries, folder, Path(scratch))
+    message = f"{cell.name}: numbers differ by at most {worst:.2g} of themselves"
+    if worst > tolerance:
+        raise ConfigError(f"{message}, more than --tolerance {tolerance:g}")
+    print(f"{message}; data, splits, traces, initial models and batches are the same")
+
+
+def made() -> dict[str, Any]:
+    """What rows say of their making."""
+    provenance = environment(torch.device("cpu"))
+    versions = {name: provenance["versions"][name] for name in VERSIONS}
+    date = datetime.now(timezone.utc).date().isoformat()
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return {"command": command, "commit": provenance["commit"], "date": date, "versions": versions}

@@ -1,0 +1,213 @@
+"""A board's README.md: who is ahead, by how much, and of what it was made."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsim.core.speaking import code_span, in_markdown
+from fedsim.studies.board.board import Board
+from fedsim.studies.board.findings import EVERYWHERE, Comparison
+from fedsim.studies.board.measured import Measured
+from fedsim.studies.board.rows import DONE, REFUSED
+from fedsim.studies.board.standings import Standings
+from fedsim.studies.results.paired import Paired
+
+CAPTIONS = {
+    "critical_differences": "Mean ranks over the cells, the best on the left; a bar joins those that Nemenyi's test "
+    "does not tell apart at 5 %. Cells of one data set are no independent problems: this describes these cells only.",
+    "wins": "In how many cells the algorithm of a line is better than that of a column, by the cell's paired interval.",
+    "cells": "Cell by cell; × where seeds were given up.",
+}
+
+
+def markdown(found: Standings, drawn: Sequence[str]) -> str:
+    """The page; `drawn` are names of its pictures."""
+    board = found.board
+    command = code_span(f"fedsim-leaderboard {board.name} --page")
+    planned = len(board.cells())
+    row_counts = Counter(row.status for cells in found.cells for row in cells.rows.values())
+    lines = [
+        f"# {in_markdown(board.title)}: {in_markdown(board.about)}",
+        "",
+        f"Written by {command} from the results in this folder; do not edit.",
+        f"{len(found.cells)} of {planned} cells, {row_counts[DONE]} rows with numbers, {len(board.seeds)} seeds each; "
+        "`index.html` beside this page has the same with filters; it opens from disk. "
+        "[What a cell is, how to cite, and how to submit an algorithm](../../../../docs/leaderboard.md).",
+        "",
+        *_tuning(board),
+        "",
+    ]
+    if len(found.cells) < planned:
+        missing = [t for t in board.tracks if t not in found.tracks]
+        lines += [f"**Not complete**: {planned - len(found.cells)} cells are not computed yet"]
+        lines[-1] += f", none of {', '.join(map(in_markdown, missing))}." if missing else "."
+        lines.append("")
+    lines += findings(found)
+    lines += _table(found)
+    if found.test is not None:
+        settled, test = found.settled(), found.test
+        lines += [
+            f"Friedman's test of equal ranks: χ² = {test.chi_square:.1f}, p = {test.p:.2g}. Order after half of the "
+            f"rounds against that at the end, Kendall's τ: {settled.tau:.2f} in the mean over cells, "
+            f"{settled.least:.2f} at least.",
+        ]
+        if settled.told:
+            lines[-1] += (
+                f" Of the {settled.told} pairs that a cell's paired intervals tell apart at the end, "
+                f"{settled.kept / settled.told:.1%} stood in that order by then."
+            )
+        lines.append("")
+    for name in drawn:
+        lines += [f"![{name}]({name})", "", CAPTIONS[name.removesuffix(".png")], ""]
+    if unranked := found.others:
+        reasons = dict.fromkeys(unranked.values())
+        bullets = [
+            f"- {in_markdown(', '.join(n for n, cause in unranked.items() if cause == reason))}: "
+            f"{in_markdown(' '.join(reason.split()))}"
+            for reason in reasons
+        ]
+        lines += ["Not ranked:", "", *bullets, ""]
+    for track in found.tracks if len(found.tracks) > 1 else ():
+        lines += [
+            f"## {in_markdown(track)}",
+            "",
+            f"{in_markdown(board.tracks[track].about)}.",
+            "",
+            *_table(found.at(track)),
+        ]
+    return "\n".join([*lines, *_made(found)]).rstrip() + "\n"
+
+
+def _tuning(board: Board) -> list[str]:
+    """How rates were found, in a sentence."""
+    t, against = board.tuning, in_markdown(board.against)
+    metric = in_markdown(t.metric.replace("_", " "))
+    return [
+        f"Rates: {t.trials} trials of each algorithm in a track, {t.rounds} rounds on seeds {t.seeds}, which no row "
+        f"has; the best {metric} is kept ([rates.json](rates.json) has all trials). Differences "
+        f"are those by seed to {against}, of the means over the cells, with Student's 95 % interval. "
+        f"Milliseconds: processor time of a round of {len(board.seeds)} seeds, each algorithm alone on one thread."
+    ]
+
+
+def _table(found: Standings) -> list[str]:
+    """A line for every ranked entry: rank, the main measure, its difference, wins and losses, the others, memory,
+    processor time."""
+    board, names = found.board, found.ranked
+    against = board.against if board.against in names else None
+    other_measures = [m for m in board.measures if m != board.main]
+    heads = ["", "rank", board.main, f"to {board.against}", "won/lost", *other_measures, "memory", "ms a round"]
+    lines = ["| " + " | ".join(map(in_markdown, heads)) + " |", "|---" + "|--:" * (len(heads) - 1) + "|"]
+    ranks = found.test.ranks if found.test is not None else np.arange(1.0, len(names) + 1)
+    for index, name in enumerate(names):
+        comparison = ["", ""]
+        if against is not None and name != against:
+            row, column = index, names.index(against)
+            comparison = [
+                _difference(found.paired(name, against), board.measures[board.main]),
+                f"{found.wins[row, column]}/{found.wins[column, row]}",
+            ]
+        cells = [in_markdown(name), f"{ranks[index]:.1f}", _mean(found, name, board.main), *comparison]
+        cells += [_mean(found, name, measure) for measure in other_measures]
+        ms = found.milliseconds(name)
+        cells += [_memory(found, name), "–" if ms is None else f"{ms:.3g}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def findings(found: Standings) -> list[str]:
+    """The board's sentences, and under each what shows it, or that its numbers do not."""
+    lines = []
+    for number, finding in enumerate(found.board.findings, 1):
+        lines += [f"{number}. **{in_markdown(finding.says)}**", ""]
+        lines += [f"   - {compared(found, comparison, in_markdown)}" for comparison in finding.shown_by]
+        lines.append("")
+    return ["## What the numbers say", "", *lines] if lines else []
+
+
+def compared(found: Standings, what: Comparison, shown: Callable[[str], str] = str) -> str:
+    """A comparison with its numbers, and whether they show it; `shown` makes text of names."""
+    by, cells, holds = found.compared(what)
+    name = what.measure or found.board.main
+    measure = found.board.measures[name]
+    among = [_patterns(what.cells)] if what.cells != [EVERYWHERE] else []
+    among += [f"but {_patterns(what.but)}"] if what.but else []
+    scope = f" ({' '.join(among)})" if among else ""
+    names = f"{shown(what.one)} less {shown(what.other)}, {shown(name)}"
+    statement = f"{names}, {cells} cell{'s' * (cells != 1)}{scope}: {_difference(by, measure)}"
+    margin = f", within ±{100 * what.within if measure.percent else what.within:g}" if what.within else ""
+    return statement + margin + ("" if holds else "; **not shown**")
+
+
+def _patterns(of: list[str]) -> str:
+    return ", ".join(map(code_span, of))
+
+
+def _mean(found: Standings, name: str, measure: str) -> str:
+    """Mean over cells and seeds; of costs the median over those that got there, and how many did."""
+    by = found.board.measures[measure]
+    values = np.concatenate([cells.rows[name].of(measure) for cells in found.cells])
+    finite_values = values[np.isfinite(values)]
+    if not len(finite_values):
+        return "–"
+    if by.until is not None:
+        share = len(finite_values) / (len(found.board.seeds) * len(found.cells))
+        return f"{_count(float(np.median(finite_values)))} ({100 * share:.0f} %)"
+    text = f"{100 * finite_values.mean():.1f} %" if by.percent else f"{finite_values.mean():.4g}"
+    return text if len(finite_values) == len(values) else f"{text} ({len(finite_values)} of {len(values)})"
+
+
+def _difference(by: Paired, measure: Measured) -> str:
+    if not by.pairs:
+        return "–"
+    factor = 100 if measure.percent else 1
+    low, high = (factor * bound for bound in by.interval)
+    sure = not (low <= 0 <= high) and not math.isnan(low)
+    digits = max(2, min(6, 1 - math.floor(math.log10(high - low)))) if high > low else 2
+    text = f"{factor * by.mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    return f"**{text}**" if sure else text
+
+
+def _memory(found: Standings, name: str) -> str:
+    sizes = sorted({cells.rows[name].remembered for cells in found.cells if cells.rows[name].status == DONE})
+    return (
+        "–"
+        if not sizes or sizes[-1] == 0
+        else " – ".join(_count(s) for s in dict.fromkeys((sizes[0], sizes[-1]))) + " B"
+    )
+
+
+def _count(value: float) -> str:
+    """A number as people read it: 950, 12 k, 3.4 M."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if value >= size:
+            return f"{value / (1e3 if unit == ' k' else size):.3g}{unit}"
+    return f"{value:.4g}"
+
+
+def _made(found: Standings) -> list[str]:
+    """Which commands and versions made the rows."""
+    rows = [row for cells in found.cells for row in cells.rows.values() if row.status != REFUSED]
+    origins = Counter(
+        (str(row.made.get("command")), _commit(row.made), _versions(row.made)) for row in rows if row.made
+    )
+    lines = [
+        f"- {n} rows: {code_span(command)}, commit {in_markdown(commit)}, {in_markdown(versions)}"
+        for (command, commit, versions), n in origins.items()
+    ]
+    return ["## Made by", "", *lines] if lines else []
+
+
+def _commit(made: dict[str, Any]) -> str:
+    """Its first letters, and whether there were changes."""
+    commit = str(made.get("commit") or "unknown")
+    return commit[:7] + (" with changes" if commit.endswith("+") else "")
+
+
+def _versions(made: dict[str, dict[str, str]]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in (made.get("versions") or {}).items())

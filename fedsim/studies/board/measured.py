@@ -1,0 +1,75 @@
+"""What is told of a row: one number per seed, read from its run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.core import checks
+from fedsim.evaluation.columns import fraction, rises
+from fedsim.studies.results.run_measures import COSTS, cost
+from fedsim.studies.results.runs import Run
+
+SPENT = {**COSTS, "samples": ("samples",), "deployments": ("round",)}
+
+
+@dataclass
+class Measured:
+    """Attributes:
+
+    metric: a column of metrics.csv.
+    last: mean over so many evaluations at the end.
+    until: instead of the end, what it took to reach the track's target: 'rounds', 'bytes', 'samples', or 'deployments',
+        models to which a client's data answered: one a local step, or under shift.deploy=round one a round or `redraw`.
+    about: what it says, for readers.
+    """
+
+    metric: str
+    last: int = 1
+    until: str | None = None
+    about: str = ""
+
+    def __post_init__(self) -> None:
+        if self.until is not None:
+            checks.choice("until", self.until, SPENT)
+
+    def __call__(self, run: Run, target: float) -> list[float]:
+        """[R] numbers; NaN where a replicate has none: it was given up, or never reached the target."""
+        if self.until is None:
+            return [float(value) for value in run.ended(self.metric, self.last)]
+        if not run.has(self.metric):
+            return [float("nan")] * run.replicates
+        factor = deployed(run) if self.until == "deployments" else 1.0
+        return [factor * float(value) for value in cost(run, self.metric, target, SPENT[self.until])]
+
+    @property
+    def more(self) -> bool:
+        """Is more of it better?"""
+        return self.until is None and rises(self.metric)
+
+    @property
+    def percent(self) -> bool:
+        """Is it a fraction that people read in per cent?"""
+        return self.until is None and fraction(self.metric)
+
+
+def deployed(run: Run) -> float:
+    """Models a round to which a client's data answer."""
+    settings = run.settings
+    if settings.get("shift.deploy", "step") == "step":
+        return float(settings["local.steps"])
+    return 1 / float(settings.get("shift.redraw") or 1)
+
+
+def curve(run: Run, metric: str) -> tuple[list[int], list[float]]:
+    """Rounds, and the metric's mean over the replicates that are left; nothing where it is not measured."""
+    if not run.has(metric):
+        return [], []
+    rounds, values = run.curve(metric)
+    with np.errstate(invalid="ignore"):
+        finite_mask = np.isfinite(values)
+        means = np.where(finite_mask, values, 0).sum(1) / np.maximum(finite_mask.sum(1), 1)
+    return [int(t) for t in rounds], [
+        float(f"{v:.5g}") if n else float("nan") for v, n in zip(means, finite_mask.any(1), strict=True)
+    ]

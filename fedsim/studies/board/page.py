@@ -1,0 +1,135 @@
+"""The pages of a board: README.md with its pictures, and index.html with filters, which needs nothing beside itself."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+from scipy import stats
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.files import replacing, without_nan
+from fedsim.studies.board.board import Board
+from fedsim.studies.board.markdown import compared, markdown
+from fedsim.studies.board.rows import DONE, Cells
+from fedsim.studies.board.standings import Standings
+from fedsim.studies.board.submission import with_submitted
+from fedsim.studies.plots import standings as plots
+from fedsim.studies.results.friedman import ranked
+
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
+
+
+def write_pages(board: Board, folder: Path) -> list[Path]:
+    """Write README.md, index.html and the pictures beside the results.
+
+    Raises:
+        ConfigError: there are no results, or a row does not belong beside the others.
+    """
+    standings = Standings.of(with_submitted(folder, board), folder)
+    if not standings.cells:
+        raise ConfigError(f"board {board.name} has no rows yet in {folder}; run fedsim-leaderboard {board.name}")
+    drawn = pictures(standings, folder)
+    texts = {"README.md": markdown(standings, [path.name for path in drawn]), "index.html": html(standings)}
+    for name, text in texts.items():
+        with replacing(folder / name) as file:
+            file.write(text)
+    return [*(folder / name for name in texts), *drawn]
+
+
+def pictures(found: Standings, folder: Path) -> list[Path]:
+    """Critical differences, wins, and cell by cell the difference to the entry that all are held against: percentage
+    points where they are what the board's first measure is in, and else ranks."""
+    if found.test is None:
+        return []
+    board, names = found.board, found.ranked
+    drawn = {
+        "critical_differences": plots.critical_differences(names, found.test.ranks, found.difference, found.groups()),
+        "wins": plots.wins(names, found.wins, len(found.cells)),
+    }
+    columns = [" ".join(label for _, label in cells.cell.at) for cells in found.cells]
+    blocks = [(track, len(list(group))) for track, group in itertools.groupby(c.cell.track for c in found.cells)]
+    scores = found.scores()
+    if not board.measures[board.main].percent:  # of another size in every track
+        drawn["cells"] = plots.places(names, columns, np.where(np.isfinite(scores), ranked(scores), np.nan).T, blocks)
+    elif board.against in names:
+        ours = scores[:, [names.index(board.against)]]
+        finite_mask = np.isfinite(scores) & np.isfinite(ours)
+        with np.errstate(invalid="ignore"):
+            ahead = np.where(finite_mask, scores - ours, np.nan).T
+        bar_label = f"{board.main} beyond that of {board.against}, percentage points"
+        drawn["cells"] = plots.heat(names, columns, 100 * ahead, bar_label, blocks)
+    paths = []
+    for name, figure in drawn.items():
+        with replacing(folder / f"{name}.png", "wb") as file:
+            figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
+        paths.append(folder / f"{name}.png")
+    return paths
+
+
+def html(found: Standings) -> str:
+    """The page with filters."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    payload = json.dumps(without_nan(data(found)), separators=(",", ":"), ensure_ascii=False)
+    return template.render(
+        title=found.board.title,
+        about=found.board.about,
+        findings=[
+            (finding.says, [compared(found, comparison) for comparison in finding.shown_by])
+            for finding in found.board.findings
+        ],
+        data=Markup(payload.replace("<", "\\u003c")),
+    )
+
+
+def data(found: Standings) -> dict[str, Any]:
+    """All numbers, for the page's own program."""
+    board = found.board
+    return {
+        "title": board.title,
+        "seeds": len(board.seeds),
+        "t": float(stats.t.ppf(0.975, len(board.seeds) - 1)) if len(board.seeds) > 1 else 0.0,
+        "measures": [
+            {"name": name, "about": m.about or m.metric, "more": m.more, "percent": m.percent}
+            for name, m in board.measures.items()
+        ],
+        "against": board.against,
+        "tracks": {name: board.tracks[name].about for name in found.tracks},
+        "times": {track: {name: found.times.ms(track, name) for name in board.entries} for track in found.tracks},
+        "axes": {
+            axis: [label for label in labels if any(dict(c.cell.at)[axis] == label for c in found.cells)]
+            for axis, labels in board.axes.items()
+        },
+        "entries": {name: {"about": e.about, "remembers": e.remembers} for name, e in board.entries.items()},
+        "cells": [_cell(cells) for cells in found.cells],
+        "versions": [" ".join(text) for text in dict.fromkeys(_versions(found))],
+    }
+
+
+def _cell(cells: Cells) -> dict[str, Any]:
+    return {
+        "track": cells.cell.track,
+        "at": dict(cells.cell.at),
+        "rows": {
+            name: {
+                "status": row.status,
+                "message": row.message,
+                "remembered": row.remembered,
+                "overrides": row.overrides,
+                "numbers": row.numbers,
+            }
+            for name, row in cells.rows.items()
+        },
+    }
+
+
+def _versions(found: Standings) -> list[tuple[str, ...]]:
+    """Of every row that is done: what made it."""
+    rows = [row for cells in found.cells for row in cells.rows.values() if row.status == DONE]
+    return [tuple(f"{k} {v}" for k, v in (row.made.get("versions") or {}).items()) for row in rows]

@@ -1,0 +1,203 @@
+"""A board's results on disk: a file for every cell, with its rows and what makes them fair; and one of the rates."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.files import replacing, without_nan
+from fedsim.studies.board.board import Board, Cell, Track
+from fedsim.studies.board.digests import Digests, check
+from fedsim.studies.board.track_settings import TrackSettings
+from fedsim.studies.board.trials import Trial, TunedParameter, Tuning
+
+DONE, REFUSED, FAILED = "done", "refused", "failed"
+
+
+@dataclass
+class Row:
+    """One algorithm in one cell.
+
+    Attributes:
+        status: 'done', 'diverged' (all seeds were given up), 'refused' (it cannot run here), or 'failed' by an error of
+            its own.
+        message: why, where it is not done.
+        overrides: that make it beside the cell's.
+        numbers: measure → one number per seed, NaN where there is none.
+        curve: [rounds, the main metric's means over seeds].
+        remembered: bytes kept of each client between rounds.
+        digests: of its data, splits, traces, initial models and batches.
+        made: command, commit, versions.
+    """
+
+    status: str
+    message: str = ""
+    overrides: list[str] = field(default_factory=list)
+    numbers: dict[str, list[float]] = field(default_factory=dict)
+    curve: list[list[float]] = field(default_factory=list)
+    remembered: float = 0.0
+    digests: Digests = field(default_factory=dict)
+    made: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, measure: str) -> np.ndarray:
+        """[R] numbers; none of a row that is not done."""
+        return np.array(self.numbers.get(measure, []), dtype=float)
+
+
+@dataclass
+class Cells:
+    """The rows of a cell.
+
+    Attributes:
+        cell: where they are.
+        rows: entry → row.
+        digests: that its rows share.
+    """
+
+    cell: Cell
+    rows: dict[str, Row] = field(default_factory=dict)
+    digests: Digests = field(default_factory=dict)
+
+    def add(self, name: str, row: Row, compared: list[str]) -> None:
+        """Take a row.
+
+        Raises:
+            ConfigError: it was made with other traces, splits, data, initial models or batches.
+        """
+        check(f"{name} in {self.cell.name}", row.digests, self.digests, compared)
+        self.digests = row.digests | self.digests
+        self.rows[name] = row
+
+
+def path_of(folder: Path, cell: Cell) -> Path:
+    """The file of a cell below the folder of its board."""
+    return folder / f"{cell.name}.json"
+
+
+def read(folder: Path, cell: Cell, board: Board) -> Cells:
+    """The rows of a cell; none where it has no file.
+
+    Raises:
+        ConfigError: the file is damaged, or has a row that does not belong beside the others.
+    """
+    path, cells = path_of(folder, cell), Cells(cell)
+    if not path.exists():
+        return cells
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        stored_settings = {key: content[key] for key in _settings(cell, board)}
+        rows = {name: Row(**_numbers(row, content)) for name, row in content["rows"].items()}
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ConfigError(f"{path} holds no rows of a board ({error})") from error
+    if stored_settings != _settings(cell, board):
+        raise ConfigError(f"{path} was made with other settings than board {board.name} has now; delete it")
+    for name, row in rows.items():
+        measured_values = [row.numbers.get(measure, []) for measure in board.measures]
+        if row.status == DONE and any(len(values) != len(board.seeds) for values in measured_values):
+            raise ConfigError(
+                f"{path}: {name} has not one number of each measure for each of seeds={board.seeds}; --forget it"
+            )
+        cells.add(name, row, board.compared)
+    return cells
+
+
+def write(folder: Path, cells: Cells, board: Board) -> None:
+    """The rows of a cell, so that its file is whole at every moment. What many rows share (digests, how they were made)
+    stands once, and they have its number; a row is a line."""
+    path = path_of(folder, cells.cell)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shared: dict[str, list[Any]] = {"digests": [], "made": []}
+    rows = {}
+    for name, row in cells.rows.items():
+        record = _short(asdict(row))
+        for field_name, entries in shared.items():
+            if record[field_name] not in entries:
+                entries.append(record[field_name])
+            record[field_name] = entries.index(record[field_name])
+        rows[name] = record
+    head = {"cell": cells.cell.name, **_settings(cells.cell, board), **shared}
+    lines = [f"  {json.dumps(key)}: {_text(value)}," for key, value in head.items()]
+    lines += ['  "rows": {', ",\n".join(f"    {json.dumps(name)}: {_text(row)}" for name, row in rows.items()), "  }"]
+    with replacing(path) as file:
+        file.write("\n".join(["{", *lines, "}"]) + "\n")
+
+
+def _settings(cell: Cell, board: Board) -> dict[str, Any]:
+    """What all rows of a cell were made and measured with."""
+    measures = {name: [m.metric, m.last, m.until] for name, m in board.measures.items()}
+    target = board.tracks[cell.track].target
+    return {"overrides": [*board.base, *cell.overrides], "target": target, "measures": measures}
+
+
+def _text(value: Any) -> str:
+    return json.dumps(without_nan(value), ensure_ascii=False)
+
+
+class Rates(TrackSettings):
+    """What tuning chose, and all that it saw: {'lr', 'knob', 'score', 'trials', …} of every algorithm in a track; 'lr'
+    is None where every trial failed."""
+
+    file = "rates.json"
+
+    def check(self, board: Board, track: str, name: str) -> None:
+        """Refuse rates that were found by other trials than the board's.
+
+        Raises:
+            ConfigError: they were.
+        """
+        record, entry = self.of(track, name), board.entries[name]
+        if not record or not record["trials"]:
+            return
+        low, high = (entry.rates * rate for rate in board.tracks[track].rates)
+        grid = [[lr, knob] for knob, rates in board.tuning.grid(entry.knob, (low, high)).items() for lr in rates]
+        tuning = [board.tuning.metric, board.tuning.rounds, board.tuning.seeds]
+        if [t[:2] for t in record["trials"]] != grid or [record[k] for k in ("metric", "rounds", "seeds")] != tuning:
+            raise ConfigError(
+                f"the rates of {name} in {track} were found by other trials than the board's; --forget it"
+            )
+
+
+def tuned(chosen: Trial | None, scores: dict[Trial, list[float]], tuning: Tuning, track: Track) -> dict[str, Any]:
+    """What `Rates` keeps of an algorithm: what was chosen, of which trials, by which budget."""
+
+    def said(value: float) -> float | None:
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+
+    trials = [[t.lr, t.knob, *(said(v) for v in values)] for t, values in scores.items()]
+    best = None if chosen is None else said(sum(scores[chosen]) / len(scores[chosen]))
+    return {
+        "lr": None if chosen is None else chosen.lr,
+        "knob": None if chosen is None else chosen.knob,
+        "score": best,
+        "metric": tuning.metric,
+        "rounds": tuning.rounds,
+        "seeds": tuning.seeds,
+        "at": [" / ".join(at.values()) for at in track.tuned_at],
+        "trials": trials,
+    }
+
+
+def overrides_of(found: dict[str, Any], knob: TunedParameter | None) -> list[str]:
+    """The overrides that make what tuning chose."""
+    chosen = [f"lr={found['lr']}"]
+    return chosen if knob is None else [*chosen, knob.set(found["knob"])]
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """Numbers to seven digits."""
+    row["numbers"] = {name: [float(f"{v:.7g}") for v in values] for name, values in row["numbers"].items()}
+    return row
+
+
+def _numbers(row: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+    """null, which JSON has for NaN, as a number again, and what rows share in its place."""
+    numbers = row.get("numbers", {})
+    row["numbers"] = {name: [math.nan if v is None else v for v in values] for name, values in numbers.items()}
+    row["curve"] = [[math.nan if v is None else v for v in component] for component in row.get("curve", [])]
+    return row | {component: dict(content[component][row[component]]) for component in ("digests", "made")}

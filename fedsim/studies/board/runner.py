@@ -1,0 +1,115 @@
+"""Computes a board: tunes what is not tuned, fills cell by cell what has no row, one process a core, and times the
+algorithms, one after another."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from fedsim.app.job_progress import JobProgress, as_they_end
+from fedsim.run.stopping import Stopped
+from fedsim.studies.board.board import Board, Cell
+from fedsim.studies.board.costs import Times
+from fedsim.studies.board.rows import Rates, read
+from fedsim.studies.board.tasks import Fill, Time, Tune
+from fedsim.studies.reproduce.runner import end_with_parent, leave_if_alone
+
+TUNED_TOGETHER = 4  # algorithms whose trials are kept at once
+
+T = TypeVar("T")
+
+
+def compute(
+    board: Board,
+    cells: list[Cell],
+    entries: list[str],
+    folder: Path,
+    runs: Path,
+    jobs: int,
+    made: dict[str, Any],
+    say: Callable[[str], None] = print,
+) -> None:
+    """Make what is missing of these cells and entries.
+
+    Args:
+        board: what is computed.
+        cells, entries: which of it.
+        folder: of the board's results: rates.json, times.json and a file for every cell.
+        runs: folder of runs that are under way; a command that was killed goes on with them.
+        jobs: processes.
+        made: what rows say of their making.
+        say: hears of every piece of work that is done.
+
+    Raises:
+        Stopped: somebody asked for it.
+    """
+    rates = Rates.read(folder)
+    tracks = list(dict.fromkeys(cell.track for cell in cells))
+    tunings = []
+    for track in tracks:
+        missing = [name for name in entries if rates.of(track, name) is None]
+        for name in entries:
+            rates.check(board, track, name)
+        batches = [missing[first : first + TUNED_TOGETHER] for first in range(0, len(missing), TUNED_TOGETHER)]
+        tunings += [Tune(board, batch, runs, folder, made, track) for batch in batches]
+    for number, (tune, results) in enumerate(_each(tunings, jobs), 1):
+        rates.take(tune.track, results)
+        rates.write(folder)
+        say(f"[{number}/{len(tunings)}] tuned in {tune.track}: {', '.join(tune.entries)}")
+    fillings = []
+    for cell in cells:
+        rows = read(folder, cell, board).rows
+        if missing := [name for name in entries if name not in rows]:
+            fillings.append(Fill(board, missing, runs, folder, made, cell, rates.found[cell.track]))
+    for number, (fill, name) in enumerate(_each(fillings, jobs), 1):
+        say(f"[{number}/{len(fillings)}] {name}: {len(fill.entries)} rows")
+    times = Times.read(folder)
+    for track in tracks:
+        if missing := [name for name in entries if times.of(track, name) is None]:
+            results = Time(board, missing, runs, folder, made, track, rates.found[track])()
+            times.take(track, results)
+            times.write(folder)
+            say(f"timed in {track}: {', '.join(results)}")
+
+
+def _each(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
+    """The tasks, each as it ends, with what came of it."""
+    if jobs == 1 or len(tasks) < 2:
+        for task in tasks:
+            yield task, task()
+        return
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_worker)
+    try:
+        waiting = {pool.submit(_done, task): task for task in tasks}
+        progress = JobProgress(len(tasks), "pieces of work")
+        for future in as_they_end(list(waiting), progress):
+            progress.finished()
+            stopped, result = future.result()
+            if stopped is not None:
+                raise Stopped(stopped)
+            yield waiting[future], result
+    except BaseException:
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _done(task: Callable[[], T]) -> tuple[str | None, T | None]:
+    """In a worker: why it was stopped, or what came of it."""
+    try:
+        outcome: tuple[str | None, T | None] = None, task()
+    except Stopped as stop:
+        outcome = str(stop), None
+    leave_if_alone()
+    return outcome
+
+
+def _worker() -> None:
+    """One thread each, ended with the command."""
+    torch.set_num_threads(1)
+    end_with_parent()

@@ -1,0 +1,121 @@
+"""An algorithm of one's own on a board: one file, a class in Python or overrides in YAML, makes an entry.
+
+The file's module may say more of it in `board`, with the attributes of an `Entry`:
+
+    board = {"about": "what it does", "knob": {"key": "strategy.server_lr", "values": [0.5, 1, 2]}, "remembers": True}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fedsim.app.folders import key_of
+from fedsim.core.errors import ConfigError
+from fedsim.core.files import write_json
+from fedsim.local import LocalRule
+from fedsim.strategies import Strategy
+from fedsim.studies.board.board import Board, Entry, entry
+
+SUBMITTED = "submitted.json"
+GROUPS = {"strategy": Strategy, "local": LocalRule}
+
+
+def submitted(path: Path) -> tuple[dict[str, Entry], str]:
+    """Name → entry, and the file's digest.
+
+    Raises:
+        ConfigError: the file holds no entry.
+    """
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise ConfigError(f"--entry {path} cannot be read ({error.strerror})") from error
+    entries = _of_python(path) if path.suffix == ".py" else _of_yaml(path)
+    return entries, digest
+
+
+def _of_yaml(path: Path) -> dict[str, Entry]:
+    try:
+        content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+        return {str(name): entry(definition) for name, definition in content.items()}
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"--entry {path} must hold NAME: {{overrides: […]}} ({reason})") from error
+
+
+def _of_python(path: Path) -> dict[str, Entry]:
+    """A class that the file defines: the last one of a strategy or of a local rule."""
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # workers inherit it
+    try:
+        module = importlib.import_module(path.stem)
+    except Exception as error:
+        raise ConfigError(f"--entry {path} cannot be imported ({type(error).__name__}: {error})") from error
+    if Path(str(module.__file__)).resolve() != path.resolve():
+        raise ConfigError(f"--entry {path}: {path.stem} is the name of another module, {module.__file__}; rename it")
+    classes = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == path.stem]
+    candidates = [(group, c) for c in classes for group, kind in GROUPS.items() if issubclass(c, kind)]
+    if not candidates:
+        raise ConfigError(f"--entry {path} defines no Strategy and no LocalRule; derive a class from one of them")
+    group, kind = candidates[-1]
+    options = dict(getattr(module, "board", {}))
+    name, overrides = options.pop("name", kind.__name__), options.pop("overrides", [])
+    description = options.pop("about", (kind.__doc__ or "").split("\n")[0])
+    try:
+        made_by = [f"{group}=custom", f"{group}._target_={path.stem}.{kind.__name__}"]
+        submission = entry({"overrides": [*made_by, *overrides], "about": description, **options})
+    except TypeError as error:
+        raise ConfigError(f"--entry {path}: board={options} is not well formed ({error})") from error
+    if submission.knob is not None:
+        submission.knob.key = f"++{submission.knob.key.lstrip('+')}"  # custom classes have keys of their own
+    return {name: submission}
+
+
+def keep(folder: Path, board: Board, entries: dict[str, Entry], digest: str) -> None:
+    """Add the entries to the board, and to what its results know.
+
+    Raises:
+        ConfigError: a name is taken by another one.
+    """
+    stored_entries = _stored(folder)
+    for name, new_entry in entries.items():
+        if any(key_of(override) == "trusted" for override in new_entry.overrides):
+            raise ConfigError(f"--entry: {name} has trusted=…, which counts on the command line alone; leave it out")
+        if name in board.entries and name not in stored_entries:
+            raise ConfigError(f"{name} is an entry of board {board.name}; give the submission another name")
+        if name in stored_entries and stored_entries[name]["file"] != digest:
+            raise ConfigError(f"{name} was submitted with another file; give it another name, or --forget {name} first")
+        board.tuning.check(f"entry {name}", new_entry.knob)
+        stored_entries[name] = {"file": digest, **asdict(new_entry)}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / SUBMITTED, stored_entries)
+    with_submitted(folder, board)
+
+
+def with_submitted(folder: Path, board: Board) -> Board:
+    """The board, with what was submitted to these results behind its own entries."""
+    for name, definition in _stored(folder).items():
+        board.entries[name] = entry({key: value for key, value in definition.items() if key != "file"})
+    return board
+
+
+def forget(folder: Path, name: str) -> None:
+    """A submission is none any more."""
+    stored_entries = _stored(folder)
+    if stored_entries.pop(name, None) is not None:
+        write_json(folder / SUBMITTED, stored_entries)
+
+
+def _stored(folder: Path) -> dict[str, dict[str, Any]]:
+    path = folder / SUBMITTED
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

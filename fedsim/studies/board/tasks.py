@@ -1,0 +1,215 @@
+"""The pieces of work of a board: tuning some algorithms in a track, the missing rows of a cell, what rounds cost."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsim.app.build import build
+from fedsim.app.job_progress import JobProgress, LockstepProgress
+from fedsim.core.errors import ConfigError, OutputError, RunError
+from fedsim.run.stopping import Stopped
+from fedsim.run.together import Lockstep
+from fedsim.studies.board.board import Board, Cell
+from fedsim.studies.board.costs import ROUNDS, milliseconds, remembered
+from fedsim.studies.board.digests import digests
+from fedsim.studies.board.measured import curve
+from fedsim.studies.board.rows import DONE, FAILED, REFUSED, Row, overrides_of, read, tuned, write
+from fedsim.studies.board.trials import Trial, best
+from fedsim.studies.reproduce.recipe import Setting
+from fedsim.studies.reproduce.runner import Job, Outcome, carry_out, in_company, plan
+from fedsim.studies.results.runs import load
+
+
+@dataclass(frozen=True)
+class Task:
+    """Attributes:
+
+    board: whose work it is.
+    entries: whose.
+    runs: folder of runs that are under way; they are deleted when their numbers are kept.
+    folder: of the board's results.
+    made: command, commit, versions: what rows say of their making.
+    """
+
+    board: Board
+    entries: list[str]
+    runs: Path
+    folder: Path
+    made: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tune(Task):
+    """Find the rates of some algorithms in a track."""
+
+    track: str = ""
+
+    def __call__(self) -> dict[str, dict[str, Any]]:
+        """Entry → what `Rates` keeps of it."""
+        board, track = self.board, self.board.tracks[self.track]
+        planned: list[tuple[str, Any, list[float], Job]] = []
+        for at in track.tuned_at:
+            cell = board.cell(self.track, at)
+            for name in self.entries:
+                entry = board.entries[name]
+                low, high = (entry.rates * rate for rate in track.rates)
+                for value, rates in board.tuning.grid(entry.knob, (low, high)).items():
+                    knob = [] if entry.knob is None else [entry.knob.set(value)]
+                    overrides = (*entry.overrides, *self._trial(rates), *knob)
+                    planned.append((name, value, rates, _job(board, cell, name, overrides, self.runs)))
+        outcomes = dict(_together([job for *_, job in planned]))
+        scores: dict[str, dict[Trial, list[float]]] = {name: {} for name in self.entries}
+        refused: dict[str, str] = {}
+        for name, value, rates, job in planned:
+            outcome = outcomes[job.folder]
+            rate_scores = [-math.inf] * len(rates)
+            if outcome.status == REFUSED:
+                refused[name] = outcome.message
+                continue
+            if outcome.status == DONE:
+                rate_scores = board.tuning.scores(load(job.folder), rates)
+            for rate, score in zip(rates, rate_scores, strict=True):
+                scores[name].setdefault(Trial(rate, value), []).append(score)
+        records = {}
+        for name, of in scores.items():
+            records[name] = tuned(best(of) if of else None, of, board.tuning, track)
+            records[name] |= {} if of else {"message": refused[name]}
+        _forget(job for *_, job in planned)
+        return records
+
+    def _trial(self, rates: list[float]) -> list[str]:
+        """Overrides of one run: every rate under every seed; one that diverges ends alone."""
+        seeds, lr = self.board.tuning.seeds_and_rates(rates)
+        return [f"rounds={self.board.tuning.rounds}", f"seeds={seeds}", f"lr={lr}", *self.board.tuning.overrides]
+
+
+@dataclass(frozen=True)
+class Fill(Task):
+    """Make the missing rows of a cell.
+
+    Attributes:
+        cell: which.
+        rates: entry → what tuning says of it.
+    """
+
+    cell: Cell | None = None
+    rates: dict[str, dict[str, Any]] | None = None
+
+    def __call__(self) -> str:
+        """The cell's name; its file holds its rows, those of every company as soon as it has ended."""
+        board, cell, rates = self.board, self.cell, self.rates
+        assert cell is not None
+        assert rates is not None
+        cells = read(self.folder, cell, board)
+        rows: dict[Path, tuple[str, Row]] = {}
+        jobs = []
+        shared: dict[str, Any] = {}
+        for name in self.entries:
+            entry, entry_rates = board.entries[name], rates[name]
+            if entry_rates["lr"] is None:
+                reason = entry_rates.get("message") or "no trial of its tuning ended well"
+                cells.add(name, Row(REFUSED, reason, entry.overrides, made=self.made), board.compared)
+                continue
+            overrides = (*entry.overrides, *overrides_of(entry_rates, entry.knob), f"seeds={board.seeds}")
+            row = Row(DONE, "", list(overrides), made=self.made)
+            try:
+                job = _job(board, cell, name, overrides, self.runs)
+                simulation, _, _ = build(job.config, shared=shared)
+                row.digests, row.remembered = digests(simulation), remembered(simulation)
+            except ConfigError as error:
+                cells.add(name, Row(REFUSED, str(error), list(overrides), made=self.made), board.compared)
+                continue
+            rows[job.folder] = name, row
+            jobs.append(job)
+        for company in in_company(jobs):
+            for folder, outcome in _together(company):
+                name, row = rows[folder]
+                row.status, row.message = outcome.status, outcome.message if outcome.status != DONE else ""
+                if outcome.status == DONE:
+                    run = load(folder)
+                    target = board.tracks[cell.track].target
+                    row.numbers = {key: measured(run, target) for key, measured in board.measures.items()}
+                    row.curve = [list(map(float, series)) for series in curve(run, board.measures[board.main].metric)]
+                cells.add(name, row, board.compared)
+            write(self.folder, cells, board)
+            _forget(company)
+        write(self.folder, cells, board)
+        return cell.name
+
+
+@dataclass(frozen=True)
+class Time(Task):
+    """Time some algorithms, one after another, in the first cell where their track was tuned.
+
+    Attributes:
+        rates: entry → what tuning says of it.
+    """
+
+    track: str = ""
+    rates: dict[str, dict[str, Any]] | None = None
+
+    def __call__(self) -> dict[str, dict[str, Any]]:
+        """Entry → what `Times` keeps of it."""
+        board, rates = self.board, self.rates
+        assert rates is not None
+        cell = board.cell(self.track, board.tracks[self.track].tuned_at[0])
+        short = [f"seeds={board.seeds}", f"rounds={ROUNDS}", f"eval_every={ROUNDS}"]
+        timings: dict[str, dict[str, Any]] = {}
+        shared: dict[str, Any] = {}
+        for name in self.entries:
+            entry, entry_rates = board.entries[name], rates[name]
+            timings[name] = {"ms": None, "made": self.made}
+            if entry_rates["lr"] is None:
+                continue
+            job = _job(board, cell, name, (*entry.overrides, *overrides_of(entry_rates, entry.knob), *short), self.runs)
+            with contextlib.suppress(Exception):  # what is wrong with it stands in its rows
+                timings[name]["ms"] = float(f"{milliseconds(job, shared):.3g}")
+        return timings
+
+
+def _job(board: Board, cell: Cell, name: str, overrides: Sequence[str], runs: Path) -> Job:
+    """One run; no two are in the same folder."""
+    setting = Setting((("entry", name), ("cell", cell.name)), (*board.base, *cell.overrides, *overrides))
+    return plan([setting], runs, ())[0]
+
+
+def _together(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
+    """Run these in lockstep, company by company, and yield where each was and how it ended.
+
+    Raises:
+        Stopped: somebody asked for it.
+    """
+    companies = in_company(list({job.folder: job for job in jobs}.values()))
+    progress = JobProgress(sum(map(len, companies)), "runs of this piece of work")
+    for company in companies:
+        shared: dict[str, Any] = {}
+        watch = LockstepProgress(progress, [job.folder for job in company], [int(job.config.rounds) for job in company])
+        runs = [functools.partial(carry_out, job, quiet=True, shared=shared) for job in company]
+        stopped = False
+        for number, outcome in Lockstep[Outcome](watch=watch)(runs):
+            progress.finished()
+            if isinstance(outcome, ConfigError):
+                outcome = Outcome(REFUSED, str(outcome))
+            elif isinstance(outcome, Exception) and not isinstance(outcome, (OutputError, RunError)):
+                outcome = Outcome(FAILED, f"{type(outcome).__name__}: {outcome}".splitlines()[0])
+            if isinstance(outcome, BaseException):
+                raise outcome
+            if outcome.status == "skipped":
+                raise ConfigError(outcome.message)
+            stopped = stopped or outcome.status == "stopped"
+            yield company[number].folder, outcome
+        if stopped:
+            raise Stopped("stopped between two rounds")
+
+
+def _forget(jobs: Iterator[Job] | list[Job]) -> None:
+    """Delete the folders of runs whose numbers are kept."""
+    for job in jobs:
+        shutil.rmtree(job.folder, ignore_errors=True)

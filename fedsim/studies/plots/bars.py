@@ -1,0 +1,110 @@
+"""Bars of final numbers beside what a paper printed, and maps of numbers over two axes."""
+
+from __future__ import annotations
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedsim.studies.plots.cells import Cell, at, labels
+from fedsim.studies.plots.style import FITTED, HATCHED, colour, formulas, legend_below, panels, parameters, wrapped
+
+
+def bars(
+    cells: list[Cell],
+    measure: str | list[str],
+    group: str | None = None,
+    colours: str | None = None,
+    panel: str | None = None,
+    unit: str = "",
+    least: float | None = None,
+) -> Figure:
+    """A bar per run, mean ± 1 standard deviation over replicates, hatched where fitted; a dot for the paper's number.
+
+    Args:
+        cells: measured runs.
+        measure: whose numbers; a list makes panels of each.
+        group, colours, panel: the axes whose labels make groups of bars, colours and panels; without groups, colours'
+            labels stand below the bars.
+        unit: on the vertical axis.
+        least: where the vertical axis begins.
+    """
+    if group is None:
+        group, colours = colours, None
+    groups, tints = labels(cells, group), labels(cells, colours)
+    names = [measure] if isinstance(measure, str) else measure
+    boxes = [(box, name) for box in labels(cells, panel) for name in names]
+    width = 0.8 / len(tints)
+    with matplotlib.rc_context(parameters()):
+        drawing, grid = panels(len(boxes), width=max(4.4, 0.26 * len(groups) * max(len(tints), 5)), columns=1)
+        for axes, (box, quantity) in zip(grid, boxes, strict=True):
+            axes.set_title(formulas(", ".join([box, quantity] if box and len(names) > 1 else [box or quantity])))
+            axes.grid(visible=False, axis="x")
+            for number, tint in enumerate(tints):
+                literal = not all(cell.fitted for cell in at(cells, colours, tint))
+                for group_index, name in enumerate(groups):
+                    for cell in at(at(at(cells, panel, box), group, name), colours, tint):
+                        values, x = cell.numbers[quantity], group_index + (number - (len(tints) - 1) / 2) * width
+                        spread = values.std(ddof=1) if len(values) > 1 else None
+                        axes.bar(
+                            x, values.mean(), width * 0.9, yerr=spread, color=colour(number),
+                            label=None if literal and cell.fitted else tint or "ours",
+                            **(HATCHED if cell.fitted else {}),
+                        )  # fmt: skip
+                        if quantity in cell.paper:
+                            paper = cell.paper[quantity]
+                            axes.plot(
+                                x, paper, "o", color="black", markeredgecolor="white", markersize=5, label="paper"
+                            )
+            axes.set_xticks(range(len(groups)), [wrapped(name, 14) for name in groups])
+            axes.set_ylabel(formulas(unit))
+            if least is not None:
+                highest = axes.dataLim.ymax
+                axes.set_ylim(least, highest + 0.1 * (highest - least))
+        if any(cell.fitted for cell in cells):
+            axes.bar(0, 0, color="grey", label=FITTED, **HATCHED)
+        legend_below(drawing, grid)
+    return drawing
+
+
+def heatmap(
+    cells: list[Cell], measure: str, x: str, y: str, panel: str | None = None, unit: str = "", digits: int = 1
+) -> Figure:
+    """Numbers over two axes as coloured squares; the paper's in brackets below ours.
+
+    Args:
+        cells: measured runs.
+        measure: whose numbers.
+        x, y: the axes that make columns and rows.
+        panel: the axis whose labels make panels.
+        unit: beside the colour bar.
+        digits: after the decimal point.
+    """
+    columns, rows, boxes = labels(cells, x), labels(cells, y), labels(cells, panel)
+    table = np.full((len(boxes), len(rows), len(columns)), np.nan)
+    printed, fitted = np.full_like(table, np.nan), np.zeros(table.shape, dtype=bool)
+    for cell in cells:
+        index = (boxes.index(cell.at[panel]) if panel else 0, rows.index(cell.at[y]), columns.index(cell.at[x]))
+        table[index] = cell.numbers[measure].mean()
+        printed[index], fitted[index] = cell.paper.get(measure, np.nan), cell.fitted
+    low, high = np.nanmin(table), np.nanmax(table)
+    with matplotlib.rc_context(parameters()):
+        drawing, grid = panels(len(boxes), width=0.85 * len(columns) + 2, height=0.62 * len(rows) + 1.4)
+        for number, axes in enumerate(grid):
+            picture = axes.imshow(table[number], cmap="viridis", vmin=low, vmax=high, aspect="auto")
+            for row, column in np.ndindex(len(rows), len(columns)):
+                value, paper = table[number, row, column], printed[number, row, column]
+                if np.isnan(value):
+                    continue
+                text = f"{value:.{digits}f}" + ("" if np.isnan(paper) else f"\n({paper:.{digits}f})")
+                text += f"\n{FITTED}" * bool(fitted[number, row, column])
+                shade = "white" if value < (low + high) / 2 else "black"
+                axes.text(column, row, text, ha="center", va="center", color=shade, fontsize=8)
+            axes.set_xticks(range(len(columns)), columns)
+            axes.set_yticks(range(len(rows)), rows)
+            axes.set_xlabel(x)
+            axes.set_ylabel(y)
+            axes.set_title(formulas(boxes[number] or measure))
+            axes.grid(visible=False)
+        drawing.colorbar(picture, ax=grid, label=formulas(unit), shrink=0.85)
+    return drawing

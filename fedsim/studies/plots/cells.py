@@ -1,0 +1,41 @@
+"""What the pictures of a comparison are drawn from: runs with their place on named axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedsim.availability import Availability
+from fedsim.studies.results.runs import Run
+
+
+@dataclass
+class Cell:
+    """One run of a comparison.
+
+    Attributes:
+        at: axis → label.
+        run: what it left on disk, where it was trained.
+        availability: bound to its federation, where nothing was trained and the picture shows what was configured.
+        numbers: measure → [R].
+        paper: measure → the number the paper printed.
+        fitted: does it use constants that were fitted after seeing the paper's numbers?
+    """
+
+    at: dict[str, str]
+    run: Run | None = None
+    availability: Availability | None = None
+    numbers: dict[str, np.ndarray] = field(default_factory=dict)
+    paper: dict[str, float] = field(default_factory=dict)
+    fitted: bool = False
+
+
+def labels(cells: list[Cell], axis: str | None) -> list[str]:
+    """The labels on an axis, in the order of the cells; one empty label without an axis."""
+    return [""] if axis is None else list(dict.fromkeys(cell.at[axis] for cell in cells))
+
+
+def at(cells: list[Cell], axis: str | None, label: str) -> list[Cell]:
+    """The cells with this label on the axis."""
+    return cells if axis is None else [cell for cell in cells if cell.at[axis] == label]

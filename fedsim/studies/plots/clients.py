@@ -1,0 +1,161 @@
+"""Pictures of single clients: how good the model is for each, who holds what, who was there when."""
+
+from __future__ import annotations
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from fedsim.run.tracking.clients import Clients
+from fedsim.studies.plots.looks import looks
+from fedsim.studies.plots.style import colour, panels, parameters, points, wrapped
+from fedsim.studies.plots.venues import grid_size
+from fedsim.studies.results.differences import shared_name
+from fedsim.studies.results.runs import Run
+
+BEYOND = ("#882255", "#999933")  # classes after the eighth
+MOST_BUBBLES = 20  # clients
+MOST_PANELS = 6
+LONGEST_NAME = 16  # signs of a client's name
+ABSENT, PRESENT = "#f2f2ed", "#1f61a0"
+
+
+def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
+    """A box of the clients' accuracies, or of another metric, for each run, a dot for each client; replicates put
+    together."""
+    tints = [look.tint for look in looks(runs).of]
+    client_records = [(n, run, run.clients) for n, run in enumerate(runs) if run.clients is not None]
+    has_held_out = metric is None and all(c.held_out is not None for _, _, c in client_records)
+    candidates = [
+        (n, run.label, c.metrics.get(metric) if metric is not None else c.held_out if has_held_out else c.accuracy)
+        for n, run, c in client_records
+    ]
+    scale = 100 if metric is None else 1
+    series = [(n, label, scale * values[np.isfinite(values)]) for n, label, values in candidates if values is not None]
+    series = [(n, label, values) for n, label, values in series if len(values)]
+    if not series:
+        return None
+    draw = np.random.default_rng(0)  # where the dots lie across their box means nothing
+    with matplotlib.rc_context(parameters()):
+        drawing, (axes,) = panels(1, width=8.0, height=1.1 + 0.62 * len(series))
+        for position, (number, _, values) in enumerate(series):
+            tint = tints[number]
+            across = position + draw.uniform(-0.26, 0.26, len(values))
+            axes.scatter(values, across, s=9, color=tint, alpha=0.35, linewidths=0, rasterized=len(values) > 300)
+            axes.boxplot(
+                values, positions=[position], orientation="horizontal", widths=0.62, showfliers=False, whis=(10, 90),
+                medianprops={"color": "#111111", "linewidth": 2.2}, boxprops={"color": "#444444"},
+                whiskerprops={"color": "#444444"}, capprops={"color": "#444444"}, manage_ticks=False,
+            )  # fmt: skip
+            axes.plot(values.mean(), position, "D", color="white", markeredgecolor=tint, markersize=5.5)
+        axes.set_yticks(range(len(series)), [wrapped(name) for _, name, _ in series])
+        axes.set_ylim(len(series) - 0.45, -0.55)
+        axes.grid(visible=False, axis="y")
+        samples = "samples held out of the client" if has_held_out else "the client's own training samples"
+        signs = int(8 * drawing.get_figwidth() / points(1))
+        axes.set_xlabel(wrapped(f"{metric or 'accuracy'} on {samples}" + ("" if metric else " (%)"), signs))
+    return drawing
+
+
+def availability(runs: list[Run]) -> Figure | None:
+    """Who could take part: a row per client, a column per round, how many there were above; a panel per process."""
+    groups = _alike(runs, "present")
+    if all(presence.all() for _, presence, _ in groups):  # nothing to see, or nothing known
+        return None
+    columns = min(len(groups), 3)
+    with matplotlib.rc_context(parameters()):
+        across = max(4.4, 8.0 / columns)
+        columns, across, height = grid_size(len(groups), columns, across, 3.6)
+        rows = -(-len(groups) // columns)
+        drawing = Figure(figsize=(across * columns, height * rows), layout="constrained")
+        grid = drawing.subplots(2 * rows, columns, squeeze=False, height_ratios=[1, 3.2] * rows)
+        for axes in grid.ravel():
+            axes.grid(visible=False)
+        for unused in range(len(groups), rows * columns):
+            for axes in grid[2 * (unused // columns) :, unused % columns][:2]:
+                axes.axis("off")
+        for number, (heading, presence, clients) in enumerate(groups):
+            above, below = grid[2 * (number // columns) :, number % columns][:2]
+            count = presence.sum(0)
+            above.fill_between(range(len(count)), count, step="mid", color=PRESENT, alpha=0.35, linewidth=0)
+            above.axhline(count.mean(), color=colour(1), linewidth=1.2)
+            above.set_ylim(0, len(presence))
+            above.set_xlim(-0.5, len(count) - 0.5)
+            above.set_yticks([0, len(presence)])
+            above.set_xticks([])
+            above.set_title(wrapped(f"{heading}: {count.mean():.1f} of {len(presence)} on average".lstrip(": "), 52))
+            below.imshow(
+                presence, cmap=ListedColormap([ABSENT, PRESENT]), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
+            )
+            below.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+            _called(below.yaxis, clients.names)
+            below.xaxis.set_major_locator(MaxNLocator(integer=True))
+            below.set_xlabel("round")
+            below.set_ylabel("client")
+            above.set_ylabel("active", fontsize=points(9))
+    return drawing
+
+
+def partitions(runs: list[Run]) -> Figure | None:
+    """Who holds what: bubbles of the first clients' classes; a panel per partition."""
+    groups = _alike(runs, "class_fractions")
+    if not groups:
+        return None
+    with matplotlib.rc_context(parameters()):
+        class_count = max(shares.shape[1] for _, shares, _ in groups)
+        drawing, grid = panels(len(groups), width=max(3.6, 0.3 * class_count), height=4.6, columns=min(len(groups), 3))
+        for axes, (heading, shares, clients) in zip(grid, groups, strict=True):
+            draw_bubbles(axes, shares[:MOST_BUBBLES])
+            _called(axes.yaxis, clients.names)
+            _called(axes.xaxis, clients.labels)
+            axes.set_title(wrapped(heading, 40))
+    return drawing
+
+
+def draw_bubbles(axes: Axes, shares: np.ndarray) -> None:
+    """A circle per client and class, its area the class's share [m', C] of the client's samples (fedawe Fig. 4)."""
+    client, label = np.indices(shares.shape)
+    tints = [colour(int(c)) if c < 8 else BEYOND[int(c) % 2] for c in label.ravel()]
+    axes.scatter(label.ravel(), client.ravel(), s=170 * shares.ravel(), c=tints, linewidths=0)
+    if shares.shape[1] <= 20:
+        axes.set_xticks(range(shares.shape[1]))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("class")
+    axes.set_ylabel("client")
+    axes.invert_yaxis()
+
+
+def _called(axis: Axis, names: np.ndarray | None) -> None:
+    """Clients or classes by their names in the data, where they have some."""
+    if names is not None:
+
+        def name(place: float, _: int | None = None) -> str:
+            in_range = place == int(place) and 0 <= place < len(names)
+            return shortened(str(names[int(place)]), LONGEST_NAME) if in_range else ""
+
+        axis.set_major_formatter(FuncFormatter(name))
+
+
+def shortened(name: str, most: int) -> str:
+    """Its beginning, where it is longer than so many signs."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def _alike(runs: list[Run], what: str) -> list[tuple[str, np.ndarray, Clients]]:
+    """Of every group of runs in which an array and the clients' names are the same: what the group is called, the
+    array, and what else is known of its clients; the first few groups."""
+    groups: dict[tuple[object, ...], list[tuple[Run, Clients]]] = {}
+    for run, clients in ((run, run.clients) for run in runs if run.clients is not None):
+        array = getattr(clients, what)
+        if array is not None:
+            names = None if clients.names is None else clients.names.tobytes()
+            groups.setdefault((array.shape, array.tobytes(), names), []).append((run, clients))
+    panel_groups = list(groups.values())[:MOST_PANELS]
+    return [
+        (shared_name([run for run, _ in group], runs), getattr(group[0][1], what), group[0][1])
+        for group in panel_groups
+    ]

@@ -1,0 +1,156 @@
+"""All pictures that compare runs, as far as the runs have the data for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.registry import DISTANCES, describe
+from fedsim.run.tracking.clients import MOST_CLIENTS, MOST_ROUNDS
+from fedsim.run.tracking.result import spread as after
+from fedsim.studies.plots import clients
+from fedsim.studies.plots.curves import beside_a_loss, figure, telling
+from fedsim.studies.plots.looks import looks
+from fedsim.studies.plots.style import literal, measured_in, panels, parameters, percent, points, wrapped
+from fedsim.studies.results.bold import FEW
+from fedsim.studies.results.differences import ABSENT
+from fedsim.studies.results.runs import Run, load
+
+
+@dataclass
+class Picture:
+    """Attributes:
+
+    name: of its files.
+    heading, caption: what it shows, and how to read it.
+    figure: the picture itself.
+    """
+
+    name: str
+    heading: str
+    caption: str
+    figure: Figure
+
+
+def pictures(
+    runs: list[Run],
+    metrics: list[str] | None = None,
+    most: int = 2,
+    x: str | None = None,
+    limits: Mapping[str, tuple[float, float]] | None = None,
+) -> Iterator[Picture]:
+    """One picture after the other.
+
+    Args:
+        runs: to compare.
+        metrics: whose curves are drawn; by default the most telling ones.
+        most: how many those are.
+        x: the column along which curves are drawn; None: rounds.
+        limits: metric → ends of the curves' vertical axis.
+    """
+    runs = [dataclasses.replace(run, label=literal(run.label)) for run in runs]
+    several, count = max(run.replicates for run in runs) > 1, replicates(runs)
+    few = f" {FEW_REPLICATES}" if few_replicates(runs) else ""
+    band = f" Bands are ±1 standard deviation over {count}.{few}" if several else ""
+    inner = f" Bands hold the replicates ({count}) from the 10 % to the 90 % quantile.{few}" if several else ""
+    chosen = metrics or beside_a_loss([name for name in telling(runs) if name not in DISTANCES][:most], runs)
+    if chosen:
+        over = "Over the rounds" if x is None else f"Over {describe(x).label}"
+        logarithmic = any(name in DISTANCES for name in chosen)
+        text = f"Mean over the replicates.{band}"
+        text += " On logarithmic axes bands hold the middle 80 % of them." if several and logarithmic else ""
+        yield Picture("curves", over, text, figure(runs, chosen, x, limits))
+    if len(runs) > 1:
+        whiskers = f" Whiskers are ±1 standard deviation over {count}, dots the replicates.{few}" if several else ""
+        ends = f"After the last round.{whiskers}"
+        yield Picture("final", "Where the runs ended", ends, final(runs))
+    if distances := [name for name in DISTANCES if any(name in run.metrics for run in runs)]:
+        distance_caption = f"Euclidean distance of the evaluated model, on a logarithmic axis.{inner}"
+        yield Picture("distances", "How far from the reference points", distance_caption, figure(runs, distances, x))
+    if drawing := clients.accuracies(runs):
+        caption = (
+            "A dot is a client, evaluated after the last round on the samples that the axis names; all replicates "
+        )
+        caption += (
+            "together. Boxes hold the middle half, whiskers the middle 80 %, the line is the median, the diamond "
+        )
+        caption += "the mean."
+        yield Picture("clients", "From client to client", caption, drawing)
+    for metric in dict.fromkeys(name for run in runs if run.clients is not None for name in run.clients.metrics):
+        if drawing := clients.accuracies(runs, metric):
+            caption = "A dot is a client for which it exists, as above."
+            yield Picture(f"clients_{metric}", f"From client to client: {metric}", caption, drawing)
+    if drawing := clients.availability(runs):
+        caption = (
+            f"First replicate, at most the first {MOST_ROUNDS} rounds and {MOST_CLIENTS} clients. Dark: the client "
+        )
+        caption += "could take part. Above: how many could; the line is their mean."
+        yield Picture("availability", "Who was there", caption, drawing)
+    if drawing := clients.partitions(runs):
+        caption = (
+            f"First replicate, at most the first {clients.MOST_BUBBLES} clients. A circle's area is the share of the "
+        )
+        caption += "class in the client's samples."
+        yield Picture("partition", "Who holds what", caption, drawing)
+
+
+FEW_REPLICATES = f"A spread over fewer than {FEW} seeds is itself uncertain."
+
+
+def replicates(runs: list[Run]) -> str:
+    """How many seeds the runs have, for a caption."""
+    counts = sorted({run.replicates for run in runs})
+    return f"{counts[0]} to {counts[-1]} seeds" if len(counts) > 1 else f"{counts[0]} seed{'s' * (counts[0] > 1)}"
+
+
+def few_replicates(runs: list[Run]) -> bool:
+    """Has one of the runs a spread over so few seeds that it says little?"""
+    return any(1 < run.replicates < FEW for run in runs)
+
+
+def of_folder(folder: Path) -> Iterator[tuple[str, Figure]]:
+    """Headings and figures of one run, which trackers show when it has ended."""
+    yield from ((picture.heading, picture.figure) for picture in pictures([load(folder)]))
+
+
+def final(runs: list[Run]) -> Figure:
+    """A bar per run for each of the (up to two) most telling metrics, mean ± 1 standard deviation over replicates."""
+    metrics, tints = telling(runs)[:2], [look.tint for look in looks(runs).of]
+    with matplotlib.rc_context(parameters()):
+        width = 5.4 if len(metrics) > 1 else 8.0
+        drawing, grid = panels(len(metrics), width=width, height=1.0 + 0.42 * len(runs))
+        for axes, metric in zip(grid, metrics, strict=True):
+            for position, run in enumerate(runs):
+                values = run.ended(metric)
+                mean, spread = run.final(metric)
+                if run.has(metric):
+                    axes.barh(position, mean, 0.62, color=tints[position], alpha=0.85)
+                if len(values) > 1:
+                    axes.errorbar(mean, position, xerr=spread, color="#333333", capsize=3, linewidth=1.2)
+                    axes.plot(values, np.full(len(values), position), ".", color="#333333", markersize=4, alpha=0.6)
+                axes.annotate(
+                    written(metric, mean, spread) if run.has(metric) else ABSENT, (1, position), (6, 0),
+                    xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=points(9),
+                )  # fmt: skip
+            axes.set_xlabel(measured_in(metric))
+            axes.set_ylim(len(runs) - 0.45, -0.55)
+            axes.set_yticks(range(len(runs)), [wrapped(run.label) for run in runs] if axes is grid[0] else [])
+            axes.grid(visible=False, axis="y")
+            if fraction(metric):
+                axes.set_xlim(0, 1)
+            percent(axes.xaxis, metric)
+    return drawing
+
+
+def written(metric: str, mean: float, std: float) -> str:
+    """Accuracies in per cent, everything else to four digits; no deviation where there is none (NaN)."""
+    if fraction(metric):
+        return f"{100 * mean:.1f}" + ("" if np.isnan(std) else f" ± {100 * std:.1f}") + " %"
+    return f"{mean:.4g}{after(std)}"

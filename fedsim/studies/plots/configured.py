@@ -1,0 +1,83 @@
+"""Pictures of what was configured, before any training: who holds what, who comes how often, who was there when."""
+
+from __future__ import annotations
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedsim.availability import Availability
+from fedsim.studies.plots.cells import Cell
+from fedsim.studies.plots.clients import draw_bubbles
+from fedsim.studies.plots.style import colour, panels, parameters
+
+
+def _availability(cell: Cell) -> Availability:
+    assert cell.availability is not None
+    return cell.availability
+
+
+def base_probabilities(availability: Availability) -> np.ndarray:
+    """[m] p_i of the first replicate; the first round's probabilities where the process has no base."""
+    base = getattr(availability, "base_probabilities", None)
+    return availability.probabilities(0)[0] if base is None else base[0]
+
+
+def _heading(cell: Cell) -> str:
+    return " / ".join(cell.at.values())
+
+
+def bubbles(cells: list[Cell], clients: int = 20) -> Figure:
+    """A circle per client and class; its area is the class's share of the client's samples (fedawe Fig. 4)."""
+    with matplotlib.rc_context(parameters()):
+        drawing, grid = panels(len(cells), width=3.6, height=4.2, columns=min(len(cells), 4))
+        for axes, cell in zip(grid, cells, strict=True):
+            fractions = _availability(cell).population.class_fractions
+            assert fractions is not None
+            draw_bubbles(axes, fractions[0, :clients])
+            axes.set_title(_heading(cell))
+    return drawing
+
+
+def histogram(cells: list[Cell], bins: int = 20) -> Figure:
+    """How the clients' base probabilities p_i are spread, first replicate (fedawe Fig. 5)."""
+    with matplotlib.rc_context(parameters()):
+        drawing, grid = panels(len(cells))
+        for axes, cell in zip(grid, cells, strict=True):
+            base = base_probabilities(_availability(cell))
+            axes.hist(base, bins=bins, range=(0, 1), color=colour(0), edgecolor="white", linewidth=0.6)
+            axes.axvline(base.mean(), color=colour(1), linewidth=1.4, label=f"mean {base.mean():.2f}")
+            axes.set_xlabel("base probability $p_i$")
+            axes.set_ylabel("clients")
+            axes.set_title(_heading(cell))
+            axes.legend()
+    return drawing
+
+
+def rasters(cells: list[Cell], rounds: int = 100) -> Figure:
+    """Probability over rounds (above) and who was there (below), a row per client (fedawe Fig. 6)."""
+    with matplotlib.rc_context(parameters()):
+        drawing = Figure(figsize=(3.3 * len(cells), 3.8), layout="constrained")
+        grid = drawing.subplots(2, len(cells), squeeze=False, sharex=True, height_ratios=[1.2, 1])
+        for column, cell in enumerate(cells):
+            availability = _availability(cell)
+            p = np.stack([availability.probabilities(t)[0] for t in range(rounds)], axis=1)
+            presence = np.stack([availability.counts(t)[0] > 0 for t in range(rounds)], axis=1)
+            base = base_probabilities(_availability(cell))
+            above, below = grid[:, column]
+            for client, curve in enumerate(p):
+                above.plot(curve, color=colour(client), linewidth=1.3, label=f"$p_i$ = {base[client]:g}")
+                below.eventplot(
+                    np.flatnonzero(presence[client]), lineoffsets=client, linelengths=0.8, linewidths=2.0,
+                    colors=colour(client),
+                )  # fmt: skip
+            above.set_title(_heading(cell))
+            above.set_ylim(0, 1)
+            below.set_yticks(range(len(p)), [f"{b:g}" for b in base])
+            below.set_ylim(-0.7, len(p) - 0.3)
+            below.set_xlabel("round")
+        grid[0, 0].set_ylabel("probability $p_i^t$")
+        grid[1, 0].set_ylabel("available, by $p_i$")
+        handles, names = grid[0, 0].get_legend_handles_labels()
+        drawing.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=9)
+    return drawing

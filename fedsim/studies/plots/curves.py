@@ -1,0 +1,251 @@
+"""Curves of metrics over rounds, mean with a band of one standard deviation over replicates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedsim.core.errors import ConfigError
+from fedsim.evaluation.columns import MODELS, fraction
+from fedsim.evaluation.registry import DISTANCES, NEWCOMERS
+from fedsim.studies.plots.cells import Cell, at, labels
+from fedsim.studies.plots.looks import looks
+from fedsim.studies.plots.style import (
+    DASHES,
+    FITTED,
+    FITTED_DASHES,
+    colour,
+    formulas,
+    legend_below,
+    measured_in,
+    panels,
+    parameters,
+    percent,
+    points,
+)
+from fedsim.studies.results.runs import Run, measured_by
+
+PREFERRED = (
+    "test_accuracy",
+    "test_accuracy_by_client_worst10",
+    "client_accuracy_worst10",
+    "distance_to_optimum",
+    "distance_to_po",
+    "distance_to_ps",
+    "distance_to_nash",
+    "performative_risk",
+    "train_loss",
+    "test_loss",
+)
+QUANTILES = (0.1, 0.9)  # of a band on a logarithmic axis, on which a mean less a deviation may be nothing
+STRETCHED = 1.5  # round 0 is left out of view where it would make an axis so much longer
+LOSSES = ("test_loss", "train_loss")
+
+
+def draw_curve(
+    axes: Axes,
+    rounds: np.ndarray,
+    values: np.ndarray,
+    metric: str,
+    label: str,
+    tint: str,
+    dashes: Any = "-",
+    marker: str = "",
+) -> None:
+    """Mean over replicates of [E, R] values at [E] rounds, and a band of ±1 standard deviation, on a logarithmic axis
+    from the 10 % to the 90 % quantile; NaN is no value."""
+    values = np.ma.masked_invalid(values)
+    mean = values.mean(1)
+    often = max(1, len(rounds) // 8)
+    marked: dict[str, Any] = {"marker": marker, "markersize": points(4.5), "markevery": often}
+    axes.plot(rounds, mean, linestyle=dashes, color=tint, linewidth=points(1.6), label=label, **marked)
+    if values.shape[1] > 1:
+        spread = values.std(1, ddof=1)
+        low, high = mean - spread, mean + spread
+        if axes.get_yscale() == "log":
+            samples = [row.compressed() for row in values]
+            low, high = np.array(
+                [np.quantile(sample, QUANTILES) if len(sample) else (np.nan, np.nan) for sample in samples]
+            ).T
+        if fraction(metric):
+            low, high = low.clip(0, 1), high.clip(0, 1)
+        axes.fill_between(rounds, low, high, color=tint, alpha=0.18, linewidth=0)
+
+
+def smooth(values: np.ndarray, decay: float) -> np.ndarray:
+    """Exponential moving average along the first axis, starting at the first value (fedawe Fig. 7: 0.99)."""
+    out = np.array(values, dtype=float)
+    for position in range(1, len(out)):
+        out[position] = decay * out[position - 1] + (1 - decay) * values[position]
+    return out
+
+
+def figure(
+    runs: list[Run],
+    metrics: list[str] | None = None,
+    x: str | None = None,
+    limits: Mapping[str, tuple[float, float]] | None = None,
+) -> Figure:
+    """A panel per metric, of the runs that have it.
+
+    Args:
+        runs: to compare.
+        metrics: what is drawn; by default the (up to two) most telling ones, and a loss.
+        x: the column along which curves are drawn; None: rounds.
+        limits: metric → ends of its vertical axis.
+    """
+    chosen, looking = metrics or beside_a_loss(telling(runs)[:2], runs), looks(runs)
+    with matplotlib.rc_context(parameters()):
+        columns = 3 if len(chosen) == 3 else min(len(chosen), 2)
+        drawing, grid = panels(len(chosen), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns)
+        for axes, metric in zip(grid, chosen, strict=True):
+            _prepare(axes, metric, "", metric in DISTANCES, x)
+            axes.set_ylabel(measured_in(metric, _signs_beside(axes)))
+            for run, look in zip(runs, looking.of, strict=True):
+                if run.has(metric):
+                    draw_curve(axes, *run.along(metric, x), metric, "", look.tint, look.dashes, look.marker)
+            _without_round_0(axes)
+            if limits and metric in limits:
+                axes.set_ylim(*limits[metric])
+            percent(axes.yaxis, metric)
+        legend_below(drawing, grid, looking.entries(), looking.title)
+    return drawing
+
+
+def _signs_beside(axes: Axes) -> int:
+    """How many signs of a label fit beside the vertical axis: 36 at 3.6 inches and letters of 10 points."""
+    drawing = axes.figure
+    assert isinstance(drawing, Figure)
+    rows = axes.get_gridspec().nrows  # type: ignore[union-attr]
+    return max(12, int(36 * drawing.get_figheight() / rows / 3.6 / points(1)))
+
+
+def _without_round_0(axes: Axes) -> None:
+    """Where the initial model would take most of a linear axis, the curves come in from outside."""
+    points = [line.get_xydata() for line in axes.get_lines()]
+    points += [path.vertices for band in axes.collections for path in band.get_paths()]
+    if axes.get_yscale() == "log" or not points:
+        return
+    x, y = np.ma.masked_invalid(np.concatenate([np.asarray(p) for p in points])).T
+    later = y[x > 0].compressed()
+    if len(set(x.compressed())) < 4 or not len(later):
+        return
+    low, high = later.min(), later.max()
+    if high > low and y.max() - y.min() > STRETCHED * (high - low):
+        axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+
+
+def beside_a_loss(metrics: list[str], runs: list[Run]) -> list[str]:
+    """The metrics, a loss among them where runs have one: accuracy alone does not show that a loss grows."""
+    if any("loss" in name or "risk" in name for name in metrics):
+        return metrics
+    return metrics[:1] + [name for name in LOSSES if any(run.has(name) for run in runs)][:1] + metrics[1:]
+
+
+def telling(runs: list[Run]) -> list[str]:
+    """The metrics that runs have, those of all runs before those of some, the most telling first."""
+    available_metrics = measured_by(runs)
+    order = [*PREFERRED, *(name for name in available_metrics if name not in PREFERRED)]
+    selected_metrics = [name for name in PREFERRED if name in available_metrics] or available_metrics
+    return sorted(selected_metrics, key=lambda name: (not all(run.has(name) for run in runs), order.index(name)))
+
+
+def curves(
+    cells: list[Cell],
+    metric: str | list[str],
+    panel: str | None = None,
+    colours: str | None = None,
+    dashes: str | None = None,
+    log: bool | list[str] = False,
+    ema: float | None = None,
+    first: int = 0,
+    iterations: bool = False,
+    also: str | None = None,
+    least: float | None = None,
+    x: str | None = None,
+) -> Figure:
+    """Panels of curves; fitted ones dashed, and named so.
+
+    Args:
+        cells: trained runs.
+        metric: one, or a row of panels for each of several, in the terms of `Run.curve`.
+        panel, colours, dashes: the axes whose labels make panels, colours and line styles.
+        log: logarithmic values; of some metrics where it is a list.
+        ema: decay per round of an exponential moving average; None shows the raw values.
+        first: round from which on curves are shown.
+        iterations: count local steps instead of rounds.
+        also: beside every curve, dotted, that of another model, where the run evaluates it too: client_mean.
+        least: where the vertical axes begin.
+        x: the column along which they are drawn, such as virtual_seconds (`Run.along`), and counted by `first`; None:
+            rounds.
+    """
+    if x and (iterations or ema is not None):
+        raise ConfigError(f"figure: x={x} goes with neither iterations nor ema, which count rounds")
+    metrics = [metric] if isinstance(metric, str) else metric
+    boxes = [(name, label) for name in metrics for label in labels(cells, panel)]
+    tints, styles = labels(cells, colours), labels(cells, dashes)
+    with matplotlib.rc_context(parameters()):
+        across = len(boxes) // len(metrics)
+        drawing, grid = panels(len(boxes), columns=across if across > 1 and len(metrics) > 1 else None)
+        for axes, (name, label) in zip(grid, boxes, strict=True):
+            logarithmic = log if isinstance(log, bool) else name in log
+            _prepare(axes, name, formulas(label), logarithmic, x)
+            if iterations:
+                axes.set_xlabel("iteration")
+            first_of_its_kind = grid[next(n for n, box in enumerate(boxes) if box[0] == name)]
+            if axes is not first_of_its_kind:
+                axes.sharey(first_of_its_kind)
+            axes.set_ylabel(measured_in(name, 36))
+            for cell in at(cells, panel, label):
+                assert cell.run is not None
+                tint = colour(tints.index(cell.at[colours]) if colours else 0)
+                dash: Any = DASHES[styles.index(cell.at[dashes]) % len(DASHES)] if dashes else "-"
+                names = [cell.at[axis] for axis in (colours, dashes) if axis]
+                if cell.fitted:
+                    dash = FITTED_DASHES if dashes else "--"
+                    names += [FITTED] * all(FITTED not in name for name in names)
+                drawn_here = [(name, names, dash)]
+                if also and cell.run.has(companion_metric := f"{also}_{name}"):
+                    drawn_here.append((companion_metric, [*names, MODELS[also].removeprefix("the ")], ":"))
+                for quantity, words, style in drawn_here:
+                    rounds, values = cell.run.along(quantity, x)
+                    if ema is not None:
+                        values = smooth(values, ema ** float(np.diff(rounds).mean()))
+                    visible_mask = rounds >= first
+                    along = rounds[visible_mask] * (cell.run.settings["local_steps"] if iterations else 1)
+                    draw_curve(axes, along, values[visible_mask], quantity, ", ".join(words), tint, style)
+        if least is not None:
+            _begin_at(least, grid, [name for name, _ in boxes])
+        legend_below(drawing, grid)
+    return drawing
+
+
+def _begin_at(least: float, grid: list[Axes], names: list[str]) -> None:
+    """The vertical axes begin there, and end above what panels of the same name show."""
+    for axes, name in zip(grid, names, strict=True):
+        highest = max(
+            panel_axes.dataLim.ymax for panel_axes, panel_name in zip(grid, names, strict=True) if panel_name == name
+        )
+        logarithmic = axes.get_yscale() == "log"
+        axes.set_ylim(least, 1.3 * highest if logarithmic else highest + 0.05 * (highest - least))
+
+
+def metrics_of(options: dict[str, Any]) -> list[str]:
+    """What a picture of this kind with these options shows, of the runs that have it."""
+    metric_option = options["metric"]
+    metrics = [metric_option] if isinstance(metric_option, str) else list(metric_option)
+    return metrics + [f"{options['also']}_{name}" for name in metrics if options.get("also")]
+
+
+def _prepare(axes: Axes, metric: str, heading: str, logarithmic: bool, x: str | None = None) -> None:
+    axes.set_title(heading)
+    along = "round" if x is None else measured_in(x)
+    axes.set_xlabel("epoch of the newcomers" if metric.startswith(NEWCOMERS) else along)
+    axes.margins(x=0.01)
+    if logarithmic:
+        axes.set_yscale("log")

@@ -1,0 +1,190 @@
+"""One HTML file that compares runs: what differs, where they ended, pictures. It needs nothing beside itself."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import matplotlib
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+
+from fedsim.core.settings import said
+from fedsim.studies.plots.compare import pictures, written
+from fedsim.studies.plots.curves import telling
+from fedsim.studies.plots.looks import looks
+from fedsim.studies.results.differences import ABSENT, differing, of_their_own, shared_name, value
+from fedsim.studies.results.runs import Run, knowing, measured_by
+
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
+CURVES = 4  # metrics
+STROKES = {"-": "", "--": "6 3", ":": "1.5 2.5", "-.": "6 2.5 1.5 2.5"}  # dashes as SVG has them
+RUNS_ACROSS = 5  # more runs than this are rows of the table of differences
+
+
+def html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None) -> str:
+    """The report.
+
+    Args:
+        runs: to compare, labelled.
+        metrics: whose curves are drawn; by default the most telling ones.
+        x: the column along which they are drawn; None: rounds.
+    """
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters["formula"] = _formula
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    keys = differing(runs)
+    return template.render(
+        heading=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
+        made=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
+        about=_about(runs),
+        runs=[
+            {"label": run.label, "colour": look.tint, "dashes": STROKES.get(look.dashes, "0 99"), "marker": look.marker}
+            for run, look in zip(runs, looks(runs).of, strict=True)
+        ],
+        differences=_differences(runs, keys),
+        hidden=_hidden(runs, keys),
+        across=len(runs) <= RUNS_ACROSS,
+        results=_results(runs),
+        pictures=[
+            {"name": p.name, "heading": p.heading, "caption": p.caption, "data": _svg(p.figure)}
+            for p in pictures(runs, metrics, CURVES, x)
+        ],
+        replicated=max(run.replicates for run in runs) > 1,
+        notes=_notes(runs),
+        shared=[(said(key), value(runs[0].settings, key)) for key in sorted(runs[0].settings) if key not in keys],
+        origins=[_origin(run) for run in runs],
+    )
+
+
+def _formula(text: str) -> Markup:
+    """θ^PS with a raised PS."""
+    return Markup(re.sub(r"\^(\w+)", r"<sup>\1</sup>", str(escape(text))))
+
+
+def _about(runs: list[Run]) -> str:
+    """One line that says what was trained: data, clients, rounds, replicates, as far as the runs agree."""
+    facts = []
+    for key, form in (
+        ("dataset._target_", "{}"),
+        ("clients", "{} clients"),
+        ("rounds", "{} rounds"),
+        ("seeds", "seeds {}"),
+    ):
+        distinct_values = {value(run.settings, key) for run in runs}
+        if len(distinct_values) == 1 and distinct_values != {ABSENT}:
+            facts.append(form.format(*distinct_values))
+    return " · ".join(facts)
+
+
+def _differences(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
+    """The differing settings: name, whether it is an option of a class that differs, a value per run.
+
+    Options that runs of a single class alone have, all with the same value, say nothing beside the class: they are left
+    out (`_hidden` names them).
+    """
+    class_options = of_their_own(keys)
+    return [
+        {"name": said(key), "own": key in class_options, "values": [value(run.settings, key) for run in runs]}
+        for key in sorted(keys, key=lambda key: key in class_options)
+        if not _of_one_class(runs, key, class_options)
+    ]
+
+
+def _of_one_class(runs: list[Run], key: str, class_options: set[str]) -> bool:
+    """Do runs of one class alone have this option, with one value?"""
+    holders = [run for run in runs if key in run.settings]
+    if key not in class_options or len(holders) == len(runs):
+        return False
+    groups = [name.removesuffix("_target_") for run in holders for name in run.settings if name.endswith("._target_")]
+    group = max((name for name in groups if key.startswith(name)), key=len, default="")
+    classes = {run.settings.get(f"{group}_target_") for run in holders}
+    return len(classes) == 1 and len({str(run.settings[key]) for run in holders}) == 1
+
+
+def _hidden(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
+    """The settings that `_differences` leaves out: name, whose they are, and their value."""
+    class_options = of_their_own(keys)
+    found = []
+    for key in keys:
+        if _of_one_class(runs, key, class_options):
+            holders = [run for run in runs if key in run.settings]
+            label = shared_name(holders, runs)
+            found.append({"name": said(key), "run": label, "value": value(holders[0].settings, key)})
+    return found
+
+
+def _results(runs: list[Run]) -> list[dict[str, Any]]:
+    """Every metric that a run has: its title, and per run what is written and whether it is the best."""
+    table = []
+    for metric in dict.fromkeys([*telling(runs), *measured_by(runs)]):
+        first = knowing(runs, metric)
+        ends = [run.final(metric) for run in runs]
+        means = [mean for mean, _ in ends]
+        described = first.describe(metric)
+        comparable_means = [mean for mean in means if described.better and not math.isnan(mean)]
+        best = (max if first.rises(metric) else min)(comparable_means, default=math.nan)
+        texts = [
+            written(metric, mean, std) if run.has(metric) else ABSENT
+            for run, (mean, std) in zip(runs, ends, strict=True)
+        ]
+        marks = [len(runs) > 1 and mean == best for mean in means]
+        table.append({"title": described.label, "column": metric, "cells": list(zip(texts, marks, strict=True))})
+    return table
+
+
+def _notes(runs: list[Run]) -> list[str]:
+    """What a reader should know before comparing."""
+    notes = []
+    for run in runs:
+        completed_rounds, planned = run.rows[-1]["round"], run.settings.get("rounds")
+        if run.summary.get("stopped"):
+            notes.append(f"{run.label} was stopped by {run.summary['stopped']} of {planned}.")
+        elif planned is not None and completed_rounds < planned:
+            notes.append(f"{run.label} has completed {completed_rounds} of {planned} rounds.")
+        elif run.clients is None:
+            notes.append(f"{run.label} has no clients.npz, so pictures of its clients are missing.")
+    return notes
+
+
+def _origin(run: Run) -> dict[str, str]:
+    """How the run was made."""
+    environment, summary = run.environment, run.summary
+    versions = environment.get("versions") or {}
+    speed, threads = summary.get("samples_per_second"), environment.get("threads", "?")
+    machine = f"{environment.get('device', ABSENT)}, {threads} thread{'' if threads == 1 else 's'}"
+    return {
+        "label": run.label,
+        "folder": str(run.folder),
+        "command": environment.get("command", ABSENT),
+        "started": str(environment.get("started", ABSENT)).replace("T", " ")[:16],
+        "device": environment.get("gpu") or machine,
+        "took": _duration(run.rows[-1].get("seconds", math.nan)),
+        "speed": ABSENT if speed is None else f"{speed:,.0f} samples/s",
+        "version": f"fedsim {versions.get('fedsim-torch') or '?'}, torch {versions.get('torch', '?')}",
+        "commit": (environment.get("commit") or ABSENT)[:10],
+    }
+
+
+def _duration(seconds: float) -> str:
+    """A time in the unit that people would use."""
+    for unit, name in ((3600, "h"), (60, "min")):
+        if seconds > 2 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.0f} s"
+
+
+def _svg(figure: Figure) -> str:
+    """The picture as base64 of an SVG whose letters are outlines, so that it looks the same everywhere."""
+    file = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "path"}):
+        figure.savefig(file, format="svg", bbox_inches="tight", metadata={"Date": None})
+    return base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,125 @@
+"""What runs look like beside one another: one swept key is the colour, another the dashes and markers of a curve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
+
+from fedsim.core.settings import said
+from fedsim.studies.plots.style import COLOURS, DASHES, MARKERS, colour
+from fedsim.studies.results.differences import named, swept_settings
+from fedsim.studies.results.display_names import key_name
+from fedsim.studies.results.runs import Run
+
+SHAPES = list(zip(DASHES * 2, ["", "", "", "", *MARKERS[:4]], strict=True))  # dashes, and again with markers
+EACH = list(product(range(len(SHAPES)), range(len(COLOURS))))  # of runs that no keys tell apart in this way
+NEUTRAL = "#555555"  # of what is not said by a colour, in the legend
+DEEP, PALE = 0.0, 0.88  # ends of the colours of values in order
+
+
+@dataclass(frozen=True)
+class Look:
+    """Of a curve."""
+
+    tint: str = NEUTRAL
+    dashes: Any = "-"
+    marker: str = ""
+
+    def line(self, name: str) -> Line2D:
+        """Its entry in a legend."""
+        return Line2D([], [], color=self.tint, linestyle=self.dashes, marker=self.marker, markersize=4.5, label=name)
+
+
+@dataclass
+class Looks:
+    """Attributes:
+
+    of: every run's, in their order.
+    legend: what to write beside which.
+    title: what colours, lines and markers stand for; None where runs differ in other ways.
+    """
+
+    of: list[Look]
+    legend: list[tuple[str, Look]]
+    title: str | None = None
+
+    def entries(self) -> dict[str, Artist]:
+        """The legend as matplotlib takes it."""
+        return {name: look.line(name) for name, look in self.legend}
+
+
+def looks(runs: list[Run]) -> Looks:
+    """The runs' looks, no two alike as long as there are such."""
+    swept_looks = _by_keys(runs)
+    if swept_looks is not None and len(set(swept_looks.of)) == len(runs):
+        return swept_looks
+    shaped = [EACH[number % len(EACH)] for number in range(len(runs))]
+    of = [Look(colour(tint), *SHAPES[shape]) for shape, tint in shaped]
+    keys = swept_settings(runs)
+    title = key_name(said(keys[0])) if len(keys) == 1 else None
+    return Looks(of, [(run.label, look) for run, look in zip(runs, of, strict=True)], title)
+
+
+def _by_keys(runs: list[Run]) -> Looks | None:
+    """How to draw the runs, and what to say of it.
+
+    Two swept keys of up to eight values each are said by colours and by dashes, so that twenty runs need nine entries;
+    a third by markers. Numbers of a single key are deep to pale colours. None where keys are more, or their values.
+    """
+    keys = swept_settings(runs)
+    texts_by_key = {key: [named(run, key, keys) for run in runs] for key in keys}
+    values = {key: list(dict.fromkeys(texts)) for key, texts in texts_by_key.items()}
+    if len(keys) == 2 and all(len(key_values) <= len(SHAPES) for key_values in values.values()):
+        return _by_channels(texts_by_key, values, sorted(keys, key=lambda key: len(values[key]) <= len(DASHES)), SHAPES)
+    if len(keys) == 3 and _fits(sorted(map(len, values.values()))):
+        first, *remaining_keys = keys
+        order = [first, *sorted(remaining_keys, key=lambda key: len(values[key]))]
+        if len(values[order[1]]) > len(DASHES) or len(values[first]) > len(COLOURS):
+            order = [max(keys, key=lambda key: len(values[key])), *sorted(keys, key=lambda key: len(values[key]))[:2]]
+        return _by_channels(texts_by_key, values, order, [(dash, "") for dash in DASHES])
+    if len(keys) == 1 and len(runs) > 2 and (ranks := _in_order(runs, keys[0])):
+        shades = matplotlib.colormaps["viridis"]
+        step = (PALE - DEEP) / (len(runs) - 1)
+        of = [Look(to_hex(shades(DEEP + step * rank))) for rank in ranks]
+        legend = sorted(zip((run.label for run in runs), of, ranks, strict=True), key=lambda entry: entry[2])
+        return Looks(of, [(name, look) for name, look, _ in legend], key_name(said(keys[0])))
+    return None
+
+
+def _fits(counts: list[int]) -> bool:
+    """Are there enough colours, dashes and markers for three keys?"""
+    return counts[0] <= len(DASHES) and counts[1] <= len(MARKERS) and counts[2] <= len(COLOURS)
+
+
+def _by_channels(
+    told: dict[str, list[str]], values: dict[str, list[str]], keys: list[str], shapes: list[tuple[Any, str]]
+) -> Looks:
+    """The first key by colours, the second by shapes, the third by markers."""
+    tint, shape, *mark = keys
+    of = []
+    for number, text in enumerate(told[tint]):
+        dashes, marker = shapes[values[shape].index(told[shape][number])]
+        if mark:
+            marker = MARKERS[values[mark[0]].index(told[mark[0]][number])]
+        of.append(Look(colour(values[tint].index(text)), dashes, marker))
+    legend = [(text, Look(colour(n))) for n, text in enumerate(values[tint])]
+    legend += [(text, Look(NEUTRAL, *shapes[n])) for n, text in enumerate(values[shape])]
+    legend += [(text, Look(NEUTRAL, "", MARKERS[n])) for key in mark for n, text in enumerate(values[key])]
+    channels = ["colour", "line" if len(values[shape]) <= len(DASHES) else "line and marker", "marker"]
+    title = ", ".join(f"{channel}: {key_name(said(key))}" for channel, key in zip(channels, keys, strict=False))
+    return Looks(of, [(text, look) for text, look in legend if text], title)
+
+
+def _in_order(runs: list[Run], key: str) -> list[int]:
+    """The runs' ranks by the numbers they have of the key; nothing where these are no numbers, or not distinct."""
+    numbers = [run.settings.get(key) for run in runs]
+    if not all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers):
+        return []
+    ranks = sorted(range(len(runs)), key=lambda n: numbers[n])  # type: ignore[arg-type,return-value]
+    return [ranks.index(n) for n in range(len(runs))] if len(set(numbers)) == len(runs) else []

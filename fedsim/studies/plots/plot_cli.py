@@ -1,0 +1,163 @@
+"""`fedsim-plot RUN_DIR…`: compare runs by a table on the terminal, pictures, and a report of one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.files import replacing
+from fedsim.core.speaking import patiently
+from fedsim.studies.plots.compare import FEW_REPLICATES, Picture, few_replicates, pictures, replicates
+from fedsim.studies.plots.html_report import html
+from fedsim.studies.plots.style import PALETTE, parameters
+from fedsim.studies.plots.venues import VENUES, drawn_for
+from fedsim.studies.results.differences import find
+from fedsim.studies.results.forms import FORMS
+from fedsim.studies.results.run_measures import Cell, metric
+from fedsim.studies.results.runs import Run, measured_by
+from fedsim.studies.results.table import Table
+
+FORMATS = ("png", "pdf", "svg")
+UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same bytes each time
+GROWING = ("virtual_seconds", "total_bytes_up", "total_bytes_down", "samples", "seconds")
+
+
+@patiently()
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `fedsim-plot`."""
+    parser = argparse.ArgumentParser("fedsim-plot", description="Compare runs: a table, pictures, an HTML report.")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN_DIR", help="run folders, a sweep's folder, or a glob"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder for the pictures and their captions, NAME.caption.txt (default: the first RUN_DIR, unless --html)",
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a report: one file that needs no other")
+    parser.add_argument("--metric", action="append", metavar="NAME", help="a column of metrics.csv; may be repeated")
+    parser.add_argument(
+        "--x", metavar="NAME", help="a column along which curves are drawn, such as virtual_seconds (default: rounds)"
+    )
+    parser.add_argument(
+        "--style",
+        choices=VENUES,
+        help="width of a column, letters and fonts of a venue: "
+        + ", ".join(f"{name} ({venue.width:g} in, {venue.font:g} pt)" for name, venue in VENUES.items()),
+    )
+    parser.add_argument(
+        "--ylim",
+        action="append",
+        default=[],
+        metavar="NAME=LOW,HIGH",
+        help="ends of the vertical axis of a metric's curves, as numbers of metrics.csv; may be repeated",
+    )
+    parser.add_argument(
+        "--format",
+        default="png,pdf",
+        metavar="LIST",
+        help=f"formats of the pictures: of {', '.join(FORMATS)} (default: png,pdf)",
+    )
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    options = parser.parse_args(arguments)
+    try:
+        runs = find(options.runs)
+        available_metrics = measured_by(runs)
+        for name in options.metric or []:
+            checks.choice("--metric", name, available_metrics)
+        if options.x is not None:
+            checks.choice("--x", options.x, growing(runs))
+        formats = _formats(options.format)
+        limits = dict(_limits(text, available_metrics) for text in options.ylim)
+        out = options.out
+        if out is None and options.html is None:
+            out = options.runs[0] if options.runs[0].is_dir() else runs[0].folder
+        print(table(runs, options.metric or available_metrics, "markdown" if options.markdown else "text"))
+        messages = []
+        if out is not None:
+            with drawn_for(VENUES.get(options.style)):
+                drawn = pictures(runs, options.metric, x=options.x, limits=limits)
+                messages.append(f"pictures: {_save(drawn, out, formats)}")
+        if options.html is not None:
+            messages.append(f"report:   {_write(options.html, html(runs, options.metric, options.x))}")
+        if few_replicates(runs):
+            print(f"fedsim-plot: bands are over {replicates(runs)}. {FEW_REPLICATES}", file=sys.stderr)
+    except ConfigError as error:
+        sys.exit(f"fedsim-plot: {error}")
+    folders = " ".join(map(str, options.runs))
+    if not options.markdown:
+        print("\n" + "\n".join([*messages, f"curves:   tensorboard --logdir {folders}"]))
+
+
+def growing(runs: list[Run]) -> list[str]:
+    """Columns along which the curves of all these runs can be drawn."""
+    return [name for name in GROWING if all(run.has(name) for run in runs)]
+
+
+def _formats(text: str) -> list[str]:
+    formats = [name.strip() for name in text.split(",")]
+    for name in formats:
+        checks.choice("--format", name, FORMATS)
+    return formats
+
+
+def _limits(text: str, metrics: list[str]) -> tuple[str, tuple[float, float]]:
+    """NAME=LOW,HIGH."""
+    name, _, ends = text.partition("=")
+    checks.choice("--ylim", name, metrics)
+    try:
+        low, high = map(float, ends.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--ylim {text} must be NAME=LOW,HIGH, such as test_accuracy=0.5,1") from error
+    if not -math.inf < low < high < math.inf:
+        raise ConfigError(f"--ylim {text}: {low:g} must be less than {high:g}")
+    return name, (low, high)
+
+
+def _save(drawn: Iterable[Picture], out: Path, formats: list[str]) -> str:
+    """Every picture in each of the formats, its caption beside it; returns where they are."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        names = []
+        for picture in drawn:
+            names.append(picture.name)
+            for ending in formats:
+                with (
+                    matplotlib.rc_context(parameters() | {"savefig.bbox": None}),
+                    replacing(out / f"{picture.name}.{ending}", "wb") as file,
+                ):
+                    picture.figure.savefig(file, format=ending, metadata=UNDATED.get(ending))
+            with replacing(out / f"{picture.name}.caption.txt") as file:
+                file.write(f"{picture.heading}. {picture.caption}\nColours: {PALETTE}.\n")
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written ({_why(error)}); choose another folder") from error
+    return f"{out / names[0]}.{formats[0]}" + (f", {', '.join(names[1:])}" if names[1:] else "")
+
+
+def _write(path: Path, text: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(f"--html {path} cannot be written ({_why(error)}); choose another file") from error
+    return path
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def table(runs: list[Run], metrics: list[str], form: str) -> str:
+    """Final mean ± standard deviation of every metric and run; `fedsim table` knows more."""
+    measures = [metric(name, runs) for name in metrics]
+    lines = [([run.label], [Cell(measure.of(run)) for measure in measures]) for run in runs]
+    return FORMS[form](Table(["run"], measures, [(keys, list(cells)) for keys, cells in lines]))

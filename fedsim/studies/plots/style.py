@@ -1,0 +1,128 @@
+"""How all pictures look: colours, names of metrics, the grid of panels."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import Any
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FuncFormatter
+
+from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.registry import describe
+from fedsim.studies.plots.venues import current, grid_size
+
+PALETTE = "Okabe–Ito, and viridis for the values of a number in order; both are safe for the colour-blind"
+COLOURS = (  # Okabe–Ito (Okabe and Ito 2008), and two more
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F", "#8C510A", "#6A3D9A",
+)  # fmt: skip
+DASHES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+FITTED = "fitted"  # in a legend: what uses constants that were fitted after seeing the paper's numbers
+HATCHED: dict[str, Any] = {"hatch": "///", "edgecolor": "white", "linewidth": 0}  # its bars
+FITTED_DASHES = (0, (6, 1.5, 1, 1.5, 1, 1.5))  # its curves where dashes already say something; else the plain ones
+
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "axes.titlesize": 11,
+    "legend.frameon": False,
+    "figure.dpi": 150,
+    "savefig.bbox": "tight",
+}
+
+
+def literal(text: str) -> str:
+    """A name as it is, on one line: `$` begins no formula, and a leading `_` does not hide it from a legend."""
+    return re.sub(r"^_", " _", " ".join(text.split()).replace("$", r"\$"))
+
+
+def formulas(text: str) -> str:
+    """θ^PS set as mathematics, in a picture and in LaTeX."""
+    return re.sub(r"θ\^([A-Za-z]+)", r"$\\theta^{\\mathrm{\1}}$", text)
+
+
+def measured_in(metric: str, signs: int | None = None) -> str:
+    """A metric's label and unit as pictures set them, on lines of so many signs."""
+    heading = describe(metric).heading
+    return formulas(heading if signs is None else wrapped(heading, signs))
+
+
+def colour(position: int) -> str:
+    """The colour of the n-th thing."""
+    return COLOURS[position % len(COLOURS)]
+
+
+def percent(axis: Axis, metric: str) -> None:
+    """Accuracies are read in per cent, which the axis's label says."""
+    if fraction(metric):
+        axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}"))
+
+
+def panels(
+    count: int, width: float = 4.4, height: float = 3.4, columns: int | None = None
+) -> tuple[Figure, list[Axes]]:
+    """A figure with so many panels; up to three in a row unless `columns` says otherwise, four as two by two."""
+    columns, width, height = grid_size(count, columns or (2 if count == 4 else min(count, 3)), width, height)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    engine = figure.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(h_pad=0.1 if current() is None else 0.04, w_pad=0.08 if current() is None else 0.04)
+    grid = np.ravel(figure.subplots(rows, columns, squeeze=False))
+    for unused in grid[count:]:
+        unused.axis("off")
+    return figure, list(grid[:count])
+
+
+def parameters() -> dict[Any, Any]:
+    """Of matplotlib: those of all pictures, and of the venue that they are for."""
+    venue = current()
+    return STYLE | (venue.parameters if venue else {})
+
+
+def points(size: float) -> float:
+    """A size of letters or markers beside letters of 10 points, at the venue."""
+    venue = current()
+    return size * venue.font / 10 if venue else size
+
+
+def legend_below(
+    figure: Figure, grid: list[Axes], entries: dict[str, Artist] | None = None, title: str | None = None
+) -> None:
+    """One legend for all panels, below them, as many columns as the figure is wide for. None for a single name.
+
+    Args:
+        figure, grid: with its panels.
+        entries: names and what they stand for; those of the panels' curves unless given.
+        title: above them.
+    """
+    handles: dict[str, Artist] = {} if entries is None else entries
+    for axes in grid if entries is None else []:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(formulas(name), handle)
+    if len(handles) > 1:
+        letters, sign = points(1), 0.075 if (venue := current()) and venue.serif else 0.085  # inches
+        room = int(figure.get_figwidth() / (letters * (0.65 + sign * max(map(len, handles)))))
+        columns = max(1, min(len(handles), room))
+        lines = -(-len(handles) // columns) - 1 + bool(title)
+        figure.set_figheight(figure.get_figheight() + 0.2 * letters * lines)
+        figure.legend(
+            list(handles.values()), list(handles), loc="outside lower center", ncols=columns, title=title,
+            fontsize=points(9), title_fontsize=points(9),
+        )  # fmt: skip
+
+
+def wrapped(text: str, width: int = 30) -> str:
+    """A long name on several lines."""
+    return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))

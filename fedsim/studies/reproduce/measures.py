@@ -1,0 +1,235 @@
+"""What a run gives: numbers read from its metrics, one per replicate. A kind of measure for every kind of question.
+
+In a recipe the kind is told by the key that only it has: `until`, `ahead_of`, `order` or `bound`; a measure with none
+of them is a value at the end of training, or in a window of it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedsim.core import checks
+from fedsim.run.rules import TOLERANCE, reached
+from fedsim.studies.results.runs import Run
+
+
+def read(**given: Any) -> Measure:
+    """A measure of the kind that its keys tell, from a recipe."""
+    kind = next((kind for key, kind in KINDS.items() if key in given), Value)
+    return kind(**given)
+
+
+@dataclass(kw_only=True)
+class Measure(ABC):
+    """What all kinds have.
+
+    Attributes:
+        metric: a column of metrics.csv; or 'a or b', or 'newcomers a' (see `Run.curve`).
+        percent: multiply by 100.
+        times: or by this factor: 2 for a paper that does not halve its squared loss.
+        unit: behind the number, in tables and on axes.
+        iterations: count local steps wherever the measure counts rounds.
+        x: a column that grows, such as virtual_seconds, in the place of rounds wherever the measure counts them.
+        absent: what a claim takes in the place of a number that there is not.
+    """
+
+    metric: str
+    percent: bool = False
+    times: float = 1.0
+    unit: str = ""
+    iterations: bool = False
+    x: str | None = None
+    absent: ClassVar[float] = math.nan
+
+    @abstractmethod
+    def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
+        """[R] values, or [1] of all replicates together; nan where there is none.
+
+        Args:
+            run: a finished run.
+            rivals: those of the recipe's runs that `compares` names.
+        """
+
+    def compares(self, one: dict[str, str], other: dict[str, str]) -> bool:
+        """Is the run at the labels `one` needed to judge that at `other`? Labels are axis → label."""
+        return False
+
+    def curve(self, run: Run) -> tuple[np.ndarray, np.ndarray]:
+        """Rounds [E], or local steps, or places along `x`, and the metric's values [E, R]."""
+        rounds, values = run.along(self.metric, self.x)
+        return (rounds * run.settings["local_steps"] if self.iterations else rounds), values
+
+    @property
+    def factor(self) -> float:
+        """On values of the metric."""
+        return self.times * (100 if self.percent else 1)
+
+
+@dataclass(kw_only=True)
+class Value(Measure):
+    """Attributes:
+
+    last: mean over the evaluations of the last so many rounds; 0 takes the last evaluation alone.
+    window: instead of the last rounds these, [first, last]: what a paper says of the middle of training.
+    spread: instead of the mean over those evaluations their standard deviation: how much a replicate oscillates.
+    largest: instead of the end, the largest value of any evaluation.
+    """
+
+    last: int = 0
+    window: tuple[int, int] | None = None
+    spread: bool = False
+    largest: bool = False
+
+    def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
+        rounds, values = self.curve(run)
+        if self.largest:
+            return values.max(0) * self.factor
+        looked = rounds > rounds[-1] - self.last if self.last else rounds == rounds[-1]
+        if self.window is not None:
+            looked = (rounds >= self.window[0]) & (rounds <= self.window[1])
+        if not looked.any():
+            return np.full(values.shape[1], math.nan)
+        return (values[looked].std(0) if self.spread else values[looked].mean(0)) * self.factor
+
+
+@dataclass(kw_only=True)
+class Until(Measure):
+    """[1] the first evaluated round at which the replicates' mean is on one side of a target; nan where it never is.
+
+    Attributes:
+        until: 'above' or 'below' the target.
+        stays: … and from which on it stays there: what only swings through does not count.
+        target: a number; or
+        share, best_over, last: … this share of the best run along an axis, rounded down to tenths (fedawe Table 8).
+        every: only evaluations at multiples of so many rounds count; along `x` all do.
+    """
+
+    until: str
+    stays: bool = False
+    target: float | None = None
+    share: float = 1.0
+    best_over: str | None = None
+    last: int = 0
+    every: int = 1
+    absent: ClassVar[float] = math.inf
+
+    def __post_init__(self) -> None:
+        checks.choice("until", self.until, ("above", "below"))
+        if (self.target is None) == (self.best_over is None):
+            raise ValueError(f"until={self.until} needs either target or best_over")
+
+    def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
+        rounds, values = self.curve(run)
+        looked = rounds % self.every == 0 if self.x is None else rounds >= 0
+        mean, target = values[looked].mean(1), self._target(rivals or [run])
+        reached_mask = reached(mean, target, self.until == "above")
+        if self.stays:
+            reached_mask = np.logical_and.accumulate(reached_mask[::-1])[::-1]
+        return np.array([float(rounds[looked][reached_mask][0]) if reached_mask.any() else math.nan])
+
+    def compares(self, one: dict[str, str], other: dict[str, str]) -> bool:
+        return self.best_over is not None and all(one[axis] == other[axis] for axis in one if axis != self.best_over)
+
+    def _target(self, rivals: list[Run]) -> float:
+        if self.target is not None:
+            return self.target
+        best = max(Value(metric=self.metric, last=self.last)(run).mean() for run in rivals)
+        return self.share * math.floor(10 * best + TOLERANCE) / 10
+
+
+@dataclass(kw_only=True)
+class Ahead(Measure):
+    """The round until which the replicate is ahead of that of another run: where its lead, summed over the evaluations,
+    is largest; 0 if it never leads.
+
+    Attributes:
+        ahead_of: that run is the same recipe's at these labels, axis → label.
+    """
+
+    ahead_of: dict[str, str]
+
+    def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
+        rounds, values = run.curve(self.metric)
+        if not rivals or rivals[0].replicates != values.shape[1]:
+            return np.full(values.shape[1], math.nan)
+        rival_rounds, rival_values = rivals[0].curve(self.metric)
+        shared = np.isin(rounds, rival_rounds) & (rounds > 0)
+        lead = np.cumsum(values[shared] - rival_values[np.isin(rival_rounds, rounds[shared])], axis=0)
+        return np.where(lead.max(0) > 0, rounds[shared][lead.argmax(0)], 0).astype(float)
+
+    def compares(self, one: dict[str, str], other: dict[str, str]) -> bool:
+        return one != other and one == other | self.ahead_of
+
+
+@dataclass(kw_only=True)
+class Order(Measure):
+    """How the replicates' mean *square* falls: the slope of its logarithm over that of t + γ, −1 for O(1/T).
+
+    t counts local steps and γ is the offset of the rate's schedule, 0 where it has none. The mean of a distance passes
+    through zero where its bias changes sign; that of its square does not. The slope is one number of all replicates:
+    given are its jackknife values R·s − (R − 1)·s₋ᵣ, whose mean is the slope, corrected for bias, and whose standard
+    error is the slope's.
+
+    Attributes:
+        order: over this last share of the rounds.
+    """
+
+    order: float
+
+    def __post_init__(self) -> None:
+        checks.positive("order", checks.fraction("order", self.order))
+
+    def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
+        rounds, values = run.curve(self.metric)
+        late_mask = (rounds >= (1 - self.order) * rounds[-1]) & (rounds > 0)
+        if late_mask.sum() < 2:
+            return np.full(values.shape[1], math.nan)
+        time, squares = np.log(clock(run, rounds[late_mask])), values[late_mask] ** 2
+
+        def slope(of: np.ndarray) -> float:
+            return float(np.polyfit(time, np.log(of.mean(1)), 1)[0])
+
+        return jackknife(squares, slope)
+
+
+@dataclass(kw_only=True)
+class Bound(Measure):
+    """[1] the largest ratio of the replicates' mean square d² to γ d₀² / (γ + t), over all evaluations after round 0.
+
+    p-fedavg's Theorems 3.1 to 3.3 bound d² by v / (γ + t) with v at least γ d₀²: what is at most 1 keeps any of them.
+
+    Attributes:
+        bound: true.
+    """
+
+    bound: bool
+
+    def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
+        rounds, values = run.curve(self.metric)
+        scaled = clock(run, rounds) * (values**2).mean(1)
+        return np.array([scaled[1:].max() / scaled[0]]) if len(scaled) > 1 else np.array([math.nan])
+
+
+KINDS: dict[str, type[Measure]] = {"until": Until, "ahead_of": Ahead, "order": Order, "bound": Bound}
+
+
+def clock(run: Run, rounds: np.ndarray) -> np.ndarray:
+    """t + γ of a rate lr / (t + γ) at these rounds, t counting local steps; t alone under another schedule."""
+    return rounds * run.settings["local_steps"] + run.settings.get("local.schedule.offset", 0)
+
+
+def jackknife(values: np.ndarray, statistic: Callable[[np.ndarray], float]) -> np.ndarray:
+    """[R] jackknife values of a statistic of replicates [E, R]; [1] the statistic itself of a single one."""
+    count = values.shape[1]
+    full_statistic = statistic(values)
+    if count == 1:
+        return np.array([full_statistic])
+    return np.array(
+        [count * full_statistic - (count - 1) * statistic(np.delete(values, r, axis=1)) for r in range(count)]
+    )

@@ -1,0 +1,193 @@
+"""A recipe: one figure or table of a paper as data. Read from YAML, checked, expanded into the runs it needs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fedsim
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.studies.described import choices, described
+from fedsim.studies.plots.figure_kinds import KINDS
+from fedsim.studies.reproduce import measures
+from fedsim.studies.reproduce.claims import Claim, places
+from fedsim.studies.reproduce.measures import Measure
+from fedsim.studies.reproduce.tuning import Tune
+
+SCALES = ("smoke", "cpu", "paper")
+
+Labels = dict[str, str]  # axis → label of one run
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run of a recipe: a label on every axis, and the overrides that make it."""
+
+    labels: tuple[tuple[str, str], ...]
+    overrides: tuple[str, ...]
+
+    @property
+    def at(self) -> Labels:
+        """axis → label."""
+        return dict(self.labels)
+
+    @property
+    def name(self) -> str:
+        """What a person reads."""
+        return " / ".join(label for _, label in self.labels)
+
+
+@dataclass
+class Scale:
+    """How large a recipe is run.
+
+    Attributes:
+        reduced: what is smaller than in the paper; empty where nothing is.
+        overrides: after the recipe's own.
+        axes: replace the recipe's axes of the same name.
+        printed: whether the paper's numbers are shown; false where data or model are others than the paper's.
+    """
+
+    reduced: str = ""
+    overrides: list[str] = field(default_factory=list)
+    axes: dict[str, Any] = field(default_factory=dict)
+    printed: bool = True
+
+
+@dataclass
+class Recipe:
+    """Attributes:
+
+    name: PAPER/NAME.
+    source: the figure or table.
+    about: what it shows, in a sentence or two.
+    base: Hydra overrides of every run.
+    axes: axis → label → overrides; the runs are the product of all axes.
+    scales: by name.
+    measures: named numbers that every run gives.
+    paper: measure → the paper's numbers, nested by the labels of the axes in their order.
+    claims: what the paper says about the numbers.
+    fitted: axis → labels whose constants were fitted after seeing the paper's numbers; they stand beside the literal
+        reading, marked, and only claims that say so look at them.
+    figure: {kind: …} and the options of that kind, or None.
+    tune: of the runs along an axis the best is kept, or None.
+    remark: what was found beside the verdicts, and why where it is known; for the gallery.
+    train: False where the picture shows what was configured and nothing is trained.
+    """
+
+    name: str
+    source: str
+    about: str
+    axes: dict[str, dict[str, list[str]]]
+    scales: dict[str, Scale]
+    base: list[str] = field(default_factory=list)
+    measures: dict[str, Measure] = field(default_factory=dict)
+    paper: dict[str, Any] = field(default_factory=dict)
+    claims: list[Claim] = field(default_factory=list)
+    fitted: dict[str, list[str]] = field(default_factory=dict)
+    figure: dict[str, Any] | None = None
+    tune: Tune | None = None
+    remark: str = ""
+    train: bool = True
+
+    def settings(self, scale: str) -> list[Setting]:
+        """The runs at this scale, in the order of the axes."""
+        chosen = self.scales[checks.choice("--scale", scale, self.scales)]
+        axes = self.axes_at(scale)
+        product = itertools.product(*([(axis, label) for label in choices] for axis, choices in axes.items()))
+        return [
+            Setting(labels, (*self.base, *chosen.overrides, *(o for a, label in labels for o in axes[a][label])))
+            for labels in product
+        ]
+
+    def axes_at(self, scale: str) -> dict[str, dict[str, list[str]]]:
+        """The axes at this scale. A scale may name some of an axis's labels, or give labels of its own."""
+        axes = dict(self.axes)
+        for axis, selection in self.scales[scale].axes.items():
+            if isinstance(selection, list):
+                axes[axis] = {
+                    checks.choice(f"{self.name}: {axis}", c, self.axes[axis]): axes[axis][c] for c in selection
+                }
+            else:
+                axes[axis] = choices(selection)
+        return axes
+
+    def is_fitted(self, at: Labels) -> bool:
+        """Has it one of the fitted labels?"""
+        return any(at.get(axis) in labels for axis, labels in self.fitted.items())
+
+    def printed(self, measure: str, at: Labels) -> float | None:
+        """The paper's number, where it printed one."""
+        node: Any = self.paper.get(measure)
+        for axis in self.axes:
+            if isinstance(node, Mapping) and axis in at:
+                node = node.get(at[axis])
+        return float(node) if isinstance(node, int | float) else None
+
+
+def recipe_folder() -> Path:
+    """The folder of the recipes: inside an installed wheel, else `experiments` in the checkout."""
+    package = Path(fedsim.__file__).parent
+    installed = package / "experiments"
+    return installed if installed.is_dir() else package.parent / "experiments"
+
+
+def names(folder: Path | None = None) -> list[str]:
+    """All recipes, as PAPER/NAME."""
+    root = folder or recipe_folder()
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.yaml"))
+
+
+def load(name: str, folder: Path | None = None) -> Recipe:
+    """Read a recipe by PAPER/NAME.
+
+    Raises:
+        ConfigError: for an unknown recipe, or one that contradicts itself.
+    """
+    recipe_names = names(folder)
+    with described("recipe", name, folder or recipe_folder(), recipe_names, "fedsim-reproduce") as content:
+        recipe = _recipe(name, content)
+    for claim in recipe.claims:
+        if claim.shown_by and "::" not in claim.shown_by:
+            checks.choice(f"recipe {name}: claims: shown_by", claim.shown_by, recipe_names)
+    return recipe
+
+
+def _recipe(name: str, content: dict[str, Any]) -> Recipe:
+    content["axes"] = {axis: choices(labels) for axis, labels in content.get("axes", {}).items()}
+    content["scales"] = {key: Scale(**(value or {})) for key, value in content["scales"].items()}
+    content["measures"] = {key: measures.read(**value) for key, value in content.get("measures", {}).items()}
+    content["tune"] = Tune(**content["tune"]) if content.get("tune") else None
+    content["paper"] = _by_name(content.get("paper", {}))
+    content["claims"] = [Claim.read(value) for value in content.get("claims", [])]
+    content["fitted"] = places(content.get("fitted"))
+    recipe = Recipe(name, **content)
+    missing = [scale for scale in SCALES if scale not in recipe.scales]
+    if missing:
+        raise ConfigError(f"recipe {name} lacks scales: {', '.join(missing)}")
+    if recipe.figure is not None:
+        checks.choice(f"recipe {name}: figure.kind", recipe.figure.get("kind"), KINDS)
+    for claim in recipe.claims:
+        claim.check(name, recipe.axes, recipe.measures, bool(recipe.fitted))
+    for axis, labels in recipe.fitted.items():
+        checks.choice(f"recipe {name}: fitted", axis, recipe.axes)
+        all_labels = {label for scale in SCALES for label in recipe.axes_at(scale)[axis]} | set(recipe.axes[axis])
+        for label in labels:
+            checks.choice(f"recipe {name}: fitted: {axis}", label, all_labels)
+    if recipe.tune is not None:
+        checks.choice(f"recipe {name}: tune.axis", recipe.tune.axis, recipe.axes)
+        checks.choice(f"recipe {name}: tune.measure", recipe.tune.measure, recipe.measures)
+        if recipe.tune.axis in recipe.fitted:
+            raise ConfigError(f"recipe {name}: fitted: {recipe.tune.axis} is tuned, and the best of it loses its label")
+    for measure in recipe.paper:
+        checks.choice(f"recipe {name}: paper", measure, recipe.measures)
+    return recipe
+
+
+def _by_name(node: Any) -> Any:
+    """Labels that YAML reads as numbers, as text again."""
+    return {str(key): _by_name(value) for key, value in node.items()} if isinstance(node, dict) else node

@@ -1,0 +1,208 @@
+"""`fedsim-reproduce PAPER/NAME`: run a recipe, compare with the paper, write numbers and picture."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedsim.app.build import build
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.files import replacing
+from fedsim.core.speaking import log_to_stderr, patiently
+from fedsim.run.stopping import Stopped
+from fedsim.run.tracking.environment import environment
+from fedsim.run.wiring import resolve_device
+from fedsim.studies.plots.cells import Cell
+from fedsim.studies.plots.curves import metrics_of
+from fedsim.studies.plots.figure_kinds import draw
+from fedsim.studies.reproduce import report
+from fedsim.studies.reproduce.recipe import SCALES, Recipe, load, names
+from fedsim.studies.reproduce.runner import Job, Outcome, carry_out_all, jobs_at_once, plan, trusted_by
+from fedsim.studies.results.runs import load as load_run
+
+RUNS, RESULTS = "runs", "results"
+
+
+@patiently()
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `fedsim-reproduce`."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    log_to_stderr()
+    logging.getLogger("fedsim").setLevel(logging.INFO)
+    try:
+        if options.list:
+            print(listing())
+            return
+        chosen = list(options.recipe)
+        if options.all:
+            papers = sorted({name.partition("/")[0] for name in names()})
+            paper = checks.choice("--all", options.all, papers)
+            chosen += [name for name in names() if name.startswith(f"{paper}/")]
+        if not chosen:
+            parser.error("name a recipe, or --all PAPER; --list shows them")
+        recipes = [load(name) for name in chosen]
+        device = str(resolve_device(options.device))
+        rows_by_recipe = {
+            recipe.name: reproduce(recipe, options.scale, device, options.out, options.jobs, tuple(options.override))
+            for recipe in recipes
+        }
+        if len(rows_by_recipe) > 1:
+            print(report.summary(rows_by_recipe))
+    except ConfigError as error:
+        sys.exit(f"fedsim-reproduce: {error}")
+    except KeyboardInterrupt:
+        sys.exit("fedsim-reproduce: stopped; the same command goes on where this one ended")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "fedsim-reproduce",
+        description="Reproduce figures and tables of papers: run, compare with the printed numbers, draw.",
+        epilog="Finished runs are not run again, and recipes of a paper share the runs they have in common.",
+    )
+    parser.add_argument("recipe", nargs="*", metavar="PAPER/NAME", help="one or several recipes")
+    parser.add_argument("--list", action="store_true", help="name all recipes")
+    parser.add_argument("--all", metavar="PAPER", help="all recipes of a paper")
+    parser.add_argument(
+        "--scale", default="cpu", choices=SCALES, help="smoke: seconds; cpu: what two cores finish; paper: as published"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto)")
+    parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default: reproduced)")
+    parser.add_argument("--jobs", default="auto", help="runs at once (default: one per core on a CPU, one on a GPU)")
+    parser.add_argument(
+        "--override", action="append", default=[], metavar="KEY=VALUE", help="change every run; may be repeated"
+    )
+    return parser
+
+
+def listing() -> str:
+    """Every recipe, what it shows, and what is smaller at the cpu scale."""
+    lines = []
+    for name in names():
+        recipe = load(name)
+        lines.append(f"{name:24} {recipe.source}: {recipe.about}")
+        reduced = recipe.scales["cpu"].reduced
+        lines.append(f"{'':24} --scale cpu: {reduced or 'as published'}")
+    return "\n".join(lines)
+
+
+def reproduce(
+    recipe: Recipe, scale: str, device: str, out: Path, jobs: str = "auto", overrides: tuple[str, ...] = ()
+) -> list[report.Row]:
+    """Carry out a recipe and write its report; returns the report's rows.
+
+    Args:
+        recipe: what to reproduce.
+        scale: 'smoke', 'cpu' or 'paper'.
+        device: where the runs go.
+        out: holds PAPER/runs (shared by the recipes of a paper) and PAPER/results/NAME-SCALE.
+        jobs: runs at once, or 'auto'.
+        overrides: Hydra overrides on top of the recipe's.
+    """
+    if not recipe.scales[scale].printed:
+        recipe = dataclasses.replace(recipe, paper={})
+    paper, _, name = recipe.name.partition("/")
+    folder = out / paper / RESULTS / f"{name}-{scale}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written ({error.strerror}); choose another folder") from error
+    runs, common_overrides = out / paper / RUNS, (f"device={device}", *overrides)
+    reduced = recipe.scales[scale].reduced
+    print(f"{recipe.name}: {recipe.source}, scale {scale}" + f" ({reduced})" * bool(reduced))
+    skipped: dict[str, str] = {}
+    tuned: dict[str, str] = {}
+    settings = recipe.settings(scale)
+    if recipe.tune is not None:
+        trials = plan(settings, runs, (*common_overrides, *recipe.tune.short.get(scale, [])), trusted_by(overrides))
+        print(f"  tuning {recipe.tune.axis}")
+        cells = _trained(trials, jobs, device, skipped)
+        report.measure(recipe, cells)
+        tuned = recipe.tune.choose(cells)
+        settings = [s for s in settings if tuned.get(recipe.tune.place(s.at)) == s.at[recipe.tune.axis]]
+    planned = plan(settings, runs, common_overrides, trusted_by(overrides))
+    cells = _trained(planned, jobs, device, skipped) if recipe.train else _configured(planned, skipped)
+    if recipe.tune is not None:
+        for cell in cells:
+            del cell.at[recipe.tune.axis]
+    report.measure(recipe, cells)
+    lines = report.rows(recipe, cells, report.judge(recipe, cells, scale))
+    metadata = _about(recipe, scale, device, planned, skipped, tuned)
+    report.save_json(folder / "report.json", lines, metadata)
+    if lines:
+        report.save_rows(folder / "results.csv", lines, metadata)
+    if recipe.figure is not None and cells:
+        drawing = draw(cells, recipe.figure)
+        for ending in ("png", "pdf"):
+            with replacing(folder / f"figure.{ending}", "wb") as file:
+                drawing.savefig(file, format=ending)
+        if recipe.figure["kind"] == "curves":
+            report.save_curves(folder / "curves.csv", cells, metrics_of(recipe.figure), metadata)
+    print(report.table(lines))
+    for setting_name, reason in {**skipped, **{k: f"tuned to {v}" for k, v in tuned.items()}}.items():
+        print(f"{setting_name}: {reason}")
+    print(f"written to {folder}\n")
+    return lines
+
+
+def _trained(planned: list[Job], jobs: str, device: str, skipped: dict[str, str]) -> list[Cell]:
+    """Run what has not run yet; a cell for every run that ended well."""
+    pending = [job for job in planned if not job.finished]
+    print(f"  {len(planned)} runs, {len(planned) - len(pending)} of them finished already")
+    outcomes: dict[Path, Outcome] = {}
+    stopped: str | None = None
+    for number, (job, outcome) in enumerate(carry_out_all(pending, jobs_at_once(jobs, device, len(pending))), 1):
+        print(f"  [{number}/{len(pending)}] {job.setting.name}: {outcome.status}, {outcome.message}")
+        outcomes[job.folder] = outcome
+        stopped = outcome.message if outcome.status == "stopped" else stopped
+    if stopped is not None:  # those that went together with it have stopped too
+        raise Stopped(stopped)
+    cells = []
+    for job in planned:
+        if job.finished:
+            cells.append(Cell(job.setting.at, load_run(job.folder)))
+        else:
+            skipped[job.setting.name] = f"{outcomes[job.folder].status}, {outcomes[job.folder].message}"
+    return cells
+
+
+def _configured(planned: list[Job], skipped: dict[str, str]) -> list[Cell]:
+    """Build what is to be shown, train nothing."""
+    cells = []
+    for job in planned:
+        try:
+            simulation, _, _ = build(job.config)
+            cells.append(Cell(job.setting.at, availability=simulation.availability))
+        except ConfigError as error:
+            skipped[job.setting.name] = str(error)
+    return cells
+
+
+def _about(
+    recipe: Recipe, scale: str, device: str, planned: list[Job], skipped: dict[str, str], tuned: dict[str, str]
+) -> dict[str, Any]:
+    """What made the report."""
+    provenance = environment(torch.device(device))
+    machine = f"{provenance['gpu'] or str(provenance['cpus']) + ' CPU cores'}, torch {provenance['versions']['torch']}"
+    return {
+        "recipe": recipe.name,
+        "source": recipe.source,
+        "about": recipe.about,
+        "scale": scale,
+        "reduced": recipe.scales[scale].reduced,
+        "seeds": sorted({seed for job in planned for seed in job.seeds}),
+        "machine": machine,
+        "skipped": skipped,
+        "tuned": tuned,
+        "overrides": {job.setting.name: list(job.overrides) for job in planned},
+        **provenance,
+    }

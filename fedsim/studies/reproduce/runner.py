@@ -1,0 +1,261 @@
+"""Carries out a recipe's runs: composed by Hydra, several at a time, none of them twice."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+
+import fedsim
+from fedsim.app.cli import steps
+from fedsim.app.config import WITHOUT_EFFECT, config_folder, identity, register_resolvers
+from fedsim.app.explain import explain
+from fedsim.app.folders import key_of
+from fedsim.app.job_progress import JobProgress, LockstepProgress, as_they_end, best_so_far
+from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError
+from fedsim.run.determinism import deterministic
+from fedsim.run.stopping import Stopped
+from fedsim.run.together import Lockstep
+from fedsim.run.tracking.result import spread
+from fedsim.studies.reproduce.recipe import Setting
+from fedsim.trainer import Steps
+
+log = logging.getLogger(__name__)
+
+MOST_JOBS = 8  # every process holds its own copy of the data
+TOGETHER = 16  # runs in lockstep: more share too little to gain, and each has memory of its own
+
+FINISHED = "summary.json"  # a run writes it last
+
+
+@dataclass
+class Job:
+    """One run. The folder's name holds a digest of the configuration, so that recipes of one paper share what they have
+    in common.
+
+    Attributes:
+        setting: its place in the recipe.
+        overrides: that make it.
+        folder: where it is or will be.
+        config: the composed configuration.
+        choices: of every group.
+    """
+
+    setting: Setting
+    overrides: tuple[str, ...]
+    folder: Path
+    config: DictConfig
+    choices: dict[str, str]
+    trusted: tuple[str, ...] = ()
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of its replicates."""
+        return list(self.config.seeds)
+
+    @property
+    def finished(self) -> bool:
+        """Has it run to its end already?"""
+        return (self.folder / FINISHED).exists()
+
+
+@dataclass
+class Outcome:
+    """How a run ended: 'done', 'skipped' (its data are absent), 'diverged' or 'stopped'; and what it said."""
+
+    status: str
+    message: str = ""
+
+
+@contextlib.contextmanager
+def composing() -> Iterator[None]:
+    """Hydra, ready to compose our configurations."""
+    register_resolvers()
+    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+        yield
+
+
+def compose(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
+    """The configuration that overrides make, and the choice of every group. Only inside `composing`."""
+    try:
+        config = hydra.compose("config", list(overrides), return_hydra_config=True)
+    except Exception as error:
+        raise ConfigError(f"{' '.join(overrides)}: {explain(error)}") from error
+    choices = {str(k): str(v) for k, v in config.hydra.runtime.choices.items() if v and not k.startswith("hydra")}
+    OmegaConf.set_struct(config, False)
+    config.pop("hydra")
+    return config, choices
+
+
+def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
+    """The packages that these overrides, which the user typed, trust."""
+    parsed_overrides = OverridesParser.create().parse_overrides(
+        [text for text in overrides if key_of(text) == "trusted"]
+    )
+    values = [override.value() for override in parsed_overrides]
+    return tuple(map(str, values[-1])) if values and isinstance(values[-1], list) else ()
+
+
+def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...], trusted: tuple[str, ...] = ()) -> list[Job]:
+    """A job for every setting; `extra` overrides come behind its own, `trusted` are packages that the user named."""
+    jobs = []
+    with composing():
+        for setting in settings:
+            overrides = (*setting.overrides, *extra)
+            config, choices = compose((*overrides, "out=unused"))
+            digest = hashlib.sha256(
+                json.dumps([fedsim.__version__, identity(config, WITHOUT_EFFECT)], sort_keys=True).encode()
+            )
+            name = "-".join([choices["strategy"], choices["dataset"], digest.hexdigest()[:10]])
+            jobs.append(Job(setting, overrides, folder / name, config, choices, trusted))
+    return jobs
+
+
+def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = None) -> Steps[Outcome]:
+    """Run one job, or go on with it where it was stopped; its local work is handed out.
+
+    Args:
+        job: what to run.
+        quiet: no progress.
+        shared: data sets of other jobs, as `fedsim.app.build.build` takes them.
+    """
+    run_settings: dict[str, Any] = {"out": str(job.folder), "resume": "auto", "tracking": {"tensorboard": False}}
+    if quiet:
+        run_settings["tracking"]["progress"] = "none"
+    try:
+        config = OmegaConf.merge(job.config, run_settings)
+        assert isinstance(config, DictConfig)
+        result = yield from steps(config, job.folder, job.choices, shared=shared, trusted=job.trusted)
+    except MissingDataError as error:
+        return Outcome("skipped", str(error))
+    except DivergenceError as error:
+        return Outcome("diverged", str(error))
+    except Stopped as stop:
+        return Outcome("stopped", str(stop))
+    finals = [f"{name} {mean:.4g}{spread(std)}" for name, (mean, std) in result.final.items()]
+    return Outcome("done", f"{result.seconds:.0f} s, {', '.join(finals[:3])}")
+
+
+def in_company(jobs: list[Job], parts: int = 1) -> list[list[Job]]:
+    """Jobs that go together: those whose clients may meet in one call of a trainer, up to `TOGETHER` of them, and in at
+    least `parts` parts where there are so many jobs."""
+
+    def kind(job: Job) -> str:
+        settings = OmegaConf.to_container(job.config, resolve=True)
+        assert isinstance(settings, dict)
+        local = {key: value for key, value in settings["local"].items() if key not in ("lr", "schedule")}
+        shared = [settings[group] for group in ("dataset", "model", "shift", "contamination", "deterministic")]
+        return json.dumps([shared, local, settings["rounds"]], sort_keys=True, default=str)
+
+    kinds: dict[str, list[Job]] = {}
+    for job in jobs:
+        kinds.setdefault(kind(job), []).append(job)
+    batch_size = max(1, min(TOGETHER, -(-len(jobs) // parts)))
+    return [
+        similar_jobs[first : first + batch_size]
+        for similar_jobs in kinds.values()
+        for first in range(0, len(similar_jobs), batch_size)
+    ]
+
+
+def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]]:
+    """Run the jobs in `at_once` processes, in each of them several in lockstep, and yield each as it ends; none begins
+    behind one that was stopped."""
+    companies = in_company(list({job.folder: job for job in jobs}.values()), at_once)
+    progress = JobProgress(sum(map(len, companies)), "runs")
+    if at_once == 1 or len(companies) == 1:
+        for company in companies:
+            stopped = False
+            for job, outcome in together(company, progress=progress):
+                stopped = stopped or outcome.status == "stopped"
+                yield job, outcome
+            if stopped:
+                return
+        return
+    threads = max(1, (os.cpu_count() or 1) // at_once)
+    pool = ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn"), initializer=end_with_parent)
+    try:
+        waiting: dict[Future[list[Outcome]], list[Job]] = {
+            pool.submit(_in_worker, company, threads): company for company in companies
+        }
+        folders = [job.folder for company in companies for job in company]
+        for future in as_they_end(list(waiting), progress, lambda: best_so_far(folders)):
+            progress.finished(len(waiting[future]))
+            yield from zip(waiting[future], future.result(), strict=True)
+    except BaseException:
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def together(
+    company: list[Job], quiet: bool = False, progress: JobProgress | None = None
+) -> Iterator[tuple[Job, Outcome]]:
+    """Run these jobs in lockstep; of one alone its progress is shown, of several that of `progress`."""
+    progress = progress or JobProgress(len(company), "runs")
+    watch = LockstepProgress(progress, [job.folder for job in company], [int(job.config.rounds) for job in company])
+    quiet = quiet or len(company) > 1
+    shared: dict[str, Any] = {}
+    if len(company) > 1:
+        log.info("%d runs in lockstep", len(company))
+    runs = [functools.partial(carry_out, job, quiet=quiet, shared=shared) for job in company]
+    with deterministic(any(job.config.deterministic is True for job in company)):
+        for number, outcome in Lockstep[Outcome](watch=watch)(runs):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            progress.finished()
+            yield company[number], outcome
+
+
+def end_with_parent() -> None:
+    """In a worker: when the parent is gone, stop as on SIGTERM, so that a killed command leaves nothing running."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)  # a run ends after its round, with a checkpoint; an idle worker at once
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _in_worker(company: list[Job], threads: int) -> list[Outcome]:
+    """`together` in a process of the pool, whose main thread does its work."""
+    torch.set_num_threads(threads)
+    logging.getLogger("fedsim").setLevel(logging.WARNING)
+    outcomes = {id(job): outcome for job, outcome in together(company, quiet=True)}
+    leave_if_alone()
+    return [outcomes[id(job)] for job in company]
+
+
+def leave_if_alone() -> None:
+    """In a worker, after a piece of work: where the parent is gone nobody is left to tell, and no next one begins."""
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        os._exit(1)
+
+
+def jobs_at_once(asked: str, device: str, pending: int) -> int:
+    """'auto': one process per core on a CPU, a single one where a GPU does the work."""
+    if asked != "auto":
+        if not asked.isdigit() or int(asked) < 1:
+            raise ConfigError(f"--jobs {asked} must be 'auto' or a whole number of at least 1")
+        return int(asked)
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    return 1 if on_gpu else max(1, min(os.cpu_count() or 1, pending, MOST_JOBS))

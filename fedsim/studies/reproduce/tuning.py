@@ -1,0 +1,49 @@
+"""Options that a paper tuned: tried along an axis, on shorter runs where they say so, and the best kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedsim.core import checks
+from fedsim.studies.plots.cells import Cell
+
+BEST = ("lowest", "highest")
+
+
+@dataclass
+class Tune:
+    """Attributes:
+
+    axis: whose labels are tried.
+    measure: by which they are judged, as a mean over replicates.
+    best: 'lowest' | 'highest'.
+    short: scale → overrides of the trials; without them the trials are the runs themselves.
+    """
+
+    axis: str
+    measure: str
+    best: str
+    short: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        checks.choice("tune.best", self.best, BEST)
+
+    def choose(self, cells: list[Cell]) -> dict[str, str]:
+        """Place on the other axes → the best label there; a trial that did not end well is never the best."""
+        groups: dict[str, list[Cell]] = {}
+        for cell in cells:
+            groups.setdefault(self.place(cell.at), []).append(cell)
+        sign = 1 if self.best == "lowest" else -1
+        chosen = {}
+        for position, members in groups.items():
+            scores = [sign * float(c.numbers[self.measure].mean()) for c in members]
+            finite = [s if math.isfinite(s) else math.inf for s in scores]
+            chosen[position] = members[int(np.argmin(finite))].at[self.axis]
+        return chosen
+
+    def place(self, at: dict[str, str]) -> str:
+        """Where a run stands but for the tuned axis."""
+        return " / ".join(label for axis, label in at.items() if axis != self.axis) or "all"

@@ -1,0 +1,54 @@
+"""Which cells of a table are bold: the best of a block and column, and those that are not distinguishable from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from scipy import stats
+
+from fedsim.studies.results.paired import paired
+from fedsim.studies.results.run_measures import Cell, Measure
+
+FEW = 5  # seeds below which an interval says little
+
+
+def distinguishable(one: Cell, other: Cell, confidence: float = 0.95) -> bool:
+    """Do the means differ, by Student's interval of the differences by seed, or by Welch's where the seeds are others?
+
+    Of fewer than two numbers there is no interval, and unequal means count as different.
+    """
+    if one.seeds is not None and one.seeds == other.seeds:
+        differences = paired(one.values, other.values, one.seeds, other.seeds, confidence)
+        (low, high), known = differences.interval, differences.pairs > 1
+    else:
+        known = min(len(one.known), len(other.known)) > 1
+        low, high = _welch(one, other, confidence) if known else (math.nan, math.nan)
+    return not low <= 0 <= high if known else one.mean != other.mean
+
+
+def _welch(one: Cell, other: Cell, confidence: float) -> tuple[float, float]:
+    """The interval of a difference of means of independent samples (Welch 1947, with Satterthwaite's freedom)."""
+    difference, variances = one.mean - other.mean, [cell.error**2 for cell in (one, other)]
+    if not sum(variances):
+        return difference, difference
+    freedom = sum(variances) ** 2 / sum(
+        variance**2 / (len(cell.known) - 1) for variance, cell in zip(variances, (one, other), strict=True)
+    )
+    reach = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(sum(variances))
+    return difference - reach, difference + reach
+
+
+def best_lines(cells: Sequence[object], measure: Measure, confidence: float) -> set[int]:
+    """Positions of the best cell and of those that are not distinguishable from it.
+
+    Empty among fewer than two cells, of differences, and where no direction is better. Cells in which fewer replicates
+    have a number than in others take no part: their means are of the replicates that were good enough.
+    """
+    candidates = {n: cell for n, cell in enumerate(cells) if isinstance(cell, Cell) and not math.isnan(cell.mean)}
+    if not measure.directed or len(candidates) < 2:
+        return set()
+    share = max(len(cell.known) / len(cell.values) for cell in candidates.values())
+    complete = {n: cell for n, cell in candidates.items() if len(cell.known) / len(cell.values) == share}
+    best = (max if measure.more else min)(complete, key=lambda n: complete[n].mean)
+    return {n for n, cell in complete.items() if n == best or not distinguishable(complete[best], cell, confidence)}

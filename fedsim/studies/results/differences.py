@@ -1,0 +1,195 @@
+"""What makes runs differ: those of a comparison, their names in it, and the table of settings."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.settings import said, short
+from fedsim.run.run_files import ENVIRONMENT
+from fedsim.run.tracking.metrics_csv import NAME
+from fedsim.studies.results.display_names import CLASSES
+from fedsim.studies.results.runs import Run, load
+
+log = logging.getLogger(__name__)
+
+_NOT_A_DIFFERENCE = ("out", "resume", "device", "tracking.progress")
+_CLASS = "_target_"
+ABSENT = "–"
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The dotted keys whose values differ: classes first, the strategy's before all, then numbers and options."""
+    keys = {key for run in runs for key in run.settings}
+    values = {key: [run.settings.get(key) for run in runs] for key in keys}
+    differing_keys = {
+        k
+        for k, run_values in values.items()
+        if any(v != run_values[0] for v in run_values) and k not in _NOT_A_DIFFERENCE
+    }
+    # lr says local.lr too.
+    differing_keys -= {k for k in differing_keys if k.rpartition(".")[2] in differing_keys and "." in k}
+    return sorted(
+        differing_keys, key=lambda key: (not key.endswith(_CLASS), not key.startswith("strategy"), "." in key, key)
+    )
+
+
+def of_their_own(keys: Sequence[str]) -> set[str]:
+    """Those of the keys that are options of a class which itself differs: one run may not know another's."""
+    class_prefixes = tuple(key.removesuffix(_CLASS) for key in keys if key.endswith(_CLASS))
+    return {key for key in keys if not key.endswith(_CLASS) and key.startswith(class_prefixes)}
+
+
+def named(run: Run, key: str, among: Sequence[str] = ()) -> str:
+    """A run's value of a key as a label has it: a target class by the name that its paper prints, else the key's last
+    word with it, the whole key where others of them end alike; nothing where the run knows no such key."""
+    if key not in run.settings:
+        return ""
+    if key.endswith(_CLASS):
+        class_name = str(run.settings[key]).rpartition(".")[2]
+        return CLASSES.get(class_name, class_name)
+    return f"{short([*among, key])[key]}={shortened(value(run.settings, key))}"
+
+
+def shortened(text: str, most: int = 24) -> str:
+    """A path by its last word, a long text by its beginning and end."""
+    last = text.rstrip("/").rpartition("/")[2] or text
+    return last if len(last) <= most else f"{last[: most - 9]}…{last[-8:]}"
+
+
+def name(run: Run, keys: Sequence[str]) -> str:
+    """A run by its values of some keys."""
+    return " ".join(text for text in (named(run, key, keys) for key in keys) if text)
+
+
+def label(runs: list[Run]) -> None:
+    """Name every run by the settings that tell the runs apart; by its folder too, where these do not."""
+    keys = swept_settings(runs)
+    for run in runs:
+        run.label = name(run, keys) or run.folder.name
+    for of in (lambda run: run.folder.name, lambda run: str(run.folder)):
+        labels = Counter(run.label for run in runs)
+        for run in (run for run in runs if labels[run.label] > 1):
+            run.label = f"{run.label.removesuffix(f' ({run.folder.name})')} ({of(run)})"
+
+
+def shared_name(group: Sequence[Run], runs: Sequence[Run]) -> str:
+    """A group of the runs by what its members share and others do not."""
+    if len(group) == len(runs):
+        return "all runs" if len(runs) > 1 else ""
+    if len(group) == 1:
+        return group[0].label
+    keys = [key for key in swept_settings(runs) if len({str(run.settings.get(key)) for run in group}) == 1]
+    return name(group[0], keys) or f"{group[0].label} and {len(group) - 1} more"
+
+
+def value(settings: dict[str, Any], key: str) -> str:
+    """A setting as a person says it; a dash where the run knows no such setting."""
+    if key not in settings:
+        return ABSENT
+    setting = settings[key]
+    if key.endswith(_CLASS):
+        return str(setting).rpartition(".")[2]
+    if isinstance(setting, bool):
+        return "yes" if setting else "no"
+    return "none" if setting is None else str(setting)
+
+
+def find(folders: list[Path]) -> list[Run]:
+    """The runs in the given folders, or one or more levels below them (a sweep), labelled by their differences. Those
+    of one folder are in the order of what differs. Damaged ones, and those without rows, are logged and left out.
+
+    What does not exist may be a glob that the shell left alone.
+
+    Raises:
+        ConfigError: no run is left.
+    """
+    run_folders: dict[Path, None] = {}
+    damaged: list[ConfigError] = []
+    for folder in (
+        location for pattern in folders for location in ([pattern] if os.path.exists(pattern) else _matching(pattern))
+    ):
+        try:
+            below = {path.parent for name in (NAME, ENVIRONMENT) for path in folder.rglob(name)}
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be read ({error.strerror}); give another folder") from error
+        if not below:
+            raise ConfigError(f"{folder} holds no run: there is no {NAME} in it or below it")
+        run_folders.update(dict.fromkeys(sorted(below)))
+    runs = []
+    for folder in run_folders:
+        try:
+            runs.append(load(folder))
+        except ConfigError as error:
+            damaged.append(error)
+    if not runs and len(damaged) == 1:
+        raise damaged[0]
+    for problem in damaged:
+        log.warning("left out: %s", problem)
+    if not runs:
+        raise ConfigError(f"none of the {len(damaged)} runs can be read")
+    if len(folders) == 1:
+        keys = swept_settings(runs)
+        runs.sort(key=lambda run: [order(value(run.settings, key)) for key in keys])
+    label(runs)
+    return runs
+
+
+def order(text: str) -> tuple[bool, Any]:
+    """Numbers by size before words by letters."""
+    try:
+        return False, float(text)
+    except ValueError:
+        return True, text.casefold()
+
+
+def _matching(pattern: Path) -> list[Path]:
+    """The folders that match a glob; the pattern itself, where none does."""
+    return sorted(path for path in map(Path, glob(str(pattern))) if path.is_dir()) or [pattern]
+
+
+def swept(runs: Sequence[Run]) -> list[str]:
+    """The keys that tell the runs apart, as a person says them."""
+    return [said(key) for key in swept_settings(runs)]
+
+
+def swept_settings(runs: Sequence[Run]) -> list[str]:
+    """The keys that tell the runs apart: no option of a class that itself differs unless nothing else does."""
+    keys = differing(runs)
+    class_options = of_their_own(keys)
+    first = [key for key in keys if key not in class_options]
+
+    def apart(chosen: Sequence[str]) -> int:
+        return len({tuple(str(run.settings.get(key)) for key in chosen) for run in runs})
+
+    for key in (key for key in keys if key in class_options):
+        if apart(first) < apart([*first, key]):
+            first.append(key)
+    return first
+
+
+def given(run: Run, key: str) -> Any:
+    """A run's value of a key as it was given: a group's choice, or the name of its class, or a plain value; None where
+    the run knows no such key."""
+    if key in (chosen := run.environment.get("settings", {})):
+        return chosen[key]
+    if f"{key}.{_CLASS}" in run.settings:
+        return str(run.settings[f"{key}.{_CLASS}"]).rpartition(".")[2]
+    return run.settings.get(key)
+
+
+def same(run: Run, key: str, text: str) -> bool:
+    """Is this the run's value of the key? A class goes by its name too, however it is written."""
+    run_values = {str(given(run, key)), str(run.settings.get(f"{key}.{_CLASS}", "")).rpartition(".")[2]}
+    return _plain(text) in map(_plain, run_values)
+
+
+def _plain(text: str) -> str:
+    """fedavg_all and FedAvgAll alike, and lists with and without spaces."""
+    return text.replace("_", "").replace(" ", "").lower()

@@ -1,0 +1,58 @@
+"""`fedsim export`: a model of a run as a file that PyTorch, or whoever reads safetensors, loads without fedsim."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fedsim.app.commands import WORDS
+from fedsim.core.errors import ConfigError
+from fedsim.core.files import replacing
+from fedsim.studies.results import Run, load
+
+FORMS = (".safetensors", ".pt", ".pth")
+
+
+def main(arguments: list[str]) -> None:
+    """Write one model of a run."""
+    parser = argparse.ArgumentParser("fedsim export", description=f"Write {WORDS['export']}.")
+    parser.add_argument("run", type=Path, metavar="RUN_DIR", help="a run folder, finished or not")
+    parser.add_argument("--to", type=Path, required=True, metavar="FILE", help="FILE.safetensors, or FILE.pt")
+    parser.add_argument("--seed", type=int, help="of the replicate; it may be left out where there is one")
+    model_options = parser.add_mutually_exclusive_group()
+    model_options.add_argument("--best", action="store_true", help="the model of the best evaluation, not the last")
+    model_options.add_argument("--client", type=int, metavar="I", help="the model that client I keeps")
+    options = parser.parse_args(arguments)
+    if options.to.suffix not in FORMS:
+        raise ConfigError(f"--to {options.to} must end in {', '.join(FORMS[:-1])} or {FORMS[-1]}")
+    tensors = _model(load(options.run), options)
+    write(options.to, tensors)
+    numbers = sum(value.numel() for value in tensors.values())
+    print(f"{options.to}: {len(tensors)} tensors, {numbers:,} numbers")
+
+
+def _model(run: Run, options: argparse.Namespace) -> dict[str, Tensor]:
+    if options.client is not None:
+        return run.client_model(options.client, options.seed)
+    return run.model(options.seed, "best" if options.best else "last")
+
+
+def write(path: Path, model: dict[str, Tensor]) -> None:
+    """A `state_dict`, as the name's ending says.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path, "wb") as file:
+            if path.suffix == ".safetensors":  # which knows no tensor of two names: tied weights are there twice
+                file.write(save({name: value.clone() for name, value in model.items()}))
+            else:
+                torch.save(model, file)
+    except OSError as error:
+        raise ConfigError(f"--to {path} cannot be written ({error}); choose another file") from error

@@ -1,0 +1,112 @@
+"""A table as text for a terminal, Markdown, LaTeX or CSV."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Callable
+
+from fedsim.core.speaking import in_markdown, printable
+from fedsim.studies.results.latex import latex
+from fedsim.studies.results.table import Table
+
+
+def tidy(found: Table) -> Table:
+    """The same with every text on one line, whatever a run is called."""
+
+    def one(texts: list[str]) -> list[str]:
+        return [printable(" ".join(text.split())) for text in texts]
+
+    lines = [(one(keys), cells) for keys, cells in found.lines]
+    return dataclasses.replace(found, keys=one(found.keys), lines=lines, notes=one(found.notes))
+
+
+def terminal(found: Table) -> str:
+    """Columns that line up; notes below."""
+    found = tidy(found)
+    return "\n".join([_lined(found, "", "  ", ""), *([""] if found.notes else []), *found.notes])
+
+
+def markdown(found: Table) -> str:
+    """A table of Markdown, the best of each column and block in bold, with what is not distinguishable from it; notes
+    as a list."""
+    found = tidy(found)
+    explained = [sentence for sentence in found.explained() if sentence.startswith("Bold")]
+    notes = "".join(f"\n- {in_markdown(note)}" for note in [*explained, *found.notes])
+    return _lined(found, "| ", " | ", " |", bold="**{}**") + (f"\n{notes}" if notes else "")
+
+
+def _lined(found: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str:
+    escape = in_markdown if edge else printable
+    cells = [[escape(text) for text in (*found.keys, *(measure.heading for measure in found.measures))]]
+    cells += _entries(found, bold, escape)
+    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    count = len(found.keys)
+    lines = [
+        (edge + gap.join(f"{t:{'<' if c < count else '>'}{widths[c]}}" for c, t in enumerate(row)) + end).rstrip()
+        for row in cells
+    ]
+    dashes = ["-" * (width + 1) + (":" if c >= count else "-") for c, width in enumerate(widths)]
+    rule = "|" + "|".join(dashes) + "|" if edge else "-" * max(map(len, lines))
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def _entries(found: Table, bold: str, shown: Callable[[str], str]) -> list[list[str]]:
+    """Every line's texts; `shown` makes text of keys."""
+    best = [found.bold(column) for column in range(len(found.measures))]
+    lines = []
+    for number, (keys, cells) in enumerate(found.lines):
+        line = [shown(text) for text in keys]
+        for column, (cell, measure) in enumerate(zip(cells, found.measures, strict=True)):
+            text = "" if cell is None else cell.entry(measure)[0]
+            line.append(bold.format(text) if number in best[column] and text else text)
+        lines.append(line)
+    return lines
+
+
+def comma_separated(found: Table) -> str:
+    """Numbers as they are, not rounded nor in per cent: the mean under the heading, what belongs to it under headings
+    that begin with it; notes in lines that begin with '#'."""
+    found = tidy(found)
+    file = io.StringIO()
+    file.writelines(f"# {note}\n" for note in found.notes)
+    suffixes = [_suffixes(found, column) for column in range(len(found.measures))]
+    writer = csv.writer(file, lineterminator="\n")
+    headings = [
+        m.heading + suffix
+        for m, column_suffixes in zip(found.measures, suffixes, strict=True)
+        for suffix in column_suffixes
+    ]
+    writer.writerow([_no_formula(text) for text in (*found.keys, *headings)])
+    for keys, cells in found.lines:
+        numbers: list[float] = []
+        for cell, column_suffixes in zip(cells, suffixes, strict=True):
+            cell_numbers = {} if cell is None else cell.numbers()
+            numbers += [cell_numbers.get(suffix, math.nan) for suffix in column_suffixes]
+        writer.writerow([*map(_no_formula, keys), *("" if math.isnan(number) else number for number in numbers)])
+    return file.getvalue().rstrip("\n")
+
+
+def _no_formula(text: str) -> str:
+    """Text that a spreadsheet takes for text: an apostrophe before what would begin a formula, and is no number."""
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    return text
+
+
+def _suffixes(found: Table, column: int) -> list[str]:
+    """What CSV tells of a column: that of the first cell there is."""
+    present_cells = [cell for _, cells in found.lines if (cell := cells[column]) is not None]
+    return list(present_cells[0].numbers()) if present_cells else [""]
+
+
+FORMS: dict[str, Callable[[Table], str]] = {
+    "text": terminal,
+    "markdown": markdown,
+    "latex": latex,
+    "csv": comma_separated,
+}

@@ -1,0 +1,134 @@
+"""A table as LaTeX for the package booktabs: a tabular, or with a caption or a label a table.
+
+pandas' Styler writes LaTeX too. It is not used: pandas is an extra, which `fedsim table` does without, and it leaves to
+its caller what most of this package is about (what is bold, rounding to the error, escapes in names of strangers).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import textwrap
+
+from fedsim.core.speaking import printable
+from fedsim.studies.results.run_measures import Measure
+from fedsim.studies.results.table import Table
+
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "θ": r"$\theta$",
+    "–": "--",
+    **{sign: f"${sign}$" for sign in "<>|"},  # which the oldest text fonts have others for
+}
+WIDE = 22  # signs of a heading's line
+BOLD = r"\textbf{{\boldmath {}}}"
+
+
+def latex(table: Table, caption: str | None = None, label: str | None = None) -> str:
+    """The table, the best of each column and block in bold.
+
+    Args:
+        table: to print.
+        caption: LaTeX that begins the caption; what ± and bold mean follows. Without a caption that is a comment.
+        label: for `\\ref`.
+    """
+    explained = [plain(_clean(sentence)) for sentence in table.explained()]
+    keys = [plain(_clean(key)) for key in table.paper_keys or table.keys]
+    tabular = [
+        rf"\begin{{tabular}}{{{'l' * len(keys)}{'r' * len(table.measures)}}}",
+        r"\toprule",
+        *_headings(keys, table.measures),
+        r"\midrule",
+        *_body(table),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    comments = [r"% \usepackage{booktabs}", *(f"% {_clean(note)}" for note in table.notes)]
+    if caption is None and label is None:
+        return "\n".join([*comments, *(f"% {_clean(sentence)}" for sentence in table.explained()), *tabular])
+    sentences = [_sentence(caption)] if caption else []
+    return "\n".join(
+        [
+            *comments,
+            r"\begin{table}[t]",
+            r"\centering",
+            rf"\caption{{{' '.join(sentences + explained)}}}",
+            *([rf"\label{{{label}}}"] if label else []),
+            *tabular,
+            r"\end{table}",
+        ]
+    )
+
+
+def plain(text: str) -> str:
+    """Text in which no sign means anything to LaTeX; θ^PS as mathematics."""
+    return re.sub(r"θ\^([A-Za-z]+)|[\\&%$#_{}~^±θ–<>|]", _plain, text)
+
+
+def _plain(match: re.Match[str]) -> str:
+    return rf"$\theta^{{\mathrm{{{match[1]}}}}}$" if match[1] else SPECIAL[match[0]]
+
+
+def _clean(text: str) -> str:
+    """On one line, whatever a run is called."""
+    return printable(" ".join(text.split()))
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _headings(keys: list[str], measures: list[Measure]) -> list[str]:
+    """A line of headings; where swept keys make columns two, the upper one over what its columns share."""
+    labels = [f"{measure.label or measure.heading}{_unit(measure)}" for measure in measures]
+    places = [measure.place for measure in measures]
+    if not any(places):
+        return [" & ".join([*keys, *map(_heading, labels)]) + r" \\"]
+    upper, lower = (labels, places) if len(set(labels)) == 1 else (places, labels)
+    groups, rules, column = [], [], len(keys) + 1
+    for text, members in itertools.groupby(upper):
+        width = len(list(members))
+        groups.append(rf"\multicolumn{{{width}}}{{c}}{{{plain(_clean(text))}}}")
+        rules.append(rf"\cmidrule(lr){{{column}-{column + width - 1}}}")
+        column += width
+    empty = [""] * len(keys)
+    return [
+        " & ".join([*empty, *groups]).strip() + r" \\",
+        " ".join(rules),
+        " & ".join([*keys, *map(_heading, lower)]) + r" \\",
+    ]
+
+
+def _unit(measure: Measure) -> str:
+    return f" ({measure.unit})" if measure.unit else ""
+
+
+def _heading(text: str) -> str:
+    """A long heading on several lines."""
+    lines = [plain(line) for line in textwrap.wrap(_clean(text), WIDE, break_long_words=False)]
+    if len(lines) < 2:
+        return "".join(lines)
+    return r"\begin{tabular}[b]{@{}r@{}}" + r" \\ ".join(lines) + r"\end{tabular}"
+
+
+def _body(table: Table) -> list[str]:
+    """The lines, with a rule between blocks; in a block its name stands once."""
+    bold = [table.bold(column) for column in range(len(table.measures))]
+    names = table.paper_lines or [texts for texts, _ in table.lines]
+    lines = []
+    for number, block in enumerate(table.in_blocks()):
+        lines += [r"\midrule"] * (number > 0)
+        for position in block:
+            texts = [
+                "" if column < table.blocks and position != block[0] else plain(_clean(text))
+                for column, text in enumerate(names[position])
+            ]
+            for column, (cell, measure) in enumerate(zip(table.lines[position][1], table.measures, strict=True)):
+                text = "" if cell is None else cell.entry(measure)[1]
+                texts.append(BOLD.format(text) if position in bold[column] and text else text)
+            lines.append(" & ".join(texts).strip() + r" \\")
+    return lines

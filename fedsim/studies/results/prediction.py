@@ -1,0 +1,115 @@
+"""The model of a run folder at work: module and preprocessing are made again as the run's configuration says."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.core import targets
+from fedsim.core.errors import ConfigError
+from fedsim.data.datasets import Dataset
+from fedsim.models import RowModel
+from fedsim.models.fitting import fitted
+from fedsim.models.kinds import LOSS, MODEL
+from fedsim.models.losses import Loss, correctly
+
+BATCH = 1000  # samples of one forward pass
+OPTIONS = ("loss", "ridge", "output")  # of the model's settings that are no arguments of its class
+
+
+class Predictor:
+    """Calls the run's module on inputs that are prepared as the run prepared them.
+
+    Args:
+        settings: `model` of config.yaml. Its classes are built: call this where the packages are trusted.
+        dataset: of the run.
+
+    Raises:
+        ConfigError: the module cannot be built, or the data set keeps no samples.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], dataset: Dataset) -> None:
+        self.dataset = dataset
+        node = {name: value for name, value in settings.items() if name not in OPTIONS}
+        part = targets.parse("model", node, MODEL)
+        loss = _loss(settings.get("loss"), dataset)
+        labels = dataset.train_y if dataset.classes else None
+        every = None if labels is None else labels.dim() > 1 and not labels.is_floating_point()
+        build = fitted(
+            functools.partial(part.call, **{name: node[name] for name in part.arguments}),
+            dataset.shape,
+            1 if loss == "logistic" else dataset.classes,
+            every,
+        )
+        if len(dataset.train_x) > 1:
+            samples = self._samples(dataset.train_x[:2], dataset.train_y, dataset.more)
+        elif dataset.test_x is not None:
+            samples = self._samples(dataset.test_x[:2], dataset.test_y, dataset.test_more)
+        else:
+            raise ConfigError(
+                f"dataset={dataset.name} draws its samples and keeps none to try the module on; load run.model() into "
+                "a module of your own"
+            )
+        self.model = RowModel(build, loss, pair=samples, output=settings.get("output"))
+        self.model.check(samples, dataset.classes, dataset.name)
+
+    def module(self, state: Mapping[str, Tensor]) -> nn.Module:
+        """The module with this state, in evaluation mode."""
+        module = self.model.evaluation_module
+        module.load_state_dict(state)
+        return module.eval()
+
+    @torch.no_grad()
+    def outputs(self, state: Mapping[str, Tensor], x: Tensor, more: Mapping[str, Tensor]) -> Any:
+        """Outputs [n, …] for raw inputs [n, *shape]: bytes are scaled and normalised as in the run."""
+        if x.dim() != 1 + len(self.dataset.shape) or tuple(x.shape[1:]) != self.dataset.shape:
+            raise ConfigError(
+                f"inputs have shape {list(x.shape)}; give [n, {', '.join(map(str, self.dataset.shape))}] of n samples"
+            )
+        if missing := sorted(set(self.model.call.more) - more.keys()):
+            raise ConfigError(f"the model has further inputs; give {', '.join(f'{name}=…' for name in missing)} too")
+        module, results = self.module(state), []
+        for first in range(0, len(x), BATCH):
+            pick = slice(first, first + BATCH)
+            batch = {"x": self.dataset.prepare(x[pick], torch.float32), **self.dataset.further(
+                dict(more), pick, torch.float32)}  # fmt: skip
+            results.append(self.model.call(module, self.model.call.inputs(batch)))
+        return torch.cat(results) if results and isinstance(results[0], Tensor) else results
+
+    @torch.no_grad()
+    def test(self, state: Mapping[str, Tensor]) -> dict[str, float]:
+        """Loss, and accuracy where there are labels, on the whole test set."""
+        data, model = self.dataset, self.model
+        if data.test_x is None:
+            raise ConfigError(f"dataset={data.name} has no test samples")
+        if not model.tensor_output:
+            raise ConfigError("the model returns no tensor; call module() on the samples instead")
+        module, loss, correct = self.module(state), 0.0, 0.0
+        for first in range(0, len(data.test_x), BATCH):
+            batch = self._samples(data.test_x, data.test_y, data.test_more, slice(first, first + BATCH))
+            output = model.call(module, model.call.inputs(batch))
+            loss += float(model.loss(output, batch).expand(len(batch["x"])).sum())
+            if model.labelled:
+                correct += float(correctly(model.scores(output, 1), batch["y"], 1).sum())
+        count = len(data.test_x)
+        return {"test_loss": loss / count} | ({"test_accuracy": correct / count} if model.labelled else {})
+
+    def _samples(
+        self, x: Tensor, y: Tensor | None, more: dict[str, Tensor], pick: slice = slice(2)
+    ) -> dict[str, Tensor]:
+        batch = {"x": self.dataset.prepare(x[pick], torch.float32), **self.dataset.further(more, pick, torch.float32)}
+        if y is not None:
+            batch["y"] = y[pick].to(torch.float32) if y.is_floating_point() else y[pick]
+        return batch
+
+
+def _loss(name: Any, dataset: Dataset) -> str | Loss:
+    """The loss that the settings name, by its dotted path too, or the data set's."""
+    if name is None:
+        return dataset.loss
+    loss: str | Loss = targets.resolve("model.loss", name, LOSS) if "." in str(name) else name
+    return loss

@@ -1,0 +1,167 @@
+"""Reads the files of a run folder; what is damaged is one sentence that names the file."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import warnings
+from collections.abc import Iterator
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from fedsim.core.errors import CheckpointError, ConfigError
+from fedsim.core.files import regular
+from fedsim.run.tracking import clients
+from fedsim.run.tracking.clients import Clients
+from fedsim.run.tracking.metrics_csv import read_metrics
+from fedsim.run.tracking.result import Row
+
+LONGEST = 200  # signs of another library's message
+
+
+@contextlib.contextmanager
+def intact(path: Path) -> Iterator[None]:
+    """Whatever goes wrong in the block says that this file is damaged.
+
+    Raises:
+        CheckpointError: naming the file, and why.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)  # such as NumPy's of sizes that overflow
+            yield
+    except ConfigError:
+        raise
+    except Exception as error:  # readers raise all kinds: of YAML, ZIP and JSON, memory, recursion, attributes
+        reason = " ".join((getattr(error, "strerror", None) or str(error) or type(error).__name__).split())
+        reason = reason if len(reason) <= LONGEST else f"{reason[: LONGEST - 1]}…"
+        raise CheckpointError(f"{path} is damaged ({reason}); restore it, or run again") from error
+
+
+def demand(fact: bool, why: str) -> None:
+    """Raise ValueError unless it is so."""
+    if not fact:
+        raise ValueError(why)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a metrics.csv, every round with all replicates; a last one that was cut short is passed over.
+
+    Raises:
+        FileNotFoundError: there is none.
+        CheckpointError: it is damaged.
+    """
+    rows = read_metrics(path)
+    with intact(path):
+        replicates = sum(row["round"] == rows[0]["round"] for row in rows) if rows else 0
+        seeds = [row["seed"] for row in rows[:replicates]]
+        while rows and len(rows) % replicates:
+            rows.pop()
+        rounds = [row["round"] for row in rows[::replicates]] if rows else []
+        demand(all(a < b for a, b in itertools.pairwise(rounds)), "its rounds are not in order")
+        for number, row in enumerate(rows):
+            fits = row["round"] == rounds[number // replicates] and row["seed"] == seeds[number % replicates]
+            demand(fits, f"round {row['round']} does not have the replicates of the first one")
+    return rows
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The nested configuration; nothing where there is no file."""
+    if not _there(path):
+        return {}
+    with intact(path):
+        plain = OmegaConf.to_container(OmegaConf.load(regular(path)))
+        demand(isinstance(plain, dict), "it holds no settings")
+        assert isinstance(plain, dict)
+        rounds = plain.get("rounds")
+        demand(rounds is None or _whole(rounds), f"rounds is {rounds!r}")
+        return {str(key): value for key, value in plain.items()}
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """summary.json; empty where there is none."""
+    with intact(path):
+        summary = _json(path)
+        _has(summary, {"stopped": str, "samples_per_second": Real, "final": dict, "newcomers": list})
+        newcomers = summary.get("newcomers") or []
+        for epoch in newcomers:
+            demand(isinstance(epoch, dict) and epoch.keys() == newcomers[0].keys(), "newcomers are no rows")
+            per_seed = (value if isinstance(value, list) else [value] for value in epoch.values())
+            demand("epoch" in epoch and all(map(_number, itertools.chain(*per_seed))), "newcomers are no rows")
+        return summary
+
+
+def read_environment(path: Path) -> dict[str, Any]:
+    """environment.json; empty where there is none."""
+    with intact(path):
+        environment = _json(path)
+        kinds: dict[str, type] = dict.fromkeys(("command", "device", "gpu", "commit", "started"), str)
+        _has(environment, {"settings": dict, "versions": dict} | kinds)
+        return environment
+
+
+def read_clients(path: Path) -> Clients | None:
+    """clients.npz; None where there is none."""
+    if not _there(path):
+        return None
+    with intact(path):
+        stored_clients = clients.read(regular(path))
+        demand(stored_clients.number > 0, f"number is {stored_clients.number}")
+        arrays = {"accuracy": 2, "samples": 1, "class_fractions": 2, "present": 2, "held_out": 2}
+        of = {name: getattr(stored_clients, name) for name in arrays} | stored_clients.metrics
+        demand(stored_clients.present is not None, "present is missing")
+        for name, array in of.items():
+            fits = array is None or (array.ndim == arrays.get(name, 2) and array.dtype.kind in "biuf")
+            demand(fits, f"{name} is not what was written")
+        for name in ("names", "accuracy_names", "labels"):
+            array = getattr(stored_clients, name)
+            demand(array is None or (array.ndim == 1 and array.dtype.kind in "Uiuf"), f"{name} is not what was written")
+        rows = {
+            len(array)
+            for array in (stored_clients.samples, stored_clients.class_fractions, stored_clients.present)
+            if array is not None
+        }
+        demand(len(rows) == 1, "its arrays are of different clients")
+        demand(stored_clients.names is None or {len(stored_clients.names)} == rows, "its names are of other clients")
+        fractions = stored_clients.class_fractions
+        if fractions is not None:
+            demand(bool(np.isfinite(fractions).all() and (fractions >= 0).all()), "class_fractions are no fractions")
+            demand(
+                stored_clients.labels is None or len(stored_clients.labels) == fractions.shape[1],
+                "labels are of other classes",
+            )
+        return stored_clients
+
+
+def _there(path: Path) -> bool:
+    """Also a link that leads nowhere, and a folder, are there: neither is what a run has written."""
+    return path.exists() or path.is_symlink()
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """What the file holds; nothing where there is none."""
+    if not _there(path):
+        return {}
+    content = json.loads(regular(path).read_text(encoding="utf-8"))
+    demand(isinstance(content, dict), "it holds no names and values")
+    json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair cannot be shown
+    return dict(content)
+
+
+def _has(found: dict[str, Any], kinds: dict[str, type]) -> None:
+    for name, kind in kinds.items():
+        value = found.get(name)
+        demand(value is None or (isinstance(value, kind) and not isinstance(value, bool)), f"{name} is {value!r:.40}")
+
+
+def _number(value: Any) -> bool:
+    return value is None or (isinstance(value, Real) and not isinstance(value, bool))
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,181 @@
+"""What stands in a table: a number with its spread over replicates, what a target cost, a difference by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.registry import HIGHER
+from fedsim.run.rules import first_reached
+from fedsim.studies.results.paired import Paired
+from fedsim.studies.results.rounding import fixed, rounded
+from fedsim.studies.results.runs import Run, knowing
+
+# What a target cost: name → columns that are summed.
+COSTS = {
+    "rounds": ("round",),
+    "bytes": ("total_bytes_down", "total_bytes_up"),
+    "virtual seconds": ("virtual_seconds",),
+}
+
+
+def cost(run: Run, metric: str, target: float, columns: tuple[str, ...]) -> np.ndarray:
+    """[R] the sum of these columns at the first evaluation at which the metric was there; NaN where it never was."""
+    at = first_reached(run.curve(metric)[1], target, run.rises(metric))
+    spent = np.sum([run.curve(name)[1] if name != "round" else _rounds(run, metric) for name in columns], axis=0)
+    return np.array([spent[e, r] if e >= 0 else math.nan for r, e in enumerate(at)], dtype=float)
+
+
+def _rounds(run: Run, metric: str) -> np.ndarray:
+    rounds, values = run.curve(metric)
+    return np.broadcast_to(rounds[:, None], values.shape)
+
+
+Entry = tuple[str, str]  # a cell as plain text and as LaTeX
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of a table.
+
+    Attributes:
+        heading: above it.
+        of: run → [R] numbers, NaN where a replicate has none.
+        more: whether more is better.
+        percent: whether numbers are fractions that are read in per cent.
+        label: the heading in a LaTeX table, without its unit; '' is the heading itself.
+        unit: of the numbers as they are printed.
+        directed: whether one direction is known to be better.
+        place: the values of swept keys that make this column, as a LaTeX table prints them.
+    """
+
+    heading: str
+    of: Callable[[Run], np.ndarray]
+    more: bool
+    percent: bool = False
+    label: str = ""
+    unit: str = ""
+    directed: bool = True
+    place: str = ""
+
+    @property
+    def factor(self) -> int:
+        return 100 if self.percent else 1
+
+    @property
+    def significant(self) -> int:
+        """Digits of a number whose error is not known."""
+        return 3 if self.percent else 4
+
+    def digits(self, value: float) -> str:
+        """A number as it is read: fractions in per cent to a tenth, everything else to four digits."""
+        text = fixed(100 * value, 1) if self.percent else f"{value:.4g}"
+        return text.removeprefix("-") if text == "-0" else text
+
+    def spread(self, value: float) -> str:
+        return f"{100 * value:.1f}" if self.percent else f"{value:.2g}"
+
+
+def metric(name: str, runs: list[Run], last: int = 1) -> Measure:
+    """A column of metrics.csv at the end of a run, its mean over the last so many evaluations."""
+    described = knowing(runs, name).describe(name)
+    return Measure(
+        name + (f", last {last}" if last > 1 else ""),
+        lambda run: run.ended(name, last),
+        described.better == HIGHER,
+        fraction(name),
+        described.label + (f", mean of the last {last} evaluations" if last > 1 else ""),
+        described.unit,
+        described.better is not None,
+    )
+
+
+def costs(name: str, target: float, runs: list[Run]) -> list[Measure]:
+    """What it took until a metric reached the target: rounds; bytes and virtual seconds where all runs have them."""
+
+    described = knowing(runs, name).describe(name)
+    shown_target = f"{100 * target:g} %" if fraction(name) else f"{target:g}"
+
+    def measure(what: str, columns: tuple[str, ...]) -> Measure:
+        return Measure(
+            f"{what} to {name} {target:g}",
+            lambda run: cost(run, name, target, columns),
+            False,
+            label=f"{what} to {described.label} {shown_target}",
+        )
+
+    available_costs = [(what, columns) for what, columns in COSTS.items() if all(_has(run, columns) for run in runs)]
+    return [measure(what, columns) for what, columns in available_costs]
+
+
+def _has(run: Run, columns: tuple[str, ...]) -> bool:
+    return all(name in run.rows[0] for name in columns)
+
+
+@dataclass
+class Cell:
+    """Numbers [R] of the replicates, and their seeds where these are known; the mean is of those that have one."""
+
+    values: np.ndarray
+    seeds: list[int] | None = None
+
+    @property
+    def known(self) -> np.ndarray:
+        return self.values[np.isfinite(self.values)]
+
+    @property
+    def mean(self) -> float:
+        """NaN where no replicate has a number."""
+        return float(self.known.mean()) if len(self.known) else math.nan
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation; NaN of fewer than two."""
+        return float(self.known.std(ddof=1)) if len(self.known) > 1 else math.nan
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; NaN of fewer than two."""
+        return self.std / math.sqrt(len(self.known)) if len(self.known) else math.nan
+
+    def numbers(self) -> dict[str, float]:
+        """For CSV: suffix of the heading → number."""
+        return {"": self.mean, " std": self.std, " n": len(self.known)}
+
+    def entry(self, by: Measure) -> Entry:
+        """As it is read."""
+        if not len(self.known):
+            return "–", "--"
+        count_note = f" ({len(self.known)} of {len(self.values)})" if len(self.known) < len(self.values) else ""
+        mean, unit = by.digits(self.mean), " %" if by.percent else ""
+        factor = by.factor
+        paper = rounded(factor * self.mean, factor * self.std, factor * self.error, by.significant).latex
+        plain = mean if len(self.known) == 1 else f"{mean} ± {by.spread(self.std)}"
+        return f"{plain}{unit}{count_note}", f"{paper}{count_note}"
+
+
+@dataclass
+class Difference:
+    """A run's numbers less those of the run it is held against, seed by seed."""
+
+    by: Paired
+    more: bool
+
+    def numbers(self) -> dict[str, float]:
+        low, high = self.by.interval
+        better, pairs = self.by.better(self.more), self.by.pairs
+        return {"": self.by.mean, " low": low, " high": high, " better": better, " pairs": pairs}
+
+    def entry(self, by: Measure) -> Entry:
+        if not self.by.pairs:
+            return "–", "--"
+        low, high = (by.digits(value) for value in self.by.interval)
+        mean = ("+" if self.by.mean > 0 else "") + by.digits(self.by.mean)
+        count = f"{self.by.better(self.more)}/{self.by.pairs}"
+        if self.by.pairs == 1:
+            return f"{mean}, {count}", f"${mean}$, {count}"
+        return f"{mean} [{low}, {high}], {count}", f"${mean}$ $[{low}, {high}]$, {count}"

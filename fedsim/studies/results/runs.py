@@ -1,0 +1,312 @@
+"""Runs on disk, as they are read."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsim.core import checks, targets
+from fedsim.core.errors import ConfigError
+from fedsim.core.settings import flatten
+from fedsim.data.datasets import Dataset
+from fedsim.data.datasets.dataset_kinds import DATASET
+from fedsim.evaluation.columns import rises
+from fedsim.evaluation.registry import NEWCOMERS, MetricDescription, describe
+from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
+from fedsim.run.tracking import clients
+from fedsim.run.tracking.clients import Clients
+from fedsim.run.tracking.metrics_csv import NAME, read_meanings
+from fedsim.run.tracking.result import Row, mean_std, measured, replicate_of
+from fedsim.studies.results.prediction import Predictor
+from fedsim.studies.results.reading import read_clients, read_config, read_environment, read_rows, read_summary
+from fedsim.studies.results.stored_models import StoredModels
+
+FRAMES = ("pandas", "polars")
+
+
+@dataclass
+class Run:
+    """One run folder.
+
+    Example:
+        >>> run = fedsim.load("outputs/first")  # doctest: +SKIP
+        >>> run.frame().groupby("round").test_accuracy.mean()  # doctest: +SKIP
+        >>> module.load_state_dict(run.model(seed=0))  # doctest: +SKIP
+
+    Attributes:
+        folder: where it is.
+        rows: of its metrics.csv, one per evaluated round and replicate.
+        settings: its configuration as dotted keys.
+        clients: what is known of its clients; None of a run that is not finished.
+        label: what distinguishes it from the runs it is compared with.
+        newcomers: of its summary.json: what they measured after each of their epochs.
+        meanings: of its metrics.csv: what each column is.
+        config: its configuration as it is nested in config.yaml; empty for a run that was begun without one.
+        trusted: packages whose classes `dataset` may build, beside those of fedsim.
+    """
+
+    folder: Path
+    rows: list[Row]
+    settings: dict[str, Any]
+    clients: Clients | None = None
+    label: str = ""
+    newcomers: list[Row] = field(default_factory=list)
+    meanings: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    trusted: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> list[str]:
+        """Measured columns."""
+        return measured(self.rows)
+
+    @property
+    def replicates(self) -> int:
+        """R; replicates may share a seed."""
+        return sum(row["round"] == self.rows[0]["round"] for row in self.rows)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the replicates."""
+        return [row["seed"] for row in self.rows[: self.replicates]]
+
+    @functools.cached_property
+    def summary(self) -> dict[str, Any]:
+        """summary.json; empty for a run that is not finished."""
+        return read_summary(self.folder / SUMMARY)
+
+    @functools.cached_property
+    def environment(self) -> dict[str, Any]:
+        """environment.json: command, versions, device."""
+        return read_environment(self.folder / ENVIRONMENT)
+
+    @functools.cached_property
+    def _stored(self) -> StoredModels:
+        return StoredModels(self.folder)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """metrics.csv, column → [E·R], replicates of a round side by side."""
+        return {name: np.array([row[name] for row in self.rows]) for name in self.rows[0]}
+
+    def frame(self, library: str = "pandas") -> Any:
+        """metrics.csv as a DataFrame of 'pandas' or 'polars', a row per evaluated round and replicate.
+
+        Raises:
+            ConfigError: the library is not installed.
+        """
+        checks.choice("library", library, FRAMES)
+        try:
+            return importlib.import_module(library).DataFrame(self.arrays())
+        except ImportError as error:
+            raise ConfigError(f"{library} is an extra; pip install 'fedsim-torch[{library}]'") from error
+
+    def model(self, seed: int | None = None, which: str = "last", replicate: int | None = None) -> dict[str, Tensor]:
+        """A model as the `state_dict` that the module's `load_state_dict` takes, statistics and frozen parts included.
+
+        Args:
+            seed: of the replicate; it may be left out where there is one.
+            which: 'last' is the server's model after the last round that was saved, 'best' the evaluated one of the
+                round in which `stop.metric` was best.
+            replicate: its number, where several have the same seed.
+
+        Raises:
+            ConfigError: there is no such model.
+        """
+        checks.choice("which", which, ("last", "best"))
+        number = self._replicate(seed, replicate)
+        return self._stored.best(number) if which == "best" else self._stored.last(number)
+
+    def client_model(self, client: int, seed: int | None = None, replicate: int | None = None) -> dict[str, Tensor]:
+        """The model that a client keeps: of its local rule (APFL's is mixed with the server's by the client's α), else
+        of the strategy (of IFCA's several models that which the client trained last), else the server's with the
+        columns that stay at home.
+
+        Raises:
+            ConfigError: clients keep none, or there is no such client.
+        """
+        return self._stored.of_client(self._replicate(seed, replicate), client)
+
+    def dataset(self) -> Dataset:
+        """The run's data set, read again as config.yaml says: its shape and classes make a module for `model`, and
+        `Table.encode` what it is given for other rows.
+
+        Classes that are no part of fedsim, or of what it knows of torchvision, are built where `load` was told to trust
+        their package.
+
+        Raises:
+            ConfigError: the data are no longer there, the run was begun in Python, without a configuration, or the data
+                set is of a package that is not trusted.
+        """
+        if not isinstance(self.config.get("dataset"), dict):
+            raise ConfigError(
+                f"{self.folder} has no {CONFIG}: it was begun in Python; make its data set as it was made"
+            )
+        with self._trusting():
+            dataset_part = targets.parse("dataset", self.config["dataset"], DATASET)
+            try:
+                dataset: Dataset = dataset_part.build()
+                return dataset
+            except ConfigError as error:
+                raise ConfigError(f"the data set of {self.folder} cannot be made: {error}") from error
+
+    def module(self, seed: int | None = None, which: str = "last", replicate: int | None = None) -> nn.Module:
+        """The run's module with the weights of `model(seed, which, replicate)`, in evaluation mode. Its inputs are
+        prepared ones; `predict` takes raw ones.
+
+        Raises:
+            ConfigError: there is no such model, or `dataset` cannot be made.
+        """
+        state = self.model(seed, which, replicate)
+        with self._trusting():
+            return copy.deepcopy(self._predictor.module(state))
+
+    def predict(
+        self,
+        x: Tensor | np.ndarray,
+        seed: int | None = None,
+        which: str = "last",
+        replicate: int | None = None,
+        **more: Tensor,
+    ) -> Any:
+        """Outputs [n, …] of a model of the run, such as scores of the classes.
+
+        Args:
+            x: [n, *shape] raw inputs as the data set stores them. Bytes are pixels: they are scaled and normalised as
+                in the run. Numbers in floating point are taken as they are.
+            seed, which, replicate: which model, see `model`.
+            more: further inputs of the model by name, such as a mask.
+
+        Raises:
+            ConfigError: there is no such model, `dataset` cannot be made, or the inputs have another shape.
+        """
+        state = self.model(seed, which, replicate)
+        with self._trusting():
+            return self._predictor.outputs(state, torch.as_tensor(x), more)
+
+    def test(self, seed: int | None = None, which: str = "last", replicate: int | None = None) -> dict[str, float]:
+        """test_loss, and test_accuracy where there are labels, of a model of the run on its test set, computed again.
+
+        Raises:
+            ConfigError: there is no such model, `dataset` cannot be made, or there are no test samples.
+        """
+        state = self.model(seed, which, replicate)
+        with self._trusting():
+            return self._predictor.test(state)
+
+    def _trusting(self) -> contextlib.AbstractContextManager[None]:
+        return targets.trusting(self.trusted, own=False, remedy="fedsim.load(folder, trusted=['{root}']) says so")
+
+    @functools.cached_property
+    def _predictor(self) -> Predictor:
+        dataset = self.dataset()
+        if not isinstance(self.config.get("model"), dict):
+            raise ConfigError(f"{self.folder}: {CONFIG} names no model; make it as it was made")
+        return Predictor(self.config["model"], dataset)
+
+    def _replicate(self, seed: int | None, replicate: int | None) -> int:
+        return replicate_of(self.seeds, seed, replicate, str(self.folder))
+
+    def rises(self, metric: str) -> bool:
+        """Is more of it better?"""
+        return rises(metric, self.meanings)
+
+    def describe(self, metric: str) -> MetricDescription:
+        """Its label, unit and description, and which way is better."""
+        return describe(metric, self.meanings)
+
+    def curve(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Rounds [E] and values [E, R] of one metric.
+
+        Of 'a or b' the first that the run has: 'personal_… or localized_…' is the clients' own model, whichever they
+        have. 'newcomers a' is a of those who join when training is over, by their epochs.
+        """
+        if metric.startswith(NEWCOMERS):
+            name = _first(metric.removeprefix(NEWCOMERS), self.newcomers[-1])
+            return np.array([e["epoch"] for e in self.newcomers]), np.array([e[name] for e in self.newcomers])
+        metric = _first(metric, self.rows[0])
+        rounds = sorted({row["round"] for row in self.rows})
+        values = [[row[metric] for row in self.rows if row["round"] == t] for t in rounds]
+        return np.array(rounds), np.array(values)
+
+    def along(self, metric: str, x: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """[E] where, and values [E, R], of a metric over another column that grows, such as virtual_seconds, in which
+        replicates differ: straight lines between the evaluations of each, at E places up to where all of them are."""
+        rounds, values = self.curve(metric)
+        if x is None or metric.startswith(NEWCOMERS):
+            return rounds, values
+        positions = self.curve(x)[1]
+        shared = np.linspace(positions[0].max(), positions[-1].min(), len(rounds))
+        return shared, np.stack([np.interp(shared, *pair) for pair in zip(positions.T, values.T, strict=True)], axis=1)
+
+    def has(self, metric: str) -> bool:
+        """Did the run measure it?"""
+        return _first(metric, self.rows[0]) in self.rows[0]
+
+    def ended(self, metric: str, last: int = 1) -> np.ndarray:
+        """[R] the metric's mean over the last so many evaluations; NaN of a run that has not measured it."""
+        if not self.has(metric):
+            return np.full(self.replicates, np.nan)
+        return np.asarray(self.curve(metric)[1][-last:].mean(0))
+
+    def final(self, metric: str) -> tuple[float, float]:
+        """Mean and standard deviation over replicates after the last round."""
+        return mean_std(list(self.ended(metric)))
+
+
+def measured_by(runs: Sequence[Run]) -> list[str]:
+    """The measured columns of any of the runs, in their order; unlike runs have unlike ones."""
+    return list(dict.fromkeys(name for run in runs for name in run.metrics))
+
+
+def knowing(runs: Sequence[Run], metric: str) -> Run:
+    """The first run that has measured it, and knows what it means."""
+    return next(run for run in runs if run.has(metric))
+
+
+def _first(metric: str, row: Row) -> str:
+    """Of 'a or b' the first that is in the row; the last where none is."""
+    names = metric.split(" or ")
+    return next((name for name in names if name in row), names[-1])
+
+
+def load(folder: str | Path, trusted: Sequence[str] = ()) -> Run:
+    """Read a run folder, finished or not. Nothing in it is called.
+
+    Args:
+        folder: of the run.
+        trusted: packages of your own, or installed ones, whose classes `Run.dataset` may build.
+
+    Raises:
+        ConfigError: the folder holds no run, or one without rows.
+        CheckpointError: one of its files is damaged.
+    """
+    folder = Path(folder)
+    path = folder / NAME
+    try:
+        rows = read_rows(path)
+    except OSError as error:
+        raise ConfigError(f"{folder} holds no run: {path.name} cannot be read ({error.strerror})") from error
+    if not rows:
+        raise ConfigError(f"{path} has no rows yet")
+    config = read_config(folder / CONFIG)
+    run = Run(
+        folder,
+        rows,
+        dict(flatten(config)),
+        read_clients(folder / clients.NAME),
+        config=config,
+        trusted=tuple(trusted),
+    )
+    run.newcomers, run.meanings = run.summary.get("newcomers") or [], read_meanings(path)
+    _ = run.environment  # whatever is damaged is told now
+    return run

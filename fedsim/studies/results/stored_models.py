@@ -1,0 +1,167 @@
+"""The models of a run folder by the module's own names: the last, the best, and those that clients keep."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fedsim.core import checksums
+from fedsim.core.columns import AVERAGED, OWN
+from fedsim.core.errors import CheckpointError, ConfigError
+from fedsim.core.files import regular
+from fedsim.models.naming import Naming
+from fedsim.run.run_files import BEST, CHECKPOINT, CONSTANTS, HEADER
+from fedsim.studies.results.reading import intact
+
+
+class _File:
+    """An open safetensors file whose rows are given once the whole tensor was found to be as it was written.
+
+    Args:
+        path: of the file.
+        seen: tensors that were; more of them are put there.
+    """
+
+    def __init__(self, path: Path, seen: set[tuple[Any, ...]]) -> None:
+        self._path, self._seen = path, seen
+        try:
+            self._file = safe_open(regular(path), framework="pt")
+            self._version = (path.name, path.stat().st_mtime_ns)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} cannot be read ({error}); the run has left no model there") from error
+        self.header: dict[str, str] = self._file.metadata() or {}
+        self.names = set(self._file.keys())
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.__exit__(*error)
+
+    def rows(self, name: str) -> Any:
+        """What slices of the tensor are taken from.
+
+        Raises:
+            CheckpointError: it, or the header, is damaged.
+        """
+        if (*self._version, name) not in self._seen:
+            try:
+                damage = checksums.damaged(self.header, {name: self._file.get_tensor(name)})
+            except (SafetensorError, ValueError) as error:
+                damage = str(error)
+            if damage is not None:
+                raise CheckpointError(f"{self._path} is damaged: {damage} is not what was written; take a copy of it")
+            self._seen.add((*self._version, name))
+        return self._file.get_slice(name)
+
+    def whole(self, name: str) -> Tensor:
+        """The tensor.
+
+        Raises:
+            CheckpointError: it, or the header, is damaged.
+        """
+        self.rows(name)
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+
+class StoredModels:
+    """Keeps what is asked for and no more: rows of one replicate or client. The tensors that they are of are compared
+    with their checksums, each once while the file is the same.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def last(self, replicate: int) -> dict[str, Tensor]:
+        """The server's model as the run's checkpoint has it; what stays with clients is its mean over them."""
+        with intact(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
+            naming, header, rows = self._told(file)
+            row = file.rows("model")[replicate]
+            if naming.columns.divided:
+                private_columns, averaged = self._kept(file, replicate, range(rows))
+                row = naming.columns.joined(
+                    row, private_columns.mean(0) if len(header["naming"]["private_parameters"]) else row[:0], averaged
+                )
+        return naming.state_dict(row)
+
+    def best(self, replicate: int) -> dict[str, Tensor]:
+        """The evaluated model of the round in which the metric that chose it was best."""
+        if not (self.folder / BEST).exists():
+            raise ConfigError(
+                f"{self.folder} keeps no best model: the run had no metric to choose it by; give it validation "
+                "samples by partition.validation=0.2, or a metric by stop.metric"
+            )
+        with intact(self.folder / BEST), self._open(BEST) as file:
+            naming, _, _ = self._told(file)
+            return naming.state_dict(file.rows("model")[replicate])
+
+    def of_client(self, replicate: int, client: int) -> dict[str, Tensor]:
+        """The model that this client keeps: its local rule's own, else the strategy's (of several models of the
+        server's that which it trained last), else the server's with the columns that stay with the client.
+
+        Raises:
+            ConfigError: there is no such client, or clients keep nothing.
+        """
+        with intact(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
+            naming, header, rows = self._told(file)
+            if not 0 <= client < rows:
+                raise ConfigError(f"client={client}, but {self.folder} has the clients 0 to {rows - 1}")
+            at = replicate * rows + client
+            if header["own"]:
+                return naming.state_dict(file.rows(f"clients.{header['own'][0]}")[at])
+            clustered = bool(header.get("clustered"))
+            if not (header["kept"] or clustered or naming.private_parameters):
+                raise ConfigError(
+                    f"the clients of {self.folder} keep no models: neither its local rule, its strategy nor columns "
+                    "that stay with the client make any"
+                )
+            row = file.rows("models")[at] if header["kept"] else file.rows("model")[replicate]
+            if clustered and (choice := int(file.rows("choice")[at : at + 1])) >= 0:
+                row = file.rows("clusters")[replicate][choice]
+            if naming.columns.divided:
+                private_columns, averaged = self._kept(file, replicate, range(client, client + 1))
+                row = naming.columns.joined(row, private_columns[0] if naming.private_parameters else row[:0], averaged)
+        return naming.state_dict(row)
+
+    def _kept(self, file: _File, replicate: int, clients: range) -> tuple[Tensor, Tensor]:
+        """Own columns [c, d_o] of some clients, and the averaged ones [d_a]; empty where there are none."""
+        nothing, stored_names = torch.zeros(0), file.names
+        private_name, averaged_name = f"clients.{OWN}", f"server.{AVERAGED}"
+        rows = file.rows(private_name) if private_name in stored_names else None
+        first = 0 if rows is None else replicate * (rows.get_shape()[0] // file.rows("model").get_shape()[0])
+        return (
+            nothing[None] if rows is None else rows[first + clients.start : first + clients.stop],
+            file.rows(averaged_name)[replicate] if averaged_name in stored_names else nothing,
+        )
+
+    def _told(self, file: _File) -> tuple[Naming, dict[str, Any], int]:
+        """Names, what else the header tells of models, and how many clients each replicate has."""
+        try:
+            header = json.loads(file.header[HEADER])
+            return Naming.from_json(header["naming"], self._constants), header, int(header["clients"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the checkpoint in {self.folder} does not tell the names of its model's parts: it was written by an "
+                "earlier version; run it again"
+            ) from error
+
+    @functools.cached_property
+    def _constants(self) -> dict[str, Tensor]:
+        if not (self.folder / CONSTANTS).exists():
+            return {}
+        with intact(self.folder / CONSTANTS), self._open(CONSTANTS) as file:
+            return {name: file.whole(name) for name in sorted(file.names)}
+
+    def _open(self, name: str) -> _File:
+        return _File(self.folder / name, self._seen)

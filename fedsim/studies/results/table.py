@@ -1,0 +1,330 @@
+"""A table of runs: lines and columns by the keys in which they differ, the best value of a key, differences by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.studies.results.bold import FEW, best_lines
+from fedsim.studies.results.differences import given, order, same, swept, value
+from fedsim.studies.results.display_names import Renaming, class_name, key_name
+from fedsim.studies.results.paired import paired
+from fedsim.studies.results.run_measures import Cell, Difference, Measure
+from fedsim.studies.results.runs import Run
+from fedsim.studies.results.selection import best, judge
+
+
+@dataclass
+class Table:
+    """Attributes:
+
+    keys: headings of the first columns.
+    measures: of the further columns, with headings of their own.
+    lines: texts of the keys, and a cell for each measure; None where there is no such run.
+    notes: what a reader must know.
+    paper_keys, paper_lines: keys and their texts as a LaTeX table prints them; those above where there are none.
+    blocks: how many of the keys make blocks of lines, whose best is bold.
+    confidence: of the intervals that say what is distinguishable from the best.
+    """
+
+    keys: list[str]
+    measures: list[Measure]
+    lines: list[tuple[list[str], list[Cell | Difference | None]]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    paper_keys: list[str] = field(default_factory=list)
+    paper_lines: list[list[str]] = field(default_factory=list)
+    blocks: int = 0
+    confidence: float = 0.95
+
+    def in_blocks(self) -> list[list[int]]:
+        """Positions of the lines, block by block."""
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for position, (texts, _) in enumerate(self.lines):
+            groups.setdefault(tuple(texts[: self.blocks]), []).append(position)
+        return list(groups.values())
+
+    def bold(self, column: int) -> set[int]:
+        """The lines of the best mean of each block, and of those that are not distinguishable from it."""
+        measure = self.measures[column]
+        return {
+            lines[position]
+            for lines in self.in_blocks()
+            for position in best_lines([self.lines[n][1][column] for n in lines], measure, self.confidence)
+        }
+
+    @property
+    def replicates(self) -> list[int]:
+        """How many replicates the cells are of: the fewest and the most."""
+        counts = [len(cell.values) for _, cells in self.lines for cell in cells if isinstance(cell, Cell)]
+        return [min(counts, default=0), max(counts, default=0)]
+
+    def explained(self) -> list[str]:
+        """What bold is and what ± is, for a caption."""
+        fewest, most = self.replicates
+        several = f"{fewest} to {most}" if fewest < most else f"{most}"
+        if not most:
+            return []
+        sentences = [f"Mean ± standard deviation over {several} seeds."] if most > 1 else ["One seed."]
+        if any(self.bold(column) for column in range(len(self.measures))):
+            best = "the best of each column" + (" and block" if self.blocks else "")
+            if most > 1:
+                seeds = [tuple(c.seeds or ()) for _, cells in self.lines for c in cells if isinstance(c, Cell)]
+                shared = len(set(seeds)) == 1 and seeds[0]
+                way = (
+                    "Student's, of differences by seed"
+                    if shared
+                    else "of differences by seed; Welch's where the seeds differ"
+                )
+                best += (
+                    f", and what is not distinguishable from it ({100 * self.confidence:g} % intervals, {way}; each "
+                    "comparison by itself)"
+                )
+            sentences.append(f"Bold: {best}.")
+            if 1 < fewest < FEW:
+                sentences.append(f"Intervals from fewer than {FEW} seeds are unreliable.")
+        return sentences
+
+
+@dataclass
+class Choice:
+    """The runs that a table is of, after the best value of a key was taken.
+
+    Attributes:
+        runs: those taken.
+        keys: in which they differ, those that were chosen over left out.
+        chosen: keys that were chosen over.
+        notes: how.
+    """
+
+    runs: list[Run]
+    keys: list[str]
+    chosen: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def choose(runs: list[Run], over: Sequence[str], reported: str, by: str | None = None, last: int = 1) -> Choice:
+    """Of the runs that differ in the keys `over` alone take the best.
+
+    Args:
+        runs: to choose from.
+        over: keys, such as 'lr'.
+        reported: the metric that the table is about, which chooses where there are no validation samples.
+        by: the metric that chooses instead.
+        last: evaluations at the end of a run that it is the mean of.
+    """
+    keys = swept(runs)
+    for name in over:
+        checks.choice("--best", name, keys)
+    if not over:
+        return Choice(runs, keys)
+    remaining_keys = [key for key in keys if key not in over]
+    metric, warning = (by, "") if by is not None else judge(runs, reported)
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_at(run, remaining_keys), []).append(run)
+    selected_runs = [best(group, metric, last) for group in groups.values()]
+    largest_group = max(map(len, groups.values()))
+    key_names = ", ".join(over)
+    note = (
+        f"{key_names}: {warning}" if warning else f"{key_names}: the best of at most {largest_group} values by {metric}"
+    )
+    return Choice(selected_runs, remaining_keys, list(over), [note])
+
+
+def table(
+    choice: Choice,
+    measures: list[Measure],
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    against: dict[str, str] | None = None,
+    confidence: float = 0.95,
+    blocks: Sequence[str] = (),
+    renaming: Renaming | None = None,
+) -> Table:
+    """Lines by the keys `rows` (all that are not in `columns`), columns by the measures and `columns`.
+
+    Args:
+        choice: the runs.
+        measures: what is told of each.
+        rows, columns: keys in which runs differ.
+        against: key → value of the runs that the others are held against, seed by seed.
+        confidence: of the intervals of the differences.
+        blocks: those of the rows' keys that make blocks of lines.
+        renaming: names in the place of those of keys, values and metrics.
+
+    Raises:
+        ConfigError: two runs have the same place, or there is nothing to be held against.
+    """
+    runs, keys, against = choice.runs, choice.keys, against or {}
+    available_keys = [*keys, *choice.chosen]
+    for option, names in (("--rows", rows), ("--columns", columns)):
+        for name in names:
+            checks.choice(option, name, available_keys)
+    rows = list(rows) or [key for key in keys if key not in columns] + choice.chosen * (not columns)
+    for name in blocks:
+        checks.choice("--blocks", name, rows)
+    rows = [*blocks, *(key for key in rows if key not in blocks)]
+    naming = _Names(runs, renaming or Renaming())
+    runs_by_row: dict[tuple[str, ...], dict[tuple[str, ...], Run]] = {}
+    for run in runs:
+        row_runs = runs_by_row.setdefault(_at(run, rows), {})
+        if (at := _at(run, columns)) in row_runs:
+            settings_text = ", ".join(
+                f"{key}={text}" for key, text in zip([*rows, *columns], [*_at(run, rows), *at], strict=True)
+            )
+            extra_keys = [key for key in keys if key not in (*rows, *columns)]
+            raise ConfigError(
+                f"several runs have {settings_text or 'nothing that tells them apart'}; "
+                + (
+                    f"add {' or '.join(extra_keys)} to --rows or --columns, or take --best of it"
+                    if extra_keys
+                    else "give one of them"
+                )
+            )
+        row_runs[at] = run
+    across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [order(text) for text in at])
+    result = Table(
+        [naming.renaming(key, key_name(key)) for key in rows] or ["run"],
+        [],
+        notes=list(choice.notes),
+        paper_keys=[naming.renaming(key_name(key), key) for key in rows] or ["run"],
+        blocks=len(blocks),
+        confidence=confidence,
+    )
+    measures = [naming.of_measure(measure) for measure in measures]
+    pairs = {id(run): partner(run, runs, keys, against) for run in runs} if against else {}
+    for at in across:
+        called = _called(
+            [naming.renaming(key, key_name(key)) for key in columns],
+            [naming.plain(key, text) for key, text in zip(columns, at, strict=True)],
+        )
+        placed = [replace(m, place=naming.of_place(columns, at)) for m in measures]
+        result.measures += [replace(m, heading=" ".join([m.heading, called]).strip()) for m in placed]
+        if against:
+            result.measures += [
+                replace(
+                    m,
+                    heading=" ".join([f"difference of {m.heading}", called]).strip(),
+                    label=f"difference of {m.label or m.heading}",
+                )
+                for m in placed
+            ]
+    for place in sorted(runs_by_row, key=lambda place: [order(text) for text in place]):
+        cells: list[Cell | Difference | None] = []
+        for at in across:
+            cell = runs_by_row[place].get(at)
+            cells += [None if cell is None else Cell(m.of(cell), cell.seeds) for m in measures]
+            if against:
+                cells += [_difference(m, cell, pairs, confidence) for m in measures]
+        first_run = next(iter(runs_by_row[place].values()))
+        values = list(zip(rows, place, strict=True))
+        run_name = [naming.renaming(first_run.label or first_run.folder.name)] if not rows else []
+        result.lines.append(([naming.plain(*value) for value in values] or run_name, cells))
+        result.paper_lines.append([naming.paper(*value) for value in values] or run_name)
+    naming.renaming.check()
+    if against:
+        result.notes += _said(result, confidence, against)
+    return result
+
+
+def partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, str]) -> Run | None:
+    """The run that has the values of `against` and otherwise those of this one; None of one that has them itself.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for key in against:
+        checks.choice("--against", key, keys)
+    shared_keys = [key for key in keys if key not in against and key != "seeds"]  # `paired` refuses other seeds
+    candidates = [candidate for candidate in runs if all(same(candidate, key, text) for key, text in against.items())]
+    reference_text = " ".join(f"{key}={text}" for key, text in against.items())
+    if not candidates:
+        values = {key: ", ".join(dict.fromkeys(_text(candidate, key) for candidate in runs)) for key in against}
+        raise ConfigError(
+            f"--against {reference_text}: no run has it; {'; '.join(f'{k} is {v}' for k, v in values.items())}"
+        )
+    if any(run is candidate for candidate in candidates):
+        return None
+    partners = [candidate for candidate in candidates if _at(candidate, shared_keys) == _at(run, shared_keys)]
+    if len(partners) != 1:
+        raise ConfigError(f"--against {reference_text}: {len(partners)} such runs for {run.label or run.folder}")
+    return partners[0]
+
+
+def _difference(
+    measure: Measure, run: Run | None, pairs: dict[int, Run | None], confidence: float
+) -> Difference | None:
+    partner_run = None if run is None else pairs[id(run)]
+    if run is None or partner_run is None:
+        return None
+    return Difference(
+        paired(measure.of(run), measure.of(partner_run), run.seeds, partner_run.seeds, confidence), measure.more
+    )
+
+
+def _said(found: Table, confidence: float, against: dict[str, str]) -> list[str]:
+    """A sentence for every difference, and what they have in common."""
+    reference_text = " ".join(f"{key}={text}" for key, text in against.items())
+    sentences = [
+        f"{' '.join(row_keys)} against {reference_text}, {measure.heading.removeprefix('difference of ')}: "
+        f"{cell.by.said(cell.more, measure.percent)}"
+        for row_keys, cells in found.lines
+        for measure, cell in zip(found.measures, cells, strict=True)
+        if isinstance(cell, Difference)
+    ]
+    method_note = (
+        f"differences are paired by seed; [low, high] is Student's {100 * confidence:g} % interval, each by itself"
+    )
+    return [*sentences, f"{method_note}, and k/n says that k of n pairs are better"]
+
+
+class _Names:
+    """What keys, values and measures are called in the table.
+
+    Args:
+        runs: whose classes the values of groups are.
+        renaming: the user's names.
+    """
+
+    def __init__(self, runs: Sequence[Run], renaming: Renaming) -> None:
+        self.runs, self.renaming = runs, renaming
+
+    def _printed(self, key: str, text: str) -> str:
+        targets = [run.settings.get(f"{key}._target_") for run in self.runs if _text(run, key) == text]
+        return class_name(text, str(targets[0])) if targets and targets[0] else text
+
+    def plain(self, key: str, text: str) -> str:
+        """A value as text."""
+        return self.renaming(text, self._printed(key, text))
+
+    def paper(self, key: str, text: str) -> str:
+        """A value as a LaTeX table prints it."""
+        return self.renaming(self._printed(key, text), text)
+
+    def of_place(self, columns: Sequence[str], at: Sequence[str]) -> str:
+        """A place among the columns: 'learning rate 0.1', a class by its name alone."""
+        values = [(key, text, self.paper(key, text)) for key, text in zip(columns, at, strict=True)]
+        return ", ".join(
+            shown if order(text)[0] else f"{self.renaming(key_name(key), key)} {shown}" for key, text, shown in values
+        )
+
+    def of_measure(self, measure: Measure) -> Measure:
+        """With the user's names in its headings."""
+        heading, label = measure.heading, measure.label or measure.heading
+        return replace(measure, heading=self.renaming(heading, label), label=self.renaming(label, heading))
+
+
+def _at(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_text(run, key) for key in keys)
+
+
+def _text(run: Run, key: str) -> str:
+    setting = given(run, key)
+    return value({key: setting}, key) if setting is not None or key in run.settings else value({}, key)
+
+
+def _called(columns: Sequence[str], at: Sequence[str]) -> str:
+    """A place among the columns: 'lr=0.1', a class by its name alone."""
+    return ", ".join(text if order(text)[0] else f"{key}={text}" for key, text in zip(columns, at, strict=True))

@@ -1,0 +1,165 @@
+"""`fedsim table`: numbers of runs as a paper has them, and what may be said of their differences."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from fedsim.app.commands import WORDS
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.files import replacing
+from fedsim.evaluation.columns import validation_metric
+from fedsim.studies.results.differences import find
+from fedsim.studies.results.display_names import Renaming
+from fedsim.studies.results.forms import FORMS
+from fedsim.studies.results.latex import latex
+from fedsim.studies.results.run_measures import Measure, costs, metric
+from fedsim.studies.results.runs import Run, measured_by
+from fedsim.studies.results.table import choose, table
+
+FIRST = ("test_accuracy", "test_loss", "performative_risk", "distance_to_optimum", "train_loss")  # unless asked for
+ENDINGS = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    argument_parser = argparse.ArgumentParser("fedsim table", description=f"Show {WORDS['table']}.")
+    argument_parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN_DIR", help="run folders, a sweep's folder, or a glob"
+    )
+    argument_parser.add_argument(
+        "--metric", action="append", metavar="NAME", help="a column of metrics.csv; may be repeated"
+    )
+    argument_parser.add_argument(
+        "--last", type=int, default=1, metavar="K", help="mean of the last K evaluations (default: 1)"
+    )
+    argument_parser.add_argument(
+        "--target", action="append", default=[], metavar="NAME=VALUE", help="what it took to get there; may be repeated"
+    )
+    argument_parser.add_argument(
+        "--rows", default="", metavar="KEY,KEY", help="swept keys that make lines (default: all others)"
+    )
+    argument_parser.add_argument("--columns", default="", metavar="KEY,KEY", help="swept keys that make columns")
+    argument_parser.add_argument(
+        "--best", default="", metavar="KEY,KEY", help="take the best value, such as the best lr"
+    )
+    argument_parser.add_argument(
+        "--by", metavar="NAME", help="the metric that --best judges by (default: on validation samples)"
+    )
+    argument_parser.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="differences by seed from the run that has it",
+    )
+    argument_parser.add_argument(
+        "--confidence", type=float, default=0.95, help="of these intervals, and of those for bold (default: 0.95)"
+    )
+    argument_parser.add_argument(
+        "--blocks", default="", metavar="KEY,KEY", help="swept keys that make blocks of lines; the best of each is bold"
+    )
+    argument_parser.add_argument(
+        "--rename",
+        action="append",
+        default=[],
+        metavar="OLD=NEW",
+        help="another name for a strategy, a metric, a setting or its value; may be repeated",
+    )
+    argument_parser.add_argument(
+        "--caption", metavar="TEXT", help="LaTeX: a table with this caption; what ± and bold mean is added"
+    )
+    argument_parser.add_argument("--label", metavar="NAME", help="LaTeX: a table with this label, such as tab:accuracy")
+    form = argument_parser.add_mutually_exclusive_group()
+    for name in ("markdown", "latex", "csv"):
+        form.add_argument(f"--{name}", dest="form", action="store_const", const=name, help=f"print as {name}")
+    argument_parser.add_argument(
+        "--to", type=Path, metavar="FILE", help="write it instead: FILE.tex, FILE.md, FILE.csv or text"
+    )
+    return argument_parser
+
+
+def main(arguments: list[str]) -> None:
+    """Print or write the table."""
+    options = parser().parse_args(arguments)
+    last = checks.whole("--last", options.last)
+    if not 0 < checks.real("--confidence", options.confidence) < 1:
+        raise ConfigError(f"--confidence {options.confidence} must lie between 0 and 1, such as 0.95")
+    form = options.form or ENDINGS.get(options.to.suffix if options.to else "", "text")
+    _check_latex_options(form, options.caption, options.label)
+    runs = find(options.runs)
+    names = _metrics(runs, options.metric)
+    if options.by is not None:
+        checks.choice("--by", options.by, _shared(runs))
+    choice = choose(runs, _listed(options.best), names[0], options.by, last)
+    measures: list[Measure] = [metric(name, runs, last) for name in names]
+    for name, target in _pairs("--target", options.target).items():
+        checks.choice("--target", name, _shared(runs))
+        measures += costs(name, _number(f"--target {name}", target), runs)
+    result_table = table(
+        choice,
+        measures,
+        _listed(options.rows),
+        _listed(options.columns),
+        _pairs("--against", options.against),
+        options.confidence,
+        _listed(options.blocks),
+        Renaming(_pairs("--rename", options.rename)),
+    )
+    text = latex(result_table, options.caption, options.label) if form == "latex" else FORMS[form](result_table)
+    if options.to is None:
+        print(text)
+        return
+    try:
+        options.to.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(options.to) as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise ConfigError(f"--to {options.to} cannot be written ({error}); choose another file") from error
+    print(f"table: {options.to}")
+
+
+def _check_latex_options(form: str, caption: str | None, label: str | None) -> None:
+    for option, value in (("--caption", caption), ("--label", label)):
+        if value is not None and form != "latex":
+            raise ConfigError(f"{option} is for LaTeX; add --latex, or --to FILE.tex")
+    if label is not None and not re.fullmatch(r"[\w:.+/-]+", label, re.ASCII):
+        raise ConfigError(f"--label {label!r} must be letters, digits and :.+/-_ such as tab:accuracy")
+
+
+def _metrics(runs: list[Run], asked: list[str] | None) -> list[str]:
+    """What is told of the runs: what was asked for, else the most telling column and what validation samples say."""
+    shared = _shared(runs)
+    for name in asked or []:
+        checks.choice("--metric", name, measured_by(runs))
+    first = [name for name in FIRST if name in shared][:1] or shared[:1] or measured_by(runs)[:1]
+    chosen = validation_metric(shared)
+    return asked or [*first, *([chosen] if chosen else [])]
+
+
+def _shared(runs: list[Run]) -> list[str]:
+    return [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
+
+
+def _listed(text: str) -> list[str]:
+    return [name for name in text.replace(" ", "").split(",") if name]
+
+
+def _pairs(option: str, given: list[str]) -> dict[str, str]:
+    """NAME=VALUE, several times."""
+    pairs = {}
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise ConfigError(f"{option} {text} must be NAME=VALUE")
+        pairs[name] = value
+    return pairs
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return checks.real(option, float(text))
+    except ValueError as error:
+        raise ConfigError(f"{option}={text} must be a number") from error

@@ -1,0 +1,49 @@
+"""Memory of the device: how glibc keeps what is freed, and what a device says when it has no more."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import torch
+
+from fedsim.core.errors import RunError
+
+# Of the CPU's allocator, and of the libraries that allocate on a GPU by themselves; all of them RuntimeErrors.
+SIGNS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "error: out of memory")
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Is it a lack of memory on the device?"""
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in SIGNS)
+
+
+def too_large_for_one(device: torch.device) -> RunError:
+    """Even a chunk of a single row does not fit."""
+    return RunError(
+        f"out of memory on {device}: there is no room for a single client's local steps; lower batch_size or the "
+        "model's size, put per-client memory elsewhere with trainer.memory=host, or choose another device"
+    )
+
+
+def no_room(device: str) -> str:
+    """What does not run in chunks does not fit."""
+    return (
+        f"out of memory on device={device} outside local training; lower clients, len(seeds) or the model's size, put "
+        "per-client memory elsewhere with trainer.memory=host, or choose another device"
+    )
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
+def configure_allocator(device: torch.device) -> bool:
+    """Raise glibc's thresholds to 1 GiB, for this process, if models are on the CPU.
+
+    Returns:
+        Whether they were raised: False for another device, and where the C library has no `mallopt`.
+    """
+    if device.type != "cpu" or not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(_M_MMAP_THRESHOLD, 1 << 30) and mallopt(_M_TRIM_THRESHOLD, 1 << 30))

@@ -1,0 +1,20 @@
+"""Clients that lie: what they send in the place of their rows, or train on in the place of their labels."""
+
+from fedsim.uplink.attack.attack import Attack, NoAttack, Omniscient
+from fedsim.uplink.attack.hidden import Mimic, MinMax, MinSum
+from fedsim.uplink.attack.labels import LabelFlip
+from fedsim.uplink.attack.rows import ALIE, IPM, Noise, SignFlip
+
+__all__ = [
+    "ALIE",
+    "IPM",
+    "Attack",
+    "LabelFlip",
+    "Mimic",
+    "MinMax",
+    "MinSum",
+    "NoAttack",
+    "Noise",
+    "Omniscient",
+    "SignFlip",
+]

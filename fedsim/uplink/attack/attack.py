@@ -1,0 +1,114 @@
+"""The contract of an attack: who lies, since when, and what is sent in the place of a row."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.availability import Availability
+from fedsim.core import rng
+from fedsim.core.constraints import CountOrZero, Fraction
+from fedsim.core.effects import Declarations, EffectiveIf
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Federation
+from fedsim.data.contamination import Contamination
+from fedsim.uplink import Stage, StageContext
+
+
+class Attack(Stage):
+    """Some clients lie, the same in all rounds, whoever comes; the first stage of the uplink.
+
+    Args:
+        fraction: of the clients that lie, rounded; drawn from the replicate's seed.
+        clients: their numbers instead, in all replicates.
+        since: the first round in which they do.
+    """
+
+    effective_if: Declarations = (
+        EffectiveIf(
+            "fraction", lambda own, run: own.clients is None, "{at}.clients=null, which names the attackers itself"
+        ),
+        EffectiveIf("since", lambda own, run: own.since < run.rounds, "more rounds than {at}.since"),
+    )
+
+    active = True
+
+    def __init__(
+        self, fraction: Fraction = 0.2, clients: Sequence[CountOrZero] | None = None, since: CountOrZero = 0
+    ) -> None:
+        self.fraction = fraction
+        self.clients, self.since = clients, since
+
+    def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
+        bad = np.zeros((federation.replicates, federation.clients), dtype=bool)
+        for replicate, seed in enumerate(federation.seeds):
+            bad[replicate, self.byzantine_clients(seed, federation.clients)] = True
+        self.bad = torch.as_tensor(bad.reshape(-1)).to(federation.device)
+
+    def byzantine_clients(self, seed: int, clients: int) -> np.ndarray:
+        """Numbers of the clients of a replicate that lie."""
+        if self.clients is None:
+            draw = rng.generator(seed, rng.Purpose.ATTACK)
+            return np.sort(draw.choice(clients, round(self.fraction * clients), replace=False))
+        for client in self.clients:
+            if client >= clients:
+                raise ConfigError(f"attack.clients names client {client}, but clients={clients} end at {clients - 1}")
+        return np.array(self.clients, dtype=np.int64)
+
+    def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
+        if link.cohort.round < self.since:
+            return rows
+        bad = self.bad[link.cohort.virtual]
+        return torch.where(bad[:, None], self.lies(rows, bad, link), rows)
+
+    def of_samples(self, contamination: Contamination) -> Contamination:
+        """What becomes of the samples that clients train on, given what does without those who lie; after `setup`."""
+        return contamination
+
+    @abstractmethod
+    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
+        """[n, d] what each row would be if its client lied; `bad` [n] says whose do."""
+
+
+class NoAttack(Attack):
+    """No client deviates from the protocol."""
+
+    active = False
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+
+    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
+        return rows
+
+
+class Omniscient(Attack):
+    """Those who lie know the rows of all who do not in their round, and send one and the same; where nobody honest is
+    there, what they have.
+
+    Args:
+        fraction, clients, since: see `fedsim.uplink.attack.Attack`.
+    """
+
+    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
+        cohort = link.cohort
+        crafted, attackable = [], []
+        for replicate_rows, lying in zip(
+            cohort.by_replicate(rows), cohort.by_replicate(bad.to(rows.dtype)), strict=True
+        ):
+            honest = replicate_rows[lying == 0]
+            attackable.append(0 < len(honest) < len(replicate_rows))
+            crafted.append(
+                self.attack_vector(honest, len(replicate_rows)) if attackable[-1] else rows.new_zeros(rows.shape[1])
+            )
+        crafted_rows = cohort.broadcast(torch.stack(crafted))
+        able = torch.tensor(attackable, device=rows.device)[cohort.replicate]
+        return torch.where(able[:, None], crafted_rows, rows)
+
+    @abstractmethod
+    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
+        """[d] what is sent, given the honest rows [k, d], 0 < k < n, of a round of n."""

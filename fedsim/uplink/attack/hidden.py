@@ -1,0 +1,165 @@
+"""Attacks of those who know all honest rows and go as far as can be without being farther off than these are."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from fedsim.core import rng
+from fedsim.core.constraints import Count, CountOrZero, Fraction, OneOf
+from fedsim.core.federation import Federation
+from fedsim.uplink import StageContext
+from fedsim.uplink.attack.attack import Omniscient
+
+DIRECTIONS = ("unit", "sign", "std")
+
+
+class Farthest(Omniscient):
+    """μ + γ p of the honest rows with the largest γ at which it is no farther off than one of them.
+
+    γ is found by 20 halvings, as in the authors' program, which begins at 10: to 2e-5, and below 20. Where the largest
+    γ is at least 20 or below 0.1 the search begins at another power of two times 10, so that γ follows the scale of the
+    rows.
+
+    Args:
+        direction: p: 'unit' −μ/‖μ‖, 'sign' −sign(μ), or 'std' −σ.
+        fraction, clients, since: see `fedsim.uplink.attack.Attack`.
+    """
+
+    def __init__(
+        self,
+        direction: Annotated[str, OneOf(*DIRECTIONS)] = "unit",
+        fraction: Fraction = 0.2,
+        clients: Sequence[CountOrZero] | None = None,
+        since: CountOrZero = 0,
+    ) -> None:
+        super().__init__(fraction, clients, since)
+        self.direction = direction
+
+    @abstractmethod
+    def off(self, row: Tensor, honest: Tensor) -> Tensor:
+        """[] how far a row [d] is from the honest rows [k, d]."""
+
+    @abstractmethod
+    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, most: Tensor) -> Tensor:
+        """[] the largest γ at which `centre + γ along` is off by `most`, to rounding: the scale of the search."""
+
+    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
+        centre = honest.mean(0)
+        if self.direction == "unit":
+            along = -centre / centre.norm().clamp(min=torch.finfo(centre.dtype).tiny)
+        elif self.direction == "sign":
+            along = -centre.sign()
+        else:
+            along = -honest.std(0) if len(honest) > 1 else torch.zeros_like(centre)
+        limit = torch.stack([self.off(row, honest) for row in honest]).max()
+        bound = self.bound(centre.double(), along.double(), honest.double(), limit.double())
+        power = torch.where((bound >= 20) | (bound < 0.1), (bound / 10).log2().floor(), 0.0)
+        scale = torch.where(bound > 0, power.exp2(), 1.0).to(limit)  # a power of two changes no bit of the search
+        gamma, step = torch.zeros_like(limit), 10.0
+        while step > 1e-5:
+            off = self.off(centre + (gamma + step * scale) * along, honest)
+            gamma = torch.where(off <= limit, gamma + step * scale, gamma)
+            step /= 2
+        return centre + gamma * along
+
+
+def _root(square: Tensor, linear: Tensor, rest: Tensor) -> Tensor:
+    """The largest γ of square γ² + 2 linear γ = rest, where square and rest are not negative; 0 without a square."""
+    rest = rest.clamp(min=0.0)
+    root = (linear.square() + square * rest).sqrt()
+    gamma = torch.where(linear > 0, rest / (linear + root), (root - linear) / square)  # without cancellation
+    return torch.where(square > 0, gamma, 0.0)
+
+
+class MinMax(Farthest):
+    """μ + γ p with the largest γ at which no honest row is farther than two honest ones are from each other
+    (Shejwalkar and Houmansadr 2021).
+
+    Args:
+        direction, fraction, clients, since: see `Farthest`.
+    """
+
+    def off(self, row: Tensor, honest: Tensor) -> Tensor:
+        return (row - honest).norm(dim=1).max()
+
+    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, most: Tensor) -> Tensor:
+        differences = centre - honest
+        return _root(along.square().sum(), differences @ along, most.square() - differences.square().sum(1)).min()
+
+
+class MinSum(Farthest):
+    """μ + γ p with the largest γ at which the squared distances to the honest rows are in sum no more than those of
+    one honest row (Shejwalkar and Houmansadr 2021; their program: than the least of these sums).
+
+    Args:
+        direction, fraction, clients, since: see `Farthest`.
+    """
+
+    def off(self, row: Tensor, honest: Tensor) -> Tensor:
+        return (row - honest).square().sum()
+
+    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, most: Tensor) -> Tensor:
+        differences = centre - honest
+        return _root(len(honest) * along.square().sum(), (differences @ along).sum(), most - differences.square().sum())
+
+
+class Mimic(Omniscient):
+    """All who lie copy the same honest client, so that it counts too much and others too little: no row is odd
+    (Karimireddy, He and Jaggi 2022).
+
+    It is that with the largest Σ_t ⟨z, G_i⟩ over the first rounds, of those who are there; z is the direction along
+    which honest rows differ most, by a step of the power method in each of these rounds. Then nothing moves any more.
+    Remembers z, and a number of each client.
+
+    Args:
+        warmup: these rounds, from `since` on.
+        fraction, clients, since: see `fedsim.uplink.attack.Attack`.
+    """
+
+    def __init__(
+        self,
+        warmup: Count = 10,
+        fraction: Fraction = 0.2,
+        clients: Sequence[CountOrZero] | None = None,
+        since: CountOrZero = 0,
+    ) -> None:
+        super().__init__(fraction, clients, since)
+        self.warmup = warmup
+
+    def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
+        return {"score": federation.zeros()}
+
+    def server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
+        shape = federation.replicates, dimension
+        return {"direction": torch.zeros(shape, dtype=federation.dtype, device=federation.device)}
+
+    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
+        score = link.gather("score")
+        if link.cohort.round < self.since + self.warmup:
+            score = score + (rows * link.cohort.broadcast(self.turned(rows, bad, link))).sum(1)
+            link.scatter("score", score)
+        return super().lies(torch.cat([rows, score[:, None]], 1), bad, link)[:, :-1]
+
+    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
+        return honest[honest[:, -1].argmax(0, keepdim=True)][0]
+
+    def turned(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
+        """[R, d] z after a step of the power method on what honest rows differ by; it begins anywhere."""
+        direction, cohort = link.server("direction"), link.cohort
+        columns = torch.arange(rows.shape[1], device=rows.device)
+        anywhere = rng.normal(link.lasting_keys[:, None], columns, rows.dtype)
+        before = torch.where(direction.any(1, keepdim=True), direction, anywhere / anywhere.norm(dim=1, keepdim=True))
+        turned = []
+        replicates = zip(cohort.by_replicate(rows), cohort.by_replicate(bad.to(rows.dtype)), before, strict=True)
+        for replicate_rows, lying, z in replicates:
+            honest = replicate_rows[lying == 0]
+            deviations = honest - honest.mean(0)
+            iterate = (deviations @ z) @ deviations if len(honest) > 1 else torch.zeros_like(z)
+            turned.append(torch.where(iterate.any(), iterate / iterate.norm(), z))
+        direction.copy_(torch.stack(turned))
+        return direction

@@ -1,0 +1,110 @@
+"""Attacks on rows: of those who know their own, and formulas of those who know everybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from fedsim.core import rng
+from fedsim.core.constraints import CountOrZero, Fraction, Positive, Real
+from fedsim.uplink import StageContext
+from fedsim.uplink.attack.attack import Attack, Omniscient
+
+
+class SignFlip(Attack):
+    """G ← −c G.
+
+    Args:
+        scale: c.
+        fraction, clients, since: see `fedsim.uplink.attack.Attack`.
+    """
+
+    def __init__(
+        self,
+        scale: Positive = 1.0,
+        fraction: Fraction = 0.2,
+        clients: Sequence[CountOrZero] | None = None,
+        since: CountOrZero = 0,
+    ) -> None:
+        super().__init__(fraction, clients, since)
+        self.scale = scale
+
+    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
+        return -self.scale * rows
+
+
+class Noise(Attack):
+    """G ~ N(0, std² I), drawn for each client and round.
+
+    Args:
+        std: σ.
+        fraction, clients, since: see `fedsim.uplink.attack.Attack`.
+    """
+
+    def __init__(
+        self,
+        std: Positive = 1.0,
+        fraction: Fraction = 0.2,
+        clients: Sequence[CountOrZero] | None = None,
+        since: CountOrZero = 0,
+    ) -> None:
+        super().__init__(fraction, clients, since)
+        self.std = std
+
+    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
+        return self.std * rng.normal(link.keys[:, None], torch.arange(rows.shape[1], device=rows.device), rows.dtype)
+
+
+class ALIE(Omniscient):
+    """'A little is enough': μ − z σ of the honest rows, column by column (Baruch, Baruch and Goldberg 2019).
+
+    Args:
+        z: None: Φ⁻¹((n − f − h) / (n − f)), h = ⌊n/2⌋ + 1 − f, of n rows in the round, f of them lies.
+        fraction, clients, since: see `fedsim.uplink.attack.Attack`.
+    """
+
+    def __init__(
+        self,
+        z: Real | None = None,
+        fraction: Fraction = 0.2,
+        clients: Sequence[CountOrZero] | None = None,
+        since: CountOrZero = 0,
+    ) -> None:
+        super().__init__(fraction, clients, since)
+        self.z = z
+
+    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
+        z = self.published(n, n - len(honest)) if self.z is None else self.z
+        spread = honest.std(0) if len(honest) > 1 else torch.zeros_like(honest[0])
+        return honest.mean(0) - z * spread
+
+    @staticmethod
+    def published(n: int, bad: int) -> float:
+        """z of n rows; 0 where f are no fewer than the honest ones, whom they need not persuade."""
+        share = (n - bad - (n // 2 + 1 - bad)) / (n - bad)
+        return NormalDist().inv_cdf(share) if 0 < share < 1 else 0.0
+
+
+class IPM(Omniscient):
+    """Inner-product manipulation: −ε μ of the honest rows (Xie, Koyejo and Gupta 2019).
+
+    Args:
+        epsilon: ε; small ones pass robust rules, large ones turn a mean.
+        fraction, clients, since: see `fedsim.uplink.attack.Attack`.
+    """
+
+    def __init__(
+        self,
+        epsilon: Positive = 0.1,
+        fraction: Fraction = 0.2,
+        clients: Sequence[CountOrZero] | None = None,
+        since: CountOrZero = 0,
+    ) -> None:
+        super().__init__(fraction, clients, since)
+        self.epsilon = epsilon
+
+    def attack_vector(self, honest: Tensor, n: int) -> Tensor:
+        return -self.epsilon * honest.mean(0)

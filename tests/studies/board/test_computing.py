@@ -1,0 +1,253 @@
+"""A small board computed: fair, resumable, made again, and nothing that does not belong beside the others."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsim.app.build import build
+from fedsim.app.cli import run
+from fedsim.core import ConfigError
+from fedsim.studies.board import costs as times
+from fedsim.studies.board import tasks
+from fedsim.studies.board.board import Board, Entry, load
+from fedsim.studies.board.costs import Times
+from fedsim.studies.board.digests import NAMES, check, digests
+from fedsim.studies.board.recheck import recheck
+from fedsim.studies.board.rows import DONE, FAILED, REFUSED, Rates, Row, path_of, read, write
+from fedsim.studies.board.tasks import Fill, Time
+from fedsim.studies.reproduce.recipe import Setting
+from fedsim.studies.reproduce.runner import compose, composing, plan
+from fedsim.studies.results.runs import load as load_run
+
+Made = Callable[..., list[str]]
+
+
+def composed(overrides: list[str]) -> tuple[Any, dict[str, str]]:
+    with composing():
+        return compose((*overrides, "tracking.tensorboard=false", "tracking.progress=none"))
+
+
+def test_a_row_has_the_numbers_of_the_run_alone(small: Board, results: Path, tmp_path: Path) -> None:
+    cell = small.found("digits/rare")
+    row = read(results, cell, small).rows["MIFA"]
+    config, choices = composed([*small.base, *cell.overrides, *row.overrides, f"out={tmp_path / 'alone'}"])
+    run(config, tmp_path / "alone", choices)
+    alone = load_run(tmp_path / "alone")
+    accuracy = alone.curve("test_accuracy")[1]
+    assert (row.status, row.message) == (DONE, "")
+    np.testing.assert_allclose(row.of("accuracy"), accuracy[-2:].mean(0), rtol=1e-6)
+    np.testing.assert_allclose(row.of("received"), alone.curve("client_mean_test_accuracy")[1][-1], rtol=1e-6)
+    there = [next((t for t, a in enumerate(of) if a >= 0.3), math.nan) for of in accuracy.T]
+    np.testing.assert_array_equal(row.of("rounds"), there)
+    np.testing.assert_allclose(row.curve[1], accuracy.mean(1), atol=1e-5)
+    assert row.remembered == 650 * 4 + 1  # a model of 64 · 10 + 10 numbers, and whether it was seen
+    assert not any((tmp_path / "runs").glob("*"))
+
+
+def test_tuning_spends_the_budget_and_keeps_the_best(small: Board, results: Path) -> None:
+    rates = Rates.read(results)
+    for name, knobs in (("FedAvg", {0.5, 1}), ("MIFA", {None})):
+        found = rates.of("digits", name)
+        assert found is not None
+        assert len(found["trials"]) == small.tuning.trials
+        assert {knob for _, knob, _ in found["trials"]} == knobs
+        best = max(found["trials"], key=lambda trial: trial[2])
+        assert [found["lr"], found["knob"], found["score"]] == best
+        assert not set(found["seeds"]) & set(small.seeds)
+
+
+def test_times_are_medians_of_the_later_half_of_a_runs_rounds(
+    small: Board, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Times.read(results)
+    assert known.found["digits"].keys() == small.entries.keys()
+    assert all(0.1 < ms < 1000 for ms in (known.ms("digits", name) for name in small.entries) if ms is not None)
+    assert known.ms("digits", "FedAU") is None
+    clock = iter([n * 60.0 if n < 4 else 1000.0 + 3 * (n - 4) for n in range(10)])  # rounds of 60 s, then of 3
+    monkeypatch.setattr(times.time, "process_time", lambda: next(clock))
+    job = plan([Setting((), (*small.base, "dataset=digits", "model=linear", "seeds=[0]"))], tmp_path, ())[0]
+    assert times.milliseconds(job, {}) == 3000
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]  # and no run
+
+
+def test_folders_that_are_gone_are_forgotten_too(small: Board, tmp_path: Path) -> None:
+    """As where a job never made its folder, or another process has deleted it."""
+    setting = Setting((), (*small.base, "dataset=digits", "model=linear", "seeds=[0]"))
+    job = plan([setting], tmp_path, ())[0]
+    job.folder.mkdir(parents=True)
+    for _ in range(2):
+        tasks._forget([job])
+        assert not job.folder.exists()
+
+
+def test_what_cannot_run_is_not_timed_again(small: Board, tmp_path: Path) -> None:
+    rates = {"FedAvg": {"lr": None}, "MIFA": {"lr": -1.0, "knob": None}}
+    found = Time(small, ["FedAvg", "MIFA"], tmp_path, tmp_path, {}, "digits", rates)()
+    known = Times({"digits": found})
+    assert [known.ms("digits", name) for name in found] == [None, None]
+    assert known.of("digits", "FedAvg") is not None
+
+
+@pytest.mark.slow
+def test_a_trials_score_is_that_of_its_rate_alone(small: Board, results: Path, tmp_path: Path) -> None:
+    found = Rates.read(results).of("digits", "MIFA")
+    assert found is not None
+    lr, _, score = found["trials"][1]
+    cell = small.found("digits/rare")
+    own = ["strategy=mifa", f"lr={lr}", "rounds=3", "seeds=[10,11]", f"out={tmp_path / 'alone'}"]
+    config, choices = composed([*(o for o in small.base if not o.startswith("rounds")), *cell.overrides, *own])
+    run(config, tmp_path / "alone", choices)
+    assert load_run(tmp_path / "alone").ended("validation_accuracy").mean() == pytest.approx(score, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_what_is_there_is_not_computed_again(small: Board, results: Path, made: Made) -> None:
+    before = {path: path.read_text() for path in results.rglob("*.json")}
+    assert made(small, results) == []
+    small.entries["FedAU"] = Entry(["strategy=fedau"])
+    said = made(small, results)
+    assert said == [
+        "[1/1] tuned in digits: FedAU",
+        *(f"[{n}/2] digits/{at}: 1 rows" for n, at in enumerate(("full", "rare"), 1)),
+        "timed in digits: FedAU",
+    ]
+    cell = small.found("digits/rare")
+    assert set(read(results, cell, small).rows) == {"FedAvg", "MIFA", "FedAU"}
+    assert before[path_of(results, cell)] != path_of(results, cell).read_text()
+
+
+@pytest.mark.slow
+def test_rows_of_one_cell_share_their_digests_and_what_differs_is_told(small: Board) -> None:
+    def of(*overrides: str) -> Any:
+        own = ["dataset=digits", "model=mlp", "model.hidden=[4]", "availability=stationary", *overrides]
+        return digests(build(composed([*small.base, *own])[0])[0])
+
+    first = of("strategy=fedavg")
+    assert {name.partition(":")[0] for name in first} == set(NAMES)
+    check("FedAWE", of("strategy=fedawe", "lr=0.7"), first, list(NAMES))
+    for other, names in (
+        (["availability.base.p=0.9"], "traces"),
+        (["partition.alpha=0.1"], "splits, batches"),
+        (["batch_size=3"], "batches"),
+        (["seeds=[7]"], "models, splits, traces, batches"),
+    ):
+        with pytest.raises(ConfigError, match=f"made with other {names} than"):
+            check("FedAWE", of("strategy=fedawe", *other), first, list(NAMES))
+    check("FedAWE", of("strategy=fedawe", "batch_size=3"), first, ["data", "splits", "traces", "models"])
+
+
+def test_a_row_made_with_other_traces_is_refused(small: Board, results: Path) -> None:
+    full, rare = (read(results, small.found(f"digits/{at}"), small) for at in ("full", "rare"))
+    with pytest.raises(ConfigError, match="theirs in digits/rare was made with other traces than the rows"):
+        rare.add("theirs", full.rows["MIFA"], small.compared)
+    rare.rows["theirs"] = full.rows["MIFA"]
+    write(results, rare, small)
+    with pytest.raises(ConfigError, match="theirs in digits/rare was made with other traces"):
+        read(results, rare.cell, small)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (lambda c: c["rows"]["MIFA"]["numbers"].update(accuracy=[0.5]), "MIFA has not one number of each measure"),
+        (lambda c: c["overrides"].append("rounds=6"), "made with other settings than board small has now"),
+        (lambda c: c.update(target=0.5), "made with other settings than board small has now"),
+        (lambda c: c["measures"]["accuracy"].__setitem__(1, 3), "made with other settings"),
+        (lambda c: c.pop("rows"), "holds no rows of a board"),
+        (lambda c: c["rows"]["MIFA"].update(made=9), "holds no rows of a board"),
+    ],
+)
+def test_damaged_files_are_one_sentence(
+    small: Board, results: Path, changed: Callable[[dict[str, Any]], None], said: str
+) -> None:
+    path = path_of(results, small.found("digits/full"))
+    content = json.loads(path.read_text())
+    changed(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=said):
+        read(results, small.found("digits/full"), small)
+
+
+def test_rates_of_other_trials_are_refused(small: Board, results: Path, made: Made) -> None:
+    assert small.entries["FedAvg"].knob is not None
+    small.entries["FedAvg"].knob.values = [0.5, 2]
+    with pytest.raises(ConfigError, match="rates of FedAvg in digits were found by other trials"):
+        made(small, results)
+    small.entries["FedAvg"].knob.values = [0.5, 1]
+    small.tuning.rounds = 4
+    with pytest.raises(ConfigError, match="rates of FedAvg in digits were found by other trials"):
+        made(small, results)
+
+
+@pytest.mark.slow
+def test_the_performative_board_compares_a_pooled_rule_by_its_models_alone(tmp_path: Path) -> None:
+    """Of the non-smooth problem, whose class lies beside the board; PFL goes to θ^PS and PoFL to θ^PO."""
+    board = load("performative")
+    other = [o for o in board.base if not o.startswith(("rounds", "eval_every"))]
+    board.base = [*other, "rounds=40", "eval_every=2"]
+    cell = board.found("kinked/full")
+    rates = {name: {"lr": 0.01, "knob": None if name == "PFL" else 20} for name in ("PFL", "PoFL", "PG")}
+    Fill(board, list(rates), tmp_path / "runs", tmp_path / "results", {}, cell, rates)()
+    found = read(tmp_path / "results", cell, board)
+    assert {name: row.status for name, row in found.rows.items()} == dict.fromkeys(rates, DONE)
+    assert (found.rows["PG"].digests.keys(), "traces" in found.digests) == ({"models"}, True)
+    assert found.rows["PFL"].of("to θ^PS").max() < 0.5 < 2 < found.rows["PFL"].of("to θ^PO").min()
+    assert found.rows["PoFL"].of("to θ^PO").max() < 0.5 < 2 < found.rows["PoFL"].of("to θ^PS").min()
+    each = found.rows["PoFL"].of("deployments") / found.rows["PoFL"].of("rounds")
+    np.testing.assert_array_equal(each, 4)
+
+
+@pytest.mark.slow
+def test_a_cell_made_again_gives_its_numbers(small: Board, results: Path, tmp_path: Path) -> None:
+    cell = small.found("digits/full")
+    assert recheck(small, cell, list(small.entries), results, tmp_path / "one") < 1e-6
+    found = read(results, cell, small)
+    found.rows["MIFA"].numbers["accuracy"][0] *= 1.01
+    write(results, found, small)
+    assert recheck(small, cell, ["MIFA"], results, tmp_path / "two") == pytest.approx(0.01 / 1.01, rel=1e-3)
+    found.rows["MIFA"].numbers["rounds"][0] = math.nan if found.rows["MIFA"].numbers["rounds"][0] >= 0 else 1.0
+    write(results, found, small)
+    with pytest.raises(ConfigError, match="rounds is"):
+        recheck(small, cell, ["MIFA"], results, tmp_path / "three")
+
+
+OWN = """
+from fedsim.strategies import FedAvg
+
+class Breaks(FedAvg):
+    def aggregate(self, state, report, t):
+        if t == 4:
+            raise IndexError("nothing there")
+        return super().aggregate(state, report, t)
+"""
+
+
+@pytest.mark.slow
+def test_what_cannot_run_diverges_or_breaks_is_a_row_that_says_so(
+    small: Board, results: Path, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "breaks_here.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    small.entries |= {
+        "two of all": Entry(["strategy=p_fedavg", "strategy.scheme=II"]),
+        "far": Entry(["strategy=fedavg", "local.weight_decay=1e30"]),
+        "breaks": Entry(["strategy=custom", "strategy._target_=breaks_here.Breaks"]),
+    }
+    made(small, results)
+    rows = read(results, small.found("digits/full"), small).rows
+    assert (rows["two of all"].status, rows["far"].status, rows["breaks"].status) == (REFUSED, REFUSED, FAILED)
+    assert "uniform_k" in rows["two of all"].message
+    assert rows["far"].message == "no trial of its tuning ended well"
+    assert rows["breaks"].message == "IndexError: nothing there"
+    assert rows["MIFA"].status == DONE
+
+
+def test_an_empty_row_has_no_numbers() -> None:
+    assert Row(REFUSED).of("accuracy").size == 0

@@ -1,0 +1,67 @@
+"""Constants that were fitted to a paper's numbers never look like the literal reading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.patches import Rectangle
+
+from fedsim.studies.plots.bars import bars, heatmap
+from fedsim.studies.plots.cells import Cell
+from fedsim.studies.plots.curves import curves
+from fedsim.studies.results.runs import Run
+
+
+def cells(fitted: str = "d = 6") -> list[Cell]:
+    """Two algorithms by two readings, of which one is fitted."""
+    found = []
+    for number, (algorithm, reading) in enumerate([(a, r) for a in ("PFL", "ProFL") for r in ("literal", "d = 6")]):
+        at = {"algorithm": algorithm, "reading": reading}
+        rows = [{"round": t, "replicate": r, "loss": float(number + t + r)} for t in (1, 2) for r in (0, 1)]
+        numbers = {"loss": np.array([number + 1.0, number + 2.0])}
+        run = Run(Path("nowhere"), rows, {"local_steps": 1})
+        found.append(Cell(at, run, numbers=numbers, paper={"loss": 2.0}, fitted=fitted in at.values()))
+    return found
+
+
+def named(drawing) -> dict[str, object]:
+    """The legend: name → what is drawn there."""
+    legend = drawing.legends[0]
+    return {text.get_text(): handle for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)}
+
+
+@pytest.mark.parametrize(("group", "colours"), [("algorithm", "reading"), ("reading", "algorithm")])
+def test_fitted_bars_are_hatched_and_the_legend_says_so(group: str, colours: str) -> None:
+    drawing = bars(cells(), "loss", group, colours)
+    drawn = [patch for patch in drawing.axes[0].patches if isinstance(patch, Rectangle) and patch.get_height()]
+    heights = {patch.get_height(): bool(patch.get_hatch()) for patch in drawn}
+    assert heights == {1.5: False, 2.5: True, 3.5: False, 4.5: True}  # readings alternate
+    hatched = {name: bool(getattr(handle, "get_hatch", lambda: None)()) for name, handle in named(drawing).items()}
+    expected = {name: name == "d = 6" for name in dict.fromkeys(cell.at[colours] for cell in cells())}
+    assert hatched == {**expected, "paper": False, "fitted": True}
+
+
+def test_without_fitted_labels_nothing_is_hatched_or_dashed() -> None:
+    drawing = bars(cells(fitted="none"), "loss", "algorithm", "reading")
+    assert not any(patch.get_hatch() for patch in drawing.axes[0].patches)
+    assert "fitted" not in named(drawing)
+    lines = curves(cells(fitted="none"), "loss", panel="reading", colours="algorithm").axes[1].lines
+    assert {line.get_linestyle() for line in lines} == {"-"}
+
+
+def test_fitted_curves_are_dashed_and_named() -> None:
+    drawing = curves(cells(), "loss", panel="reading", colours="algorithm")
+    literal, fitted = ({line.get_label(): line.get_linestyle() for line in axes.lines} for axes in drawing.axes)
+    assert literal == {"PFL": "-", "ProFL": "-"}
+    assert fitted == {"PFL, fitted": "--", "ProFL, fitted": "--"}
+    crossed = curves(cells(), "loss", colours="algorithm", dashes="reading").axes[0].lines
+    assert [line.get_label() for line in crossed] == [
+        "PFL, literal", "PFL, d = 6, fitted", "ProFL, literal", "ProFL, d = 6, fitted",
+    ]  # fmt: skip
+
+
+def test_fitted_squares_of_a_map_say_so() -> None:
+    drawing = heatmap(cells(), "loss", "reading", "algorithm")
+    assert ["fitted" in text.get_text() for text in drawing.axes[0].texts] == [False, True, False, True]

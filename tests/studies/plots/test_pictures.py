@@ -1,0 +1,185 @@
+"""Pictures that compare runs say what was swept, in few entries; what runs lack is left out, not what others have."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made import curve, run, strategy
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedsim.studies.plots.bars import bars
+from fedsim.studies.plots.cells import Cell
+from fedsim.studies.plots.compare import final, pictures
+from fedsim.studies.plots.curves import draw_curve, figure
+from fedsim.studies.plots.html_report import html
+from fedsim.studies.plots.looks import looks
+from fedsim.studies.plots.plot_cli import main, table
+from fedsim.studies.results.differences import find
+from fedsim.studies.results.latex import plain
+from fedsim.studies.results.runs import measured_by
+
+STRATEGIES = ("FedAvg", "FedAWE", "FedPBC", "MIFA")
+
+
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four strategies by five rates; the initial model's loss is far from all others."""
+    root = tmp_path_factory.mktemp("twenty")
+    for i, name in enumerate(STRATEGIES):
+        for j, lr in enumerate((1.0, 0.1, 10.0, 0.5, 2.0)):
+            columns = {
+                "train_accuracy": curve(0.1, 0.9),
+                "test_accuracy": curve(0.1, 0.5 + 0.1 * i),
+                "client_accuracy_worst10": curve(0.0, 0.3),
+                "test_loss": curve(50, 1 + 0.1 * j),
+            }
+            run(root / f"{j}-{name}", {"strategy": strategy(name), "lr": lr}, columns)
+    return root
+
+
+def legend(drawing: Figure) -> list[str]:
+    return [text.get_text() for text in drawing.legends[0].get_texts()]
+
+
+def drawn(drawing: Figure) -> FigureCanvasAgg:
+    canvas = FigureCanvasAgg(drawing)
+    canvas.draw()
+    return canvas
+
+
+def test_one_swept_key_is_the_colour_and_another_the_dashes(twenty: Path) -> None:
+    runs = find([twenty])
+    drawing = figure(runs)
+    lines = drawing.axes[0].get_lines()
+    told = {run.label: (line.get_color(), line.get_linestyle()) for run, line in zip(runs, lines, strict=True)}
+    assert len(set(told.values())) == 20
+    by_rate = {lr: {look[0] for label, look in told.items() if label.endswith(f"lr={lr}")} for lr in (0.1, 0.5, 10.0)}
+    assert [len(tints) for tints in by_rate.values()] == [1, 1, 1]
+    assert len(set.union(*by_rate.values())) == 3
+    by_name = {name: {look[1] for label, look in told.items() if label.startswith(name)} for name in STRATEGIES}
+    assert [len(dashes) for dashes in by_name.values()] == [1, 1, 1, 1]
+    assert sorted(legend(drawing)) == sorted([*STRATEGIES, *(f"lr={lr}" for lr in (0.1, 0.5, 1.0, 2.0, 10.0))])
+
+
+def test_runs_of_a_sweep_stand_in_the_order_of_its_values(twenty: Path) -> None:
+    rates = [re.findall(r"lr=(.*)", run.label)[0] for run in find([twenty])]
+    assert rates == ["0.1", "0.5", "1.0", "2.0", "10.0"] * 4
+
+
+def test_a_loss_stands_beside_accuracy_with_units_and_round_0_stretches_no_axis(twenty: Path) -> None:
+    curves = next(pictures(find([twenty]))).figure
+    wanted = ["test accuracy (%)", "test loss", "training accuracy, worst tenth of clients (%)"]
+    assert [axes.get_ylabel().replace("\n", " ") for axes in curves.axes] == wanted
+    drawn(curves)
+    assert {text.get_text() for text in curves.axes[0].get_yticklabels()} >= {"60", "80"}
+    low, high = curves.axes[1].get_ylim()
+    assert high < 5  # it begins at 50
+    last = [line.get_ydata() for line in curves.axes[1].get_lines()]
+    assert all(low < y < high for ydata in last for y in ydata[1:])
+    assert [axes.get_xlabel() for axes in final(find([twenty])).axes] == [wanted[0], wanted[2]]
+
+
+def test_numbers_of_one_key_are_deep_to_pale(twenty: Path) -> None:
+    folders = [twenty / f"{j}-MIFA" for j in range(5)]
+    runs = find(folders)
+    shades = {run.settings["lr"]: look.tint for run, look in zip(runs, looks(runs).of, strict=True)}
+    light = [sum(bytes.fromhex(shades[lr][1:])[:2]) for lr in sorted(shades)]
+    assert light == sorted(light)
+    assert len(set(light)) == 5
+
+
+def test_twenty_entries_stay_inside_the_picture(tmp_path: Path) -> None:
+    for number in range(20):
+        settings = {"a": number % 3, "b": number // 3 % 3, "c": number % 5, "path": f"a/folder/far/below{number}.csv"}
+        run(tmp_path / str(number), settings, {"test_accuracy": curve(0.1, 0.5), "test_loss": curve(5, 1)})
+    runs = find([tmp_path])
+    assert runs[0].label == "a=0 b=0 c=0 path=below0.csv"
+    drawing = figure(runs)
+    canvas = drawn(drawing)
+    assert len(set(legend(drawing))) == 20
+    box = drawing.legends[0].get_window_extent()
+    width, height = canvas.get_width_height()
+    assert 0 <= box.x0 < box.x1 <= width
+    assert 0 <= box.y0 < box.y1 <= min(axes.get_tightbbox().y0 for axes in drawing.axes)
+    assert all(axes.get_window_extent().height > 0.4 * height for axes in drawing.axes)
+    assert len(set(looks(runs).of)) == 20
+
+
+def test_three_keys_are_colours_dashes_and_markers(tmp_path: Path) -> None:
+    for name in STRATEGIES[:2]:
+        for lr in (0.1, 0.2):
+            for gamma in (0.3, 0.6):
+                settings = {"strategy": strategy(name), "lr": lr, "availability": {"trajectory": {"gamma": gamma}}}
+                run(tmp_path / f"{name}{lr}{gamma}", settings, {"test_loss": curve(2, 1)})
+    runs = find([tmp_path])
+    found = looks(runs)
+    assert len(set(found.of)) == 8
+    assert [name for name, _ in found.legend] == ["FedAvg", "FedAWE", "lr=0.1", "lr=0.2", "gamma=0.3", "gamma=0.6"]
+
+
+def test_a_band_on_a_logarithmic_axis_is_of_quantiles() -> None:
+    values = np.array([[1e-3, 1.0, 2.0, 3.0, 100.0], [1e-3, 1.0, np.nan, 3.0, 9.0]])
+    axes = Figure().subplots()
+    axes.set_yscale("log")
+    draw_curve(axes, np.array([1, 2]), values, "distance_to_po", "", "red")
+    heights = {float(y) for _, y in axes.collections[0].get_paths()[0].vertices}
+    for row in values:
+        for edge in np.quantile(row[np.isfinite(row)], [0.1, 0.9]):
+            assert min(abs(height / edge - 1) for height in heights) < 1e-12
+
+
+def test_reference_points_are_set_as_mathematics(tmp_path: Path) -> None:
+    for lr in (0.1, 0.2):
+        run(tmp_path / str(lr), {"lr": lr}, {"distance_to_po": curve(2, 0.1)})
+    labels = [axes.get_ylabel() for picture in pictures(find([tmp_path])) for axes in picture.figure.axes]
+    assert r"distance to $\theta^{\mathrm{PO}}$" in labels
+    cells = [Cell({"rule": "PFL"}, numbers={"distance to θ^PO": np.ones(1)})]
+    (axes,) = bars(cells, "distance to θ^PO", colours="rule").axes
+    assert axes.get_title() == r"distance to $\theta^{\mathrm{PO}}$"
+    assert plain("to θ^PS_1, θ") == r"to $\theta^{\mathrm{PS}}$\_1, $\theta$"
+
+
+def test_unlike_runs_keep_their_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pandas = pytest.importorskip("pandas")
+    run(tmp_path / "o" / "a", {"lr": 0.1}, {"test_loss": curve(2, 1), "test_accuracy": curve(0.1, 0.8)}, seeds=(0,))
+    run(
+        tmp_path / "o" / "b", {"lr": 0.2}, {"test_loss": curve(2, 1), "global_validation_loss": curve(2, 1)}, seeds=(0,)
+    )
+    runs = find([tmp_path / "o"])
+    columns = ["test_loss", "test_accuracy", "global_validation_loss"]
+    assert measured_by(runs) == columns
+    read = pandas.read_csv(io.StringIO(table(runs, columns, "csv")))
+    assert np.array_equal(read[columns].notna(), [[True, True, False], [True, False, True]])
+    assert html(runs).count("<td>–</td>") == 2
+    assert [axes.get_ylabel() for axes in figure(runs).axes] == ["test loss", "test accuracy (%)"]
+    assert [len(axes.get_lines()) for axes in figure(runs).axes] == [2, 1]
+    main([str(tmp_path / "o"), "--metric", "global_validation_loss", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "lr=0.1" in said
+    assert "±" not in said  # of one seed
+    assert "nan" not in said
+
+
+def test_curves_along_virtual_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Replicates are there at different times: straight lines between evaluations, as long as all of them go on."""
+    columns = {"test_accuracy": curve(0.1, 0.5), "virtual_seconds": [0, 3, 6, 9, 12]}
+    for name in STRATEGIES[:2]:
+        run(tmp_path / name, {"strategy": strategy(name)}, columns)
+    runs = find([tmp_path])
+    places, values = runs[0].along("test_accuracy", "virtual_seconds")
+    times, known = (runs[0].curve(name)[1] for name in ("virtual_seconds", "test_accuracy"))
+    assert places.tolist() == [0, 3, 6, 9, 12]
+    assert np.allclose(values[:, 0], known[:, 0])
+    assert values[1, 2] == pytest.approx(known[0, 2] + (known[1, 2] - known[0, 2]) * 3 / times[1, 2])
+    axes = figure(runs, ["test_accuracy"], "virtual_seconds").axes[0]
+    assert axes.get_xlabel() == "virtual seconds"
+    assert axes.get_lines()[0].get_xdata()[-1] == 12
+    main([str(tmp_path), "--x", "virtual_seconds", "--html", str(tmp_path / "report.html")])
+    assert "Over virtual seconds" in (tmp_path / "report.html").read_text()
+    with pytest.raises(SystemExit, match="--x='rounds' is unknown; choose one of virtual_seconds, samples, seconds"):
+        main([str(tmp_path), "--x", "rounds"])

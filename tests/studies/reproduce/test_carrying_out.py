@@ -1,0 +1,189 @@
+"""A small recipe carried out: tuned, repeated, several runs at once, killed, refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedsim.core import ConfigError
+from fedsim.studies.reproduce import reproduce_cli as cli
+from fedsim.studies.reproduce import runner
+from fedsim.studies.reproduce.recipe import load, names
+from fedsim.studies.reproduce.report import Row
+
+SMALL = """
+source: nowhere Fig. 1
+about: a test
+base: [dataset=digits, clients=4, rounds=3, eval_every=1, local_steps=1]
+axes:
+  algorithm: {FedAvg: strategy=fedavg, FedAWE: strategy=fedawe}
+  rate: {"0.1": lr=0.1, "1e-6": lr=0.000001}
+scales: {smoke: {overrides: [rounds=2]}, cpu: {}, paper: {}}
+measures: {loss: {metric: train_loss}}
+tune: {axis: rate, measure: loss, best: lowest}
+paper: {loss: {FedAvg: 7}}
+claims: [{claim: training helps, of: {}, is: below, than: 100, scales: [smoke]}]
+figure: {kind: curves, metric: train_loss, colours: algorithm}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "small.yaml").write_text(SMALL)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def carried_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
+    """The small recipe at smoke scale, one run at a time: the folder it wrote, and its rows."""
+    root = tmp_path_factory.mktemp("small")
+    (root / "mine").mkdir()
+    (root / "mine" / "small.yaml").write_text(SMALL)
+    return root / "out", cli.reproduce(load("mine/small", root), "smoke", "cpu", root / "out", jobs="1")
+
+
+@pytest.mark.slow
+def test_tuning_keeps_the_best_and_says_which(carried_out: tuple[Path, list[Row]]) -> None:
+    out, lines = carried_out
+    assert [line.name for line in lines] == ["FedAvg", "FedAWE", "training helps"]
+    assert (lines[0].paper, lines[2].held) == (7.0, True)
+    report = json.loads((out / "mine/results/small-smoke/report.json").read_text())
+    assert report["tuned"] == {"FedAvg": "0.1", "FedAWE": "0.1"}
+
+
+@pytest.mark.slow
+def test_finished_runs_are_not_run_again_and_scales_do_not_meet(
+    folder: Path,
+    carried_out: tuple[Path, list[Row]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, first = carried_out
+    shutil.copytree(out, folder / "out")
+    recipe = load("mine/small", folder)
+    ran: list[str] = []
+    genuine = runner.carry_out
+    monkeypatch.setattr(runner, "carry_out", lambda job, **how: ran.append(job.setting.name) or genuine(job, **how))
+    again = cli.reproduce(recipe, "smoke", "cpu", folder / "out", jobs="1")
+    assert again == first
+    assert ran == []
+    assert "4 runs, 4 of them finished already" in capsys.readouterr().out
+    recipe.scales["smoke"].printed = False  # another problem than the paper's
+    assert [line.paper for line in cli.reproduce(recipe, "smoke", "cpu", folder / "out", jobs="1")] == [None] * 3
+    cli.reproduce(recipe, "cpu", "cpu", folder / "out", jobs="1")
+    assert len(ran) == 4
+
+
+@pytest.mark.slow
+def test_several_at_once_give_the_same_numbers(folder: Path, carried_out: tuple[Path, list[Row]]) -> None:
+    assert cli.reproduce(load("mine/small", folder), "smoke", "cpu", folder / "out", jobs="2") == carried_out[1]
+
+
+LONG = """
+import sys
+from pathlib import Path
+from fedsim.studies.reproduce import cli
+from fedsim.studies.reproduce.recipe import load
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    cli.reproduce(load("mine/small", folder), "cpu", "cpu", folder / "out", jobs="2")
+"""
+
+
+def workers_of(parent: int) -> set[int]:
+    """Processes below a process, by the kernel's own lists."""
+    children: set[int] = set()
+    for tasks in Path(f"/proc/{parent}/task").glob("*/children"):
+        children |= {int(child) for child in tasks.read_text().split()}
+    return children
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
+def test_a_killed_command_leaves_nothing_running_and_can_go_on(folder: Path) -> None:
+    (folder / "mine" / "small.yaml").write_text(SMALL.replace("rounds=3", "rounds=1000000"))
+    script = folder / "long.py"
+    script.write_text(LONG)
+    command = subprocess.Popen([sys.executable, str(script), str(folder)], stdout=subprocess.DEVNULL)
+    wait_until(lambda: len(list((folder / "out").glob("*/runs/*/checkpoint.safetensors"))) >= 2)
+    workers = workers_of(command.pid)
+    command.kill()
+    command.wait()
+    assert len(workers) >= 2
+    wait_until(lambda: not any(running(worker) for worker in workers))
+    assert len(list((folder / "out").glob("*/runs/*/checkpoint.safetensors"))) >= 2
+
+
+def running(process: int) -> bool:
+    """Is it there, and not a zombie that nobody has waited for?"""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 120) -> None:
+    """Poll; fail after so long."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_absent_data_and_divergence_are_reported_not_fatal(folder: Path) -> None:
+    text = SMALL.replace('"1e-6": lr=0.000001', "absent: [dataset=mnist, dataset.root=nowhere], wild: lr=1e38")
+    (folder / "mine" / "small.yaml").write_text(text.replace("tune:", "# "))
+    lines = cli.reproduce(load("mine/small", folder), "smoke", "cpu", folder / "out", jobs="1")
+    report = json.loads((folder / "out/mine/results/small-smoke/report.json").read_text())
+    assert [line.name for line in lines] == ["FedAvg / 0.1", "FedAWE / 0.1", "training helps"]
+    assert "skipped, dataset=mnist: no usable files" in report["skipped"]["FedAvg / absent"]
+    assert report["skipped"]["FedAWE / wild"].startswith("diverged")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("kind: curves", "kind: curve", "did you mean 'curves'"),
+        ("cpu: {}", "cpus: {}", "lacks scales: cpu"),
+        ("is: below", "is: less", "less"),
+        ("measures: {loss", "measures: {lost", "loss"),
+        ("axes:", "axis:", "not well formed"),
+        ("axes:", "axes", "not well formed"),
+        ("lr=0.1", "lrr=0.1", "lrr is not a setting"),
+        ("figure:", "fitted: {algorythm: FedAWE}\nfigure:", "did you mean 'algorithm'"),
+        ("figure:", "fitted: {algorithm: FedAWF}\nfigure:", "did you mean 'FedAWE'"),
+        ("figure:", 'fitted: {rate: "0.1"}\nfigure:', "rate is tuned"),
+        ("than: 100", "than: 100, reason: why, shown_by: mine/smal", "did you mean 'mine/small'"),
+    ],
+)
+def test_a_bad_recipe_is_one_sentence(folder: Path, old: str, new: str, message: str) -> None:
+    (folder / "mine" / "small.yaml").write_text(SMALL.replace(old, new))
+    with pytest.raises(ConfigError, match=message) as caught:
+        cli.reproduce(load("mine/small", folder), "smoke", "cpu", folder / "out", jobs="1")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_command_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["--list"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in names())
+    for arguments, message in (
+        (["fedpbc/fig2"], "did you mean 'fedpbc/fig2"),
+        (["--all", "fedpcb"], "did you mean 'fedpbc'"),
+        (["fedpbc/fig2a", "--jobs", "0"], "--jobs 0"),
+        (["fedpbc/fig2a", "--device", "abacus"], "abacus"),
+    ):
+        with pytest.raises(SystemExit) as left:
+            cli.main([*arguments, "--scale", "smoke", "--out", "unused"] if "--jobs" not in arguments else arguments)
+        assert message in str(left.value.code)

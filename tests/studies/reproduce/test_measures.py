@@ -1,0 +1,188 @@
+"""Numbers of a run: the end, a window, the first round that reaches a target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsim.studies.plots.cells import Cell
+from fedsim.studies.plots.curves import smooth
+from fedsim.studies.reproduce.measures import read
+from fedsim.studies.reproduce.report import is_rival
+from fedsim.studies.results.runs import Run
+
+ROUNDS = [0, 10, 20, 30, 40]
+VALUES = {3: [0.1, 0.3, 0.5, 0.6, 0.8], 4: [0.1, 0.5, 0.3, 0.8, 0.8]}
+
+
+def run() -> Run:
+    rows = [{"round": t, "seed": s, "accuracy": VALUES[s][e]} for e, t in enumerate(ROUNDS) for s in VALUES]
+    return Run(Path(), rows, {})
+
+
+def test_the_end_and_a_window_of_rounds() -> None:
+    assert read(metric="accuracy")(run()).tolist() == [0.8, 0.8]
+    assert np.allclose(read(metric="accuracy", last=20)(run()), [0.7, 0.8])  # rounds 30 and 40: later than 40 − 20
+    assert read(metric="accuracy", largest=True)(run()).tolist() == [0.8, 0.8]
+    assert np.allclose(read(metric="accuracy", last=21, percent=True)(run()), [190 / 3, 190 / 3])
+    assert np.allclose(read(metric="accuracy", last=20, times=2)(run()), [1.4, 1.6])
+    assert np.allclose(read(metric="accuracy", last=20, spread=True)(run()), [0.1, 0.0])
+    assert read(metric="accuracy", largest=True, times=-3)(run()).tolist() == pytest.approx([-2.4, -2.4])
+
+
+@pytest.mark.parametrize(
+    ("target", "every", "expected"),
+    [(0.4, 1, 10.0), (0.4, 20, 20.0), (0.7, 1, 30.0), (0.7, 20, 40.0), (0.8, 1, 40.0), (0.81, 1, np.nan)],
+)
+def test_the_first_round_at_which_the_mean_is_above_a_target(target: float, every: int, expected: float) -> None:
+    found = read(metric="accuracy", until="above", target=target, every=every)(run())
+    assert np.array_equal(found, [expected], equal_nan=True)
+    mirrored = run()
+    mirrored.rows = [row | {"accuracy": -row["accuracy"]} for row in mirrored.rows]
+    found = read(metric="accuracy", until="below", target=-target, every=every)(mirrored)
+    assert np.array_equal(found, [expected], equal_nan=True)
+
+
+def test_virtual_seconds_in_the_place_of_rounds() -> None:
+    """A second a round, and two: until 40 there are both, and the second replicate is where it was after 20 rounds."""
+    rows = [row | {"virtual_seconds": row["round"] * (2 if row["seed"] == 4 else 1)} for row in run().rows]
+    timed = Run(Path(), rows, {})
+    assert np.allclose(read(metric="accuracy", x="virtual_seconds")(timed), [0.8, 0.3])
+    assert np.allclose(read(metric="accuracy", x="virtual_seconds", window=[30, 40])(timed), [0.7, 0.35])
+    assert read(metric="accuracy", x="virtual_seconds", until="above", target=0.4)(timed).tolist() == [20.0]
+
+
+def test_what_only_swings_through_does_not_stay() -> None:
+    values = [9.0, 0.5, 4.0, 0.6, 0.4]
+    rows = [{"round": t, "seed": 0, "distance": v} for t, v in zip(ROUNDS, values, strict=True)]
+    swinging = Run(Path(), rows, {})
+    assert read(metric="distance", until="below", target=1.0)(swinging).tolist() == [10.0]
+    assert read(metric="distance", until="below", target=1.0, stays=True)(swinging).tolist() == [30.0]
+    assert np.isnan(read(metric="distance", until="below", target=0.3, stays=True)(swinging)).all()
+
+
+@pytest.mark.parametrize(("last", "share", "expected"), [(20, 1.0, 30.0), (1, 1.0, 40.0), (1, 0.5, 10.0)])
+def test_a_target_is_a_share_of_the_best_rounded_down_to_tenths(last: int, share: float, expected: float) -> None:
+    better, worse = run(), run()  # the best ends at 0.75 over two evaluations: 0.7; at 0.8 over the last one
+    worse.rows = [row | {"accuracy": row["accuracy"] - 0.1} for row in worse.rows]
+    measure = read(metric="accuracy", until="above", share=share, best_over="algorithm", last=last)
+    assert measure(better, [worse, better]).tolist() == [expected]
+    assert np.isnan(measure(worse, [worse, better])[0]) == (last == 1 and share == 1)
+
+
+def falling(values: np.ndarray, rounds: np.ndarray, **settings: object) -> Run:
+    """A run with distances [E, R] at these rounds."""
+    rows = [
+        {"round": int(t), "seed": r, "distance": v}
+        for t, each in zip(rounds, values, strict=True)
+        for r, v in enumerate(each)
+    ]
+    return Run(Path(), rows, {"local_steps": 5} | settings)
+
+
+def test_the_order_is_the_exponent_of_the_mean_square_in_steps_and_offset() -> None:
+    rounds = np.arange(0, 500, 10)
+    steps = 5 * rounds[:, None] + 300
+    both = np.array([1.0, 2.0]) * steps**-0.5  # d² is 1 / (t + γ) and 4 / (t + γ)
+    measure = read(metric="distance", order=0.75)
+    assert np.allclose(measure(falling(both, rounds, **{"local.schedule.offset": 300})), [-1, -1])
+    alone = np.maximum(rounds, 1)[:, None] ** -0.5 * np.array([1.0, 2.0])
+    assert np.allclose(measure(falling(alone, rounds)), [-1, -1])  # a rate that does not fall has no γ
+    crossing = np.stack([3 - rounds / 100, rounds / 100 - 3], axis=1)  # the mean is 0 throughout, the square is not
+    assert np.isfinite(measure(falling(np.abs(crossing) + 0.1, rounds))).all()
+
+
+def test_the_error_of_an_order_is_that_of_leaving_out_replicates() -> None:
+    """Noise of standard deviation s on log d² at two rounds: the slope's error is about s √2 / (√R log 2)."""
+    draw, replicates, s = np.random.default_rng(0), 400, 0.1
+    rounds = np.array([0, 10, 20])
+    squares = np.exp(s * draw.standard_normal((3, replicates))) / np.maximum(rounds, 1)[:, None]
+    values = read(metric="distance", order=0.75)(falling(np.sqrt(squares), rounds))
+    assert values.shape == (replicates,)
+    error = values.std(ddof=1) / np.sqrt(replicates)
+    expected = s * np.sqrt(2) / np.sqrt(replicates) / np.log(2)
+    assert error == pytest.approx(expected, rel=0.2)
+    assert abs(values.mean() + 1) < 5 * expected
+
+
+def test_a_bound_is_kept_or_broken_by_the_mean_square() -> None:
+    rounds = np.array([0, 100, 200])
+    steps = 5 * rounds[:, None] + 1000
+    signs = np.array([[1.0, 3.0]])
+    kept = (
+        10 * signs * (steps / 1000) ** -0.6
+    )  # d² falls like (t + γ)^−1.2: the ratio is largest at the first evaluation
+    measure = read(metric="distance", bound=True)
+    found = measure(falling(kept, rounds, **{"local.schedule.offset": 1000}))
+    assert found == pytest.approx([1.5**-0.2])
+    broken = kept.copy()
+    broken[2] = [10.0, 10.0]  # 100 for a mean of 500 at the start, at twice the clock
+    assert measure(falling(broken, rounds, **{"local.schedule.offset": 1000})) == pytest.approx([1.5**-0.2])
+    broken[2] = [10.0, 30.0]
+    assert measure(falling(broken, rounds, **{"local.schedule.offset": 1000})) == pytest.approx([2.0])
+
+
+def test_how_long_it_takes_in_local_steps() -> None:
+    rounds = np.array([0, 10, 20])
+    seen = falling(np.array([[4.0], [2.0], [1.0]]), rounds)
+    measure = {"metric": "distance", "until": "below", "target": 2.0}
+    assert read(**measure)(seen).tolist() == [10.0]
+    assert read(**measure, iterations=True)(seen).tolist() == [50.0]
+
+
+def test_how_long_it_takes_needs_a_target() -> None:
+    for wrong in (
+        {"until": "above"},
+        {"until": "over", "target": 1.0},
+        {"until": "below", "target": 1, "best_over": "a"},
+    ):
+        with pytest.raises(ValueError, match="until"):
+            read(metric="accuracy", **wrong)
+
+
+def test_the_moving_average_starts_at_the_first_value() -> None:
+    values = np.array([[4.0], [0.0], [0.0]])
+    assert smooth(values, 0.5)[:, 0].tolist() == [4.0, 2.0, 1.0]
+
+
+def test_the_first_of_two_metrics_that_a_run_has() -> None:
+    assert read(metric="own or accuracy")(run()).tolist() == [0.8, 0.8]
+    both = run()
+    both.rows = [row | {"own": row["seed"]} for row in both.rows]
+    assert read(metric="own or accuracy")(both).tolist() == [3.0, 4.0]
+
+
+def test_newcomers_count_epochs() -> None:
+    late = run()
+    late.newcomers = [{"epoch": e, "own": [0.1 * e, 0.2 * e]} for e in range(4)]
+    epochs, values = late.curve("newcomers accuracy or own")
+    assert epochs.tolist() == [0, 1, 2, 3]
+    assert np.allclose(read(metric="newcomers accuracy or own", percent=True)(late), [30, 60])
+    assert values.shape == (4, 2)
+
+
+def test_a_window_of_rounds_in_the_middle() -> None:
+    assert np.allclose(read(metric="accuracy", window=(10, 29), percent=True)(run()), [40, 40])
+    assert np.isnan(read(metric="accuracy", window=(11, 19))(run())).all()
+
+
+def test_until_when_a_run_is_ahead_is_where_its_summed_lead_is_largest() -> None:
+    """A single round behind does not end a lead that goes on; who never leads was ahead until round 0."""
+    leads = {3: [9.0, 0.3, -0.1, 0.2, -0.4], 4: [9.0, -0.1, -0.2, 0.2, -0.5]}  # what is before training does not count
+    ahead = run()
+    ahead.rows = [row | {"accuracy": row["accuracy"] + leads[row["seed"]][row["round"] // 10]} for row in ahead.rows]
+    measure = read(metric="accuracy", ahead_of={"algorithm": "FedAvg"})
+    assert measure(ahead, [run()]).tolist() == [30.0, 0.0]
+    rarely = run()
+    rarely.rows = [row for row in rarely.rows if row["round"] % 20 == 0]  # rounds that both were judged at
+    assert measure(ahead, [rarely]).tolist() == [0.0, 0.0]
+    assert np.isnan(measure(ahead)).all()
+
+
+def test_a_run_is_compared_with_that_at_the_named_labels() -> None:
+    cells = [Cell({"data": d, "algorithm": a}, run()) for d in "xy" for a in ("APFL", "FedAvg")]
+    measure = read(metric="accuracy", ahead_of={"algorithm": "FedAvg"})
+    rivals = [[other.at for other in cells if is_rival(measure, other, cell)] for cell in cells]
+    assert rivals == [[{"data": "x", "algorithm": "FedAvg"}], [], [{"data": "y", "algorithm": "FedAvg"}], []]
