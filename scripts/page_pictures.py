@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,20 +23,15 @@ from fedsim import Evaluation, Simulation, Tracking
 from fedsim.app.commands.algorithms import algorithms
 from fedsim.availability import Availability, Bernoulli, Full, Groups
 from fedsim.data.datasets import GaussianMean
-from fedsim.data.partition import Natural
 from fedsim.local import PFL, SGD, PoFL
 from fedsim.models import Mean
+from fedsim.data.partition import Natural
 from fedsim.shift import Location
 from fedsim.strategies import MIFA, FedAU, FedAvg, Strategy
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 ROOT = Path(__file__).parents[1]
 DARK, TEAL, RED, GOLD, GREY = "#263238", "#00897b", "#c62828", "#ef8f00", "#90a4ae"
-STYLE: Any = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -65,16 +59,15 @@ def main() -> None:
 
 def badges() -> dict[str, tuple[str, str, str]]:
     """Name → label, value, colour; what they say stands in pyproject.toml and in the catalogue of algorithms."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    prefix = "Programming Language :: Python :: "
-    versions = [line.removeprefix(prefix) for line in project["classifiers"] if line.startswith(prefix + "3.")]
-    (torch,) = (line for line in project["dependencies"] if re.match(r"torch\b(?!vision)", line))
-    bound = re.search(r">=([\d.]+)", torch)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    versions = re.findall(r'^ *"Programming Language :: Python :: (3\.\d+)"', project, re.M)
+    bound, licence = re.search(r'^ *"torch>=([\d.]+)', project, re.M), re.search(r'^license = "(.+)"', project, re.M)
     assert bound is not None
+    assert licence is not None
     return {
         "python": ("python", f"{versions[0]} – {versions[-1]}", "#3776ab"),
         "pytorch": ("pytorch", f"≥ {bound[1]}", "#c8442a"),
-        "license": ("license", project["license"], "#546e7a"),
+        "license": ("license", licence[1], "#546e7a"),
         "algorithms": ("algorithms", str(len(algorithms())), TEAL),
     }
 

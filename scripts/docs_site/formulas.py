@@ -231,7 +231,8 @@ def _closed(run: list[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
             else:
                 loose.add(number)
     loose.update(stack)
-    depth, part = 0, list[re.Match[str]]()
+    depth = 0
+    part: list[re.Match[str]] = []
     for number, token in enumerate(run):
         sign = token["sign"] or ""
         if number not in loose:
