@@ -324,10 +324,10 @@ def in_a_line(result: Result) -> str:
     from fedsim.app.job_progress import LEADING
     from fedsim.run.tracking.result import spread
 
-    told = [name for name in LEADING if name in result.final][:3] or list(result.final)[:3]
-    metrics = ", ".join(f"{name} {result.final[name][0]:.4g}{spread(result.final[name][1])}" for name in told)
-    ended = f", stopped by {result.stopped}" if result.stopped else ""
-    return f"{metrics} after {result.history[-1]['round']} rounds in {result.seconds:.1f} s{ended}: {result.folder}"
+    names = [name for name in LEADING if name in result.final][:3] or list(result.final)[:3]
+    metrics = ", ".join(f"{name} {result.final[name][0]:.4g}{spread(result.final[name][1])}" for name in names)
+    stop_note = f", stopped by {result.stopped}" if result.stopped else ""
+    return f"{metrics} after {result.history[-1]['round']} rounds in {result.seconds:.1f} s{stop_note}: {result.folder}"
 
 
 def report(result: Result) -> str:

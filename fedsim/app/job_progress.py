@@ -33,7 +33,7 @@ def leading(values: Mapping[str, float]) -> tuple[str, float] | None:
     return None if name is None else (name, values[name])
 
 
-def shown(name: str, value: float) -> str:
+def metric_text(name: str, value: float) -> str:
     """A metric for a log line."""
     return f"{name} {value:.4g}"
 
@@ -43,22 +43,22 @@ class JobProgress:
 
     Args:
         total: how many jobs there are.
-        what: they are called.
+        noun: what they are called.
         clock, say: for tests.
     """
 
     def __init__(
         self,
         total: int,
-        what: str = "jobs",
+        noun: str = "jobs",
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], None] = log.info,
     ) -> None:
-        self.total, self.what, self.done = total, what, 0
+        self.total, self.noun, self.done_jobs = total, noun, 0
         self._clock, self._say = clock, say
         self._began = self._last = clock()
 
-    def left(self, share: float) -> str:
+    def remaining(self, share: float) -> str:
         """The time that is left after a share of all work; nothing before there is any."""
         if not 0 < share < 1:
             return ""
@@ -66,7 +66,7 @@ class JobProgress:
 
     def finished(self, count: int = 1) -> None:
         """So many more jobs have ended; whoever calls it has said so."""
-        self.done += count
+        self.done_jobs += count
         self._last = self._clock()
 
     def beat(self, share: float | None = None, detail: str = "") -> None:
@@ -79,11 +79,10 @@ class JobProgress:
         if self._clock() - self._last < SILENCE:
             return
         self._last = self._clock()
-        share = self.done / max(self.total, 1) if share is None else share
+        share = self.done_jobs / max(self.total, 1) if share is None else share
         spent = duration(self._clock() - self._began)
-        self._say(
-            f"{self.done}/{self.total} {self.what} done after {spent}{self.left(share)}{detail and f'; {detail}'}"
-        )
+        line = f"{self.done_jobs}/{self.total} {self.noun} done after {spent}{self.remaining(share)}"
+        self._say(f"{line}; {detail}" if detail else line)
 
 
 class LockstepProgress:
@@ -98,18 +97,18 @@ class LockstepProgress:
         self.progress, self.folders, self.rounds = progress, folders, rounds
 
     def __call__(self, t: int, runs: int) -> None:
-        most = max(self.rounds, default=t + 1)
-        share = (self.progress.done + runs * min(1.0, (t + 1) / most)) / max(self.progress.total, 1)
-        detail = f"round {t + 1}/{most}, {runs} together"
+        last_round = max(self.rounds, default=t + 1)
+        share = (self.progress.done_jobs + runs * min(1.0, (t + 1) / last_round)) / max(self.progress.total, 1)
+        detail = f"round {t + 1}/{last_round}, {runs} together"
         self.progress.beat(share, detail if not (best := best_so_far(self.folders)) else f"{detail}; {best}")
 
 
 def best_so_far(folders: Sequence[Path]) -> str:
-    """The best leading metric among runs that have been evaluated, and whose it is; '' where there is none."""
+    """The best leading metric among runs that have been evaluated, and folder_name it is; '' where there is none."""
     from fedsim.evaluation.columns import rises
     from fedsim.run.tracking.metrics_csv import NAME, read_metrics
 
-    found: list[tuple[str, float, str]] = []
+    evaluated: list[tuple[str, float, str]] = []
     for folder in folders:
         try:
             rows = read_metrics(folder / NAME)
@@ -118,12 +117,12 @@ def best_so_far(folders: Sequence[Path]) -> str:
         last = [row for row in rows if row["round"] == rows[-1]["round"]]
         if last and (metric := leading(last[0])):
             name = metric[0]
-            found.append((name, sum(row[name] for row in last) / len(last), folder.name))
-    found = [entry for entry in found if entry[0] == found[0][0] and entry[1] == entry[1]]
-    if not found:
+            evaluated.append((name, sum(row[name] for row in last) / len(last), folder.name))
+    evaluated = [entry for entry in evaluated if entry[0] == evaluated[0][0] and entry[1] == entry[1]]
+    if not evaluated:
         return ""
-    name, value, whose = (max if rises(found[0][0]) else min)(found, key=lambda entry: entry[1])
-    return f"best so far: {shown(name, value)} ({whose})"
+    name, value, folder_name = (max if rises(evaluated[0][0]) else min)(evaluated, key=lambda entry: entry[1])
+    return f"best so far: {metric_text(name, value)} ({folder_name})"
 
 
 def as_they_end(
@@ -132,7 +131,7 @@ def as_they_end(
     """The futures, each as it ends, with a word on the others every ten seconds."""
     waiting = set(futures)
     while waiting:
-        ended, waiting = wait(waiting, timeout=SILENCE / 4, return_when=FIRST_COMPLETED)
-        yield from ended
-        if not ended:
+        finished_futures, waiting = wait(waiting, timeout=SILENCE / 4, return_when=FIRST_COMPLETED)
+        yield from finished_futures
+        if not finished_futures:
             progress.beat(detail=detail())

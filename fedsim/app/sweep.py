@@ -132,7 +132,7 @@ def _carried_out(
                 result = stopped.result
             final = result.final
             record.status = "done"
-            print(f"{_place(records, record)} {show(result)}", flush=True)
+            print(f"{_position(records, record)} {show(result)}", flush=True)
         else:
             record.status = "kept"
             log.info("finished before: %s", folder)
@@ -157,20 +157,24 @@ def _carried_out(
     return value
 
 
-def _place(records: Path, record: Record) -> str:
+def _position(records: Path, record: Record) -> str:
     """'[3/8], about 4 min left:', as far as the sweep knows how many runs it has; other runs' records say what is
     done. Where jobs end together the time that is left says nothing, and is left out."""
     from fedsim.app.job_progress import duration
 
     try:
         total, began = json.loads((records / TOTAL).read_text())
-        others = [json.loads(path.read_text()) for path in records.glob("*.json") if path.stem != str(record.number)]
+        other_records = [
+            json.loads(path.read_text()) for path in records.glob("*.json") if path.stem != str(record.number)
+        ]
     except (OSError, ValueError):
         return f"[{record.number + 1}]"
-    done = 1 + sum(other["status"] != "running" for other in others)
-    together = any(other["status"] == "running" for other in others)
-    left = (time.time() - began) * (total - done) / done
-    return f"[{done}/{total}]" + (f", about {duration(left)} left:" if done < total and not together else "")
+    done_jobs = 1 + sum(other["status"] != "running" for other in other_records)
+    unfinished = any(other["status"] == "running" for other in other_records)
+    seconds_left = (time.time() - began) * (total - done_jobs) / done_jobs
+    return f"[{done_jobs}/{total}]" + (
+        f", about {duration(seconds_left)} left:" if done_jobs < total and not unfinished else ""
+    )
 
 
 def _count(overrides: list[Any]) -> int:

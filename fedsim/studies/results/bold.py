@@ -13,27 +13,27 @@ from fedsim.studies.results.run_measures import Cell, Measure
 FEW = 5  # seeds below which an interval says little
 
 
-def distinguishable(one: Cell, other: Cell, confidence: float = 0.95) -> bool:
+def distinguishable(first: Cell, second: Cell, confidence: float = 0.95) -> bool:
     """Do the means differ, by Student's interval of the differences by seed, or by Welch's where the seeds are others?
 
     Of fewer than two numbers there is no interval, and unequal means count as different.
     """
-    if one.seeds is not None and one.seeds == other.seeds:
-        differences = paired(one.values, other.values, one.seeds, other.seeds, confidence)
-        (low, high), known = differences.interval, differences.pairs > 1
+    if first.seeds is not None and first.seeds == second.seeds:
+        differences = paired(first.values, second.values, first.seeds, second.seeds, confidence)
+        (low, high), has_interval = differences.interval, differences.pairs > 1
     else:
-        known = min(len(one.known), len(other.known)) > 1
-        low, high = _welch(one, other, confidence) if known else (math.nan, math.nan)
-    return not low <= 0 <= high if known else one.mean != other.mean
+        has_interval = min(len(first.known), len(second.known)) > 1
+        low, high = _welch(first, second, confidence) if has_interval else (math.nan, math.nan)
+    return not low <= 0 <= high if has_interval else first.mean != second.mean
 
 
-def _welch(one: Cell, other: Cell, confidence: float) -> tuple[float, float]:
+def _welch(first: Cell, second: Cell, confidence: float) -> tuple[float, float]:
     """The interval of a difference of means of independent samples (Welch 1947, with Satterthwaite's freedom)."""
-    difference, variances = one.mean - other.mean, [cell.error**2 for cell in (one, other)]
+    difference, variances = first.mean - second.mean, [cell.error**2 for cell in (first, second)]
     if not sum(variances):
         return difference, difference
     freedom = sum(variances) ** 2 / sum(
-        variance**2 / (len(cell.known) - 1) for variance, cell in zip(variances, (one, other), strict=True)
+        variance**2 / (len(cell.known) - 1) for variance, cell in zip(variances, (first, second), strict=True)
     )
     reach = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(sum(variances))
     return difference - reach, difference + reach
