@@ -104,7 +104,7 @@ class LockstepProgress:
 
 
 def best_so_far(folders: Sequence[Path]) -> str:
-    """The best leading metric among runs that have been evaluated, and folder_name it is; '' where there is none."""
+    """The best leading metric among runs that have been evaluated, and whose it is; '' where there is none."""
     from fedsim.evaluation.columns import rises
     from fedsim.run.tracking.metrics_csv import NAME, read_metrics
 
