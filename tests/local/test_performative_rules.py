@@ -15,7 +15,7 @@ from fedsim.core import ConfigError
 from fedsim.data.contamination import Point
 from fedsim.data.datasets import Dataset, Digits, GaussianMean
 from fedsim.data.partition import Dirichlet
-from fedsim.local import PFL, SGD, PoFL, ProFL
+from fedsim.local import PFL, PG, SGD, PoFL, ProFL
 from fedsim.local.sample_size import SampleSize
 from fedsim.models import Linear, Mean
 from fedsim.run.tracking import Tracking
@@ -119,6 +119,25 @@ def test_every_client_follows_the_algorithm_on_its_own_steps(rule, length, way, 
         for one, clients in zip(naive, met, strict=True):
             one.end_round(clients)
     assert all(len(one.own) == 2 for one in naive)  # L̂₂ was used by all who came
+
+
+def test_every_step_of_pg_follows_the_algorithm_on_the_mixture(play) -> None:
+    """One client with everybody's samples, each moved by the sensitivity of the client that it belongs to."""
+    local = PG(lr=LR, steps=STEPS, batch_size=SAMPLES, history=3, box=list(BOX))
+    simulation = mean_estimation(local, contamination=None)
+    naive = [Naive(3) for _ in range(2)]
+    for played in play(simulation):
+        plan = simulation.trainer.batches.plan(played.report.cohort, played.t)
+        assert len(played.report.end) == 2  # replicates
+        for replicate in range(2):
+            chunk, theta = plan.chunk(np.array([replicate])), played.before.model[replicate, 0].item()
+            for step in range(STEPS):
+                batch = {name: value[0] for name, value in chunk.batch(step, 0, 1, torch.float64).items()}
+                z = simulation.shift(batch, torch.tensor([theta], dtype=torch.float64))["x"].flatten().numpy()
+                assert len(np.unique(np.round(z - batch["x"].flatten().numpy(), 9))) == 3 or not theta
+                theta = naive[replicate].step(0, theta, z)
+            assert played.report.end[replicate, 0].item() == pytest.approx(theta, abs=1e-7)
+    assert all(one.own for one in naive)  # L̂₂ was used
 
 
 RULES = {

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,7 +110,6 @@ BY_ANOTHER_NAME = {  # classes whose formula a test plays again under a name of 
     "Mimic": "test_mimic_copies_who_stands_out_as_a_plain_loop_has_it",
     "Momentum": "test_an_optimiser_is_torchs_own",
     "PFL": "test_without_a_projection_pfl_is_sgd_and_with_one_it_stays_inside",
-    "PG": "test_pg_weighs_the_mixtures_answer_by_one_derivative",
     "RRM": "test_clients_descend_on_the_draw_of_the_last_deployment",
     "RobustServer": "test_every_round_is_the_servers_step_along_the_rules_aggregate",
     "TreeNoise": "test_a_rounds_rows_share_what_the_tree_adds_in_it",
@@ -115,13 +118,120 @@ BY_ANOTHER_NAME = {  # classes whose formula a test plays again under a name of 
 
 def formula_tests(name: str) -> list[str]:
     """Tests that play the formula of a class again."""
-    found = [test for test, _, words in SCRIPT["tests"]() if name in words]
-    return [test for test in found if test == BY_ANOTHER_NAME.get(name) or any(words in test for words in FORMULAS)]
+    return [test for test, _ in formula_files(name)]
 
 
-def test_every_algorithm_has_a_test_of_its_formula() -> None:
-    """A new choice has one too, under a name that says so, or is listed with the name of its test."""
-    kinds = {one.kind.__name__ for one in KNOWN.values() if one.group in ("strategy", "local", "uplink", "attack")}
-    assert not [name for name in sorted(kinds) if not formula_tests(name)]
+def formula_files(name: str) -> list[tuple[str, Path]]:
+    """Those tests and their files."""
+    found = [(test, file) for test, file, words in SCRIPT["tests"]() if name in words]
+    return [
+        (test, file)
+        for test, file in found
+        if test == BY_ANOTHER_NAME.get(name) or any(words in test for words in FORMULAS)
+    ]
+
+
+COMPARISONS = {"assert_close", "allclose", "assert_allclose", "assert_array_equal", "approx", "equal", "array_equal"}
+
+
+def defined(file: Path) -> dict[str, ast.stmt]:
+    """What a module of tests defines, the modules beside it that it imports, and its fixtures."""
+    given: dict[str, ast.stmt] = {}
+    body = ast.parse(file.read_text(encoding="utf-8")).body
+    for node in body:
+        imported = [node.module] if isinstance(node, ast.ImportFrom) else []
+        imported += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for beside in (file.parent / f"{name}.py" for name in imported):
+            given |= defined(beside) if beside.is_file() else {}
+    if file.name.startswith("test_") and (file.parent / "conftest.py").is_file():
+        given |= defined(file.parent / "conftest.py")
+    given |= {name: node for node in body for name in SCRIPT["names"](node)}
+    for node in body:  # a fixture may have a name of its own
+        for decorator in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+            for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
+                if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
+                    given[str(keyword.value.value)] = node
+    return given
+
+
+def reached(test: str, file: Path) -> list[ast.AST]:
+    """The statements of a test and of all that it names in its module or beside it, annotations left out."""
+    given = defined(file)
+    seen, waiting, nodes = {test}, [given[test]], list[ast.AST]()
+    while waiting:
+        for node in ast.walk(waiting.pop()):
+            nodes.append(node)
+            name = getattr(node, "id", getattr(node, "attr", getattr(node, "arg", None)))
+            if isinstance(name, str) and name in given and name not in seen:
+                seen.add(name)
+                waiting.append(given[name])
+    annotations = {
+        id(inner)
+        for node in nodes
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        if annotation is not None
+        for inner in ast.walk(annotation)
+    }
+    asked = {
+        id(inner)
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance"
+        for inner in ast.walk(node.args[1])
+    }
+    return [node for node in nodes if id(node) not in annotations | asked]
+
+
+def builds(nodes: list[ast.AST], name: str) -> bool:
+    """Is the class called, or handed on (in a table, to functools.partial) to be called?"""
+    return any(isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) for node in nodes)
+
+
+def compares(nodes: list[ast.AST]) -> bool:
+    """Is something compared with other numbers?"""
+    calls = {getattr(node.func, "attr", getattr(node.func, "id", "")) for node in nodes if isinstance(node, ast.Call)}
+    return bool(calls & COMPARISONS)
+
+
+KINDS = {
+    one.kind.__name__: one.kind for one in KNOWN.values() if one.group in ("strategy", "local", "uplink", "attack")
+}
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_every_algorithm_has_a_test_of_its_formula(name: str) -> None:
+    """It builds the class and compares numbers, under a name that says so, or is listed by its name."""
+    found = [reached(test, file) for test, file in formula_files(name)]
+    assert any(builds(nodes, name) and compares(nodes) for nodes in found), formula_tests(name)
+
+
+def test_tests_that_only_name_a_class_do_not_count(tmp_path: Path) -> None:
     assert not formula_tests("SomethingNew")
     assert set(BY_ANOTHER_NAME.values()) <= {test for test, _, _ in SCRIPT["tests"]()}
+    file = tmp_path / "test_it.py"
+    file.write_text(
+        "def test_a(x: FedAvg) -> None:\n    assert isinstance(x, FedAvg)\n"
+        "def test_b() -> None:\n    run(FedAvg())\n"
+        "CASES = [FedAvg]\ndef test_c() -> None:\n    assert 1.0 == approx(CASES[0]())\n"
+    )
+    assert not builds(reached("test_a", file), "FedAvg")
+    assert builds(reached("test_b", file), "FedAvg")
+    assert not compares(reached("test_b", file))
+    assert builds(reached("test_c", file), "FedAvg")
+    assert compares(reached("test_c", file))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_the_test_of_a_formula_notices_a_thousandth(name: str) -> None:
+    """An algorithm whose every result is off by 10⁻³ fails one of its tests (3 to 12 s each)."""
+    root, kind = Path(__file__).parents[2], KINDS[name]
+    environment = os.environ | {
+        "BROKEN": f"{kind.__module__}:{name}",
+        "PYTHONPATH": os.pathsep.join(map(str, (root, root / "tests" / "scripts"))),
+        "OMP_NUM_THREADS": "1",
+    }
+    tests = [f"{file}::{test}" for test, file in formula_files(name)]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "broken_algorithm", "-p", "no:cacheprovider", *tests]
+    ended = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=800)
+    assert ended.returncode == 1, f"{name} may be broken: {' '.join(tests)}"
+    assert "\nFAILED " in ended.stdout, ended.stdout
