@@ -23,9 +23,9 @@ from fedsim import Evaluation, Simulation, Tracking
 from fedsim.app.commands.algorithms import algorithms
 from fedsim.availability import Availability, Bernoulli, Full, Groups
 from fedsim.data.datasets import GaussianMean
+from fedsim.data.partition import Natural
 from fedsim.local import PFL, SGD, PoFL
 from fedsim.models import Mean
-from fedsim.data.partition import Natural
 from fedsim.shift import Location
 from fedsim.strategies import MIFA, FedAU, FedAvg, Strategy
 

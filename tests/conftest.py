@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for k, case in enumerate(cases):
             if k not in quick:
                 case.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def _settings_are_logged_again() -> Iterator[None]:
+    """The command line gives each warning about settings once in a process: no test is silenced by an earlier one."""
+    yield
+    logging.getLogger("fedsim.run.settings").filters.clear()
 
 
 class Scripted(Availability):

@@ -17,7 +17,7 @@ ASCII = {"PYTHONIOENCODING": "ascii"}
 C_LOCALE = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 COMMANDS = {
     "fedsim": "from fedsim.app.cli import main; main()",
-    "fedsim-plot": "from fedsim.plots.cli import main; main()",
+    "fedsim-plot": "from fedsim.studies.plots.cli import main; main()",
 }
 TINY = ("rounds=2", "clients=3", "tracking.tensorboard=false")
 RAW = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # C0, C1 and bidirectional

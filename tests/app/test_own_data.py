@@ -108,8 +108,8 @@ def test_clients_are_drawn_on_what_was_held_out_of_them_where_all_runs_have_that
         return Run(Path("run"), [], {}, known)
 
     for runs, label, dots in (
-        ([run(True)], "accuracy on what was held out of the client, %", [70.0]),
-        ([run(True), run(False)], "accuracy on the client's own data, %", [10.0, 20.0]),
+        ([run(True)], "accuracy on samples held out of the client (%)", [70.0]),
+        ([run(True), run(False)], "accuracy on the client's own training samples (%)", [10.0, 20.0]),
     ):
         (axes,) = pictures.accuracies(runs).axes
         assert axes.get_xlabel() == label

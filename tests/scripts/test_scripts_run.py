@@ -28,7 +28,7 @@ ELSEWHERE = {  # run by another test, or by none
     "mutants.py": "test_mutants.py",
     "notebook.py": "../test_notebook.py",
     "page_pictures.py": "test_page_pictures.py",
-    "reference_pages.py": "test_reference_pages.py",
+    "command_line_page.py": "test_command_line_page.py",
     "printed_output.py": "../test_printed_numbers.py",
     "same_numbers.py": "test_same_numbers.py",
     "bare_names.py": "test_scripts_run.py",
