@@ -131,7 +131,7 @@ class Availability(Validated, ABC):
     def check_numbers(self, t: int, name: str, values: np.ndarray) -> None:
         """Refuse probabilities that are none, and counts below 0, of round t."""
         upper_bound = 1.0 if name == "probabilities" and self.law != "multiset" else np.inf
-        shape = getattr(values, "shape", None)
+        shape = values.shape if isinstance(values, np.ndarray) else None
         if shape != self.population.shape:
             raise ConfigError(
                 f"availability={type(self).__name__}: {name}({t}) must be an array {list(self.population.shape)}, one "
@@ -142,4 +142,10 @@ class Availability(Validated, ABC):
             raise ConfigError(
                 f"availability={type(self).__name__}: {name}({t}) of client {position[1]} is "
                 f"{values[tuple(position)]:g}, which is not {'in [0, 1]' if upper_bound == 1 else '0 or more'}"
+            )
+        if name == "counts" and values.dtype.kind == "f" and (values % 1).any():
+            position = np.argwhere(values % 1)[0]
+            raise ConfigError(
+                f"availability={type(self).__name__}: {name}({t}) of client {position[1]} is "
+                f"{values[tuple(position)]:g}, and a client participates a whole number of times"
             )

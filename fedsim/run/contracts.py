@@ -111,6 +111,20 @@ def moved(part: Any, before: Node) -> list[str]:
     return changed(before, look(part))
 
 
+def enlarged(value: Any) -> Any:
+    """A number or an array that has counted a thousand times as long; None of anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, Tensor, np.ndarray)):
+        return None
+    if isinstance(value, (Tensor, np.ndarray)) and value.dtype in (torch.bool, np.bool_):
+        return None
+    return value * 1000 + 1000
+
+
+def counters(part: Any, before: Node) -> list[str]:
+    """Names of a part's own attributes that have moved since a snapshot of `look`."""
+    return [path for path in moved(part, before) if path.isidentifier() and path in getattr(part, "__dict__", {})]
+
+
 def same(one: Tensor, other: Tensor, scale: float | None = None) -> bool:
     """Equal but for rounding; `scale` is of the numbers that count, the largest one's unless given."""
     if one.shape != other.shape or one.dtype != other.dtype:

@@ -33,6 +33,8 @@ from fedsim.run.contracts import (
     Invariance,
     Named,
     brings_foreign,
+    counters,
+    enlarged,
     is_user_defined,
     kind,
     look,
@@ -150,6 +152,21 @@ def _availability(run: Setup) -> None:
                         f"{label}: {name}({t}) is not the same when asked twice{detail}; draw by "
                         "fedsim.core.rng.generator, a function of seed, purpose and round"
                     )
+
+    for name in counters(tried, before):
+        kept = vars(tried)[name]
+        value = enlarged(kept) if isinstance(kept, (int, float)) else None  # an array may be remembered by its round
+        later: list[tuple[int, dict[str, np.ndarray]]] = []
+        with contextlib.suppress(ConfigError):
+            for t in rounds if value is not None else ():
+                vars(tried)[name] = value
+                later.append((t, ask(tried, t)))
+        vars(tried)[name] = kept
+        if any(not np.array_equal(first[t][asked], of[asked]) for t, of in later for asked in of):
+            raise ConfigError(
+                f"{label}: its answers depend on {name}, which changes when it is asked; draw by "
+                "fedsim.core.rng.generator, a function of seed, purpose and round"
+            )
 
 
 def _ask_for_other_seeds(process: Availability, rounds: Iterable[int]) -> None:

@@ -27,6 +27,8 @@ from fedsim.run.contracts import (
     Invariance,
     Named,
     brings_foreign,
+    counters,
+    enlarged,
     identical,
     is_user_defined,
     look,
@@ -224,9 +226,8 @@ def _remembers(trial: Trial, name: str) -> str:
 def _waits(trial: Trial, how: LoopExecutor) -> str | None:
     """State that changed and made no difference so far: does it, once it has changed a thousand times as much?"""
     for kind, part, before in zip(("local", "shift", "contamination"), trial.parts, trial.before, strict=True):
-        names = [path for path in moved(part, before) if path.isidentifier() and path in getattr(part, "__dict__", {})]
-        for name in names:
-            original_value, enlarged_value = vars(part)[name], _far(vars(part)[name])
+        for name in counters(part, before):
+            original_value, enlarged_value = vars(part)[name], enlarged(vars(part)[name])
             if enlarged_value is None or trial.slow():
                 continue
             vars(part)[name] = enlarged_value
@@ -240,14 +241,6 @@ def _waits(trial: Trial, how: LoopExecutor) -> str | None:
                     )
             vars(part)[name] = original_value
     return None
-
-
-def _far(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float, Tensor, np.ndarray)):
-        return None
-    return value * 1000 + 1000 if not isinstance(value, (Tensor, np.ndarray)) or value.dtype not in (
-        torch.bool, np.bool_
-    ) else None  # fmt: skip
 
 
 def _shift_padding(trial: Trial) -> str | None:

@@ -6,6 +6,7 @@ keeps elsewhere is in no checkpoint; and what one replicate's clients bring must
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from fedsim.run.contracts import (
     Named,
     check_all,
     copied,
+    counters,
+    enlarged,
     fields,
     identical,
     is_user_defined,
@@ -86,6 +89,8 @@ class StrategyTrial:
         wave = torch.sin(torch.arange(1.0, self.models.numel() + 1)).reshape(self.models.shape)
         self.models = self.models + 0.05 * wave.to(self.models)
         self.before = look(run.strategy)
+        self.counters: dict[str, Any] = {}  # attributes that a copy begins with
+        self.last, self.begun = run.strategy, self.before  # the copy that played, and how it began
         self.began = time.perf_counter()
         # a process that always sends as many clients may be all that a strategy is for
         self.steady = run.availability.law in ("full", "uniform_k")
@@ -129,17 +134,25 @@ class StrategyTrial:
         trial_federation.ask = None if federation.ask is None else _made_up_answers
         return trial_federation
 
-    def play(self, counts: Sequence[Sequence[int]], replicates: range, fresh: bool = False) -> list[State]:
+    def play(
+        self, counts: Sequence[Sequence[int]], replicates: range, fresh: bool = False, between: bool = False
+    ) -> list[State]:
         """The states after consecutive rounds in which so many clients of every replicate come, counts [T][R].
 
-        `fresh`: every round is played by another copy, as after a resumed run.
+        `fresh`: every round is played by another copy, as after a resumed run. `between`: before each round the one
+        before it is played with other numbers.
         """
         federation = self._federation(replicates)
         strategy, label = self.strategy(replicates), self.what
+        self.last = strategy
         models = self.models[replicates.start : replicates.stop]
         with within(f"{label}: initial", strategy):
             state = strategy.initial(models.clone(), federation)
-        states = []
+        if not fresh:
+            self.begun = look(strategy)
+        vars(strategy).update(self.counters)
+        states: list[State] = []
+        earlier: tuple[State, Report] | None = None
         for t in self.rounds:
             if fresh:
                 strategy = self.strategy(replicates)
@@ -163,6 +176,10 @@ class StrategyTrial:
             if not isinstance(carry.get("params"), Tensor) or list(carry["params"].shape) != shape:
                 raise ConfigError(f"{label}: start must return rows {shape}, one per client, and returns {kind(start)}")
             report = _report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
+            if between and earlier is not None:
+                with contextlib.suppress(ConfigError):
+                    _next(strategy, label, _elsewhere(earlier[0]), _elsewhere(earlier[1]), t - 1)
+            earlier = copied(state), copied(report)
             next_state = _next(strategy, label, state_copy, report, t)
             if not fresh and t == self.rounds[0]:
                 repeated_state = _next(strategy, label, copied(state), report, t)
@@ -203,7 +220,36 @@ def _repeated(trial: StrategyTrial) -> str | None:
             name = identical(fields(expected_state), fields(repeated_state))
             if name is not None:
                 return trial.remembers(name, trial.strategy(everybody))
+    return None if trial.slow() else _other_calls(trial, counts, right)
+
+
+def _other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: list[State]) -> str | None:
+    """The same rounds with others in between, and by a copy that has counted a thousand times as long."""
+    everybody, tried = range(len(trial.models)), dict[str, Any]()
+    trial.play(counts, everybody)
+    for counter in counters(trial.last, trial.begun):
+        kept = vars(trial.last)[counter]
+        value = enlarged(kept) if isinstance(kept, (int, float)) else None  # an array may be remembered by its round
+        tried |= {} if value is None else {counter: value}
+    for between, trial.counters in ((True, {}), *((False, {counter: value}) for counter, value in tried.items())):
+        try:
+            for expected_state, other_state in zip(right, trial.play(counts, everybody, between=between), strict=True):
+                name = identical(fields(expected_state), fields(other_state))
+                if name is not None:
+                    return trial.remembers(name, trial.last)
+        finally:
+            trial.counters = {}
     return None
+
+
+def _elsewhere(of: Any) -> Any:
+    """A state or a report with other numbers."""
+    moved_on = {
+        name: value + 0.1 * torch.cos(torch.arange(value.numel())).reshape(value.shape).to(value)
+        for name, value in fields(of).items()
+        if isinstance(value, Tensor) and value.is_floating_point() and value.numel()
+    }
+    return dataclasses.replace(copied(of), **moved_on)
 
 
 def _nobody(trial: StrategyTrial) -> str | None:

@@ -385,6 +385,19 @@ def in_a_global(self: Any, state: Any, report: Any, t: int) -> Any:
     return replace(state, model=state.model - report.cohort.mean(report.innovation) * (1 + CALLS["n"] % 7))
 
 
+BY_ROUND: dict[int, Tensor] = {}
+
+
+def by_round_in_a_global(self: Any, state: Any, report: Any, t: int) -> Any:
+    BY_ROUND[t] = report.cohort.mean(report.innovation)
+    return replace(state, model=state.model - BY_ROUND[t] - 0.5 * BY_ROUND.get(t - 1, 0 * BY_ROUND[t]))
+
+
+def counting_to_a_thousand(self: Any, state: Any, report: Any, t: int) -> Any:
+    self.calls = getattr(self, "calls", 0) + 1
+    return replace(state, model=state.model - report.cohort.mean(report.innovation) * (1 if self.calls < 1000 else 2))
+
+
 def empty_nan(self: Any, state: Any, report: Any, t: int) -> Any:
     count = report.cohort.sum(torch.ones_like(report.loss))
     return replace(state, model=state.model - report.cohort.sum(report.innovation) / count[:, None])
@@ -415,6 +428,8 @@ STRATEGIES: dict[str, tuple[Any, str | None]] = {
     "the first client's": (sorted_rows, r"Mine raised IndexError: index is out of bounds .*test_parts_of_users"),
     "a counter of calls": (counting_calls, r"\(_calls\).*make it a field of its State"),
     "a counter in a global": (in_a_global, "make it a field of its State"),
+    "the round before in a global": (by_round_in_a_global, "make it a field of its State"),
+    "a counter that matters late": (counting_to_a_thousand, r"\(calls\).*make it a field of its State"),
     "no number where nobody came": (empty_nan, "the model is not finite after a round in which nobody took part"),
     "another shape in round 2": (other_shape_later, r"model must stay .* in the next state"),
     "plain": (Mine.aggregate, None),
@@ -463,6 +478,11 @@ def _of_a_class(self: Any, t: int) -> np.ndarray:
     return np.full(self.population.shape, int(Classed.total[0]) % 2)
 
 
+def _counting_to_a_hundred(self: Any, t: int) -> np.ndarray:
+    self.asked = getattr(self, "asked", 0) + 1
+    return np.full(self.population.shape, int(self.asked < 100))
+
+
 def _shared_seeds(self: Any, t: int) -> np.ndarray:
     return np.random.default_rng(t + Known.seeds[0]).integers(0, 2, self.population.shape)
 
@@ -483,6 +503,12 @@ AVAILABILITY: dict[str, tuple[dict[str, Any], str]] = {
     "from one round to the next": ({"counts": _from_one_to_the_next}, "not the same when asked twice .*state"),
     "in a class": ({"counts": _of_a_class}, "not the same when asked twice .*Classed"),
     "of the last simulation": ({"counts": _shared_seeds, "setup": _keep_seeds}, r"not the same when asked twice"),
+    "counted to a hundred": ({"counts": _counting_to_a_hundred}, "its answers depend on asked, which changes when"),
+    "halves": (
+        {"counts": lambda self, t: np.full(self.population.shape, 0.5)},
+        r"counts\(0\) of client 0 is 0.5, and a client participates a whole number of times",
+    ),
+    "a tensor": ({"counts": lambda self, t: torch.ones(self.population.shape)}, "must be an array .* and is Tensor"),
     "wrong in round 2": (
         {"counts": lambda self, t: np.full(self.population.shape, 1 - t)},
         r"counts\(2\) of client 0 is -1",
