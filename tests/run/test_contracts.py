@@ -16,8 +16,11 @@ from fedsim.availability import Availability
 from fedsim.core import rng
 from fedsim.data.contamination import Contamination
 from fedsim.data.datasets import Dataset
+from fedsim.data.partition import IID, Natural
 from fedsim.local import SGD
 from fedsim.models import Linear
+from fedsim.run.contracts import brings_foreign
+from fedsim.run.wiring import clients_of
 from fedsim.shift import Shift
 from fedsim.strategies import FedAvg, State, Strategy
 
@@ -240,3 +243,23 @@ def test_a_later_round_is_looked_at_too():
 def test_a_part_of_another_kind_is_refused_by_its_group(group: str, given: Any, message: str):
     with pytest.raises(ConfigError, match=message):
         Simulation(**{"dataset": Dataset("x", torch.zeros(4, 1)), "model": Linear, group: given})
+
+
+class Mine:
+    """Of nobody's package."""
+
+
+def test_a_part_of_a_users_is_found_in_lists_and_dictionaries() -> None:
+    for holder in (Mine(), [1, Mine()], (Mine(),), {"a": Mine()}, [[Mine()]]):
+        assert brings_foreign(holder)
+    for holder in (None, [], [1, "a"], {"a": np.zeros(2)}, [torch.zeros(1)], SGD(lr=0.1, steps=1)):
+        assert not brings_foreign(holder)
+
+
+def test_owners_are_clients_unless_a_partition_says_otherwise() -> None:
+    """Of 4 owners 2 are drawn, by default as by partition=natural; another partition takes all of them."""
+    data = Dataset("owned", torch.arange(8.0)[:, None], torch.zeros(8), owners=torch.arange(8) % 4, loss="squared")
+    for partition, owners in ((None, 2), (Natural(), 2), (IID(), 4)):
+        drawn, clients = clients_of(data, partition, 2)
+        assert (drawn.natural_clients, clients) == (owners, 2)
+    assert clients_of(data, None, "all")[1] == 4

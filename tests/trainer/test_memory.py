@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import sys
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from fedsim.models import MLP, Linear, Mean
 from fedsim.run.tracking import Tracking
 from fedsim.shift import Location
 from fedsim.strategies import FedAvg, FedAWE, FedProx, Scaffold
+from fedsim.trainer.device_memory import configure_allocator
 
 SIZES = (1, 9, 4, 3, 8)
 QUIET = Tracking(progress="none", tensorboard=False)
@@ -264,3 +267,11 @@ def test_dropout_has_no_gradient_sample_by_sample():
 
     with pytest.raises(ConfigError, match="dropout layer '1' draws its mask for a whole batch"):
         simulation_of(dropping, local=PerSample())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallopt is glibc's")
+def test_glibc_takes_the_thresholds_of_its_allocator() -> None:
+    if getattr(ctypes.CDLL(None), "gnu_get_libc_version", None) is None:
+        pytest.skip("another C library")
+    assert configure_allocator(torch.device("cpu"))
+    assert not configure_allocator(torch.device("meta"))

@@ -176,3 +176,10 @@ def test_flowers_own_partitioners() -> None:
     dirichlet = flower.DirichletPartitioner(num_partitions=10, partition_by="label", alpha=0.3)
     assert counts_of(Flwr(dirichlet), 10).sum() == 6000
     assert counts_of(Dirichlet(form="per_class"), 10).sum() == 6000
+
+
+def test_quantity_may_need_every_sample() -> None:
+    """6000 samples are 30 × 200; one more each is too many."""
+    assert counts_of(Quantity(min_size=200), 30).sum(1).tolist() == [200] * 30
+    with pytest.raises(ConfigError, match="exceeds the 6000 samples"):
+        counts_of(Quantity(min_size=201), 30)
