@@ -16,6 +16,7 @@ from resumable import QUIET, Coins, simulation_of
 
 from fedsim.core import ConfigError, lock
 from fedsim.core.lock import NAME, Lock, check_free
+from fedsim.core.lock import _lock as lock_file
 from fedsim.run.together import Lockstep
 
 
@@ -214,3 +215,10 @@ def test_runs_in_lockstep_own_their_folders_too(tmp_path: Path) -> None:
     mine.release()
     assert "is in use by process" in str(ended[0])
     assert ended[1].history[-1]["round"] == 3
+
+
+def test_a_file_is_locked_for_one_who_opened_it(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as first, (tmp_path / "file").open("w") as second:
+        assert lock_file(first.fileno())
+        with pytest.raises(BlockingIOError):
+            lock_file(second.fileno())

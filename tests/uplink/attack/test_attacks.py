@@ -149,3 +149,13 @@ def test_who_lies_is_the_seeds_and_no_wild_row_moves_a_median(run):
     torch.testing.assert_close(alone, both[1:], rtol=0, atol=1e-12)
     with pytest.raises(ConfigError, match=r"attack\.clients names client 7, but clients=5 end at 4"):
         run(Noise(clients=[7]))
+
+
+def test_the_bound_of_min_max_is_where_the_farthest_honest_row_is_as_far_as_allowed() -> None:
+    """max_i ‖μ + γ p − g_i‖ = `most`, for a direction of any length."""
+    draw = torch.Generator().manual_seed(0)
+    honest = torch.randn(6, 4, dtype=torch.float64, generator=draw)
+    along, centre = 2.5 * torch.randn(4, dtype=torch.float64, generator=draw), honest.mean(0)
+    most = torch.tensor(7.0, dtype=torch.float64)
+    gamma = MinMax().bound(centre, along, honest, most)
+    assert (centre + gamma * along - honest).norm(dim=1).max().item() == pytest.approx(7.0, rel=1e-12)
