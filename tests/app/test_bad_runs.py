@@ -178,7 +178,7 @@ RUNS: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", RUNS)
 def test_a_bad_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: Path, case: str) -> None:
     """It is refused, and stays as it is."""

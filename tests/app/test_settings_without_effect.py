@@ -155,7 +155,7 @@ def told_fixture(caplog):
     return told
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("key", RESTING)
 def test_a_setting_is_told_where_it_rests_and_only_there(key, told):
     rests, wakes = RESTING[key]

@@ -42,7 +42,6 @@ DAMAGE = {
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", DAMAGE)
 def test_a_damaged_or_foreign_checkpoint_is_refused(case, tmp_path):
     simulation_of(rounds=3).run(tmp_path, tracking=QUIET)

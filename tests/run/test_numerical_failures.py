@@ -63,7 +63,7 @@ def simulation_of(local, executor="vmap", **options) -> Simulation:
     return Simulation(data, Mean, clients=4, local=local, execution=execution, **settings | options)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 @pytest.mark.parametrize(("routine", "ill"), CASES)
 def test_it_is_named_and_dropped_and_the_others_do_not_notice(routine, ill, executor):

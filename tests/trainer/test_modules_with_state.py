@@ -185,7 +185,6 @@ def rows_of(servers: list[nn.Module]) -> Tensor:
     )
 
 
-@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", RIGHT)
 def test_fedavg_of_such_a_module_is_that_written_by_hand(name: str) -> None:
     build = RIGHT[name]

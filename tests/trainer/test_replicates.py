@@ -53,7 +53,6 @@ COMPANY = {
 }
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", COMPANY)
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 def test_a_replicate_gives_the_same_numbers_alone_as_in_company(case, executor):

@@ -89,7 +89,6 @@ RIGHT: dict[str, tuple[Any, Callable[[Any, dict[str, Tensor]], Tensor]]] = {
 QUICK = ("auto", "vmap", "loop")
 
 
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", RIGHT)
 def test_fedavg_with_a_users_loss_is_that_written_by_hand(name: str) -> None:
     given, loss = RIGHT[name]

@@ -53,7 +53,6 @@ def test_a_client_moves_the_count_by_one(z: float, count_noise: float, rounds: i
     assert by_pld(dp.GaussianDpEvent(joint(z, count_noise)), rounds) <= said.epsilon
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("q", "count_noise", "rounds"), [(0.9, 1.2, 1), (0.2, None, 12), (0.5, 1.2, 1), (0.5, None, 1), (0.9, 1.2, 12)]
 )
@@ -73,7 +72,6 @@ def test_secret_coins(q: float, count_noise: float | None, rounds: int) -> None:
     assert (said.mechanism.relation, said.mechanism.sampling) == (ADD_OR_REMOVE, POISSON)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("k", "count_noise"), [(2, 1.2), (5, None), (5, 1.2), (10, None)])
 def test_k_of_m(k: int, count_noise: float | None) -> None:
     """One client replaced by another moves the sum by 2 C and the count by 1."""
@@ -190,7 +188,6 @@ def test_clients_that_remember_are_not_amplified_without_replacement() -> None:
     assert run.privacy(3).mechanism.sampling == KNOWN
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CORRECT)
 def test_a_claim_names_its_relation(name: str) -> None:
     case = CORRECT[name]

@@ -45,7 +45,7 @@ def one_sentence_of(call: Callable[[], object]) -> None:
     assert not said or in_one_sentence(said)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(("file", "how"), cases())
 def test_a_damaged_file_is_one_sentence_and_the_others_are_shown(
     good: Path,
