@@ -213,6 +213,8 @@ class Validated:
                 if base is not object and issubclass(base, Validated):
                     _validate_constructor(base)
             _PREPARED.add(cls)
+        if (args or kwargs) and cls.__init__ is object.__init__:  # which ignores them, since there is a __new__
+            raise TypeError(f"{cls.__name__}() takes no arguments")
         return super().__new__(cls)
 
     def __init_subclass__(cls, **options: Any) -> None:

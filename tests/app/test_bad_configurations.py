@@ -198,7 +198,7 @@ CONFIGURATIONS: list[tuple[list[str], str]] = [
     (["dataset=mnist", "dataset.root=nowhere"], "FEDSIM_DATA"),
     (["dataset._target_=no.such.Data"], "dataset._target_='no.such.Data' cannot be imported"),
     ([*MEAN, "dataset.means=[1,2]"], "dataset.means"),
-    ([*MEAN, "clients=2", "dataset.means=[1,nan]"], "dataset.means=nan must be a finite number"),
+    ([*MEAN, "clients=2", "dataset.means=[1,nan]"], "dataset.means[1]=nan must be a finite number"),
     ([*MEAN, "dataset.std=-1"], "dataset.std=-1"),
     (["strategy=fedawe", "strategy.clipped=all"], "strategy.clipped='all'"),
     ([*MEAN, "dataset.seed=abc"], "dataset.seed='abc' must be a whole number"),

@@ -52,7 +52,7 @@ from fedsim.models.selectors import Selector
 from fedsim.run.rules import Stop
 from fedsim.run.tracking import Tracking
 from fedsim.shift import Shift
-from fedsim.strategies import FedAvg, FedOpt, Krum, RobustServer, State, Strategy
+from fedsim.strategies import FedAvg, FedOpt, Krum, LocalOnly, RobustServer, State, Strategy
 from fedsim.trainer import Execution
 from fedsim.uplink import Stage
 from fedsim.uplink.attack import Attack
@@ -405,3 +405,10 @@ def test_a_subclass_declares_what_it_takes_by_its_bases_name_and_type() -> None:
 
 def test_a_state_is_no_part() -> None:
     assert not issubclass(State, Validated)
+
+
+def test_a_part_without_a_constructor_takes_no_arguments() -> None:
+    assert LocalOnly().vectors_up == 0
+    for arguments in ((1.0,), ()):
+        with pytest.raises(TypeError, match=r"LocalOnly\(\) takes no arguments"):
+            LocalOnly(*arguments, **({} if arguments else {"server_lr": 1.0}))
