@@ -68,13 +68,7 @@ def build(
     from fedsim.trainer import Execution
 
     settings = plain(cfg)
-    setting_names = top_level()
-    for name in settings:
-        if name not in setting_names:
-            raise ConfigError(f"{name} is not a setting{checks.nearest(name, setting_names)}")
-    for name in (*TOP_LEVEL, *OF_EVALUATION, *OF_EXECUTION, *PARTS, "model", "trainer", "tracking", "trusted"):
-        if name not in settings:
-            raise ConfigError(f"{name} is missing; leave it as it is, or give it another value")
+    _check_names(settings)
     tracking = dict(settings["tracking"])
     evaluation = {OF_EVALUATION[key]: settings[key] for key in OF_EVALUATION}
     evaluation["client_samples"] = tracking.pop("client_samples", 20)
@@ -90,11 +84,7 @@ def build(
     }
     check_types(Execution, execution, execution_names)
     check_types(Evaluation, evaluation, evaluation_names)
-    packages = settings["trusted"]
-    if not isinstance(packages, list) or not all(isinstance(name, str) and name.isidentifier() for name in packages):
-        raise ConfigError(f"trusted={packages!r} must be a list of packages' names, such as [mypackage]")
-    if not set(packages) <= set(trusted):
-        raise ConfigError(f"trusted={packages} stands in a file; say on the command line whom you trust")
+    packages = _trusted_packages(settings["trusted"], trusted)
     with targets.trusting(packages), _room():
         components = {name: _instantiate(name, settings[name], names) for name in PARTS if name != "dataset"}
         shared = {} if shared is None else shared
@@ -120,6 +110,26 @@ def build(
             )
         watching = _instantiate("tracking", tracking, names)
     return simulation, watching, identity(cfg)
+
+
+def _check_names(settings: dict[str, Any]) -> None:
+    """Refuse settings of the top level that are unknown or missing."""
+    setting_names = top_level()
+    for name in settings:
+        if name not in setting_names:
+            raise ConfigError(f"{name} is not a setting{checks.nearest(name, setting_names)}")
+    for name in (*TOP_LEVEL, *OF_EVALUATION, *OF_EXECUTION, *PARTS, "model", "trainer", "tracking", "trusted"):
+        if name not in settings:
+            raise ConfigError(f"{name} is missing; leave it as it is, or give it another value")
+
+
+def _trusted_packages(packages: Any, trusted: Sequence[str]) -> list[str]:
+    """The packages that a configuration trusts, if the command line does too."""
+    if not isinstance(packages, list) or not all(isinstance(name, str) and name.isidentifier() for name in packages):
+        raise ConfigError(f"trusted={packages!r} must be a list of packages' names, such as [mypackage]")
+    if not set(packages) <= set(trusted):
+        raise ConfigError(f"trusted={packages} stands in a file; say on the command line whom you trust")
+    return packages
 
 
 def _loss(name: Any) -> Any:

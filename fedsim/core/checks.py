@@ -72,12 +72,3 @@ def fraction(key: str, value: Any) -> float:
     if not 0.0 <= real(key, value) <= 1.0:
         raise ConfigError(key=key, value=value, needs="must lie between 0 and 1")
     return float(value)
-
-
-def auto_or_whole(key: str, value: Any) -> int | str:
-    """'auto', or a whole number of at least 1."""
-    if value == "auto":
-        return "auto"
-    if isinstance(value, str):
-        raise ConfigError(key=key, value=value, needs="must be 'auto' or a whole number of at least 1")
-    return whole(key, value)
