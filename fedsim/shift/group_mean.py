@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import rng
+from fedsim.core.constraints import NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
@@ -39,8 +40,8 @@ class GroupMean(Shift):
 
     def __init__(
         self,
-        gamma: Sequence[float] = (0.02, 3.0),
-        spread: float | Sequence[float] = (0.02, 0.2),
+        gamma: Sequence[Real] = (0.02, 3.0),
+        spread: NonNegative | Sequence[NonNegative] = (0.02, 0.2),
         features: Sequence[int] | None = None,
         target: int = 1,
         seed: int = 0,

@@ -117,20 +117,23 @@ def test_parts_of_each_group_declare_what_they_take() -> None:
 
 @pytest.mark.parametrize(("cls", "name", "constraint", "hint"), CASES)
 def test_what_lies_outside_is_refused_and_the_border_is_not(cls: type, name: str, constraint: Any, hint: Any) -> None:
+    """Of a list, each entry is checked, and an error names it with its index."""
     outside, inside = EXAMPLES[type(constraint)](constraint)
     check = check_of(cls, name)
+    in_list = declarations._is_list(hint)
+    key = f"{name}[0]" if in_list else name
     optional = type(None) in typing.get_args(hint)
     for value in outside:
         if value is None and optional:
             assert check(name, None) is None
             continue
         with pytest.raises(ConfigError) as refused:
-            check(name, value)
-        assert str(refused.value).startswith(f"{name}={value!r} ")
-        assert refused.value.key == name
-        assert str(refused.value.under("group")).startswith(f"group.{name}={value!r} ")
+            check(name, [value] if in_list else value)
+        assert str(refused.value).startswith(f"{key}={value!r} ")
+        assert refused.value.key == key
+        assert str(refused.value.under("group")).startswith(f"group.{key}={value!r} ")
     for value in inside:
-        assert check(name, value) == value
+        assert check(name, [value] if in_list else value) == ([value] if in_list else value)
 
 
 # group=choice, key, a value outside: what a library user reads, and after the group's name the command line.

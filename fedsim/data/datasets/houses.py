@@ -45,7 +45,7 @@ class HousePrices(Stream):
         mean: Real = 5 / 3,
         std: NonNegative = 1.0,
         coefficient: Numbers = 5 / 3,
-        spread: float = 0.0,
+        spread: NonNegative = 0.0,
         noise: NonNegative = 2.0333,
         seed: int = 0,
     ) -> None:

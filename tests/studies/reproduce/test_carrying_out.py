@@ -90,7 +90,7 @@ def test_several_at_once_give_the_same_numbers(folder: Path, carried_out: tuple[
 LONG = """
 import sys
 from pathlib import Path
-from fedsim.studies.reproduce import cli
+from fedsim.studies.reproduce import reproduce_cli as cli
 from fedsim.studies.reproduce.recipe import load
 
 if __name__ == "__main__":
