@@ -245,12 +245,12 @@ def test_a_part_of_another_kind_is_refused_by_its_group(group: str, given: Any, 
         Simulation(**{"dataset": Dataset("x", torch.zeros(4, 1)), "model": Linear, group: given})
 
 
-class Mine:
+class PartOfUser:
     """Of nobody's package."""
 
 
 def test_a_part_of_a_users_is_found_in_lists_and_dictionaries() -> None:
-    for holder in (Mine(), [1, Mine()], (Mine(),), {"a": Mine()}, [[Mine()]]):
+    for holder in (PartOfUser(), [1, PartOfUser()], (PartOfUser(),), {"a": PartOfUser()}, [[PartOfUser()]]):
         assert brings_foreign(holder)
     for holder in (None, [], [1, "a"], {"a": np.zeros(2)}, [torch.zeros(1)], SGD(lr=0.1, steps=1)):
         assert not brings_foreign(holder)
