@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,6 @@ import fedsim
 
 ASCII = {"PYTHONIOENCODING": "ascii"}
 C_LOCALE = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-COMMANDS = {
-    "fedsim": "from fedsim.app.cli import main; main()",
-    "fedsim-plot": "from fedsim.studies.plots.cli import main; main()",
-}
 TINY = ("rounds=2", "clients=3", "tracking.tensorboard=false")
 RAW = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # C0, C1 and bidirectional
 ESCAPES = "e\x1b[31mvil\x1b]0;title\x07\u202ed"
@@ -28,7 +25,8 @@ MARKDOWN = "![x](http:a.b) *b* <i>h\x1b[2J"
 def command(
     folder: Path, *words: str, program: str = "fedsim", **environment: str
 ) -> subprocess.CompletedProcess[bytes]:
-    code = f"import sys; sys.argv[0] = {program!r}; {COMMANDS[program]}"
+    (entry,) = entry_points(group="console_scripts", name=program)
+    code = f"import sys; sys.argv[0] = {program!r}; from {entry.module} import {entry.attr} as main; main()"
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))}
     variables |= {"PYTHONPATH": str(Path(fedsim.__file__).parents[1]), "OMP_NUM_THREADS": "1"} | environment
     line = [sys.executable, "-c", code, *words]
