@@ -35,7 +35,7 @@ from fedsim.core.speaking import ignore_broken_pipes, log_to_stderr, once_each, 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
     from fedsim.core.ranks import Ranks
     from fedsim.run.tracking import Result
-    from fedsim.trainer import Steps
+    from fedsim.trainer import TaskGenerator
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
     return folder
 
 
-def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> Steps[float | None]:
+def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> TaskGenerator[float | None]:
     """One run of a sweep, its local work handed out; `shared` are data sets of other runs, as `build` takes them."""
     _prepare()
     hydra_config = HydraConfig.get()
@@ -272,7 +272,7 @@ def steps(
     ranks: Ranks | None = None,
     shared: dict[str, Any] | None = None,
     trusted: Sequence[str] | None = None,
-) -> Steps[Result]:
+) -> TaskGenerator[Result]:
     """As `run`, its local work handed out; `shared` are data sets of other runs, as `build` takes them, `trusted` the
     packages that the user named; None: as the overrides of this process say."""
     from fedsim.core.ranks import Ranks

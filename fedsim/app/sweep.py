@@ -37,7 +37,7 @@ from fedsim.core.speaking import printable
 
 if TYPE_CHECKING:
     from fedsim.run.tracking import Result
-    from fedsim.trainer import Steps
+    from fedsim.trainer import TaskGenerator
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +87,8 @@ class Record:
 
 
 def sweep_job(
-    cfg: DictConfig, folder: Path, run: Callable[[], Steps[Result]], show: Callable[[Result], str]
-) -> Steps[float | None]:
+    cfg: DictConfig, folder: Path, run: Callable[[], TaskGenerator[Result]], show: Callable[[Result], str]
+) -> TaskGenerator[float | None]:
     """One run of a sweep, its local work handed out; what comes of it is its objective, None without one or where it
     failed.
 
@@ -106,11 +106,11 @@ def sweep_job(
 def _carried_out(
     cfg: DictConfig,
     folder: Path,
-    run: Callable[[], Steps[Result]],
+    run: Callable[[], TaskGenerator[Result]],
     show: Callable[[Result], str],
     hydra: Any,
     record: Record,
-) -> Steps[float | None]:
+) -> TaskGenerator[float | None]:
     from fedsim.run.stopping import Stopped
 
     records = Path(hydra.sweep.dir) / RECORDS

@@ -26,7 +26,7 @@ from fedsim.run.tracking.metrics_csv import NAME as METRICS
 from fedsim.run.tracking.metrics_csv import MetricsCSV, kept_rows
 from fedsim.run.tracking.pictures import pictures
 from fedsim.run.tracking.result import Row
-from fedsim.trainer import Steps
+from fedsim.trainer import TaskGenerator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,11 +66,11 @@ def _said(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def with_lock(method: Callable[P, Steps[T]]) -> Callable[P, Steps[T]]:
+def with_lock(method: Callable[P, TaskGenerator[T]]) -> Callable[P, TaskGenerator[T]]:
     """Steps of an object with a `federation`, that owns the folder `out`, its first argument, until they end."""
 
     @functools.wraps(method)
-    def steps(*args: P.args, **kwargs: P.kwargs) -> Steps[T]:
+    def steps(*args: P.args, **kwargs: P.kwargs) -> TaskGenerator[T]:
         out: Any = kwargs.get("out", args[1] if len(args) > 1 else None)
         with locked_folder(None if out is None else Path(out), args[0].federation.ranks):  # type: ignore[attr-defined]
             return (yield from method(*args, **kwargs))

@@ -26,7 +26,7 @@ from fedsim.run.strategy_contract import check_state
 from fedsim.run.tracker import Tracker
 from fedsim.run.tracking import Result, Tracking
 from fedsim.strategies import State
-from fedsim.trainer import Steps, run_to_completion
+from fedsim.trainer import TaskGenerator, run_to_completion
 from fedsim.trainer.device_memory import configure_allocator
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Simulation(Setup):
         identity: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
         config: str | None = None,
-    ) -> Steps[Result]:
+    ) -> TaskGenerator[Result]:
         """What `run` does, but for the clients' local work, which is handed out every round: `fedsim.run.together` does
         that of several runs at once."""
         tracking, folder = tracking or Tracking(), None if out is None else Path(out)

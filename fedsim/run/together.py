@@ -20,7 +20,7 @@ from fedsim.run import determinism
 from fedsim.run.simulation import Simulation
 from fedsim.run.stopping import Stopped, StopSignals
 from fedsim.run.tracking import Result
-from fedsim.trainer import JointExecutor, LocalResult, LocalTask, Steps
+from fedsim.trainer import JointExecutor, LocalResult, LocalTask, TaskGenerator
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Lockstep(Generic[T]):
         self.at_once, self.watch = at_once, watch
         self.company = company or JointExecutor()
 
-    def __call__(self, runs: Iterable[Callable[[], Steps[T]]]) -> Iterator[tuple[int, T | BaseException]]:
+    def __call__(self, runs: Iterable[Callable[[], TaskGenerator[T]]]) -> Iterator[tuple[int, T | BaseException]]:
         """The runs, each begun by its call, and as each ends its number and what came of it: a result or an error.
 
         Runs that have rounds to catch up do so first. Asked to stop (Ctrl-C, SIGTERM), all that are under way end after
@@ -59,8 +59,8 @@ class Lockstep(Generic[T]):
                 stop_requested = stop_requested or isinstance(outcome, Stopped)
                 yield number, outcome
 
-    def _together(self, runs: dict[int, Callable[[], Steps[T]]]) -> Iterator[tuple[int, T | BaseException]]:
-        in_flight: dict[int, tuple[Steps[T], LocalTask]] = {}
+    def _together(self, runs: dict[int, Callable[[], TaskGenerator[T]]]) -> Iterator[tuple[int, T | BaseException]]:
+        in_flight: dict[int, tuple[TaskGenerator[T], LocalTask]] = {}
         try:
             for number, begin in runs.items():
                 if StopSignals.pending():
@@ -87,9 +87,9 @@ class Lockstep(Generic[T]):
     @staticmethod
     def _advance(
         number: int,
-        run: Steps[T] | Callable[[], Steps[T]],
+        run: TaskGenerator[T] | Callable[[], TaskGenerator[T]],
         done: LocalResult | Exception | None,
-        in_flight: dict[int, tuple[Steps[T], LocalTask]],
+        in_flight: dict[int, tuple[TaskGenerator[T], LocalTask]],
     ) -> list[tuple[int, T | BaseException]]:
         """To the run's next work, or its end: then what came of it."""
         try:

@@ -3,7 +3,7 @@
 from fedsim.trainer.execution import Execution
 from fedsim.trainer.full_data_query import FullDataQuery
 from fedsim.trainer.joint_executor import JointExecutor
-from fedsim.trainer.local_task import LocalResult, LocalTask, Steps, run_to_completion
+from fedsim.trainer.local_task import LocalResult, LocalTask, TaskGenerator, run_to_completion
 from fedsim.trainer.trainer import Trainer
 from fedsim.trainer.trainers import Trainers
 
@@ -13,7 +13,7 @@ __all__ = [
     "JointExecutor",
     "LocalResult",
     "LocalTask",
-    "Steps",
+    "TaskGenerator",
     "Trainer",
     "Trainers",
     "run_to_completion",

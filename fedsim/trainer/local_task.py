@@ -64,10 +64,10 @@ class LocalTask:
         return len(self.plan.load.steps)
 
 
-Steps = Generator[LocalTask, LocalResult, T]
+TaskGenerator = Generator[LocalTask, LocalResult, T]
 
 
-def run_to_completion(steps: Steps[T]) -> T:
+def run_to_completion(steps: TaskGenerator[T]) -> T:
     """What comes out of it where every work is done on its own, by the trainer whose it is."""
     try:
         work = next(steps)

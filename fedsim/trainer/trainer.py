@@ -35,7 +35,7 @@ from fedsim.trainer.execution import Execution
 from fedsim.trainer.executors import Executor, executor
 from fedsim.trainer.failing_rows import nan_where, run_without_failing
 from fedsim.trainer.fused_executor import FusedExecutor
-from fedsim.trainer.local_task import LocalResult, LocalTask, Steps, finite_rows, run_to_completion
+from fedsim.trainer.local_task import LocalResult, LocalTask, TaskGenerator, finite_rows, run_to_completion
 from fedsim.trainer.objective import refuse_whole_batches
 from fedsim.trainer.rates import rates_of_steps, sums
 from fedsim.trainer.trial import Rows, fastest_executor
@@ -209,7 +209,7 @@ class Trainer:
         deployed: Tensor,
         memory: Memory | None = None,
         accept: Accept | None = None,
-    ) -> Steps[Report]:
+    ) -> TaskGenerator[Report]:
         """A round's local work: what is to be done is handed out, and what was done taken in.
 
         Args:

@@ -34,7 +34,7 @@ from fedsim.run.stopping import Stopped
 from fedsim.run.together import Lockstep
 from fedsim.run.tracking.result import spread
 from fedsim.studies.reproduce.recipe import Setting
-from fedsim.trainer import Steps
+from fedsim.trainer import TaskGenerator
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...], trusted:
     return jobs
 
 
-def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = None) -> Steps[Outcome]:
+def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = None) -> TaskGenerator[Outcome]:
     """Run one job, or go on with it where it was stopped; its local work is handed out.
 
     Args:
