@@ -107,8 +107,8 @@ def newcomers_of(
     shift, everybody, strategy = training.newcomer_shift, population.everybody, server.strategy
     if shift is None:
         return None, None
-    contamination, settled = training.contamination, training.trainers.settled
-    trainers = Trainers(everybody, shift, server.model, contamination, parts.trainer, settled)
+    contamination, executor_cache = training.contamination, training.trainers.executor_cache
+    trainers = Trainers(everybody, shift, server.model, contamination, parts.trainer, executor_cache)
     trainers.setup_shift()
     evaluator = evaluator_of(parts, server, metrics, everybody, shift)
     scores = scores_of(evaluator, parts.personal, population.tables)

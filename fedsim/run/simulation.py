@@ -147,7 +147,7 @@ class Simulation(Setup):
 
     def _resumed(self, checkpoints: Checkpointer, state: State, resume: bool) -> tuple[State, Progress]:
         """State and progress of the checkpoint, if the run is to resume and there is one; else those before round 0."""
-        progress, settled = Progress.at_start(self.federation.replicates), self.training.trainers.settled
+        progress, executor_cache = Progress.at_start(self.federation.replicates), self.training.trainers.executor_cache
         path = checkpoints.path
         if resume and path is not None and checkpoints.exists():
             state, progress = checkpoints.read(state)
@@ -156,8 +156,8 @@ class Simulation(Setup):
                     f"rounds={self.rounds}, but the run in {path.parent} has completed {progress.rounds}; raise rounds"
                 )
             log.info("resumed %s after round %d", path, progress.rounds)
-        settled.update(progress.executors)
-        progress.executors = settled  # what trials find from here on goes into the next checkpoint
+        executor_cache.update(progress.executors)
+        progress.executors = executor_cache  # what trials find from here on goes into the next checkpoint
         return state, progress
 
     def _rehearse(self, state: State, memory: Memory) -> None:

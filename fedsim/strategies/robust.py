@@ -48,7 +48,7 @@ class Robust(PerReplicate):
             raise ConfigError(key="bad", value=bad, needs="must be a whole number of clients, or a share below 1")
         self.bucket = bucket
         self.weighting = weighting
-        self._told = False
+        self._warned = False
 
     def check(self, availability: Availability) -> None:
         m = availability.population.clients
@@ -97,12 +97,12 @@ class Robust(PerReplicate):
                 )
                 weights = torch.stack([bucket_shares.sum() for bucket_shares in shares])
         if len(sent) < self.least(bad):
-            if not self._told:
+            if not self._warned:
                 log.warning(
                     "%s: %d rows in round %d, and it needs %d; in such rounds the model stays",
                     *(type(self).__name__, len(sent), t, self.least(bad)),
                 )
-            self._told = True
+            self._warned = True
             return None
         return self.combine(sent, bad, memory) if weights is None else self.combine_weighted(sent, weights, bad, memory)
 

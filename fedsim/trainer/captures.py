@@ -69,7 +69,7 @@ class Captures(Replay):
         super().__init__(function, worth)
         self._capture = capture
         self.most_bytes = MOST_BYTES if most_bytes is None else most_bytes
-        self._told = False
+        self._warned = False
 
     def _made(self, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
         if len({tensor.device for tensor in tensors}) > 1:  # a number of the host's would be frozen
@@ -85,9 +85,9 @@ class Captures(Replay):
 
     def _replayed(self, form: Any, tensors: list[Tensor], reason: str) -> Callable[[list[Tensor]], Any]:
         """Operation by operation; it is said once."""
-        if not self._told:
+        if not self._warned:
             log.warning("trainer.compile=graph: a step is not captured, and runs operation by operation (%s)", reason)
-        self._told = True
+        self._warned = True
         return super()._made(form, tensors)
 
     def _forget(self) -> None:

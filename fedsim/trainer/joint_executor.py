@@ -39,7 +39,7 @@ class JointExecutor:
         self._alike: dict[tuple[int, int], bool] = {}
         self._joint: dict[tuple[int, ...], ClientData] = {}
         self._kept: dict[int, Trainer] = {}  # as long as there are numbers of them above
-        self._told = False
+        self._warned = False
 
     def __call__(self, works: Sequence[LocalTask]) -> list[LocalResult | Exception]:
         """Each one's rows after their local steps, in the order of the works; or why there are none.
@@ -90,11 +90,11 @@ class JointExecutor:
                 total = 0
             subgroups[-1].append(index)
             total += size
-        if len(subgroups) > 1 and not self._told:
+        if len(subgroups) > 1 and not self._warned:
             rows = len(works[group[0]])
             bound = f"{limit / 2**20:.3g} MiB"
             log.info("lockstep: %d runs of some %d rows go in parts of at most %s", len(group), rows, bound)
-            self._told = True
+            self._warned = True
         return subgroups
 
     def _fits(self, one: LocalTask, other: LocalTask) -> bool:
@@ -120,7 +120,7 @@ class JointExecutor:
         result = leader.perform(concatenate(works, self._data(works)))
         for trainer, work in zip(trainers[1:], works[1:], strict=True):
             assert isinstance(trainer, Trainer)
-            trainer.take(leader.choice.executor, work.carry)
+            trainer.use_executor(leader.choice.executor, work.carry)
         return split_results(result, [len(work) for work in works])
 
     def _data(self, works: list[LocalTask]) -> ClientData:

@@ -54,7 +54,7 @@ class Trainer:
         shift: how data answer the deployed model.
         batches: where samples come from.
         execution: how it is computed, see `fedsim.trainer.choose`.
-        settled: executors that were found the quickest, by the rule's name; what this trainer finds goes there.
+        executor_cache: executors that were found the quickest, by the rule's name; what this trainer finds goes there.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Trainer:
         shift: Shift,
         batches: Batches,
         execution: Execution | None = None,
-        settled: dict[str, str] | None = None,
+        executor_cache: dict[str, str] | None = None,
     ) -> None:
         self.rule, self.model, self.shift, self.batches = rule, model, shift, batches
         self.execution = execution or Execution()
@@ -84,11 +84,11 @@ class Trainer:
             agreement=agreement_of(model, batches, self._for_trial),
         )  # fmt: skip
         self.candidates = self._resolve(self.execution)
-        self.settled = {} if settled is None else settled
+        self.executor_cache = {} if executor_cache is None else executor_cache
         self.choice = self.candidates[0]
         self.executor = self._made(self.choice)
         self._general: Executor | None = None
-        self._told = self._halved = self._refused = False
+        self._executor_chosen = self._halved = self._refused = False
         self.remembered: Memory | None = None  # the last `memory` it made, that of the run
 
     def restrict_to_loop(self, reason: str) -> None:
@@ -136,20 +136,20 @@ class Trainer:
         carry, deployed = work.carry, work.deployed
         names = [choice.executor for choice in self._able(carry)]
         like = (self.model.told(), type(self.rule), type(self.shift))
-        if self.settled.get(self.label) not in names:
+        if self.executor_cache.get(self.label) not in names:
             rows = Rows(carry, work.rates, None if deployed is None else deployed[work.replicate])
             with tensor_cores(self.model.precision):
-                fastest_name = self.settled[self.label] = fastest_executor(
+                fastest_name = self.executor_cache[self.label] = fastest_executor(
                     self._able(carry), self._made, work.plan, rows, like
                 )
             if self.model.precision == "bf16" and self.execution.trial and not needs_general_executor(carry):
                 warn_if_slower(self._named(fastest_name, carry), self.rule, self.model, self.shift, work.plan, rows)
-        self.take(self.settled[self.label], carry)
+        self.use_executor(self.executor_cache[self.label], carry)
         log.info("trainer: %s", self.choice.describe())
 
-    def take(self, name: str, carry: Carry) -> None:
+    def use_executor(self, name: str, carry: Carry) -> None:
         """From now on that executor, of those which can run such rows."""
-        self.settled[self.label], self._told = name, True
+        self.executor_cache[self.label], self._executor_chosen = name, True
         if name != self.choice.executor:
             self.choice = self._named(name, carry)
             self.executor = self._made(self.choice)
@@ -264,7 +264,7 @@ class Trainer:
     def perform(self, work: LocalTask) -> LocalResult:
         """All rows through their local steps, by the executor that was chosen in the first round."""
         with self._errors_in_a_sentence(work):
-            if not self._told and len(work):
+            if not self._executor_chosen and len(work):
                 self.choose_executor(work)
             with tensor_cores(self.model.precision):
                 return self._local_steps(work)

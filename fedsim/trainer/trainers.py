@@ -18,7 +18,7 @@ class Trainers:
         data: the clients' samples.
         shift: how they answer; `setup_shift` sets it up for them.
         model, contamination, execution: of the run.
-        settled: which executors its trainers found the quickest, by their rules' names; None: nothing yet.
+        executor_cache: which executors its trainers found the quickest, by their rules' names; None: nothing yet.
     """
 
     def __init__(
@@ -28,11 +28,11 @@ class Trainers:
         model: RowModel,
         contamination: Contamination,
         execution: Execution,
-        settled: dict[str, str] | None = None,
+        executor_cache: dict[str, str] | None = None,
     ) -> None:
         self.data, self.shift, self.model = data, shift, model
         self.contamination, self.execution = contamination, execution
-        self.settled = {} if settled is None else settled
+        self.executor_cache = {} if executor_cache is None else executor_cache
         self._made: list[Trainer] = []
         self._reasons: list[tuple[str, LocalRule | None]] = []
 
@@ -44,7 +44,7 @@ class Trainers:
         """The rule's, which learns what it will meet."""
         batches = Batches(self.data, rule.work, self.contamination, self.model.keyed, self.shift.redraw)
         rule.setup(self.data, self.shift, self.model)
-        trainer = Trainer(rule, self.model, self.shift, batches, self.execution, self.settled)
+        trainer = Trainer(rule, self.model, self.shift, batches, self.execution, self.executor_cache)
         for reason, of in self._reasons:
             if of is None or type(of) is type(rule):
                 trainer.restrict_to_loop(reason)
