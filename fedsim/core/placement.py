@@ -17,25 +17,25 @@ from torch import Tensor
 PLACES = ("device", "host", "disk")
 
 
-def placed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, place: str) -> Tensor:
+def placed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, storage: str) -> Tensor:
     """Zeros, on this device if that is the place.
 
     On 'disk' it is a map of a file in the folder for temporary files (variable TMPDIR), which has no name any more: it
     is gone with the process. The operating system keeps in memory as much of it as fits.
     """
-    if place == "disk":
+    if storage == "disk":
         with tempfile.TemporaryDirectory(prefix="fedsim-") as folder:
             file = str(Path(folder) / "rows")
             size = int(torch.Size(shape).numel())
             return torch.from_file(file, shared=True, size=size, dtype=dtype).reshape(shape)
-    return torch.zeros(shape, dtype=dtype, device="cpu" if place == "host" else device)
+    return torch.zeros(shape, dtype=dtype, device="cpu" if storage == "host" else device)
 
 
-def room(device: torch.device, place: str) -> float:
+def available_bytes(device: torch.device, storage: str) -> float:
     """Bytes that the place has in all, used or not; infinity where nobody says."""
-    if place == "disk":
+    if storage == "disk":
         return float(shutil.disk_usage(tempfile.gettempdir()).total)
-    if place == "device" and device.type == "cuda":
+    if storage == "device" and device.type == "cuda":
         return float(torch.cuda.get_device_properties(device).total_memory)
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

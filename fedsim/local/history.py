@@ -8,7 +8,7 @@ from torch import Tensor
 from fedsim.core.constraints import Count, Fraction, validated
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.placement import room
+from fedsim.core.placement import available_bytes
 from fedsim.local.rule import Carry
 
 MODELS, ESTIMATES, STEPS = "deployed_models", "estimates", "own_steps"
@@ -40,7 +40,7 @@ class History:
             ConfigError: no such place holds them.
         """
         needed = federation.rows * self.length * (dimension + size) * federation.dtype.itemsize
-        if needed > room(federation.device, federation.place):
+        if needed > available_bytes(federation.device, federation.place):
             raise ConfigError(
                 f"local.history={self.length} needs {needed / 2**30:,.0f} GiB for {federation.rows} clients' models, "
                 f"more than there is (trainer.memory={federation.place}); lower it, or clients"

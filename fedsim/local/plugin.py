@@ -11,7 +11,7 @@ from fedsim.core.constraints import Count, Positive
 from fedsim.core.effects import StopsTraining
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
-from fedsim.core.placement import room
+from fedsim.core.placement import available_bytes
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local import laws
 from fedsim.local.estimators import FractionEstimator
@@ -91,7 +91,7 @@ class PlugIn(PFL):
     def memory(self, federation: Federation, dimension: int) -> Carry:
         size, p = self.trained + 1, self.estimator.size
         needed = federation.rows * (1 + self.shared) * size * (size + 2 * p) * federation.dtype.itemsize
-        if needed > room(federation.device, federation.place):
+        if needed > available_bytes(federation.device, federation.place):
             raise ConfigError(
                 f"local=plugin needs {needed / 2**30:,.0f} GiB for the equations of {federation.rows} clients, more "
                 f"than there is (trainer.memory={federation.place}); use a smaller model, or local=dfo"

@@ -20,7 +20,7 @@ from fedsim.core.constraints import Count, Fraction, OneOf, Positive, Validated
 from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.placement import room
+from fedsim.core.placement import available_bytes
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.mixture import Mixture
@@ -132,7 +132,7 @@ class Shift(Validated, ABC):
         memory[OF_SEED] = federation.broadcast(federation.seed_of_replicate)
         if self.deploy == "step":
             needed = federation.rows * len(self.mixture) * model.shape[1] * federation.dtype.itemsize
-            if needed > room(federation.device, federation.place):
+            if needed > available_bytes(federation.device, federation.place):
                 raise ConfigError(
                     f"shift.mixture keeps {len(self.mixture)} models for each of {federation.rows} clients, "
                     f"{needed / 2**30:,.0f} GiB and more than there is; lower it, or set shift.deploy=round"

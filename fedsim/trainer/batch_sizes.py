@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.placement import room
+from fedsim.core.placement import available_bytes
 from fedsim.data.samples import Batches
 from fedsim.models import RowModel
 
@@ -29,7 +29,7 @@ def check_batches(batches: Batches, model: RowModel, numbers: int) -> None:
             "local.drop_last=true, fewer clients or another partition, or use nn.GroupNorm"
         )
     needed = COPIES * batches.largest * numbers * model.dtype.itemsize
-    if needed > room(model.device, "device"):
+    if needed > available_bytes(model.device, "device"):
         batch_size = batches.work.batch_size
         raise ConfigError(
             f"batch_size={'null' if batch_size is None else batch_size}: one client's batch needs "

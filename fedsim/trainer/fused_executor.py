@@ -131,7 +131,7 @@ class FusedExecutor:
         for _ in range(workers):
             self._clients.put(ClientStack(rule, model, steps))
 
-    def room(self, rows: int) -> int:
+    def padded_size(self, rows: int) -> int:
         """As `VmapExecutor.room`."""
         return rows
 

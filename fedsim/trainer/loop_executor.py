@@ -45,7 +45,7 @@ class LoopExecutor:
         for _ in range(workers):
             self._objectives.put(BufferRecordingObjective(PlainObjective(model), by_rows if rule.batched else None))
 
-    def room(self, rows: int) -> int:
+    def padded_size(self, rows: int) -> int:
         """As `VmapExecutor.room`."""
         return rows
 

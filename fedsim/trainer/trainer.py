@@ -300,7 +300,7 @@ class Trainer:
             size = -(-len(work) // chunks)  # chunks of equal size: a small last one wastes the device
             count = len(rows := positions[first : first + size])
             if count != everybody:  # who come in ever other numbers are filled up; of several runs all
-                rows = np.append(rows, np.repeat(rows[-1:], self._runs(carry).room(count) - count))
+                rows = np.append(rows, np.repeat(rows[-1:], self._runs(carry).padded_size(count) - count))
             to = slice(first, first + count) if order is None else torch.as_tensor(rows[:count], device=loss.device)
             try:
                 chunk = plan.chunk(rows)

@@ -62,7 +62,7 @@ class VmapExecutor:
             recorder = Replay if compile == "replay" else functools.partial(Captures, capture=capturing(model.device))
             self._move, self._begin, self._step, self._whole = map(recorder, functions)
 
-    def room(self, rows: int) -> int:
+    def padded_size(self, rows: int) -> int:
         """How many rows to hand over where there are so many, the last one more than once: of small models only every
         fourth number between two powers of two, so that few recordings serve whoever comes."""
         if not isinstance(self._whole, Replay) or rows * self.dimension > SMALL:

@@ -89,17 +89,17 @@ def test_few_recordings_serve_whoever_comes(monkeypatch: pytest.MonkeyPatch) -> 
     result = simulation.run()
     assert torch.equal(result.state.model, plain.state.model)
     assert [row["samples"] for row in result.history] == [row["samples"] for row in plain.history]
-    met = {simulation.trainer.executor.room(round(row["active_clients"])) for row in result.history}
+    met = {simulation.trainer.executor.padded_size(round(row["active_clients"])) for row in result.history}
     assert len(simulation.trainer.executor._whole._recorded) <= 12
     assert met <= {0, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40}
 
 
 @pytest.mark.parametrize(("rows", "room"), [(1, 1), (7, 7), (9, 10), (33, 40), (40, 40), (75, 80), (2**15 + 1, 40960)])
 def test_rows_are_filled_up_by_a_quarter_at_most(rows: int, room: int) -> None:
-    assert means(SGD(**WORK)).trainer.executor.room(rows) == room
-    assert means(SGD(**WORK), compile="never").trainer.executor.room(rows) == rows
+    assert means(SGD(**WORK)).trainer.executor.padded_size(rows) == room
+    assert means(SGD(**WORK), compile="never").trainer.executor.padded_size(rows) == rows
     large = Simulation(Digits(), Linear, clients=4, local=SGD(**WORK, clip=1.0), execution=Execution("vmap"))
-    assert large.trainer.executor.room(101) == 101  # their arithmetic is what takes time
+    assert large.trainer.executor.padded_size(101) == 101  # their arithmetic is what takes time
 
 
 def test_shapes_are_recorded_apart() -> None:
