@@ -89,7 +89,7 @@ class ClientCountError(ConfigError):
         self.clients, self.settable, self.newcomers = clients, settable, 0
         super().__init__(message, **options)
 
-    def beside(self, newcomers: int) -> Self:
+    def including_newcomers(self, newcomers: int) -> Self:
         """The same error, where `clients` was set to so many more."""
         self.newcomers = newcomers
         return self._renamed(lambda key: key)

@@ -55,13 +55,13 @@ class Federation:
         class_fractions: [R, m, C] label distribution of every client, or None without labels.
         shares: [m] w_i of the clients of every replicate, up to a factor; None takes the sizes, or 1/m without any.
         ranks: the processes that share the run; all that is said here of clients is known to each of them.
-        place: where client memory lies, see `fedsim.core.placement`.
+        storage: where client memory lies, see `fedsim.core.placement`.
         weighting: of the clients in the objective that is minimised: 'uniform' 1/m, or 'data'.
         members: how many, the first ones, that objective is about; the others weigh nothing. None: all.
-        late: how many more join when training is over, who are none of the m.
+        num_newcomers: how many more join when training is over, who are none of the m.
         names: what the clients are called in the data, m of them, where they have names that all replicates share.
         ask: clients' answers about all their data, if `needs_full_gradients`; see `fedsim.core.federation`.
-        own: [m'] numbers of this rank's clients, the same in every replicate; all m of them in a lone process.
+        local_clients: [m'] numbers of this rank's clients, the same in every replicate; all m of them in a lone process.
         data_fractions: [R·m] w_i, 1 in sum over a replicate (host, double precision); `data_weights` on the device.
         client_weights: [R, m] those of the objective (host, double precision).
     """
@@ -74,18 +74,18 @@ class Federation:
     dtype: torch.dtype = torch.float32
     shares: np.ndarray | None = None
     ranks: Ranks = field(default_factory=Ranks)
-    place: str = "device"
+    storage: str = "device"
     weighting: str = "uniform"
     members: int | None = None
     names: tuple[str, ...] | None = None
     ask: Ask | None = None
-    late: int = 0
+    num_newcomers: int = 0
 
     def __post_init__(self) -> None:
-        checks.choice("trainer.memory", self.place, PLACES)
+        checks.choice("trainer.memory", self.storage, PLACES)
         if self.ranks.count > self.clients:
             raise ConfigError(f"clients={self.clients} cannot be divided among {self.ranks.count} ranks; start fewer")
-        self.own = np.arange(self.clients)[self.ranks.share]
+        self.local_clients = np.arange(self.clients)[self.ranks.share]
         self.seed_of_replicate = torch.tensor(self.seeds, dtype=torch.int64, device=self.device)
         raw_shares = self.sizes if self.shares is None else np.tile(self.shares, self.replicates)
         shares = np.asarray(raw_shares, dtype=np.float64).reshape(self.replicates, self.clients)
@@ -103,12 +103,12 @@ class Federation:
     @property
     def rows(self) -> int:
         """Number of virtual clients that have their memory here: R·m', which is R·m in a lone process."""
-        return self.replicates * len(self.own)
+        return self.replicates * len(self.local_clients)
 
     def zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """[R·m', *shape] client memory before round 0, which `Cohort.gather` and `Cohort.scatter` reach wherever it
         lies; single numbers are always on the device."""
-        placement = self.place if shape else "device"
+        placement = self.storage if shape else "device"
         return placed((self.rows, *shape), dtype or self.dtype, self.device, placement)
 
     def broadcast(self, values: Tensor) -> Tensor:
@@ -139,7 +139,9 @@ class Federation:
     def sum_over_clients(self, rows: Tensor, weights: Tensor) -> Tensor:
         """[R·m', …] → [R, …], the sum over each replicate's m clients with weights [R·m']; rows of another type than
         these are copied."""
-        return self.reduce(weights.to(rows.device), rows.to(weights.dtype), range(0, self.rows + 1, len(self.own)))
+        return self.reduce(
+            weights.to(rows.device), rows.to(weights.dtype), range(0, self.rows + 1, len(self.local_clients))
+        )
 
     def weights(self, weighting: str) -> Tensor:
         """[R·m'] w_i, which sum to 1 over all clients of a replicate: 'uniform' 1/m, or 'data' fractions."""
@@ -151,7 +153,7 @@ class Federation:
         """[n] virtual clients, all of this rank → the rows in which their memory lies here."""
         if self.ranks.count == 1:
             return virtual
-        return virtual // self.clients * len(self.own) + virtual % self.clients // self.ranks.count
+        return virtual // self.clients * len(self.local_clients) + virtual % self.clients // self.ranks.count
 
     def all_gather_clients(self, values: np.ndarray) -> np.ndarray:
         """[R·m'] host numbers, one per row here → [R·m] of all virtual clients."""
@@ -199,9 +201,9 @@ class Cohort(RowStatistics):
     ) -> None:
         self.federation, self.ranks, self.round = federation, federation.ranks, t
         self.shape = (federation.replicates, federation.clients)
-        m, virtual = len(federation.own), rows
+        m, virtual = len(federation.local_clients), rows
         if m < federation.clients:
-            virtual = rows // m * federation.clients + federation.own[rows % m]
+            virtual = rows // m * federation.clients + federation.local_clients[rows % m]
         count, probability = np.asarray(count, dtype=np.float64), np.asarray(probability, dtype=np.float64)
         self.host = CohortIndex(rows, virtual, count, probability, steps)
         edges = np.searchsorted(rows, np.arange(0, federation.rows + 1, m))
@@ -222,7 +224,7 @@ class Cohort(RowStatistics):
     @functools.cached_property
     def replicate(self) -> Tensor:
         """[n] int64 the replicate of each row."""
-        return self.rows // len(self.federation.own)
+        return self.rows // len(self.federation.local_clients)
 
     @functools.cached_property
     def client(self) -> Tensor:

@@ -23,7 +23,7 @@ def per_client(
     seed: int,
     purpose: rng.Purpose,
     counter: int = 0,
-    late: int = 0,
+    num_newcomers: int = 0,
     usual: float = 0.0,
 ) -> Tensor:
     """[m] float64.
@@ -35,13 +35,14 @@ def per_client(
             default, or 0.
         clients: m.
         seed, purpose, counter: of the draw.
-        late: clients that are none of the m, but join at the end; given numbers are theirs too.
+        num_newcomers: clients that are none of the m, but join at the end; given numbers are theirs too.
         usual: the default of `spread`.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
-        if len(value) != clients + late:
+        if len(value) != clients + num_newcomers:
             raise ConfigError(
-                key=key, needs=f"has {len(value)} entries, but clients={clients + late}; give one number, or one each"
+                key=key,
+                needs=f"has {len(value)} entries, but clients={clients + num_newcomers}; give one number, or one each",
             )
         if spread not in (0, usual):
             raise ConfigError(

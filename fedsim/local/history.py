@@ -40,10 +40,10 @@ class History:
             ConfigError: no such place holds them.
         """
         needed = federation.rows * self.length * (dimension + size) * federation.dtype.itemsize
-        if needed > available_bytes(federation.device, federation.place):
+        if needed > available_bytes(federation.device, federation.storage):
             raise ConfigError(
                 f"local.history={self.length} needs {needed / 2**30:,.0f} GiB for {federation.rows} clients' models, "
-                f"more than there is (trainer.memory={federation.place}); lower it, or clients"
+                f"more than there is (trainer.memory={federation.storage}); lower it, or clients"
             )
         return {
             MODELS: federation.zeros(self.length, dimension),

@@ -91,10 +91,10 @@ class PlugIn(PFL):
     def memory(self, federation: Federation, dimension: int) -> Carry:
         size, p = self.trained + 1, self.estimator.size
         needed = federation.rows * (1 + self.shared) * size * (size + 2 * p) * federation.dtype.itemsize
-        if needed > available_bytes(federation.device, federation.place):
+        if needed > available_bytes(federation.device, federation.storage):
             raise ConfigError(
                 f"local=plugin needs {needed / 2**30:,.0f} GiB for the equations of {federation.rows} clients, more "
-                f"than there is (trainer.memory={federation.place}); use a smaller model, or local=dfo"
+                f"than there is (trainer.memory={federation.storage}); use a smaller model, or local=dfo"
             )
         equations = {GRAM: (size, size), RIGHT: (size, p)}
         pooled = {POOLED_GRAM: (size, size), POOLED_RIGHT: (size, p)} if self.shared else {}

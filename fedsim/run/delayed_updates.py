@@ -98,7 +98,7 @@ class DelayedUpdates:
         in_flight = memory.in_flight or {name: rows[:0] for name, rows in new_rows.items()}
         due_mask, on_time_mask = in_flight["due"].numpy() <= t, delays == 0
         device = self.federation.device
-        compute_device, storage_device = device, device if self.federation.place == "device" else torch.device("cpu")
+        compute_device, storage_device = device, device if self.federation.storage == "device" else torch.device("cpu")
         arrived_rows, on_time_rows = (
             _at(in_flight, np.flatnonzero(due_mask), compute_device),
             _at(new_rows, np.flatnonzero(on_time_mask), compute_device),

@@ -61,7 +61,7 @@ class Participation:
     def see(self, t: int, cohort: Cohort) -> None:
         """Round t is complete."""
         if "utility" in self.wanted:
-            self.opportunities += (self.availability.counts(t)[:, self.federation.own] > 0).reshape(-1)
+            self.opportunities += (self.availability.counts(t)[:, self.federation.local_clients] > 0).reshape(-1)
         if not len(self.last):
             return
         came = cohort.host.rows[cohort.host.count > 0]
@@ -126,8 +126,8 @@ class Participation:
         everyone, loss = self.evaluator.everyone, found.client_loss
         assert loss is not None
         if not completed:
-            local_mask = np.isin(self.federation.own, everyone)
-            positions = np.searchsorted(everyone, self.federation.own[local_mask])
+            local_mask = np.isin(self.federation.local_clients, everyone)
+            positions = np.searchsorted(everyone, self.federation.local_clients[local_mask])
             self._replicates(self.before)[:, local_mask] = loss[:, positions]
         before, opportunities = (
             self._replicates(self._everywhere(values))[:, everyone] for values in (self.before, self.opportunities)

@@ -191,7 +191,7 @@ class StrategyTrial:
         return states
 
     def _memory(self, replicates: range) -> Memory:
-        federation, client_count = self.run.federation, len(self._federation(replicates).own)
+        federation, client_count = self.run.federation, len(self._federation(replicates).local_clients)
         rows_by_replicate = {
             name: value.unflatten(0, (federation.replicates, -1)) for name, value in self.memory.clients.items()
         }

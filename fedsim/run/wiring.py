@@ -229,15 +229,26 @@ def client_data(
     compute: Compute,
     weighting: str,
     members: int | None = None,
-    late: int = 0,
+    num_newcomers: int = 0,
 ) -> ClientData:
     """The samples of every virtual client, and the federation they make: its sizes and label distributions."""
-    device, dtype, ranks, place = compute.device, compute.dtype, compute.ranks, compute.memory
+    device, dtype, ranks, storage = compute.device, compute.dtype, compute.ranks, compute.memory
     if not tables:
         nothing = np.zeros(len(seeds) * clients, dtype=np.int64)
         shares = None if dataset.weights is None else dataset.weights[:clients]
         federation = Federation(
-            seeds, clients, nothing, None, device, dtype, shares, ranks, place, weighting, members, late=late
+            seeds,
+            clients,
+            nothing,
+            None,
+            device,
+            dtype,
+            shares,
+            ranks,
+            storage,
+            weighting,
+            members,
+            num_newcomers=num_newcomers,
         )
         return Drawn(dataset, federation)
     fractions = None
@@ -247,19 +258,19 @@ def client_data(
     sizes = np.concatenate([table.sizes for table in tables])
     same_names = all(table.names == tables[0].names for table in tables)
     federation = Federation(
-        seeds, clients, sizes, fractions, device, dtype, None, ranks, place, weighting, members,
-        tables[0].names if same_names else None, late=late,
+        seeds, clients, sizes, fractions, device, dtype, None, ranks, storage, weighting, members,
+        tables[0].names if same_names else None, num_newcomers=num_newcomers,
     )  # fmt: skip
     return Stored(dataset, federation, tables)
 
 
 @contextlib.contextmanager
-def among_members(late: int) -> Iterator[None]:
+def among_members(num_newcomers: int) -> Iterator[None]:
     """What is refused for the number of clients that train names `clients` as it was set, newcomers included."""
     try:
         yield
     except ClientCountError as error:
-        error.beside(late)
+        error.including_newcomers(num_newcomers)
         raise
 
 

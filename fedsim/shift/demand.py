@@ -40,7 +40,14 @@ class Demand(Shift):
         need_one_parameter_per_input("demand", data.dataset, model)
         m = federation.clients
         drawn = per_client(
-            "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, late=federation.late, usual=SPREAD
+            "shift.gamma",
+            self.gamma,
+            self.spread,
+            m,
+            self.seed,
+            rng.Purpose.SHIFT,
+            num_newcomers=federation.num_newcomers,
+            usual=SPREAD,
         )
         self.gammas = drawn.to(federation.device)
 

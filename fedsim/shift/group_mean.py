@@ -64,7 +64,7 @@ class GroupMean(Shift):
                     "classes; give one per class"
                 )
         columns = [
-            per_client("shift.gamma", g, s, m, self.seed, rng.Purpose.SHIFT, y, federation.late)
+            per_client("shift.gamma", g, s, m, self.seed, rng.Purpose.SHIFT, y, federation.num_newcomers)
             for y, (g, s) in enumerate(zip(self.gamma, self.spread, strict=True))
         ]
         self.gammas = torch.stack(columns, dim=1).to(federation.device)  # [m, C]

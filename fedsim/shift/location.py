@@ -60,7 +60,7 @@ class Location(Shift):
         m = federation.clients
         need_one_parameter_per_input("location", data.dataset, model)
         if self.given is not None:
-            if len(self.given) != (total_clients := m + federation.late):
+            if len(self.given) != (total_clients := m + federation.num_newcomers):
                 raise ConfigError(
                     f"shift.epsilons has {len(self.given)} entries, but clients={total_clients}; give one per client"
                 )

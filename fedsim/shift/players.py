@@ -56,8 +56,10 @@ class Players(Shift):
         m, goods = federation.clients, getattr(data.dataset, "goods", None)
         if goods is None:
             raise ConfigError(f"shift=players needs players, which dataset={data.dataset.name} has not: dataset=market")
-        if m != getattr(data.dataset, "players", m) or federation.late:
-            raise ConfigError(f"shift=players: all {m + federation.late} clients play from the start; no newcomers")
+        if m != getattr(data.dataset, "players", m) or federation.num_newcomers:
+            raise ConfigError(
+                f"shift=players: all {m + federation.num_newcomers} clients play from the start; no newcomers"
+            )
         if model.dimension != m * goods:
             raise ConfigError(f"shift=players: the model is the {m * goods} decisions of all players; use model=mean")
         if model.ridge:

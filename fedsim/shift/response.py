@@ -52,7 +52,14 @@ class Response(Shift):
             raise ConfigError(f"shift=response needs a model with one output; this one has {self.direction.outputs}")
         m = federation.clients
         drawn = per_client(
-            "shift.gamma", self.gamma, self.spread, m, self.seed, rng.Purpose.SHIFT, late=federation.late, usual=SPREAD
+            "shift.gamma",
+            self.gamma,
+            self.spread,
+            m,
+            self.seed,
+            rng.Purpose.SHIFT,
+            num_newcomers=federation.num_newcomers,
+            usual=SPREAD,
         )
         self.gammas = drawn.to(federation.device)
 

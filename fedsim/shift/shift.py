@@ -132,7 +132,7 @@ class Shift(Validated, ABC):
         memory[OF_SEED] = federation.broadcast(federation.seed_of_replicate)
         if self.deploy == "step":
             needed = federation.rows * len(self.mixture) * model.shape[1] * federation.dtype.itemsize
-            if needed > available_bytes(federation.device, federation.place):
+            if needed > available_bytes(federation.device, federation.storage):
                 raise ConfigError(
                     f"shift.mixture keeps {len(self.mixture)} models for each of {federation.rows} clients, "
                     f"{needed / 2**30:,.0f} GiB and more than there is; lower it, or set shift.deploy=round"

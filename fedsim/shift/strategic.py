@@ -59,7 +59,7 @@ class Strategic(Shift):
             m,
             self.seed,
             rng.Purpose.SHIFT,
-            late=federation.late,
+            num_newcomers=federation.num_newcomers,
             usual=SPREAD,
         )
         self.epsilons = drawn.to(federation.device)

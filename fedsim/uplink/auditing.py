@@ -218,7 +218,7 @@ def _worlds(availability: Availability, seeds: np.ndarray) -> tuple[Federation, 
         shares=run.data_fractions[:m],
         weighting=run.weighting,
         names=run.names,
-        late=run.late,
+        num_newcomers=run.num_newcomers,
     )
     names = availability.population.names_by_replicate
     process = copy.copy(availability)

@@ -378,7 +378,7 @@ def test_an_error_of_the_number_of_clients_knows_newcomers() -> None:
     error = ClientCountError("k=4 exceeds {clients}; set clients={settable}", clients=3, settable=4)
     assert str(error) == "k=4 exceeds clients=3; set clients=4"
     assert error.clients == 3
-    assert str(error.beside(2)) == (
+    assert str(error.including_newcomers(2)) == (
         "k=4 exceeds the 3 of clients=5 that are no newcomers (personal.newcomers=2); set clients=6"
     )
 
