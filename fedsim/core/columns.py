@@ -27,13 +27,13 @@ class ParameterPartition:
 
     Attributes:
         shared: [d_s] numbers of the trained columns that travel.
-        own: [d_o] of those that stay with the client, trained or not.
+        private: [d_o] of those that stay with the client, trained or not.
         averaged: [d_a] of statistics that travel: they are no parameters that a server could step along, so whoever
             takes part gets their mean and its new one is that of those who took part, as federations do it everywhere.
     """
 
     shared: Tensor
-    own: Tensor
+    private: Tensor
     averaged: Tensor
 
     @classmethod
@@ -50,40 +50,40 @@ class ParameterPartition:
     @property
     def divided(self) -> bool:
         """Is there more to a row than what strategies see?"""
-        return bool(len(self.own) or len(self.averaged))
+        return bool(len(self.private) or len(self.averaged))
 
-    def joined(self, shared: Tensor, own: Tensor, averaged: Tensor) -> Tensor:
+    def joined(self, shared: Tensor, private: Tensor, averaged: Tensor) -> Tensor:
         """[…, d_s], […, d_o], […, d_a] → rows […, d]."""
-        rows = torch.cat([shared, own, averaged], dim=-1)
+        rows = torch.cat([shared, private, averaged], dim=-1)
         return rows if self._order is None else rows[..., self._order]
 
     @functools.cached_property
     def _order(self) -> Tensor | None:
         """Where each column is among the three parts; None where they follow one another."""
-        columns = torch.cat([self.shared, self.own, self.averaged])
+        columns = torch.cat([self.shared, self.private, self.averaged])
         return None if bool((columns.diff() == 1).all()) else columns.argsort()
 
     @functools.cached_property
     def _shared(self) -> Tensor | slice:
         return one_piece(self.shared)
 
-    def seen(self, rows: Tensor) -> Tensor:
+    def shared_part(self, rows: Tensor) -> Tensor:
         """[…, d] → […, d_s], what strategies see."""
         return rows[..., self._shared]
 
     def memory(self, initial: Tensor, memory: Memory, federation: Federation) -> None:
         """Add to a memory what is kept of initial rows [R, d] beside the shared columns."""
-        if len(self.own):
-            memory.clients[OWN] = federation.broadcast(initial[:, self.own])
+        if len(self.private):
+            memory.clients[OWN] = federation.broadcast(initial[:, self.private])
         if len(self.averaged):
             memory.server[AVERAGED] = initial[:, self.averaged]
 
-    def whole(self, shared: Tensor, cohort: Cohort, memory: Memory) -> Tensor:
+    def full_rows(self, shared: Tensor, cohort: Cohort, memory: Memory) -> Tensor:
         """[n, d_s] of a cohort's clients → their rows [n, d]."""
         if not self.divided:
             return shared
         none = shared[:, :0]
-        private_columns = cohort.gather(memory.clients[OWN]) if len(self.own) else none
+        private_columns = cohort.gather(memory.clients[OWN]) if len(self.private) else none
         averaged = cohort.broadcast(memory.server[AVERAGED]) if len(self.averaged) else none
         return self.joined(shared, private_columns, averaged)
 
@@ -93,19 +93,19 @@ class ParameterPartition:
         if not self.divided:
             return shared
         none = shared[:, :0]
-        private_columns = federation.mean_over_clients(memory.clients[OWN]) if len(self.own) else none
+        private_columns = federation.mean_over_clients(memory.clients[OWN]) if len(self.private) else none
         averaged = memory.server[AVERAGED] if len(self.averaged) else none
         return self.joined(shared, private_columns, averaged)
 
     def expand(self, carry: dict[str, Tensor], cohort: Cohort, memory: Memory) -> dict[str, Tensor]:
         """A strategy's carry, whose 'params' and directions [n, d_s] become rows [n, d]; it adds nothing to the
         gradients of columns that it does not see."""
-        rows = self.whole(carry["params"], cohort, memory)
+        rows = self.full_rows(carry["params"], cohort, memory)
         wide = carry | {"params": rows}
         for name in ("correction", "anchor", "gradient"):
             if name in carry:
                 wide[name] = torch.zeros_like(rows).index_copy(1, self.shared, carry[name])
-        if "proximal" in carry and len(self.own):
+        if "proximal" in carry and len(self.private):
             mask = torch.zeros_like(rows[:1]).index_fill(1, self.shared, 1.0)
             wide["proximal"] = carry["proximal"][:, None] * mask
         return wide
@@ -115,13 +115,13 @@ class ParameterPartition:
         strategy_carry = dict(end)
         for name in handed:
             if end[name].shape != handed[name].shape:
-                strategy_carry[name] = handed[name] if name == "proximal" else self.seen(end[name])
+                strategy_carry[name] = handed[name] if name == "proximal" else self.shared_part(end[name])
         return strategy_carry
 
     def keep(self, rows: Tensor, cohort: Cohort, memory: Memory) -> None:
         """Take what does not travel, and the mean of what is averaged, out of the rows [n, d] of a round."""
-        if len(self.own):
-            memory.scatter_of(cohort, OWN, rows[:, self.own])
+        if len(self.private):
+            memory.scatter_of(cohort, OWN, rows[:, self.private])
         if len(self.averaged) and memory.kept:
             mean = cohort.mean(rows[:, self.averaged], cohort.weights(cohort.federation.weighting))
             memory.server[AVERAGED] = cohort.unless_empty(mean, memory.server[AVERAGED])

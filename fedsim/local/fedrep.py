@@ -43,13 +43,13 @@ class FedRep(SGD):
         self.head = torch.empty(0)
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
-        if not len(model.columns.own):
+        if not len(model.columns.private):
             raise ConfigError(
                 "local=fedrep trains what stays with the client and what travels in turn, but everything travels; "
                 "choose columns=fedper"
             )
         self.head = torch.zeros(model.dimension, dtype=model.dtype, device=model.device)
-        self.head[model.columns.own] = 1.0
+        self.head[model.columns.private] = 1.0
 
     def gradient_weight(self, step: int) -> float | None:
         return float(step >= self.head_steps)  # of what travels

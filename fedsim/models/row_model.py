@@ -240,7 +240,7 @@ class RowModel:
         sizes = {name: shape.numel() for name, shape in (self.shapes | self.statistics).items()}
         partition = ParameterPartition.of(sizes, set(self.statistics), self.private_parameters)
         return ParameterPartition(
-            *(indices.to(self.device) for indices in (partition.shared, partition.own, partition.averaged))
+            *(indices.to(self.device) for indices in (partition.shared, partition.private, partition.averaged))
         )
 
     def divide(self, selector: Selector) -> None:

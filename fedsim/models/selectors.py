@@ -103,7 +103,7 @@ def last_layers(shapes: Mapping[str, torch.Size], layers: int) -> Tensor:
     if layers > len(order):
         raise ConfigError(f"local.layers={layers}, but the model has {len(order)} with parameters; lower it")
     sizes = {name: shape.numel() for name, shape in shapes.items()}
-    return ParameterPartition.of(sizes, set(), _within(shapes, order[-layers:])).own
+    return ParameterPartition.of(sizes, set(), _within(shapes, order[-layers:])).private
 
 
 def _layers(names: Iterable[str]) -> list[str]:

@@ -47,7 +47,7 @@ class Simulation(Setup):
         """The strategy's state before round 0."""
         rows = self.model.initial(self.federation.seeds)
         check_start(self.model, rows)
-        model = self.model.columns.seen(rows)
+        model = self.model.columns.shared_part(rows)
         if self.start == "ps":
             if "distance_to_ps" not in self.references:
                 raise ConfigError("start=ps, but no performatively stable point is known; see shift.references")

@@ -54,7 +54,7 @@ def check_state(run: Setup, state: Any) -> None:
     if not isinstance(state, State):
         raise ConfigError(f"{label}: initial must return a State, and returns {kind(state)}")
     rows = run.federation.replicates
-    shape = [rows, len(run.model.columns.seen(run.model.initial(run.federation.seeds[:1]))[0])]
+    shape = [rows, len(run.model.columns.shared_part(run.model.initial(run.federation.seeds[:1]))[0])]
     names_by_address: dict[int, str] = {}
     for name, value in fields(state).items():
         if not isinstance(value, Tensor):
@@ -84,7 +84,7 @@ class StrategyTrial:
         self.what = f"strategy={type(run.strategy).__name__}"
         federation = run.federation
         self.rounds = range(min(3, max(run.rounds, 1)))
-        self.models = run.model.columns.seen(run.model.initial(federation.seeds[:2]))
+        self.models = run.model.columns.shared_part(run.model.initial(federation.seeds[:2]))
         # replicates at different models, as they are after a round
         wave = torch.sin(torch.arange(1.0, self.models.numel() + 1)).reshape(self.models.shape)
         self.models = self.models + 0.05 * wave.to(self.models)

@@ -54,4 +54,4 @@ class FullDataQuery:
         remembered = self.trainer.remembered
         memory = None if remembered is None else remembered.read_only()
         report = self.look.run(handed, cohort, cohort.round, models, memory)
-        return Answers(report.loss, model.columns.seen(report.carry[GRADIENT]))
+        return Answers(report.loss, model.columns.shared_part(report.carry[GRADIENT]))

@@ -181,7 +181,7 @@ class Trainer:
         if columns.divided:
             initial = self.model.initial(federation.seeds)
             columns.memory(initial, memory, federation)
-            model = columns.joined(model, initial[:, columns.own], initial[:, columns.averaged])
+            model = columns.joined(model, initial[:, columns.private], initial[:, columns.averaged])
         for name in rule.own_models:
             clients[name] = federation.broadcast(model)
         memory.server |= shift.server_memory(federation, model)

@@ -183,11 +183,11 @@ def test_who_is_away_keeps_what_stays_and_an_empty_round_moves_nothing(
     shared = torch.cat([server[n].reshape(-1) for n in order if n in trained and n not in home])
     torch.testing.assert_close(result.state.model[0], shared, rtol=0, atol=1e-10)
     kept = initial["memory"].clients["own columns"]
-    assert kept.shape == (2 * len(SIZES), len(columns.own))
+    assert kept.shape == (2 * len(SIZES), len(columns.private))
     for i, client in enumerate(clients):
         own = torch.cat([client.state_dict()[n].double().reshape(-1) for n in order if n in home])
         torch.testing.assert_close(kept[i], own, rtol=0, atol=1e-10)
-        start = simulation.model.initial(simulation.federation.seeds)[0, columns.own]
+        start = simulation.model.initial(simulation.federation.seeds)[0, columns.private]
         assert torch.equal(kept[i], start) == (head_steps == 0)
 
 
@@ -241,7 +241,9 @@ def test_where_clients_keep_models_statistics_stay_with_them_too(strategy: Any) 
 def test_rows_are_put_together_as_they_were_taken_apart() -> None:
     columns = ParameterPartition(torch.tensor([0, 3, 4]), torch.tensor([1]), torch.tensor([2, 5]))
     rows = torch.arange(12.0).reshape(2, 6)
-    assert torch.equal(columns.joined(columns.seen(rows), rows[:, columns.own], rows[:, columns.averaged]), rows)
+    assert torch.equal(
+        columns.joined(columns.shared_part(rows), rows[:, columns.private], rows[:, columns.averaged]), rows
+    )
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class PersonalEvaluator:
         columns, predictors = self.own.trainer.model.columns, dict[str, Predictor]()
         deployed = block.broadcast(columns.of_server(state.model, memory, self.federation))
         predictors["global"] = one_row(deployed)
-        before = columns.whole(carry["params"], block, memory)
+        before = columns.full_rows(carry["params"], block, memory)
         client_state, at_end = (before, memory.gather(block)), self.options.at == "end" and "personal" in self.models
         if at_end or self.own.plain is None:
             end_state = self.own.after(carry, block, t, state.model, memory)

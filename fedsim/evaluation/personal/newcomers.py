@@ -71,7 +71,7 @@ class Newcomers:
         handed = self.strategy.start(self._with_room(state), cohort)
         start = dict(handed) if isinstance(handed, dict) else {"params": handed}
         start |= {} if self.strategy.clustered else {"params": cohort.broadcast(model)}
-        first = full_rows = plain = columns.whole(start["params"], cohort, memory)
+        first = full_rows = plain = columns.full_rows(start["params"], cohort, memory)
         epochs = []
         for epoch in range(self.options.newcomer_epochs + 1):
             predictors: dict[str, Predictor] = {"global": one_row(first), "localized": one_row(plain)}
@@ -82,8 +82,8 @@ class Newcomers:
             epochs.append({"epoch": epoch} | self._measured(predictors, cohort, first))
             if epoch < self.options.newcomer_epochs:
                 if self.own.plain is not None:
-                    plain = self.own.stepped(columns.seen(plain), cohort, epoch, model, memory)
-                carry = start | {"params": columns.seen(full_rows)}
+                    plain = self.own.stepped(columns.shared_part(plain), cohort, epoch, model, memory)
+                carry = start | {"params": columns.shared_part(full_rows)}
                 full_rows = self.trainer.run(carry, cohort, epoch, model, memory).arrived
                 plain = full_rows if self.own.plain is None else plain
         return epochs

@@ -54,7 +54,7 @@ class OwnModels:
         self.ruled = type(self.rule).personal is not LocalRule.personal
         adaptation = self.rule.adaptation()
         self.adapt = None if adaptation is None else trainer_of(adaptation)
-        has_own_columns = len(trainer.model.columns.own) > 0
+        has_own_columns = len(trainer.model.columns.private) > 0
         if has_own_columns and localize == "sgd":
             raise ConfigError(
                 "personal.localize=sgd does not know columns that stay with the client; use localize=rule"
@@ -82,7 +82,7 @@ class OwnModels:
             for mine, theirs in ((lent.clients, memory.clients), (lent.server, memory.server)):
                 mine |= {name: value for name, value in theirs.items() if name in (OWN, AVERAGED)}
             lent.kept = False
-            shared_rows = self.adapt.model.columns.seen(rows)
+            shared_rows = self.adapt.model.columns.shared_part(rows)
             return one_row(self.adapt.run(shared_rows, cohort, t, model, lent).arrived)
         return one_row(rows)
 
