@@ -26,11 +26,11 @@ class Report:
         `fedsim.local.schedules`), that of whoever has most steps a round.
     lr_sum: [n] learning rates of the row's own local steps, summed: s·η_l where the rate is constant in a round.
     samples: [n] training samples each row processed (host).
-    weight: [n] what the row's steps weigh gradients in sum, rates included: `lr_sum` where steps are plain; None where
+    gradient_weight: [n] what the row's steps weigh gradients in sum, rates included: `lr_sum` where steps are plain; None where
         the rule cannot say (`LocalRule.gradient_weight`).
     deployed: [R, d] what the server deployed in this round (θ̃ where the shift has inertia and answers to the server).
     finite: [n] bool: is all of the row finite, with what rule and shift remember of the client? None: not looked at.
-    whole: [n, d] where each row arrived, columns that no strategy sees included (`fedsim.core.columns`).
+    full_end: [n, d] where each row arrived, columns that no strategy sees included (`fedsim.core.columns`).
     memory: what local rule and shift remember of the clients after this round; `remembered` reads it.
     server: [R, d] the server's model with which the round began.
     staleness: [n] rounds since each row began (host); None: none did so earlier.
@@ -46,8 +46,8 @@ class Report:
     samples: np.ndarray
     deployed: Tensor | None = None
     finite: Tensor | None = None
-    whole: Tensor | None = None
-    weight: Tensor | None = None
+    full_end: Tensor | None = None
+    gradient_weight: Tensor | None = None
     memory: Memory | None = None
     server: Tensor | None = None
     received: Tensor | None = None
@@ -61,7 +61,7 @@ class Report:
     @property
     def arrived(self) -> Tensor:
         """[n, d] where each row arrived, all of it."""
-        return self.end if self.whole is None else self.whole
+        return self.end if self.full_end is None else self.full_end
 
     @property
     def rounds_late(self) -> np.ndarray:

@@ -24,7 +24,11 @@ from fedsim.run.round_clock import RoundClock
 from fedsim.strategies import Strategy
 from fedsim.trainer import Trainer
 
-ROWS = ("start", "loss", "lr_sum", "weight", "finite", "whole")  # of a report, those that it has
+# Of a report, those that it has: name in the memory, and so in checkpoints → attribute.
+ROWS = {name: name for name in ("start", "loss", "lr_sum", "finite")} | {
+    "weight": "gradient_weight",
+    "whole": "full_end",
+}
 HOST = ("virtual", "began", "due", "samples", "count", "probability")  # numbers of the host, [k] each
 CARRY = "carry "
 
@@ -124,7 +128,7 @@ class DelayedUpdates:
         virtual, began, _, samples, count, probability = (parts[name].numpy() for name in HOST)
         cohort = Cohort(self.federation, self.federation.rows_of(virtual), count, probability, now.cohort.round)
         carry = {name.removeprefix(CARRY): rows for name, rows in parts.items() if name.startswith(CARRY)}
-        of_rows = {name: parts[name] for name in ROWS if name in parts}
+        of_rows = {attribute: parts[name] for name, attribute in ROWS.items() if name in parts}
         staleness = now.cohort.round - began
         return replace(now, cohort=cohort, carry=carry, samples=samples, staleness=staleness, **of_rows)  # type: ignore[arg-type]
 
@@ -135,7 +139,9 @@ def _parts(report: Report, due: np.ndarray) -> dict[str, Tensor]:
     began = np.full(n, report.cohort.round)
     numbers = (host.virtual, began, due, report.samples, host.count, host.probability)
     rows_by_name = {name: torch.as_tensor(values) for name, values in zip(HOST, numbers, strict=True)}
-    rows_by_name |= {name: value for name in ROWS if (value := getattr(report, name)) is not None}
+    rows_by_name |= {
+        name: value for name, attribute in ROWS.items() if (value := getattr(report, attribute)) is not None
+    }
     return rows_by_name | {f"{CARRY}{name}": rows for name, rows in report.carry.items()}
 
 

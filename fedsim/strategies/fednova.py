@@ -62,7 +62,7 @@ class FedNova(FedAvg):
         return {"params": model, "anchor": model, "proximal": torch.full_like(cohort.count, self.mu)}
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
-        cohort, work = report.cohort, report.weight
+        cohort, work = report.cohort, report.gradient_weight
         assert work is not None  # see `check_local`
         if self.mu:
             work = self.proximal_weight(work, cohort.broadcast(report.lr))
