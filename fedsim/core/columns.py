@@ -122,6 +122,6 @@ class ParameterPartition:
         """Take what does not travel, and the mean of what is averaged, out of the rows [n, d] of a round."""
         if len(self.private):
             memory.scatter_of(cohort, OWN, rows[:, self.private])
-        if len(self.averaged) and memory.kept:
+        if len(self.averaged) and memory.writable:
             mean = cohort.mean(rows[:, self.averaged], cohort.weights(cohort.federation.weighting))
             memory.server[AVERAGED] = cohort.unless_empty(mean, memory.server[AVERAGED])

@@ -22,8 +22,8 @@ class Memory:
         uplink: name → [R·m, …]. No local step sees it: what is remembered of what clients sent (`fedsim.uplink`).
         in_flight: name → [k, …] of rows that arrive in later rounds, as many as there are
             (`fedsim.run.delayed_updates`).
-        kept: whether a round may change `clients`.
-        ended: where it may not: what the cohort of the last round would have remembered, name → [n, …].
+        writable: whether a round may change `clients`.
+        unwritten: where it may not: what the cohort of the last round would have remembered, name → [n, …].
     """
 
     clients: dict[str, Tensor] = field(default_factory=dict)
@@ -31,12 +31,12 @@ class Memory:
     evaluated: dict[str, Tensor] = field(default_factory=dict)
     uplink: dict[str, Tensor] = field(default_factory=dict)
     in_flight: dict[str, Tensor] = field(default_factory=dict)
-    kept: bool = True
-    ended: dict[str, Tensor] = field(default_factory=dict)
+    writable: bool = True
+    unwritten: dict[str, Tensor] = field(default_factory=dict)
 
     def read_only(self) -> Memory:
         """The same memory for work that is thrown away: read, never changed."""
-        return Memory(self.clients, {name: value.clone() for name, value in self.server.items()}, kept=False)
+        return Memory(self.clients, {name: value.clone() for name, value in self.server.items()}, writable=False)
 
     def gather(self, cohort: Cohort) -> dict[str, Tensor]:
         """[n, …] the cohort's rows."""
@@ -49,12 +49,12 @@ class Memory:
 
     def scatter_of(self, cohort: Cohort, name: str, rows: Tensor) -> None:
         """The cohort's rows [n, …] of one entry."""
-        if self.kept:
+        if self.writable:
             cohort.scatter(self.clients[name], rows)
         else:
-            self.ended[name] = rows
+            self.unwritten[name] = rows
 
-    def tensors(self) -> dict[str, Tensor]:
+    def named_tensors(self) -> dict[str, Tensor]:
         """Everything, by the names a checkpoint uses; a state's fields have no dots."""
         groups = {"clients": self.clients, "server": self.server, "evaluated": self.evaluated, "uplink": self.uplink}
         groups[IN_FLIGHT] = self.in_flight

@@ -87,4 +87,4 @@ class Report:
                 f"the strategy asks what clients remember as {name!r}, but local rule and shift of this run remember "
                 f"{', '.join(names) or 'nothing'}{checks.nearest(name, names)}; choose another local rule"
             )
-        return self.cohort.gather(memory.clients[name]) if memory.kept else memory.ended[name]
+        return self.cohort.gather(memory.clients[name]) if memory.writable else memory.unwritten[name]

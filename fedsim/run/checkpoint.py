@@ -69,7 +69,7 @@ def write(
     """
     memory = dataclasses.replace(memory or Memory())
     memory.in_flight = layout.gather_rows(memory.in_flight)
-    local_tensors = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | memory.tensors()
+    local_tensors = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | memory.named_tensors()
     full_tensors = {name: layout.gather(name, value) for name, value in local_tensors.items()}
     if layout.ranks.first:
         _write(path, full_tensors, progress, identity, about or {})
@@ -106,7 +106,7 @@ def read(
     ranks = layout.ranks
     tensors, progress, made_of = _load(path, identity, len(like.model)) if ranks.first else ({}, Progress(), {})
     fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
-    remembered = (memory or Memory()).tensors()
+    remembered = (memory or Memory()).named_tensors()
     for name, expected in (fields | remembered).items() if ranks.first else ():
         tensor, shape = tensors.get(name), layout.whole_shape(name, expected)
         if tensor is None or tensor.shape != shape or tensor.dtype != expected.dtype:

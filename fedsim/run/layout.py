@@ -53,7 +53,7 @@ class Layout:
                     f"strategy={type(strategy).__name__} keeps {name} of every client on every rank; "
                     "make it with federation.rows and federation.broadcast"
                 )
-        of_clients = {name for name in memory.tensors() if not name.startswith("server.")}
+        of_clients = {name for name in memory.named_tensors() if not name.startswith("server.")}
         return cls(ranks, shape, frozenset(divided | of_clients))
 
     def whole_shape(self, name: str, value: Tensor) -> tuple[int, ...]:

@@ -252,7 +252,7 @@ class Trainer:
         if columns.divided:
             columns.keep(rows, cohort, memory)
             end = columns.restrict(end, handed)
-        if memory.kept:
+        if memory.writable:
             self.rule.after_round(memory.clients, cohort)
         for name in ("round", *of_round):
             end.pop(name, None)

@@ -50,7 +50,7 @@ def run(place, rule, folder=None, rounds=4, resume=False, strategy="fedawe"):
     memories, initial = [], simulation.trainer.memory
     simulation.trainer.memory = lambda model: memories.append(initial(model)) or memories[-1]
     result = simulation.run(folder, resume=resume, tracking=QUIET)
-    return result, memories[0].tensors()
+    return result, memories[0].named_tensors()
 
 
 def rows_of(result):

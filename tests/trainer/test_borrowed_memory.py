@@ -30,12 +30,12 @@ def test_a_shared_derivative_is_not_touched_by_borrowed_work() -> None:
 
     for t in range(6):
         work(t, memory)
-    before = {name: value.clone() for name, value in memory.tensors().items()}
+    before = {name: value.clone() for name, value in memory.named_tensors().items()}
     for t in range(6, 12):  # other clients are there
         work(t, memory.read_only())
-    assert all(torch.equal(before[name], value) for name, value in memory.tensors().items())
+    assert all(torch.equal(before[name], value) for name, value in memory.named_tensors().items())
     work(6, memory)
-    assert not all(torch.equal(before[name], value) for name, value in memory.tensors().items())
+    assert not all(torch.equal(before[name], value) for name, value in memory.named_tensors().items())
 
 
 def test_what_the_server_remembers_is_lent_as_a_copy() -> None:
@@ -44,7 +44,7 @@ def test_what_the_server_remembers_is_lent_as_a_copy() -> None:
     lent = memory.read_only()
     lent.server["deployments"] += 1
     assert not memory.server["deployments"].any()
-    assert not lent.kept
+    assert not lent.writable
 
 
 def test_localized_models_leave_no_trace_in_what_data_answer() -> None:

@@ -154,7 +154,7 @@ def test_an_interrupted_run_remembers(rule, deploy, tmp_path):
         memories, initial = [], simulation.trainer.memory
         simulation.trainer.memory = lambda model: memories.append(initial(model)) or memories[-1]
         result = simulation.run(tmp_path / folder, resume=resume, tracking=QUIET)
-        return result, memories[0].tensors()
+        return result, memories[0].named_tensors()
 
     straight, remembered = run("straight", 4)
     run("parts", 2)
@@ -202,7 +202,7 @@ def test_data_answer_with_inertia(way, deploy, Scripted, play):
 def test_nothing_is_remembered_without_need():
     for shift in (None, Location(0.5), Location(0.5, deploy="round")):
         simulation = simulation_of(Mean, dataset=GaussianMean(clients=5), local=SGD(steps=1), shift=shift)
-        assert simulation.trainer.memory(simulation.initial_state().model).tensors() == {}
+        assert simulation.trainer.memory(simulation.initial_state().model).named_tensors() == {}
 
 
 @pytest.mark.parametrize("value", [1, 1.0, -0.1, 1.5])

@@ -75,8 +75,8 @@ def test_halved_chunks_give_the_numbers_of_large_ones(regression_of, Regression,
     rounding = {"rtol": 0, "atol": 0 if executor == "loop" else 1e-12}
     for field in dataclasses.fields(plenty[0]):
         torch.testing.assert_close(getattr(halved[0], field.name), getattr(plenty[0], field.name), **rounding)
-    for name, value in plenty[1].tensors().items():
-        torch.testing.assert_close(halved[1].tensors()[name], value, **rounding)
+    for name, value in plenty[1].named_tensors().items():
+        torch.testing.assert_close(halved[1].named_tensors()[name], value, **rounding)
     torch.testing.assert_close(halved[2], plenty[2], **rounding)
     simulation, seen = halved[3:]
     assert seen[:3] == [5, 2, 2]  # 14 rows in three chunks of at most six; then in halves

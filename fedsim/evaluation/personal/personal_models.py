@@ -81,7 +81,7 @@ class OwnModels:
             lent = self.adapt.memory(model)
             for mine, theirs in ((lent.clients, memory.clients), (lent.server, memory.server)):
                 mine |= {name: value for name, value in theirs.items() if name in (OWN, AVERAGED)}
-            lent.kept = False
+            lent.writable = False
             shared_rows = self.adapt.model.columns.shared_part(rows)
             return one_row(self.adapt.run(shared_rows, cohort, t, model, lent).arrived)
         return one_row(rows)
@@ -92,7 +92,7 @@ class OwnModels:
         """Rows [n, d] of clients that take the local steps of round t from the carry `start`, and what they would
         remember of them."""
         lent = memory.read_only()
-        return self.trainer.run(start, cohort, t, model, lent).arrived, lent.ended
+        return self.trainer.run(start, cohort, t, model, lent).arrived, lent.unwritten
 
     def stepped(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
         """Rows [n, d] after the plain steps of round t from what travels, [n, d_s]; data answer as `memory` has it."""
