@@ -98,10 +98,10 @@ class APFL(SGD):
         return personal_step, GradientStep(decay=self.weight_decay)
 
     @property
-    def begins(self) -> bool:
+    def has_round_start(self) -> bool:
         return self.adaptive and self.every == "round"
 
-    def begin(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
+    def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         return self.adapt(carry, batch, lr, objective)
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:

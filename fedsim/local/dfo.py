@@ -49,7 +49,7 @@ class DFO(PFL):
         super().__init__(**options)
         self.radius = radius
         self.points, self.baseline = points, baseline
-        self.whole = points == 2  # a step takes both
+        self.indivisible = points == 2  # a step takes both
         if points > 2:
             raise ConfigError(key="points", value=points, needs="must be 1 or 2")
         if baseline and points == 2:

@@ -42,8 +42,8 @@ class FedALA(SGD):
     effective_if = (EffectiveIf("mixing_lr", lambda own, run: own.mixing_steps > 0, "{at}.mixing_steps above 0"),)
 
     own_models = ("personal",)
-    whole = True  # whoever stops at the weights has trained nothing
-    extras = frozenset({"proximal", "anchor", "scale"})  # a round's move is no sum of gradients
+    indivisible = True  # whoever stops at the weights has trained nothing
+    supported_keys = frozenset({"proximal", "anchor", "scale"})  # a round's move is no sum of gradients
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class FedALA(SGD):
         """[d] the row with last layers between the client's own and those received."""
         return carry["params"].index_copy(0, self.top, torch.lerp(carry["personal"][self.top], received, mixing))
 
-    def begin(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
+    def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         return carry | {"params": self.mixed(carry, carry[RECEIVED], carry[MIXING])}
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:

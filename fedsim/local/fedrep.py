@@ -28,8 +28,8 @@ class FedRep(SGD):
         **options: of SGD.
     """
 
-    extras = SGD.extras - {"gradient"}
-    whole = True  # whoever stops at the head has nothing that travels
+    supported_keys = SGD.supported_keys - {"gradient"}
+    indivisible = True  # whoever stops at the head has nothing that travels
 
     def __init__(self, head_steps: CountOrZero = 1, **options: Any) -> None:
         super().__init__(**options)

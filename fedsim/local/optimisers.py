@@ -30,7 +30,7 @@ class Optimiser(SGD):
         **options: of SGD.
     """
 
-    extras = frozenset({"proximal", "anchor"})
+    supported_keys = frozenset({"proximal", "anchor"})
     rows: tuple[str, ...] = ()  # names of what it remembers, [d] each
     numbers: tuple[str, ...] = ()  # and [] each
 

@@ -117,7 +117,7 @@ class PlugIn(PFL):
         point = torch.where(self.explores(carry), self.project(self.base + away), self.base)
         return torch.cat([point[: self.trained], carry["params"][self.trained :]])
 
-    def begin(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
+    def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         gram, right = (carry[POOLED_GRAM], carry[POOLED_RIGHT]) if self.shared else (carry[GRAM], carry[RIGHT])
         slope = (torch.linalg.pinv(gram, hermitian=True) @ right)[1:] / self.spread
         return carry | {SLOPE: torch.where(self.explores(carry), carry[SLOPE], slope)}

@@ -183,7 +183,7 @@ class ProFL(PoFL):
         p, steps = self.estimator.size, self.history.length
         return p * dimension, p * dimension if self.server_method == "mean" else steps * (p + dimension)
 
-    def used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:
+    def samples_used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:
         return (after[USED] - before[USED]).cpu().numpy() if self.adaptive else planned
 
 

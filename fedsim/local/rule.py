@@ -94,7 +94,7 @@ class GradientStep:
         name: x's name in the carry.
         scale: s.
         decay: λ.
-        beside: y's name; y steps too, after x.
+        mix_with: y's name; y steps too, after x.
         mixing: α's name.
         outputs: whether outputs are mixed.
         optimiser: what steps x, without a mixture.
@@ -103,7 +103,7 @@ class GradientStep:
     name: str = "params"
     scale: float = 1.0
     decay: float = 0.0
-    beside: str | None = None
+    mix_with: str | None = None
     mixing: str | None = None
     outputs: bool = False
     optimiser: HeavyBall | Moments | None = None
@@ -167,14 +167,14 @@ class LocalRule(Validated, ABC):
         self.rates = list(lr) if isinstance(lr, (list, tuple)) else [lr]
         self.schedule = schedule or Constant()
 
-    extras: frozenset[str] = frozenset()  # carry entries beside 'params' that the rule honours
+    supported_keys: frozenset[str] = frozenset()  # carry entries beside 'params' that the rule honours
     batched: bool = False  # `step` takes whole chunks: one more leading axis [c, …] on everything, losses [c]
     per_sample: bool = False  # `step` asks the objective for gradients sample by sample
     knows_round: bool = False  # the carry holds 'round' [], int64
     own_models: tuple[str, ...] = ()  # names in the memory of models [d] that start as the server's initial one
     knows_deployed: bool = False  # the batch of a moving shift holds 'deployed' [d], the θ that the data answer
     pooled: bool = False  # one client holds everybody's data (see `fedsim.data.datasets.pooled`)
-    whole: bool = False  # a round's local steps belong together: a part of them makes no sense
+    indivisible: bool = False  # a round's local steps belong together: a part of them makes no sense
     one_at_a_time: bool = False  # … and every batch is one member's, drawn at random
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
@@ -200,7 +200,7 @@ class LocalRule(Validated, ABC):
         many it gets from each: what `after_round` makes of the clients' memory, not the models; after `setup`."""
         return 0, 0
 
-    def used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:
+    def samples_used(self, planned: np.ndarray, before: Carry, after: Carry) -> np.ndarray:
         """[n] training samples each row really used in a round, given those drawn [n] and the carries around it."""
         return planned
 
@@ -217,9 +217,9 @@ class LocalRule(Validated, ABC):
         return None
 
     @property
-    def begins(self) -> bool:
-        """Is there something to `begin`?"""
-        return type(self).begin is not LocalRule.begin
+    def has_round_start(self) -> bool:
+        """Is there something to `on_round_start`?"""
+        return type(self).on_round_start is not LocalRule.on_round_start
 
     def deploys(self, carry: Carry) -> Tensor:
         """[d] the model that the client deploys at this step, which its data answer where `shift.deploy` is 'step': its
@@ -231,7 +231,7 @@ class LocalRule(Validated, ABC):
         None where a model's move is no such sum."""
         return None
 
-    def begin(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
+    def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         """What happens once a round, before the first local step, on that step's batch and at its rate."""
         return carry
 

@@ -23,7 +23,7 @@ class SGD(LocalRule):
         **options: of every local rule.
     """
 
-    extras = frozenset({"correction", "proximal", "anchor", "scale", "gradient"})
+    supported_keys = frozenset({"correction", "proximal", "anchor", "scale", "gradient"})
 
     def __init__(self, weight_decay: NonNegative = 0.0, clip: Positive | None = None, **options: Any) -> None:
         super().__init__(**options)

@@ -34,7 +34,7 @@ def check_carry(run: Setup, state: State, memory: Memory) -> None:
             f"shift={type(run.shift).__name__} is the name of something else in the rows of "
             f"strategy={type(run.strategy).__name__}; rename it"
         )
-    ignored = handed - local.extras
+    ignored = handed - local.supported_keys
     if ignored:
         raise ConfigError(
             f"strategy={type(run.strategy).__name__} hands {', '.join(sorted(ignored))} to the local rule, but "

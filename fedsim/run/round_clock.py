@@ -32,7 +32,7 @@ class RoundClock:
 
     def __init__(self, clock: Clock, work: Work, trainer: Trainer, traffic: Traffic) -> None:
         self.clock, self.work, self.batches, self.traffic = clock, work, trainer.batches, traffic
-        if trainer.rule.whole and (work.active or (clock.deadline is not None and clock.late == "partial")):
+        if trainer.rule.indivisible and (work.active or (clock.deadline is not None and clock.late == "partial")):
             raise ConfigError(
                 f"the local steps of local={type(trainer.rule).__name__} as configured belong together, and clients "
                 "would do a part of them; give work=all and clock.late=drop, or another rule"

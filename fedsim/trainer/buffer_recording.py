@@ -77,12 +77,12 @@ class BufferRecordingObjective:
         after, loss = rule.step(carry, batch, lr, self)
         return self._carried(rule, carry, after), loss
 
-    def begin(self, rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> Carry:
+    def on_round_start(self, rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> Carry:
         """What the rule does before its first step, likewise."""
         if not self.model.statistics:
-            return rule.begin(carry, batch, lr, self)
+            return rule.on_round_start(carry, batch, lr, self)
         self.left = []
-        return self._carried(rule, carry, rule.begin(carry, batch, lr, self))
+        return self._carried(rule, carry, rule.on_round_start(carry, batch, lr, self))
 
     def _carried(self, rule: LocalRule, before: Carry, after: Carry) -> Carry:
         """The carry with the statistics that the last forward pass of each of its models left.

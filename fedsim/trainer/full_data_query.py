@@ -19,7 +19,7 @@ GRADIENT = "gradient of all data"
 class FullGradientRule(LocalRule):
     """One look at all the client's data, from which nothing moves."""
 
-    extras = frozenset({GRADIENT})
+    supported_keys = frozenset({GRADIENT})
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)

@@ -35,13 +35,13 @@ def descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[GradientSt
     steps = rule.descents()
     if model.statistics and len(steps) > 1:
         return ()
-    mixed = any(step.beside and not step.outputs for step in steps)  # a ridge is then that of the mixture
+    mixed = any(step.mix_with and not step.outputs for step in steps)  # a ridge is then that of the mixture
     return () if model.ridge and mixed else steps
 
 
 def models_in_use(steps: tuple[GradientStep, ...]) -> int:
     """How many rows of a client are at hand while it steps: its models, mixtures, and what optimisers remember."""
-    return sum((2 if step.beside and not step.outputs else 1) + len(step.state) for step in steps)
+    return sum((2 if step.mix_with and not step.outputs else 1) + len(step.state) for step in steps)
 
 
 def stacks(model: RowModel) -> bool:
@@ -56,7 +56,7 @@ class ClientStack:
     def __init__(self, rule: LocalRule, model: RowModel, steps: tuple[GradientStep, ...]) -> None:
         self.rule, self.model, self.steps = rule, model, steps
         self.stacks = {step.name: ModelStack(model, step) for step in steps}
-        self.objective = BufferRecordingObjective(PlainObjective(model), None) if rule.begins else None
+        self.objective = BufferRecordingObjective(PlainObjective(model), None) if rule.has_round_start else None
         self.channels_last, self.loss = channels_last(model), at_once(model.loss)
         self.mixing: dict[str, Tensor] = {}
 
@@ -66,14 +66,14 @@ class ClientStack:
         carries = []
         for row, rate in enumerate(rates):
             row_carry, samples = ({name: value[row] for name, value in entries.items()} for entries in (carry, batch))
-            carries.append(self.objective.begin(self.rule, row_carry, samples, rate))
+            carries.append(self.objective.on_round_start(self.rule, row_carry, samples, rate))
         return {name: torch.stack([entries[name] for entries in carries]) for name in carry}
 
     def load(self, carry: Carry, out: Carry) -> None:
         """Take over rows of the carry [c, …], which `store` will have written to `out`."""
         self.mixing = {step.name: carry[step.mixing] for step in self.steps if step.mixing}
         for step in reversed(self.steps):
-            other_parameters = None if step.outputs or step.beside is None else self.stacks[step.beside].loaded.held
+            other_parameters = None if step.outputs or step.mix_with is None else self.stacks[step.mix_with].loaded.held
             self.stacks[step.name].load(carry, other_parameters, out)
 
     def store(self) -> None:
@@ -99,8 +99,8 @@ class ClientStack:
             outputs = {name: cast_output(output, self.model.dtype) for name, output in outputs.items()}
             for step in self.steps:
                 output = outputs[step.name]
-                if step.outputs and step.beside:
-                    base_output = outputs[step.beside].detach().unflatten(0, (count, -1))
+                if step.outputs and step.mix_with:
+                    base_output = outputs[step.mix_with].detach().unflatten(0, (count, -1))
                     step_output = output.unflatten(0, (count, -1))
                     output = torch.lerp(base_output, step_output, along(mixing[step.name], step_output)).flatten(0, 1)
                 losses = self.loss(output, flat).view(count, -1)
@@ -126,7 +126,7 @@ class FusedExecutor:
     ) -> None:
         self.stack, self.workers, self.dtype = stack, workers, model.dtype
         self.moved = {name for step in steps for name in step.moves}
-        self.begins = rule.begins
+        self.has_round_start = rule.has_round_start
         self._clients: queue.SimpleQueue[ClientStack] = queue.SimpleQueue()
         for _ in range(workers):
             self._clients.put(ClientStack(rule, model, steps))
@@ -139,7 +139,7 @@ class FusedExecutor:
         """As `VmapExecutor.run`."""
         count = len(carry["params"])
         losses = torch.zeros(count, dtype=self.dtype, device=rates.device)
-        changing = carry.keys() if self.begins else self.moved
+        changing = carry.keys() if self.has_round_start else self.moved
         out = carry | {name: torch.empty_like(carry[name]) for name in changing}
 
         @torch.no_grad()
@@ -154,7 +154,7 @@ class FusedExecutor:
                     batch = chunk.batch(step, rows.start, stop, self.dtype)
                     batch = chunk.contaminate(batch, step, rows.start, stop)
                     if step == 0:
-                        if self.begins:
+                        if self.has_round_start:
                             part = client_stack.begin(part, batch, rates[0, row_slice])
                             for name in out.keys() - self.moved:
                                 out[name][row_slice] = part[name]

@@ -69,7 +69,7 @@ class LoopExecutor:
                             batch = batch | {"deployed": theta}
                     if self.contaminated:
                         batch = first(chunk.contaminate(chunk_of(batch), step, row, row + 1))
-                    if step == 0 and self.rule.begins:
+                    if step == 0 and self.rule.has_round_start:
                         row_carry = self._begin(row_carry, batch, rates[0, row], objective)
                     row_carry, loss = self._step(row_carry, batch, rates[step, row], objective)
                     losses[row] += loss
@@ -93,5 +93,5 @@ class LoopExecutor:
     def _begin(self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective) -> Carry:
         """Before the first step, likewise."""
         if not self.rule.batched:
-            return objective.begin(self.rule, carry, batch, lr)
-        return first(objective.begin(self.rule, chunk_of(carry), chunk_of(batch), lr[None]))
+            return objective.on_round_start(self.rule, carry, batch, lr)
+        return first(objective.on_round_start(self.rule, chunk_of(carry), chunk_of(batch), lr[None]))

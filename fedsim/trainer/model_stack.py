@@ -35,7 +35,7 @@ class StackedParameters:
     Attributes:
         held: those that are stepped in place.
         points: those at which the gradient is taken: the same tensors, unless models are mixed.
-        beside: those of the model they are mixed with; nothing where models are not.
+        mixed_with: those of the model they are mixed with; nothing where models are not.
         drift: what is added to the gradient; nothing where nothing is.
         state: what their optimiser remembers, by its names.
         updates: [c] how many steps they have taken, where it counts them.
@@ -45,7 +45,7 @@ class StackedParameters:
 
     held: Named = field(default_factory=dict)
     points: Named = field(default_factory=dict)
-    beside: Named = field(default_factory=dict)
+    mixed_with: Named = field(default_factory=dict)
     drift: Named = field(default_factory=dict)
     state: dict[str, Named] = field(default_factory=dict)
     updates: Tensor | None = None
@@ -94,16 +94,16 @@ class ModelStack:
         with self._guard:
             return self.model.call(self.module, inputs)
 
-    def load(self, carry: Carry, beside: Named | None, out: Carry) -> None:
-        """Take over rows of the carry [c, …], which `store` will have written to `out`; `beside` are parameters
+    def load(self, carry: Carry, mixed_with: Named | None, out: Carry) -> None:
+        """Take over rows of the carry [c, …], which `store` will have written to `out`; `mixed_with` are parameters
         [c, …] to mix them with."""
-        loaded = self.loaded = StackedParameters(beside=beside or {})
+        loaded = self.loaded = StackedParameters(mixed_with=mixed_with or {})
         loaded.proximal, loaded.drift = self._terms(carry)
         name = self.descent.name
         plain = {name: parameter.detach()[None] for name, parameter in self.plain.items()}  # of one row at a time
-        parameters = self._held(carry[name], out[name], plain if beside is None else {})
+        parameters = self._held(carry[name], out[name], plain if mixed_with is None else {})
         loaded.held = loaded.points = parameters
-        if beside is not None:
+        if mixed_with is not None:
             loaded.points = {name: torch.empty_like(rows) for name, rows in parameters.items()} | plain
         for key in self.descent.state:
             loaded.state[key] = self._held(carry[key], out[key], self.plain_state[key])
@@ -159,10 +159,10 @@ class ModelStack:
         loaded, scale = self.loaded, self.descent.scale
         rates = rates if scale == 1 else rates * scale
         due = self._due(rates)
-        if loaded.beside and mixing is not None:
+        if loaded.mixed_with and mixing is not None:
             due = dataclasses.replace(due, rates=rates * mixing)
             for name, point in loaded.points.items():
-                stepped_rows, partner_rows = loaded.held[name][: len(mixing)], loaded.beside[name][: len(mixing)]
+                stepped_rows, partner_rows = loaded.held[name][: len(mixing)], loaded.mixed_with[name][: len(mixing)]
                 torch.lerp(partner_rows, stepped_rows, along(mixing, point), out=point[: len(mixing)])
         self.seed = -due.rates if self.plain_rows.scaled else torch.ones_like(due.rates)
         for stepped in (*(layer.stepped for layer in self.layers), self.plain_rows):

@@ -236,7 +236,7 @@ class Trainer:
         answered = self.shift.deployed(memory.server, server_model, t) if self.shift.active else None
         result = yield LocalTask(self, plan, carry, rates, cohort.replicate, answered)
         end, loss = result.carry, result.loss
-        samples = self.rule.used(result.samples, carry, end)
+        samples = self.rule.samples_used(result.samples, carry, end)
         rates, weight, steps = sums(self.rule, rates, plan.load)
         finite = finite_rows(loss, end)
         accepted_rows = None if accept is None else accept(t, cohort, finite)

@@ -49,9 +49,11 @@ class VmapExecutor:
         objective = BufferRecordingObjective(FunctionalObjective(model), vmap if rule.batched else None)
         lift: Callable[..., Any] = (lambda step: step) if rule.batched else vmap
         self._step: Callable[..., Any] = lift(functools.partial(objective.step, rule))
-        self._begin: Callable[..., Any] = lift(functools.partial(objective.begin, rule))
+        self._begin: Callable[..., Any] = lift(functools.partial(objective.on_round_start, rule))
         self._apart = model.mixes
-        self._at_once = not (contaminated or rule.begins or self._apart)  # nothing comes between answer and step
+        self._at_once = not (
+            contaminated or rule.has_round_start or self._apart
+        )  # nothing comes between answer and step
         if compile != "never" and compile not in RECORDED:
             step = torch.compile(self._step, mode=compile)
             self._step = own_results(step) if compile == "reduce-overhead" else step
@@ -119,7 +121,7 @@ class VmapExecutor:
 
     def _steps(self, step: int, carry: Carry, batch: Carry, lr: Tensor) -> tuple[Carry, Tensor]:
         """One step of all rows at hand, after what the rule does before the first."""
-        if step == 0 and self.rule.begins:
+        if step == 0 and self.rule.has_round_start:
             carry = self._begin(carry, batch, lr)
         return self._step(carry, batch, lr)
 

@@ -184,7 +184,7 @@ def test_fedstale_refuses_probabilities_that_nobody_knows(federated):
     with pytest.raises(ConfigError, match=r"strategy=fedstale.*probabilities=known"):
         FedStale(probabilities="known").check(Unknown())
     FedStale().check(Unknown())
-    assert "gradient" not in FedRep.extras
+    assert "gradient" not in FedRep.supported_keys
 
 
 def test_focus_refuses_stages_that_would_change_nothing(federated):

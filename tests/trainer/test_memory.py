@@ -128,7 +128,7 @@ def test_names_that_collide_are_refused_before_the_first_round():
     with pytest.raises(ConfigError, match=r"steps in the memory of local=Counting.*rename"):
         simulation_of(local=Counting(), strategy=Remembering()).run()
     with pytest.raises(ConfigError, match="hands correction to the local rule, but NoExtras does not use it"):
-        simulation_of(local=type("NoExtras", (Together,), {"extras": frozenset()})(), strategy=Scaffold()).run()
+        simulation_of(local=type("NoExtras", (Together,), {"supported_keys": frozenset()})(), strategy=Scaffold()).run()
 
     class Answered(Counting):
         def memory(self, federation, dimension):

@@ -286,7 +286,7 @@ def _rules(strategy: Any) -> Iterator[str]:
             continue
         try:
             strategy.check_local(algorithm.made)
-            fits = handed <= algorithm.made.extras
+            fits = handed <= algorithm.made.supported_keys
         except ConfigError:
             fits = False
         (runs if fits else refuses).append(algorithm.name)
