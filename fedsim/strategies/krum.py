@@ -11,10 +11,10 @@ from fedsim.strategies.per_replicate import Named
 from fedsim.strategies.robust import Robust, middle, weighted_mean
 
 
-def scores(squares: Tensor, bad: int) -> Tensor:
+def scores(squares: Tensor, num_byzantine: int) -> Tensor:
     """[k] the sum of the k − f − 2 smallest squared distances of each row to others, from all of them [k, k]."""
     distances = squares.clone().fill_diagonal_(torch.inf)
-    return distances.sort(1).values[:, : max(0, len(squares) - bad - 2)].sum(1)
+    return distances.sort(1).values[:, : max(0, len(squares) - num_byzantine - 2)].sum(1)
 
 
 def squared_distances(rows: Tensor) -> Tensor:
@@ -32,11 +32,13 @@ class Krum(Robust):
     def __init__(self, server_lr: PositivePerSeed = 1.0, bad: NonNegative = 0.1, bucket: Count = 1) -> None:
         super().__init__(server_lr, bad, bucket)
 
-    def least(self, bad: int) -> int:
-        return 2 * bad + 3
+    def min_rows(self, num_byzantine: int) -> int:
+        return 2 * num_byzantine + 3
 
-    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
-        best = scores(squared_distances(rows), bad).argmin(0, keepdim=True)  # a plain number would be waited for
+    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+        best = scores(squared_distances(rows), num_byzantine).argmin(
+            0, keepdim=True
+        )  # a plain number would be waited for
         return rows[best][0]
 
 
@@ -57,12 +59,12 @@ class MultiKrum(Krum):
     ) -> None:
         Robust.__init__(self, server_lr, bad, bucket, weighting)
 
-    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
-        order = scores(squared_distances(rows), bad).sort(stable=True).indices
-        return rows[order[: len(rows) - bad]].mean(0)
+    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+        order = scores(squared_distances(rows), num_byzantine).sort(stable=True).indices
+        return rows[order[: len(rows) - num_byzantine]].mean(0)
 
-    def combine_weighted(self, rows: Tensor, weights: Tensor, bad: int, memory: Named) -> Tensor:
-        selected = scores(squared_distances(rows), bad).sort(stable=True).indices[: len(rows) - bad]
+    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+        selected = scores(squared_distances(rows), num_byzantine).sort(stable=True).indices[: len(rows) - num_byzantine]
         return weighted_mean(rows[selected], weights[selected])
 
 
@@ -75,18 +77,20 @@ class Bulyan(Krum):
         server_lr, bad, bucket: as `Robust`.
     """
 
-    def least(self, bad: int) -> int:
-        return 4 * bad + 3
+    def min_rows(self, num_byzantine: int) -> int:
+        return 4 * num_byzantine + 3
 
-    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
         squares = squared_distances(rows)
         remaining = torch.arange(len(rows), device=rows.device)
         chosen = []
-        for _ in range(len(rows) - 2 * bad):
-            best = scores(squares[remaining][:, remaining], bad).argmin(0, keepdim=True)
+        for _ in range(len(rows) - 2 * num_byzantine):
+            best = scores(squares[remaining][:, remaining], num_byzantine).argmin(0, keepdim=True)
             chosen.append(remaining[best])
             positions = torch.arange(len(remaining) - 1, device=remaining.device)
             remaining = remaining[positions + (positions >= best)]  # without it
         selected = rows[torch.cat(chosen)]
-        nearest = (selected - middle(selected)).abs().sort(dim=0, stable=True).indices[: len(selected) - 2 * bad]
+        nearest = (
+            (selected - middle(selected)).abs().sort(dim=0, stable=True).indices[: len(selected) - 2 * num_byzantine]
+        )
         return selected.gather(0, nearest).mean(0)

@@ -52,9 +52,9 @@ class Robust(PerReplicate):
 
     def check(self, availability: Availability) -> None:
         m = availability.population.clients
-        if self.least(self.count(m)) > -(-m // self.bucket):
+        if self.min_rows(self.count(m)) > -(-m // self.bucket):
             raise ConfigError(
-                f"{{bad}}={self.bad:g}: {type(self).__name__} needs {self.least(self.count(m))} rows in a round, "
+                f"{{bad}}={self.bad:g}: {type(self).__name__} needs {self.min_rows(self.count(m))} rows in a round, "
                 f"and {m} clients give {-(-m // self.bucket)}; lower {{bad}} or {{bucket}}",
                 mentions=("bad", "bucket"),
             )
@@ -63,15 +63,15 @@ class Robust(PerReplicate):
         """f of n rows."""
         return math.ceil(self.bad * n) if self.bad < 1 else int(self.bad)
 
-    def least(self, bad: int) -> int:
+    def min_rows(self, num_byzantine: int) -> int:
         """How many rows it needs, given f."""
-        return 2 * bad + 1
+        return 2 * num_byzantine + 1
 
     @abstractmethod
-    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
         """[k, d] → [d], f of them bad; memory as in `PerReplicate`."""
 
-    def combine_weighted(self, rows: Tensor, weights: Tensor, bad: int, memory: Named) -> Tensor:
+    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: Named) -> Tensor:
         """The same of rows with weights [k], which sum to 1."""
         raise ConfigError(f"strategy.weighting=data has no meaning for {type(self).__name__}; use uniform")
 
@@ -96,11 +96,11 @@ class Robust(PerReplicate):
                     [weighted_mean(bucket, w) for bucket, w in zip(mixed.split(self.bucket), shares, strict=True)]
                 )
                 weights = torch.stack([bucket_shares.sum() for bucket_shares in shares])
-        if len(sent) < self.least(bad):
+        if len(sent) < self.min_rows(bad):
             if not self._warned:
                 log.warning(
                     "%s: %d rows in round %d, and it needs %d; in such rounds the model stays",
-                    *(type(self).__name__, len(sent), t, self.least(bad)),
+                    *(type(self).__name__, len(sent), t, self.min_rows(bad)),
                 )
             self._warned = True
             return None
@@ -134,7 +134,7 @@ class Median(Robust):
     def __init__(self, server_lr: PositivePerSeed = 1.0, bucket: Count = 1) -> None:
         super().__init__(server_lr, 0, bucket)
 
-    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
         return middle(rows)
 
 
@@ -148,8 +148,8 @@ class TrimmedMean(Robust):
     def __init__(self, server_lr: PositivePerSeed = 1.0, bad: NonNegative = 0.1, bucket: Count = 1) -> None:
         super().__init__(server_lr, bad, bucket)
 
-    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
-        return rows.sort(0).values[bad : len(rows) - bad].mean(0)
+    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
+        return rows.sort(0).values[num_byzantine : len(rows) - num_byzantine].mean(0)
 
 
 class RFA(Robust):
@@ -175,14 +175,14 @@ class RFA(Robust):
         super().__init__(server_lr, 0, bucket, weighting)
         self.iterations, self.nu = iterations, nu
 
-    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
         centre = rows.mean(0)
         for _ in range(self.iterations):
             weights = 1 / (rows - centre).norm(dim=1, keepdim=True).clamp(min=self.nu)
             centre = (weights * rows).sum(0) / weights.sum()
         return centre
 
-    def combine_weighted(self, rows: Tensor, weights: Tensor, bad: int, memory: Named) -> Tensor:
+    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: Named) -> Tensor:
         centre = weighted_mean(rows, weights)
         for _ in range(self.iterations):
             beta = weights / (rows - centre).norm(dim=1).clamp(min=self.nu)
@@ -217,12 +217,12 @@ class CentredClipping(Robust):
     def memory(self, model: Tensor) -> Named:
         return {"centre": torch.zeros_like(model)}
 
-    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
         for _ in range(self.iterations):
             memory["centre"] = memory["centre"] + shortened(rows - memory["centre"], self.radius).mean(0)
         return memory["centre"]
 
-    def combine_weighted(self, rows: Tensor, weights: Tensor, bad: int, memory: Named) -> Tensor:
+    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: Named) -> Tensor:
         for _ in range(self.iterations):
             memory["centre"] = memory["centre"] + weighted_mean(
                 shortened(rows - memory["centre"], self.radius), weights
@@ -249,8 +249,8 @@ class NormBound(Robust):
         super().__init__(server_lr, 0, bucket, weighting)
         self.norm = norm
 
-    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
         return shortened(rows, self.norm).mean(0)
 
-    def combine_weighted(self, rows: Tensor, weights: Tensor, bad: int, memory: Named) -> Tensor:
+    def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: Named) -> Tensor:
         return weighted_mean(shortened(rows, self.norm), weights)

@@ -44,10 +44,10 @@ class Attack(Stage):
         self.clients, self.since = clients, since
 
     def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
-        bad = np.zeros((federation.replicates, federation.clients), dtype=bool)
+        byzantine_mask = np.zeros((federation.replicates, federation.clients), dtype=bool)
         for replicate, seed in enumerate(federation.seeds):
-            bad[replicate, self.byzantine_clients(seed, federation.clients)] = True
-        self.bad = torch.as_tensor(bad.reshape(-1)).to(federation.device)
+            byzantine_mask[replicate, self.byzantine_clients(seed, federation.clients)] = True
+        self.byzantine_mask = torch.as_tensor(byzantine_mask.reshape(-1)).to(federation.device)
 
     def byzantine_clients(self, seed: int, clients: int) -> np.ndarray:
         """Numbers of the clients of a replicate that lie."""
@@ -62,16 +62,16 @@ class Attack(Stage):
     def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         if link.cohort.round < self.since:
             return rows
-        bad = self.bad[link.cohort.virtual]
-        return torch.where(bad[:, None], self.lies(rows, bad, link), rows)
+        byzantine = self.byzantine_mask[link.cohort.virtual]
+        return torch.where(byzantine[:, None], self.lies(rows, byzantine, link), rows)
 
     def of_samples(self, contamination: Contamination) -> Contamination:
         """What becomes of the samples that clients train on, given what does without those who lie; after `setup`."""
         return contamination
 
     @abstractmethod
-    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
-        """[n, d] what each row would be if its client lied; `bad` [n] says whose do."""
+    def lies(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
+        """[n, d] what each row would be if its client lied; `byzantine` [n] says whose do."""
 
 
 class NoAttack(Attack):
@@ -82,7 +82,7 @@ class NoAttack(Attack):
     def __init__(self) -> None:
         super().__init__(0.0)
 
-    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
+    def lies(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         return rows
 
 
@@ -94,11 +94,11 @@ class Omniscient(Attack):
         fraction, clients, since: see `fedsim.uplink.attack.Attack`.
     """
 
-    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
+    def lies(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         cohort = link.cohort
         crafted, attackable = [], []
         for replicate_rows, lying in zip(
-            cohort.by_replicate(rows), cohort.by_replicate(bad.to(rows.dtype)), strict=True
+            cohort.by_replicate(rows), cohort.by_replicate(byzantine.to(rows.dtype)), strict=True
         ):
             honest = replicate_rows[lying == 0]
             attackable.append(0 < len(honest) < len(replicate_rows))

@@ -138,12 +138,12 @@ class Mimic(Omniscient):
         shape = federation.replicates, dimension
         return {"direction": torch.zeros(shape, dtype=federation.dtype, device=federation.device)}
 
-    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
+    def lies(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         score = link.gather("score")
         if link.cohort.round < self.since + self.warmup:
-            score = score + (rows * link.cohort.broadcast(self.turned(rows, bad, link))).sum(1)
+            score = score + (rows * link.cohort.broadcast(self.turned(rows, byzantine, link))).sum(1)
             link.scatter("score", score)
-        return super().lies(torch.cat([rows, score[:, None]], 1), bad, link)[:, :-1]
+        return super().lies(torch.cat([rows, score[:, None]], 1), byzantine, link)[:, :-1]
 
     def attack_vector(self, honest: Tensor, n: int) -> Tensor:
         return honest[honest[:, -1].argmax(0, keepdim=True)][0]

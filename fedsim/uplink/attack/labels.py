@@ -20,7 +20,7 @@ class LabelFlip(Attack):
         fraction, clients, since: see `fedsim.uplink.attack.Attack`.
     """
 
-    def lies(self, rows: Tensor, bad: Tensor, link: StageContext) -> Tensor:
+    def lies(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         return rows
 
     def of_samples(self, contamination: Contamination) -> Contamination:
@@ -45,7 +45,7 @@ class Flipped(Contamination):
                 f"attack=label_flip needs one class for a sample, and dataset={dataset.name} has none or several; use "
                 "another attack"
             )
-        if len(self.attack.bad) != len(federation.seeds) * federation.clients:
+        if len(self.attack.byzantine_mask) != len(federation.seeds) * federation.clients:
             raise ConfigError("attack=label_flip says nothing of those who join later; use personal.newcomers=0")
         self.classes = dataset.classes
 
@@ -53,7 +53,7 @@ class Flipped(Contamination):
         return self if t >= self.attack.since else self.before
 
     def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
-        y, bad = batch["y"], self.attack.bad[batch["row"]]
+        y, bad = batch["y"], self.attack.byzantine_mask[batch["row"]]
         base_batch = self.before(batch, keys) if self.before.active else batch
         flipped = torch.where(
             bad.reshape(-1, *[1] * (y.dim() - 1)), self.classes - 1 - base_batch["y"], base_batch["y"]
