@@ -106,7 +106,7 @@ class TopK(Sparse):
     def code(self, code: Encoding, plain: Encoding) -> Encoding:
         k = self.count(plain.values)
         position_bytes = min(4 * k, -(-plain.values // 8)) if k < plain.values else 0
-        return replace(code, values=k, places=position_bytes)
+        return replace(code, values=k, index_bytes=position_bytes)
 
 
 class RandK(Sparse):
@@ -126,7 +126,7 @@ class RandK(Sparse):
 
     def code(self, code: Encoding, plain: Encoding) -> Encoding:
         k = self.count(plain.values)
-        return replace(code, values=k, places=8) if k < plain.values else code
+        return replace(code, values=k, index_bytes=8) if k < plain.values else code
 
 
 class QSGD(Compressor):
@@ -151,7 +151,9 @@ class QSGD(Compressor):
         return norm * rows.sign() * (level + drawn).floor() / self.levels
 
     def code(self, code: Encoding, plain: Encoding) -> Encoding:
-        return replace(code, bits=1 + math.ceil(math.log2(self.levels + 1)), more=code.more + plain.bits // 8)
+        return replace(
+            code, bits=1 + math.ceil(math.log2(self.levels + 1)), extra_bytes=code.extra_bytes + plain.bits // 8
+        )
 
 
 class Sign(Compressor):
@@ -173,4 +175,4 @@ class Sign(Compressor):
         return rows.abs().mean(1, keepdim=True) * signs if self.scaled else signs
 
     def code(self, code: Encoding, plain: Encoding) -> Encoding:
-        return Encoding(plain.values, 1, more=plain.bits // 8 if self.scaled else 0)
+        return Encoding(plain.values, 1, extra_bytes=plain.bits // 8 if self.scaled else 0)

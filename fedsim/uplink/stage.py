@@ -23,19 +23,19 @@ class Encoding:
     Attributes:
         values: numbers that are sent of a row.
         bits: of each of them.
-        places: bytes that say which columns they belong to.
-        more: bytes of single numbers, such as a norm.
+        index_bytes: bytes that say which columns they belong to.
+        extra_bytes: bytes of single numbers, such as a norm.
     """
 
     values: int
     bits: int
-    places: int = 0
-    more: int = 0
+    index_bytes: int = 0
+    extra_bytes: int = 0
 
     @property
     def bytes(self) -> int:
         """Of the whole row; bits are packed, and the last byte is filled up."""
-        return -(-self.values * self.bits // 8) + self.places + self.more
+        return -(-self.values * self.bits // 8) + self.index_bytes + self.extra_bytes
 
 
 class StageContext:
