@@ -191,7 +191,7 @@ class Evaluator:
         def of_row(r: int) -> Inputs:
             return x if shared else tree_map(lambda value: value[r], x)
 
-        if weight is not None and self.model.traits.evaluation_mixes:
+        if weight is not None and self.model.traits.evaluation_mixes_samples:
             return torch.stack([self._unpadded(row, of_row(r), weight[r] > 0) for r, row in enumerate(models)])
         if self.loop:
             return torch.stack([self.model.evaluate(row, of_row(r)) for r, row in enumerate(models)])
@@ -269,7 +269,7 @@ class Evaluator:
                 losses.append(self._one_by_one(models, batch, weight))
                 continue
             flat = {name: value.flatten(1, 2) for name, value in batch.items() if value.dim() > 2}
-            if self.model.traits.evaluation_mixes:
+            if self.model.traits.evaluation_mixes_samples:
                 client_models = models[:, None].expand(-1, weight.shape[1], -1).flatten(0, 1)
                 inputs = tree_map(lambda value: value.flatten(0, 1), self.model.call.inputs(batch))
                 client_outputs = self.predict(client_models, inputs, shared=False, weight=weight.flatten(0, 1))

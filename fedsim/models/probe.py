@@ -41,9 +41,9 @@ class ForwardTraits:
 
     statistics: buffers, then frozen parameters, that a training forward moves, in the module's order.
     random: does it call for random numbers, which `KeyedRandomness` answers?
-    mixes: does a sample's output in training depend on the others of its batch?
-    evaluation_mixes: and in evaluation?
-    least: samples that a batch in training must have.
+    mixes_samples: does a sample's output in training depend on the others of its batch?
+    evaluation_mixes_samples: and in evaluation?
+    min_batch: samples that a batch in training must have.
     evaluation_unvmapped: why several rows cannot go through one vmapped pass of evaluation; None where they can.
     assigns_data: does it assign to `tensor.data`, under which vmap crashes?
     isolated: why each client needs a fresh copy of the module, trained alone; None where one serves them all.
@@ -52,9 +52,9 @@ class ForwardTraits:
 
     statistics: list[str] = field(default_factory=list)
     random: bool = False
-    mixes: bool = False
-    evaluation_mixes: bool = False
-    least: int = 1
+    mixes_samples: bool = False
+    evaluation_mixes_samples: bool = False
+    min_batch: int = 1
     evaluation_unvmapped: str | None = None
     assigns_data: bool = False
     isolated: str | None = None
@@ -104,9 +104,9 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
         traits.statistics = [name for name, _ in module.named_buffers() if name in moving]
         traits.statistics += [name for name, _ in module.named_parameters() if name in writes.frozen]
         traits.isolated = _hidden_state(call, module, several, traits.statistics)
-        traits.least = _least(call, module, pair)
-        traits.mixes = (
-            traits.least > 1
+        traits.min_batch = _min_batch(call, module, pair)
+        traits.mixes_samples = (
+            traits.min_batch > 1
             or _mixed(call, copy_module(module).train(), first, pair)
             or any(
                 _mixed(call, copy_module(module).train(), output_of(call, copy_module(module).train(), y), y)
@@ -124,7 +124,7 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
             )
         several = _larger(call, evaluation, x)
         traits.evaluation_isolated = _hidden_state(call, module, several, [], training=False)
-        traits.evaluation_mixes = (
+        traits.evaluation_mixes_samples = (
             _mixed(call, evaluation, evaluation_output, pair)
             or any(_mixed(call, evaluation, output_of(call, evaluation, y), y) for y in several[1:])
             or _depends_on_size(call, lambda: evaluation, several)
@@ -446,7 +446,7 @@ def _surroundings(module: nn.Module) -> list[type]:
     return sorted({type(layer) for layer in module.modules()}, key=repr)
 
 
-def _least(call: Calling, module: nn.Module, x: Any) -> int:
+def _min_batch(call: Calling, module: nn.Module, x: Any) -> int:
     """Samples of the smallest batch that it trains on: some normalisations refuse a single one."""
     try:
         output_of(call, copy_module(module).train(), tree_map(lambda value: value[:1], x))

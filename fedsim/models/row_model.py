@@ -190,14 +190,14 @@ class RowModel:
         return bool(self.dropout_keys) or self.traits.random or (isinstance(self.loss, UserLoss) and self.loss.random)
 
     @property
-    def loss_mixes(self) -> bool:
+    def loss_mixes_samples(self) -> bool:
         """Does a sample's loss depend on the others of its batch?"""
         return isinstance(self.loss, UserLoss) and self.loss.mixes_samples
 
     @property
-    def mixes(self) -> bool:
+    def mixes_samples(self) -> bool:
         """Must a batch in training be without padding, since the module or the loss sees the batch as a whole?"""
-        return self.traits.mixes or self.loss_mixes
+        return self.traits.mixes_samples or self.loss_mixes_samples
 
     def told(self) -> tuple[Hashable, ...]:
         """What the time of a step depends on."""
@@ -330,7 +330,7 @@ class RowModel:
         """
         shape = next(iter(batch.values())).shape[:2] if weight is None else weight.shape
         samples = {name: value for name, value in batch.items() if value.shape[:2] == shape}
-        if not self.loss_mixes:
+        if not self.loss_mixes_samples:
             flat = {name: value.flatten(0, 1) for name, value in samples.items()}
             return self.loss(tree_map(lambda v: v.flatten(0, 1), output), flat).reshape(shape)
         losses = torch.zeros(shape, dtype=self.dtype, device=self.device)

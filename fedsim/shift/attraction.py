@@ -71,7 +71,7 @@ class LossAttraction(Attraction):
     def __init__(
         self, federation: Federation, data: ClientData, model: RowModel, groups: int, constant: float, samples: int
     ) -> None:
-        if model.loss_mixes:
+        if model.loss_mixes_samples:
             raise ConfigError(
                 "shift=contribution with shift.form=loss needs a loss per sample, and this one looks at the whole "
                 "batch; use shift.form=budget, or another loss"

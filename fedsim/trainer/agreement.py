@@ -242,7 +242,7 @@ class Agreement:
             except Exception as error:
                 refused[size] = error
         for size in occurring:
-            if size in refused and size >= model.traits.least:
+            if size in refused and size >= model.traits.min_batch:
                 reason = refused[size]
                 raise ConfigError(
                     f"model: {type(model.training_module).__name__} cannot be trained on a batch of {size} samples, "
@@ -254,7 +254,7 @@ class Agreement:
 
     def why_not(self, executor: str, traits: ForwardTraits) -> str | None:
         """Why this executor cannot be used, in a few words; None where it gives the same numbers."""
-        key = executor, traits.mixes, traits.isolated is not None
+        key = executor, traits.mixes_samples, traits.isolated is not None
         if key not in self._verdicts:
             self._verdicts[key] = self._tried(executor, traits)
         return self._verdicts[key]

@@ -22,7 +22,7 @@ def check_batches(batches: Batches, model: RowModel, numbers: int) -> None:
         ConfigError: with what to change.
     """
     size, row = batches.smallest
-    if 0 < size < model.traits.least:
+    if 0 < size < model.traits.min_batch:
         raise ConfigError(
             f"model: {type(model.training_module).__name__} cannot train on a batch of one sample, which "
             f"normalises to nothing, but client {row % batches.federation.clients} has one; give "

@@ -158,13 +158,13 @@ def _agreeing(
     traits = model.traits
     reasons = {choice.executor: agreement.why_not(choice.executor, traits) for choice in choices}
     able = [choice for choice in choices if reasons[choice.executor] is None]
-    if not model.mixes and len(able) < len(choices):
-        unpadded = dataclasses.replace(traits, mixes=True)
+    if not model.mixes_samples and len(able) < len(choices):
+        unpadded = dataclasses.replace(traits, mixes_samples=True)
         if any(
             reason and agreement.why_not(name, unpadded) is None for name, reason in reasons.items() if name != "loop"
         ):
             log.info("trainer: batches of %s are not padded, since padding changes its numbers", _named(model))
-            traits.mixes = True
+            traits.mixes_samples = True
             return None
     if able:
         return able

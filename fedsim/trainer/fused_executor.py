@@ -46,7 +46,7 @@ def models_in_use(steps: tuple[GradientStep, ...]) -> int:
 
 def stacks(model: RowModel) -> bool:
     """Can several rows of the model go through one forward pass?"""
-    independent = not (model.statistics or model.mixes or model.traits.random)
+    independent = not (model.statistics or model.mixes_samples or model.traits.random)
     return independent and model.loss in LOSSES.values() and stackable(model.training_module, not channels_last(model))
 
 

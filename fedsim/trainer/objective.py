@@ -34,14 +34,14 @@ def refuse_whole_batches(model: RowModel) -> None:
             f"{rule}; use a model without dropout, or local=sgd"
         )
     traits = model.traits
-    if model.loss_mixes:
+    if model.loss_mixes_samples:
         raise ConfigError(f"model: its loss looks at a whole batch, {rule}; use a loss per sample, or local=sgd")
-    if traits.random or traits.mixes or traits.statistics:
+    if traits.random or traits.mixes_samples or traits.statistics:
         action = (
             "draws random numbers for"
             if traits.random
             else "normalises over"
-            if traits.mixes
+            if traits.mixes_samples
             else "keeps statistics of"
         )
         raise ConfigError(f"model: its forward pass {action} a whole batch, {rule}; use another model, or local=sgd")

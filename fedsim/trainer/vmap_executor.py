@@ -50,7 +50,7 @@ class VmapExecutor:
         lift: Callable[..., Any] = (lambda step: step) if rule.batched else vmap
         self._step: Callable[..., Any] = lift(functools.partial(objective.step, rule))
         self._begin: Callable[..., Any] = lift(functools.partial(objective.on_round_start, rule))
-        self._apart = model.mixes
+        self._apart = model.mixes_samples
         self._at_once = not (
             contaminated or rule.has_round_start or self._apart
         )  # nothing comes between answer and step

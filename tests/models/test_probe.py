@@ -127,14 +127,18 @@ def running(module: Own, x: Tensor) -> Tensor:
                 "evaluation_isolated": "Own changes its attribute 'calls' in each forward pass",
             },
         ),
-        (Own(running), {"statistics": ["seen", "count"], "mixes": True}),
+        (Own(running), {"statistics": ["seen", "count"], "mixes_samples": True}),
         (
             nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)),
-            {"statistics": ["1.running_mean", "1.running_var", "1.num_batches_tracked"], "mixes": True, "least": 2},
+            {
+                "statistics": ["1.running_mean", "1.running_var", "1.num_batches_tracked"],
+                "mixes_samples": True,
+                "min_batch": 2,
+            },
         ),
         (
             nn.BatchNorm1d(3, track_running_stats=False),
-            {"mixes": True, "evaluation_mixes": True, "least": 2},
+            {"mixes_samples": True, "evaluation_mixes_samples": True, "min_batch": 2},
         ),
         (nn.Sequential(nn.Linear(3, 4), nn.AlphaDropout(0.2)), {"random": True}),
         (nn.LayerNorm(3), {}),

@@ -92,7 +92,7 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
     """
     if not shift.active or shift.references == "none":
         return References()
-    if model.loss_mixes:
+    if model.loss_mixes_samples:
         reason = "not sought: the loss is one over the batch, and these points are those of means over samples"
         log.info("θ^PS and θ^PO are %s", reason)
         return References([Solved(verdicts=dict.fromkeys(_sought(shift), reason)) for _ in initial])
