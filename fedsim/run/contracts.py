@@ -149,7 +149,7 @@ def identical(one: Named, other: Named) -> str | None:
 
 
 @contextlib.contextmanager
-def within(what: str, part: Any) -> Iterator[None]:
+def user_code_errors(what: str, part: Any) -> Iterator[None]:
     """Errors of somebody's own part in one sentence; nothing may be drawn from a global stream."""
     before = streams.rng_state()
     try:

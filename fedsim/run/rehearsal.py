@@ -40,7 +40,7 @@ from fedsim.run.contracts import (
     look,
     moved,
     trial_copy,
-    within,
+    user_code_errors,
 )
 from fedsim.run.sample_contract import INVARIANCES, Trial
 from fedsim.run.setup import Setup
@@ -132,7 +132,7 @@ def _availability(run: Setup) -> None:
     def ask(of: Availability, t: int) -> dict[str, np.ndarray]:
         answers = {}
         for name, call in (("probabilities", of.probabilities), ("counts", of.counts)):
-            with within(f"{label}: {name}", process):
+            with user_code_errors(f"{label}: {name}", process):
                 answers[name] = call(t)
             of.check_numbers(t, name, answers[name])
             answers[name] = answers[name].copy()
@@ -216,7 +216,7 @@ def _moved(what: str, part: Any, move: Any, batch: Named) -> Named:
         output_batch: Named = move(batch)
         return output_batch
     input_batch = {name: value.clone() for name, value in batch.items()}
-    with within(what, part):
+    with user_code_errors(what, part):
         output_batch = move(input_batch)
     if not isinstance(output_batch, dict):
         raise ConfigError(f"{what} must return a batch, a dictionary of tensors, and returns {kind(output_batch)}")
@@ -238,7 +238,7 @@ def _step(run: Setup, own: Named, batch: Named) -> None:
     objective = BufferRecordingObjective(PlainObjective(run.model), by_rows if rule.batched else None)
     lr = run.trainer.rates[0]
     before, batch_before = {name: value.clone() for name, value in own.items()}, dict(batch)
-    with within(label, rule):
+    with user_code_errors(label, rule):
         if rule.batched:
             outcome: Any = objective.step(rule, chunk_of(own), chunk_of(batch), lr[None])
         else:

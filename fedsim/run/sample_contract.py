@@ -36,7 +36,7 @@ from fedsim.run.contracts import (
     refuse,
     same,
     trial_copy,
-    within,
+    user_code_errors,
 )
 from fedsim.run.setup import Setup
 from fedsim.shift.shift import OF_CLIENTS
@@ -193,7 +193,7 @@ class Trial:
 
 def _order(trial: Trial) -> str | None:
     """The same clients in another order, other rounds in between: what is kept in attributes shows."""
-    with torch.no_grad(), within(trial.label(), trial.foreign()):
+    with torch.no_grad(), user_code_errors(trial.label(), trial.foreign()):
         loop_executor = trial.loop()
         trial.exact = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
         for t, order in [(0, (2, 0, 1))] if trial.slow() else ORDERS:
@@ -254,7 +254,7 @@ def _shift_padding(trial: Trial) -> str | None:
     for step in range(2):
         joint_batch = chunk.batch(step, 0, 3, trial.dtype)
         for move in (shift, shift.smooth):
-            with within(label, shift), torch.no_grad():
+            with user_code_errors(label, shift), torch.no_grad():
                 single_results = [
                     move({k: v[0] for k, v in chunk.batch(step, row, row + 1, trial.dtype).items()}, theta[row])
                     for row in range(3)
@@ -296,7 +296,7 @@ def _contamination_padding(trial: Trial) -> str | None:
     label = f"contamination={type(contamination).__name__}"
     chunk = MadeUpChunk(trial, [0, 1, 2], 0)
     for step in range(2):
-        with within(label, contamination), torch.no_grad():
+        with user_code_errors(label, contamination), torch.no_grad():
             single_results = [
                 chunk.contaminate(chunk.batch(step, row, row + 1, trial.dtype), step, row, row + 1) for row in range(3)
             ]

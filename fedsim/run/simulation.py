@@ -13,7 +13,7 @@ from fedsim.run import determinism, hints
 from fedsim.run.carry_contract import check_carry
 from fedsim.run.checkpoint import CONTENT, Checkpointer
 from fedsim.run.content import content
-from fedsim.run.contracts import within
+from fedsim.run.contracts import user_code_errors
 from fedsim.run.divergence import DivergenceGuard, check_start, remedy
 from fedsim.run.folder import with_lock
 from fedsim.run.layout import Layout
@@ -54,7 +54,7 @@ class Simulation(Setup):
             model = self.references["distance_to_ps"].to(model)
         elif self.start == "erm":
             model = unshifted(self.model, self.data, model).to(model)
-        with within(f"strategy={type(self.strategy).__name__}: initial", self.strategy):
+        with user_code_errors(f"strategy={type(self.strategy).__name__}: initial", self.strategy):
             return self.strategy.initial(model, self.federation)
 
     @hints.suppress_vmap_warning()

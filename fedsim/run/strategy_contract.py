@@ -37,7 +37,7 @@ from fedsim.run.contracts import (
     refuse,
     same,
     trial_copy,
-    within,
+    user_code_errors,
 )
 from fedsim.run.setup import Setup
 from fedsim.strategies import State
@@ -146,7 +146,7 @@ class StrategyTrial:
         strategy, label = self.strategy(replicates), self.what
         self.last = strategy
         models = self.models[replicates.start : replicates.stop]
-        with within(f"{label}: initial", strategy):
+        with user_code_errors(f"{label}: initial", strategy):
             state = strategy.initial(models.clone(), federation)
         if not fresh:
             self.begun = look(strategy)
@@ -156,7 +156,7 @@ class StrategyTrial:
         for t in self.rounds:
             if fresh:
                 strategy = self.strategy(replicates)
-                with within(f"{label}: initial", strategy):
+                with user_code_errors(f"{label}: initial", strategy):
                     strategy.initial(models.clone(), federation)
             client_counts = np.zeros((len(replicates), federation.clients))
             for r in range(len(replicates)):
@@ -165,11 +165,11 @@ class StrategyTrial:
                 client_counts[r, (positions + t + replicates.start + r) % federation.clients] = 1
             active = federation.cohort(client_counts, np.full_like(client_counts, 1.0 if self.constant else 0.5), t)
             state_copy = copied(state)
-            with within(f"{label}: cohort, in round {t}", strategy):
+            with user_code_errors(f"{label}: cohort, in round {t}", strategy):
                 cohort = strategy.cohort(state_copy, active)
             if not isinstance(cohort, Cohort):
                 raise ConfigError(f"{label}: cohort must return a Cohort, and returns {kind(cohort)}")
-            with within(f"{label}: start, in round {t}", strategy):
+            with user_code_errors(f"{label}: start, in round {t}", strategy):
                 start = strategy.start(state_copy, cohort)
             carry = start if isinstance(start, dict) else {"params": start}
             shape = [len(cohort), state.model.shape[1]]
@@ -351,7 +351,7 @@ def _report(
 def _next(strategy: Any, what: str, state: State, report: Report, t: int) -> State:
     """The state after the round, from copies of its own."""
     state_copy = copied(state)
-    with within(f"{what}: aggregate, in round {t}" if t else what, strategy):
+    with user_code_errors(f"{what}: aggregate, in round {t}" if t else what, strategy):
         after = strategy.aggregate(state_copy, copied(report), t)
     if type(after) is not type(state):
         raise ConfigError(f"{what}: aggregate must return a {type(state).__name__}, and returns {kind(after)}")

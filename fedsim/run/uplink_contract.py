@@ -19,7 +19,7 @@ from fedsim.run.contracts import (
     refuse,
     same,
     trial_copy,
-    within,
+    user_code_errors,
 )
 from fedsim.run.setup import Setup
 from fedsim.uplink import Stage, StageContext
@@ -60,7 +60,7 @@ class StageTrial:
             uplink={name: value.clone() for name, value in self.memory.uplink.items()},
             server={name: value.clone() for name, value in self.memory.server.items()},
         )
-        with within(f"{self.what}, in round {t}" if t else self.what, self.stage), torch.no_grad():
+        with user_code_errors(f"{self.what}, in round {t}" if t else self.what, self.stage), torch.no_grad():
             arrived_rows = self.stage(rows, StageContext(cohort, memory, self.number))
         if not torch.equal(rows, rows_before):
             refuse(self, f"{self.what} writes into the rows that it is given; return new ones")

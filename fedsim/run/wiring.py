@@ -26,7 +26,7 @@ from fedsim.evaluation import Evaluator
 from fedsim.evaluation.personal import Personal
 from fedsim.evaluation.personal.scores import ClientScores
 from fedsim.local import LocalRule
-from fedsim.run.contracts import brings_foreign, look, moved, within
+from fedsim.run.contracts import brings_foreign, look, moved, user_code_errors
 from fedsim.strategies import Strategy
 from fedsim.trainer import Execution
 from fedsim.uplink import Uplink
@@ -203,7 +203,7 @@ def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds
             values.setflags(write=False)  # else labels that were sorted in place would be the data's
     read_only_samples = Samples(samples.count, labels, owners, samples.names)
     before = look(partition)
-    with within(setting, partition):
+    with user_code_errors(setting, partition):
         drawn = {seed: partition.table(read_only_samples, clients, seed) for seed in distinct}
     with streams.restored():
         streams.reseed(1)
