@@ -60,7 +60,7 @@ class BestModels:
             return
         self.models, self.rounds, self.values = models, record["rounds"], record["values"]
 
-    def see(self, completed: int, models: Tensor, values: np.ndarray) -> None:
+    def update(self, completed: int, models: Tensor, values: np.ndarray) -> None:
         """An evaluation after so many rounds: models [R, d], and the metric [R]."""
         if self.models is None:
             self.models = torch.empty(models.shape, dtype=models.dtype)

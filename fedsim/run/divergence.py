@@ -139,7 +139,7 @@ class DivergenceGuard:
             log.warning("%s; such clients count as absent", self._described(t, new_clients))
         return None if finite_mask.all() else np.flatnonzero(finite_mask)
 
-    def see(self, t: int, state: State, report: Report) -> None:
+    def update(self, t: int, state: State, report: Report) -> None:
         """Note rows and server's models after round t (no transfer)."""
         if report.finite is not None:
             rows = report.cohort.rows
@@ -159,7 +159,7 @@ class DivergenceGuard:
 
     def failed(self, t: int, state: State, report: Report, error: Exception) -> DivergenceError:
         """What to raise where the aggregation of round t raised `error`, a numerical routine's."""
-        self.see(t, state, report)
+        self.update(t, state, report)
         self.on_nonfinite = "stop"  # the state may be half a round ahead: no replicate can go on with it
         try:
             self.check()

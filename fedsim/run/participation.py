@@ -58,7 +58,7 @@ class Participation:
             arrays["first_loss"] = self.before = np.full(rows, np.nan)
         return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
-    def see(self, t: int, cohort: Cohort) -> None:
+    def update(self, t: int, cohort: Cohort) -> None:
         """Round t is complete."""
         if "utility" in self.wanted:
             self.opportunities += (self.availability.counts(t)[:, self.federation.local_clients] > 0).reshape(-1)

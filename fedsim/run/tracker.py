@@ -206,10 +206,10 @@ class Tracker:
 
     def round(self, t: int, state: State, report: Report) -> None:
         """Round t is complete."""
-        self.guard.see(t, state, report)
+        self.guard.update(t, state, report)
         run, progress, cohort = self.run, self.progress, report.cohort
         run.models.receive(self.checkpoints.memory, state, cohort)
-        run.participation.see(t, cohort)
+        run.participation.update(t, cohort)
         progress.rounds, progress.unevaluated = t + 1, progress.unevaluated + 1
         progress.seconds = self._before + time.monotonic() - self._start
         last, limit = t + 1 == run.rounds, run.stop.seconds
@@ -268,7 +268,7 @@ class Tracker:
         progress.rows = None if progress.rows is None else progress.rows + len(rows)
         progress.crc = None if progress.crc is None else checksum(rows, progress.crc)
         if self._best is not None:
-            self._best.see(progress.rounds, self._models, np.array([row[self._best.metric] for row in rows]))
+            self._best.update(progress.rounds, self._models, np.array([row[self._best.metric] for row in rows]))
         if self._files is not None:
             self._files.record(rows)
         models, naming = self._models, self.run.naming
