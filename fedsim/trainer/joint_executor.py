@@ -130,7 +130,7 @@ class JointExecutor:
         if key not in self._joint:
             while len(self._joint) > 8:  # companies that have changed
                 del self._joint[next(iter(self._joint))]
-            self._joint[key] = client_data[0].beside(client_data[1:])
+            self._joint[key] = client_data[0].concatenate(client_data[1:])
         return self._joint[key]
 
 
@@ -182,7 +182,7 @@ def concatenate(works: Sequence[LocalTask], data: ClientData) -> LocalTask:
         before += work.plan.batches.federation.replicates
     deployed_models = [work.deployed for work in works if work.deployed is not None]
     deployed = torch.cat(deployed_models) if deployed_models else None
-    plan = Plan.beside([work.plan for work in works], data)
+    plan = Plan.concatenate([work.plan for work in works], data)
     return LocalTask(first.trainer, plan, carry, rates, torch.cat(replicates), deployed)
 
 

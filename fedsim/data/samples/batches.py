@@ -132,7 +132,7 @@ class Plan:
         return Chunk(self, rows)
 
     @staticmethod
-    def beside(plans: Sequence[Plan], data: ClientData) -> Plan:
+    def concatenate(plans: Sequence[Plan], data: ClientData) -> Plan:
         """The rows of several runs, one after another, in the same round; `data` holds their clients likewise."""
         first = plans[0]
         batches = first.batches.of(data)

@@ -150,7 +150,7 @@ class ClientData(ABC):
         """Are these shares of the same stored samples, or the same streams?"""
 
     @abstractmethod
-    def beside(self, others: Sequence[ClientData]) -> ClientData:
+    def concatenate(self, others: Sequence[ClientData]) -> ClientData:
         """Of those with the same samples: the shares of them all, those of these clients first. It is for training;
         `federation` is that of these clients."""
 

@@ -59,7 +59,7 @@ class Drawn(ClientData):
     def same_samples(self, other: ClientData) -> bool:
         return isinstance(other, Drawn) and structurally_equal(self.dataset, other.dataset)
 
-    def beside(self, others: Sequence[ClientData]) -> Drawn:
+    def concatenate(self, others: Sequence[ClientData]) -> Drawn:
         return self  # what a client draws depends on its number and on keys alone
 
     def means(self) -> Tensor | None:

@@ -139,7 +139,7 @@ class Stored(ClientData):
             and structurally_equal(self.skew, other.skew)
         )
 
-    def beside(self, others: Sequence[ClientData]) -> Stored:
+    def concatenate(self, others: Sequence[ClientData]) -> Stored:
         joint, of = copy.copy(self), [self, *(other for other in others if isinstance(other, Stored))]
         starts = np.cumsum([0, *(len(data.order) for data in of[:-1])])
         joint.order = torch.cat([data.order for data in of])
