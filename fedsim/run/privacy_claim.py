@@ -19,7 +19,7 @@ def privacy_claim(server: Server, training: Training, rounds: int) -> Privacy | 
     leaks = {
         "the strategy asks clients for losses and gradients": strategy.needs_full_gradients,
         "further vectors go up": strategy.vectors_up > 1,
-        strategy.beside: bool(strategy.beside),
+        strategy.side_information: bool(strategy.side_information),
         "the local rule sends estimates": training.trainer.rule.traffic(server.model.dimension)[1] > 0,
         "some clients send what follows from others' rows": any(isinstance(stage, Attack) for stage in stages),
         "how late clients are shows how much data they have": training.pace.clock.cuts or training.delivery.active,

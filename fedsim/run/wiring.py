@@ -324,6 +324,6 @@ def uplink_of(strategy: Strategy[Any], uplink: Uplink | None, attack: Attack | N
     if combined_uplink.stages and not strategy.sends_rows:
         raise ConfigError(
             f"strategy={type(strategy).__name__} sends no rows for uplink or attack to change: "
-            f"{strategy.beside}; use uplink=none and attack=none, or another strategy"
+            f"{strategy.side_information}; use uplink=none and attack=none, or another strategy"
         )
     return combined_uplink

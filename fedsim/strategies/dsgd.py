@@ -49,7 +49,7 @@ class DSGD(KeepsClientModels[ClientModels]):
     )
 
     sends_rows = False
-    beside = "models go to neighbours as they are"
+    side_information = "models go to neighbours as they are"
 
     def __init__(
         self,

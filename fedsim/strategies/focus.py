@@ -41,7 +41,7 @@ class Focus(RemembersClients[ClientMemory]):
         ),
     )
 
-    beside = "gradients go up as they are"
+    side_information = "gradients go up as they are"
     sends_rows = False
 
     def __init__(

@@ -59,7 +59,7 @@ class IFCA(ServerStep[IFCAState]):
     )
 
     asks, clustered = True, True
-    beside = "the number of the model that a client has chosen goes up as it is"
+    side_information = "the number of the model that a client has chosen goes up as it is"
 
     def __init__(
         self,

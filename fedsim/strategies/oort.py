@@ -60,7 +60,7 @@ class Oort(FedAvg):
         EffectiveIf("cutoff", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
     )
 
-    beside = "losses go up as they are"
+    side_information = "losses go up as they are"
 
     def __init__(
         self,

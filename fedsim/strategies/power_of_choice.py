@@ -41,7 +41,7 @@ class PowerOfChoice(ServerStep[LossesState]):
         server_lr: η_g, or a list of one per seed.
     """
 
-    beside = "losses go up as they are"
+    side_information = "losses go up as they are"
 
     def __init__(
         self,

@@ -43,7 +43,7 @@ class Strategy(Validated, ABC, Generic[S]):
         vectors_up: how many each of them sends. Both for counting bytes (`fedsim.run.traffic`).
         server_sees: what the server uses of the rows G_i, for claims of privacy: 'sum', only Σ_{i∈A} G_i / m; 'mean',
             only mean_{i∈A} G_i; 'rows', more than that.
-        beside: what it hears of clients that is no G_i, and so meets no stage of `uplink`, in words; '' for nothing.
+        side_information: what it hears of clients that is no G_i, and so meets no stage of `uplink`, in words; '' for nothing.
         sends_rows: whether it uses G_i at all; else stages of `uplink` are refused.
         needs_full_gradients: whether clients compute loss and gradient of all their data at a model (`answers`).
         clustered: whether the server has several models, and clients take that which suits them (`start`): the model
@@ -67,7 +67,7 @@ class Strategy(Validated, ABC, Generic[S]):
     vectors_down: int = 1
     vectors_up: int = 1
     server_sees: str = "rows"
-    beside: str = ""
+    side_information: str = ""
     sends_rows: bool = True
     needs_full_gradients: bool = False
     clustered: bool = False
