@@ -24,7 +24,7 @@ class Rows:
     def __init__(self, report: Report, replicate: int, found: dict[str, list[Tensor]]) -> None:
         self._report, self._replicate, self._found = report, replicate, found
 
-    def own(self, name: str, rows: Tensor) -> Tensor:
+    def of_replicate(self, name: str, rows: Tensor) -> Tensor:
         """[k, …] this replicate's part of [n, …], one row for every row of the cohort; `name` is whatever else is
         called so."""
         if name not in self._found:
@@ -38,22 +38,22 @@ class Rows:
     @property
     def start(self) -> Tensor:
         """[k, d] where each began: the server's model."""
-        return self.own("start", self._report.start)
+        return self.of_replicate("start", self._report.start)
 
     @property
     def end(self) -> Tensor:
         """[k, d] where each arrived."""
-        return self.own("end", self._report.end)
+        return self.of_replicate("end", self._report.end)
 
     @property
     def innovation(self) -> Tensor:
         """[k, d] start − end: positive along the descent."""
-        return self.own("innovation", self._report.innovation)
+        return self.of_replicate("innovation", self._report.innovation)
 
     @property
     def loss(self) -> Tensor:
         """[k] mean training loss over the client's local steps."""
-        return self.own("loss", self._report.loss)
+        return self.of_replicate("loss", self._report.loss)
 
     @property
     def seed(self) -> int:
@@ -63,21 +63,21 @@ class Rows:
     @property
     def client(self) -> Tensor:
         """[k] int64 the clients' numbers."""
-        return self.own("client", self._report.cohort.client)
+        return self.of_replicate("client", self._report.cohort.client)
 
     @property
-    def weight(self) -> Tensor:
+    def data_fraction(self) -> Tensor:
         """[k] the fraction of all data that each client holds; 1/m where samples are drawn afresh."""
-        return self.own("weight", self._report.cohort.weights("data"))
+        return self.of_replicate("weight", self._report.cohort.weights("data"))
 
     @property
     def probability(self) -> Tensor:
         """[k] true p_i^t."""
-        return self.own("probability", self._report.cohort.probability)
+        return self.of_replicate("probability", self._report.cohort.probability)
 
     def remembered(self, name: str) -> Tensor:
         """[k, …] what the local rule remembers of each client (`Report.remembered`)."""
-        return self.own(f"remembered {name}", self._report.remembered(name))
+        return self.of_replicate(f"remembered {name}", self._report.remembered(name))
 
 
 class PerReplicate(Strategy[State]):

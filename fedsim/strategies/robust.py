@@ -83,7 +83,7 @@ class Robust(PerReplicate):
         """[d] what it makes of a replicate's rows in round t; None where they are too few."""
         sent = rows.innovation
         bad = self.count(len(sent))
-        weights = None if self.weighting == "uniform" else rows.weight / rows.weight.sum()
+        weights = None if self.weighting == "uniform" else rows.data_fraction / rows.data_fraction.sum()
         if self.bucket > 1:
             order = rng.generator(rows.seed, rng.Purpose.STRATEGY, t).permutation(len(sent))
             turned = torch.as_tensor(order, device=sent.device)

@@ -33,4 +33,4 @@ class MedianMomentum(PerReplicate):
         memory["velocity"] = 0.5 * memory["velocity"] + rows.innovation.quantile(0.5, 0)
         memory["rounds"] = memory["rounds"] + 1
         own = rows.remembered("personal").mean(0)
-        return model - memory["velocity"] - 0.1 * rows.weight.sum() * (model - own)
+        return model - memory["velocity"] - 0.1 * rows.data_fraction.sum() * (model - own)

@@ -28,7 +28,7 @@ class Momentum(PerReplicate):
         return {"velocity": torch.zeros_like(model), "rounds": torch.tensor(0)}
 
     def next_model(self, model, rows, memory, t):
-        self.seen.append((t, rows.client.tolist(), rows.weight.tolist(), rows.probability.tolist()))
+        self.seen.append((t, rows.client.tolist(), rows.data_fraction.tolist(), rows.probability.tolist()))
         memory["velocity"] = memory["velocity"] / 2 + rows.start.mean(0) - rows.end.mean(0)
         memory["rounds"] = memory["rounds"] + 1
         return model - memory["velocity"]
