@@ -62,7 +62,7 @@ class JointExecutor:
     @staticmethod
     def _own(work: LocalTask) -> LocalResult | Exception:
         try:
-            return work.trainer.perform(work)
+            return work.trainer.run_local_steps(work)
         except Exception as error:
             return error
 
@@ -114,10 +114,10 @@ class JointExecutor:
     def _together(self, works: list[LocalTask]) -> list[LocalResult]:
         first, trainers = works[0], [work.trainer for work in works]
         if len(works) == 1:
-            return [first.trainer.perform(first)]
+            return [first.trainer.run_local_steps(first)]
         leader = trainers[0]
         assert isinstance(leader, Trainer)
-        result = leader.perform(concatenate(works, self._data(works)))
+        result = leader.run_local_steps(concatenate(works, self._data(works)))
         for trainer, work in zip(trainers[1:], works[1:], strict=True):
             assert isinstance(trainer, Trainer)
             trainer.use_executor(leader.choice.executor, work.carry)

@@ -35,7 +35,7 @@ class LocalResult:
 class TaskRunner(Protocol):
     """A trainer, seen from whoever holds its work."""
 
-    def perform(self, work: LocalTask) -> LocalResult:
+    def run_local_steps(self, work: LocalTask) -> LocalResult:
         """All rows through their local steps."""
 
 
@@ -72,7 +72,7 @@ def run_to_completion(steps: TaskGenerator[T]) -> T:
     try:
         work = next(steps)
         while True:
-            work = steps.send(work.trainer.perform(work))
+            work = steps.send(work.trainer.run_local_steps(work))
     except StopIteration as end:
         result: T = end.value
         return result

@@ -261,7 +261,7 @@ class Trainer:
         return Report(cohort, start, end, loss, lr, rates, samples, sent, finite, rows, weight, memory, deployed)
 
     @torch.no_grad()
-    def perform(self, work: LocalTask) -> LocalResult:
+    def run_local_steps(self, work: LocalTask) -> LocalResult:
         """All rows through their local steps, by the executor that was chosen in the first round."""
         with self._errors_in_a_sentence(work):
             if not self._executor_chosen and len(work):

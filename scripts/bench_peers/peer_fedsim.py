@@ -27,7 +27,7 @@ def timed(simulation: Simulation, folder: str) -> Result:
     try:
         work = next(steps)
         while True:
-            done = work.trainer.perform(work)
+            done = work.trainer.run_local_steps(work)
             clock.tick()
             work = steps.send(done)
     except StopIteration as end:

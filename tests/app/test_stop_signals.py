@@ -54,7 +54,7 @@ def send(owner: Any, name: str, when: Callable[..., bool], monkeypatch: pytest.M
 
 
 MOMENTS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-    "local steps of the last round": (Trainer, "perform", lambda _, work: work.plan.t == 2),
+    "local steps of the last round": (Trainer, "run_local_steps", lambda _, work: work.plan.t == 2),
     "end of the last round": (Tracker, "round", lambda _, t, *__: t == 2),
     "last evaluation": (Tracker, "_evaluate", lambda _, state, completed, *__: completed == 3),
     "last checkpoint": (Checkpointer, "write", lambda _, state, progress: progress.rounds == 3),
@@ -126,7 +126,7 @@ def test_a_single_run_says_that_it_is_complete(fedsim, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("moment", "after"),
     [
-        pytest.param((Trainer, "perform", lambda _, work: work.plan.t == 1), 2, id="local steps"),
+        pytest.param((Trainer, "run_local_steps", lambda _, work: work.plan.t == 1), 2, id="local steps"),
         pytest.param((Tracker, "round", lambda self, t, *_: t == 1 and len(self.seeds) == 2), 3, id="between two jobs"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_second_signal_stops_all_jobs_at_once_and_each_says_so(
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Trainer, "perform", twice)
+    monkeypatch.setattr(Trainer, "run_local_steps", twice)
     stopped = fedsim(tmp_path, *LOCKSTEP, "lr=0.1,0.2", "out=o")
     assert stopped.code == 1
     assert {record["message"] for record in records(tmp_path / "o").values()} == {"stopped at once, not after a round"}

@@ -115,7 +115,7 @@ def test_a_longer_run_that_breaks_off_is_not_taken_for_finished(
 
     run(configured(2), tmp_path, {})
     assert finished(configured(2), tmp_path)
-    monkeypatch.setattr(Trainer, "perform", lambda *_: 1 / 0)
+    monkeypatch.setattr(Trainer, "run_local_steps", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(configured(4), tmp_path, {})
     assert finished(configured(4), tmp_path) is None

@@ -83,9 +83,9 @@ def waits(*overrides: str) -> set[str]:
     silent = ["tracking.tensorboard=false", "tracking.progress=none"]
     steps = build(configuration(*own, *silent, *overrides))[0].steps()
     work = next(steps)
-    work = steps.send(work.trainer.perform(work))
+    work = steps.send(work.trainer.run_local_steps(work))
     with Watch() as watch, Operations(watch):
-        work = steps.send(work.trainer.perform(work))
+        work = steps.send(work.trainer.run_local_steps(work))
     steps.close()
     return {file for file, count in watch.found.items() if count} - ON_THE_HOST
 

@@ -86,13 +86,13 @@ def test_run_again_the_bits_are_the_same(executor: str) -> None:
 
 
 def test_pytorch_is_set_for_the_run_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, steps = [], Trainer.perform
+    seen, steps = [], Trainer.run_local_steps
 
     def watched(*arguments, **named):
         seen.append((torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark))
         return steps(*arguments, **named)
 
-    monkeypatch.setattr(Trainer, "perform", watched)
+    monkeypatch.setattr(Trainer, "run_local_steps", watched)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     simulation_of(deterministic=False).run()
@@ -111,7 +111,7 @@ def test_an_operation_that_is_not_deterministic_is_named(monkeypatch: pytest.Mon
     def alert(*_, **__):
         raise RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation, but you set …")
 
-    monkeypatch.setattr(Trainer, "perform", alert)
+    monkeypatch.setattr(Trainer, "run_local_steps", alert)
     with pytest.raises(RunError, match=r"deterministic=true, but cumsum_cuda_kernel does not have .* device=cpu"):
         simulation_of(Linear).run()
     assert not torch.are_deterministic_algorithms_enabled()

@@ -63,8 +63,8 @@ def agree(makes: list[Any], exactly: bool = True) -> list[Simulation]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows each call of a trainer had."""
     seen: list[int] = []
-    genuine = Trainer.perform
-    monkeypatch.setattr(Trainer, "perform", lambda self, work: seen.append(len(work)) or genuine(self, work))
+    genuine = Trainer.run_local_steps
+    monkeypatch.setattr(Trainer, "run_local_steps", lambda self, work: seen.append(len(work)) or genuine(self, work))
     return seen
 
 
@@ -156,14 +156,14 @@ def test_one_that_fails_leaves_and_the_others_go_on(digits):
 
 
 def test_a_failing_call_of_the_trainer_is_tried_by_each_alone(digits, monkeypatch):
-    genuine = Trainer.perform
+    genuine = Trainer.run_local_steps
 
     def perform(self: Trainer, work: Any) -> Any:
         if len(work) > 12:
             raise RuntimeError("too many rows")
         return genuine(self, work)
 
-    monkeypatch.setattr(Trainer, "perform", perform)
+    monkeypatch.setattr(Trainer, "run_local_steps", perform)
     first, second, third = Lockstep()([one(digits).steps, one(digits, clients=7).steps, one(digits, seeds=(1,)).steps])
     assert (first[0], first[1].__class__) == (1, RuntimeError)
     assert {second[0], third[0]} == {0, 2}

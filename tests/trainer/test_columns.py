@@ -99,14 +99,14 @@ def test_statistics_that_travel_are_weighted_as_the_strategy_weights(weighting: 
     """The server's running mean after a round is Σ w_i of the clients' own, whose sizes differ."""
     simulation = simulation_of(build, rounds=1, seeds=(0,), strategy=FedAvg(weighting=weighting))
     ends: list[torch.Tensor] = []
-    genuine = simulation.trainer.perform
+    genuine = simulation.trainer.run_local_steps
 
     def noted(work: Any) -> Any:
         done = genuine(work)
         ends.append(done.carry["params"].clone())
         return done
 
-    simulation.trainer.perform = noted  # type: ignore[method-assign]
+    simulation.trainer.run_local_steps = noted  # type: ignore[method-assign]
     memories: list[Any] = []
     initial = simulation.trainer.memory
     simulation.trainer.memory = lambda model: memories.append(initial(model)) or memories[-1]  # type: ignore[func-returns-value,method-assign]

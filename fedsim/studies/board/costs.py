@@ -45,7 +45,7 @@ def milliseconds(job: Job, shared: dict[str, Any]) -> float:
         work = next(steps)
         while True:
             start = time.process_time()
-            work = steps.send(work.trainer.perform(work))
+            work = steps.send(work.trainer.run_local_steps(work))
             spent.append(time.process_time() - start)
     except StopIteration:
         return 1000 * statistics.median(spent[len(spent) // 2 :])
