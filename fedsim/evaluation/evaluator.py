@@ -330,9 +330,9 @@ class Evaluator:
     def _shifted(self, batch: dict[str, Tensor], models: Tensor) -> dict[str, Tensor]:
         """Every client's samples, after the models were deployed."""
         if not self.shift.unpadded:
-            per_client = vmap(self.shift.smooth, in_dims=(0, None))
+            per_client = vmap(self.shift.respond_differentiably, in_dims=(0, None))
             return vmap(per_client, in_dims=(0, 0))(batch, models)
         replicates, clients = batch["weight"].shape[:2]
         flat = {name: value.flatten(0, 1) for name, value in batch.items()}
-        shifted = self.shift.smooth_clients(flat, models.repeat_interleave(clients, dim=0))
+        shifted = self.shift.respond_differentiably_all(flat, models.repeat_interleave(clients, dim=0))
         return {name: value.unflatten(0, (replicates, clients)) for name, value in shifted.items()}

@@ -253,7 +253,7 @@ def _shift_padding(trial: Trial) -> str | None:
     chunk = MadeUpChunk(trial, [0, 1, 2], 0)
     for step in range(2):
         joint_batch = chunk.batch(step, 0, 3, trial.dtype)
-        for move in (shift, shift.smooth):
+        for move in (shift, shift.respond_differentiably):
             with user_code_errors(label, shift), torch.no_grad():
                 single_results = [
                     move({k: v[0] for k, v in chunk.batch(step, row, row + 1, trial.dtype).items()}, theta[row])

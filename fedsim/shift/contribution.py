@@ -26,7 +26,7 @@ class Contribution(Shift):
 
     With a mixture stream (dataset=pricing_groups or regression_groups) a sample's uniform number falls into one of the
     current fractions, and that group's draw becomes the sample: training meets true samples of D_i(θ), through which no
-    gradient flows. `smooth` gives all groups' draws with ν_k as weights, through which the exact gradient flows; θ^PO,
+    gradient flows. `respond_differentiably` gives all groups' draws with ν_k as weights, through which the exact gradient flows; θ^PO,
     θ^PS and evaluation use it.
 
     With stored data the groups are the classes. A sample of group k weighs ν_k(θ)/π_{i,k}, π the fractions the client
@@ -114,7 +114,7 @@ class Contribution(Shift):
                 shifted_batch[name] = component.gather(1, pick)[:, 0]
         return shifted_batch
 
-    def smooth(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+    def respond_differentiably(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         fractions = self.fractions(batch, theta)
         if self.held is not None:
             return self._weighted(batch, fractions)

@@ -55,8 +55,8 @@ class PooledShift(Shift):
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         return self._each(self.inner, batch, theta)
 
-    def smooth(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        return self._each(self.inner.smooth, batch, theta)
+    def respond_differentiably(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        return self._each(self.inner.respond_differentiably, batch, theta)
 
     def _each(
         self, move: Callable[..., dict[str, Tensor]], batch: dict[str, Tensor], theta: Tensor

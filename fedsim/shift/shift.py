@@ -223,7 +223,7 @@ class Shift(Validated, ABC):
             A batch like `batch`; the tensors given are left as they are.
         """
 
-    def smooth(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+    def respond_differentiably(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         """As `__call__`, for references and evaluation: the same law, in a form that is differentiable in θ.
 
         A map that draws (which group a sample is of) gives all it may draw instead, with their probabilities as
@@ -231,15 +231,15 @@ class Shift(Validated, ABC):
         """
         return self(batch, theta)
 
-    def smooth_clients(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        """`smooth` of n clients: batch [n, B, …] and θ [n, d]. Where the shift is `unpadded`, one client after the
+    def respond_differentiably_all(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
+        """`respond_differentiably` of n clients: batch [n, B, …] and θ [n, d]. Where the shift is `unpadded`, one client after the
         other, without padding; the results are padded again, with weight 0."""
         if not self.unpadded:
-            return vmap(self.smooth)(batch, theta)
+            return vmap(self.respond_differentiably)(batch, theta)
         pairs = zip(by_client(batch), theta, strict=True)
         return padded(
             [
-                self.smooth(client_batch, point) if len(client_batch["x"]) else client_batch
+                self.respond_differentiably(client_batch, point) if len(client_batch["x"]) else client_batch
                 for client_batch, point in pairs
             ]
         )

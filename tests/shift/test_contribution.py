@@ -93,7 +93,7 @@ def test_weights_carry_the_exact_gradient_of_the_mixtures_risk(form):
     batch = drawn(data, 1, 50)
 
     def risk(point):
-        moved = shift.smooth(batch, point)
+        moved = shift.respond_differentiably(batch, point)
         losses = simulation.model.loss(simulation.model.evaluate(point, moved["x"]), moved)
         return (losses * moved["weight"]).sum() / moved["weight"].sum()
 

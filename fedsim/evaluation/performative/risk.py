@@ -64,7 +64,7 @@ class Risk:
 
     def of_client(self, theta: Tensor, deployed: Tensor, base: dict[str, Tensor]) -> Tensor:
         """Its mean loss [] on its base sample, moved by `deployed`, without the ridge."""
-        shifted_batch = self.shift.smooth(base, deployed)
+        shifted_batch = self.shift.respond_differentiably(base, deployed)
         return self.model.mean_loss(self.model.evaluate(theta, shifted_batch["x"]), shifted_batch)
 
     def performative(self, theta: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ class ClientScores:
         if not shift.active:
             return batch
         mixed = torch.stack([share[:, None] * rows for share, rows in part]).sum(0)
-        return shift.smooth_clients(batch, mixed if shift.deploy == "step" else deployed)
+        return shift.respond_differentiably_all(batch, mixed if shift.deploy == "step" else deployed)
 
     def _output(self, part: Predictor, x: Inputs, weight: Tensor) -> Tensor:
         """[n, q, …] the predictors' outputs for inputs [n, q, …]; `weight` [n, q] is 0 for padding."""

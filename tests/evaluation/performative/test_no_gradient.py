@@ -26,7 +26,7 @@ class Detached(Location):
 class WithSmooth(Detached):
     """And says how, in a form with a gradient."""
 
-    def smooth(self, batch, theta):
+    def respond_differentiably(self, batch, theta):
         return Location.__call__(self, batch, theta)
 
 
