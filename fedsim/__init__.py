@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedsim.core.errors import CheckpointError, ConfigError, DivergenceError, MissingDataError
 
 if TYPE_CHECKING:
-    from fedsim.evaluation import Evaluation
+    from fedsim.evaluation import EvaluationOptions
     from fedsim.run import Simulation, Stop
     from fedsim.run.together import run_together
     from fedsim.run.tracking import Result, Tracking
@@ -21,7 +21,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DivergenceError",
-    "Evaluation",
+    "EvaluationOptions",
     "Execution",
     "MissingDataError",
     "Result",
@@ -35,7 +35,7 @@ __all__ = [
 
 # These import PyTorch, which takes seconds; help and shell completion do without.
 _HOMES = {
-    "Evaluation": "fedsim.evaluation",
+    "EvaluationOptions": "fedsim.evaluation",
     "Execution": "fedsim.trainer",
     "Result": "fedsim.run.tracking",
     "Simulation": "fedsim.run",

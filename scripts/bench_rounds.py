@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from bench_workloads import Workload
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Availability, Full, UniformK
 from fedsim.core import Cohort
 from fedsim.run.tracking import Tracking
@@ -72,7 +72,7 @@ class Rounds:
             shift=work.shift,
             seeds=seeds,
             rounds=4 if written else 2,
-            evaluation=Evaluation(every=10**9, client_samples=1),
+            evaluation=EvaluationOptions(every=10**9, client_samples=1),
             execution=Execution(device=device, **settings),
         )
         assert isinstance(self.simulation.availability, Clocked)

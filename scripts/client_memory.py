@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import UniformK
 from fedsim.core.placement import PLACES
 from fedsim.data.datasets import Dataset
@@ -52,7 +52,7 @@ def child(case: str, rule: str, place: str, device: str) -> tuple[int, int, int]
     local = {"apfl": APFL, "sgd": SGD}[rule](lr=0.01, steps=2, batch_size=BATCH)
     simulation = Simulation(
         data, model, clients=clients, availability=UniformK(clients // 10), local=local, rounds=3,
-        evaluation=Evaluation(every=10**9), execution=Execution(device=device, memory=place),
+        evaluation=EvaluationOptions(every=10**9), execution=Execution(device=device, memory=place),
     )  # fmt: skip
     watch = Watch()
     watch.start()

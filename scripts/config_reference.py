@@ -20,7 +20,7 @@ from fedsim.app.comments import about, comments
 from fedsim.app.config import config_folder, groups
 from fedsim.core.constraints import allowed, declared
 from fedsim.core.settings import flatten
-from fedsim.evaluation import Evaluation
+from fedsim.evaluation import EvaluationOptions
 from fedsim.local import SGD
 from fedsim.run.setup import Setup
 from fedsim.trainer import Execution
@@ -159,13 +159,13 @@ def of_group(group: str, made: Any) -> dict[str, str]:
     if group == "model":
         return ranges(made) | {"ridge": ranges(Setup)["ridge"]}
     if group == "tracking":
-        return ranges(made) | {"client_samples": ranges(Evaluation)["client_samples"]}
+        return ranges(made) | {"client_samples": ranges(EvaluationOptions)["client_samples"]}
     return ranges(Execution if group == "trainer" else made)
 
 
 def ranges_of_top_level() -> dict[str, str]:
     """Key → what is allowed, of those that a class takes under another name, too."""
-    of_evaluation, of_rule = ranges(Evaluation), ranges(SGD)
+    of_evaluation, of_rule = ranges(EvaluationOptions), ranges(SGD)
     shared = content(config_folder() / "local" / "sgd.yaml")
     named = {key: of_evaluation[name] for key, name in OF_EVALUATION.items() if name in of_evaluation}
     for key, value in shared.items():

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from fedsim import Evaluation, Simulation, Tracking
+from fedsim import EvaluationOptions, Simulation, Tracking
 from fedsim.app.commands.algorithms import algorithms
 from fedsim.availability import Availability, Bernoulli, Full, Groups
 from fedsim.data.datasets import GaussianMean
@@ -190,7 +190,7 @@ def _trained(rule: SGD) -> tuple[list[int], list[float]]:
         availability=Full(),
         local=rule,
         rounds=120,
-        evaluation=Evaluation(every=1),
+        evaluation=EvaluationOptions(every=1),
     ).run(tracking=tracking)
     return list(range(len(thetas))), thetas
 
@@ -233,7 +233,7 @@ def _ended(strategy: Strategy, availability: Availability) -> list[float]:
         strategy=strategy,
         rounds=400,
         seeds=[0, 1, 2],
-        evaluation=Evaluation(every=400),
+        evaluation=EvaluationOptions(every=400),
     )
     return [float(value) for value in simulation.run(tracking=Tracking(progress="none")).state.model[:, 0]]
 

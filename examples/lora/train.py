@@ -7,7 +7,7 @@ import sys
 
 from adapters import gpt2
 
-from fedsim import Evaluation, Simulation
+from fedsim import EvaluationOptions, Simulation
 from fedsim.data.datasets import Text
 from fedsim.local import Adam
 
@@ -18,7 +18,7 @@ simulation = Simulation(
     clients=4,
     local=Adam(lr=0.02, steps=20, batch_size=8),
     rounds=5,
-    evaluation=Evaluation(every=5),
+    evaluation=EvaluationOptions(every=5),
 )
 frozen = sum(p.numel() for p in simulation.model.training_module.parameters() if not p.requires_grad)
 print(f"{frozen:,} parameters are frozen, {simulation.model.dimension:,} are of adapters")

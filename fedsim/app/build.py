@@ -42,7 +42,7 @@ PARTS = (
 )
 # Keys of the top level that `Simulation` takes as they are.
 TOP_LEVEL = ("clients", "rounds", "seeds", "start", "on_nonfinite")
-# Keys of the top level that belong to `Evaluation` and `Execution`: key → what it is called there.
+# Keys of the top level that belong to `EvaluationOptions` and `Execution`: key → what it is called there.
 OF_EVALUATION = {"eval_every": "every", "evaluate": "of", "metrics": "metrics", "diagnostics": "diagnostics"}
 OF_EXECUTION = {"device": "device", "deterministic": "deterministic"}
 
@@ -62,7 +62,7 @@ def build(
     Raises:
         ConfigError: for anything that cannot run, naming key, value and remedy.
     """
-    from fedsim.evaluation import Evaluation
+    from fedsim.evaluation import EvaluationOptions
     from fedsim.run.setup import Setup
     from fedsim.run.simulation import Simulation
     from fedsim.trainer import Execution
@@ -83,7 +83,7 @@ def build(
         "client_samples": "tracking.client_samples"
     }
     check_types(Execution, execution, execution_names)
-    check_types(Evaluation, evaluation, evaluation_names)
+    check_types(EvaluationOptions, evaluation, evaluation_names)
     packages = _trusted_packages(settings["trusted"], trusted)
     with targets.trusting(packages), _room():
         components = {name: _instantiate(name, settings[name], names) for name in PARTS if name != "dataset"}
@@ -93,7 +93,7 @@ def build(
             shared[cache_key] = _instantiate("dataset", settings["dataset"], names)
         components["dataset"] = shared[cache_key]
         with _keys(evaluation_names):
-            options = Evaluation(**evaluation)
+            options = EvaluationOptions(**evaluation)
         with _keys(execution_names):
             how = Execution(**execution)
         with _keys(names | {"ridge": "model.ridge"}):

@@ -4,6 +4,6 @@ from fedsim.evaluation.columns import COLUMNS
 from fedsim.evaluation.evaluated_models import EvaluatedModels
 from fedsim.evaluation.evaluator import Evaluator
 from fedsim.evaluation.measured import Measured
-from fedsim.evaluation.options import Evaluation
+from fedsim.evaluation.options import EvaluationOptions
 
-__all__ = ["COLUMNS", "EvaluatedModels", "Evaluation", "Evaluator", "Measured"]
+__all__ = ["COLUMNS", "EvaluatedModels", "EvaluationOptions", "Evaluator", "Measured"]

@@ -14,7 +14,7 @@ from fedsim.evaluation.metrics.entries import entries
 
 
 @dataclass(frozen=True)
-class Evaluation(Validated):
+class EvaluationOptions(Validated):
     """Attributes:
 
     every: rounds between evaluations; the initial and the last model are always evaluated.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedsim.data.samples import ClientData
-from fedsim.evaluation import EvaluatedModels, Evaluation, Evaluator
+from fedsim.evaluation import EvaluatedModels, EvaluationOptions, Evaluator
 from fedsim.evaluation.columns import COLUMNS, MODELS, PLACE, TIME, WORK, also
 from fedsim.evaluation.diagnostics import spreads
 from fedsim.evaluation.metrics import Metrics
@@ -36,7 +36,7 @@ class Measurement:
         newcomer_trainers: makes their trainers, and holds their shift.
     """
 
-    evaluation: Evaluation
+    evaluation: EvaluationOptions
     evaluator: Evaluator
     models: EvaluatedModels
     participation: Participation

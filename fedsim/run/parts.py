@@ -10,7 +10,7 @@ from fedsim.availability.clock import AllWork, Clock, Delay, NoClock, NoDelay, W
 from fedsim.data.contamination import Contamination, NoContamination
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Partition
-from fedsim.evaluation import Evaluation
+from fedsim.evaluation import EvaluationOptions
 from fedsim.evaluation.personal import Personal
 from fedsim.local import SGD, LocalRule
 from fedsim.models.selectors import Selector
@@ -54,7 +54,7 @@ class Parts:
     personal: Personal = field(default_factory=Personal)
     stop: Stop = field(default_factory=Stop)
     trainer: Execution = field(default_factory=Execution)
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
 
     @classmethod
     def copied(cls, copies: PartCopies, dataset: Dataset, **given: Any) -> Parts:

@@ -19,7 +19,7 @@ from fedsim.data.datasets import Dataset
 from fedsim.data.datasets.checked import check_samples
 from fedsim.data.partition import Partition, Table
 from fedsim.data.samples import ClientData
-from fedsim.evaluation import EvaluatedModels, Evaluation, Evaluator
+from fedsim.evaluation import EvaluatedModels, EvaluationOptions, Evaluator
 from fedsim.evaluation.performative.references import References, references
 from fedsim.evaluation.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.local import LocalRule
@@ -56,7 +56,7 @@ STARTS = ("random", "ps", "erm")
 KINDS = {
     "dataset": Dataset, "partition": Partition, "availability": Availability, "strategy": Strategy, "local": LocalRule,
     "shift": Shift, "contamination": Contamination, "columns": Selector, "personal": Personal,
-    "evaluation": Evaluation, "execution": Execution, "stop": Stop, "attack": Attack, "clock": Clock, "work": Work,
+    "evaluation": EvaluationOptions, "execution": Execution, "stop": Stop, "attack": Attack, "clock": Clock, "work": Work,
     "delay": Delay, "ranks": Ranks,
 }  # fmt: skip
 
@@ -141,7 +141,7 @@ class Setup:
         on_nonfinite: Annotated[str, OneOf(*ON_NONFINITE)] = "stop",
         columns: Selector | None = None,
         personal: Personal | None = None,
-        evaluation: Evaluation | None = None,
+        evaluation: EvaluationOptions | None = None,
         execution: Execution | None = None,
         stop: Stop | None = None,
         uplink: Uplink | None = None,
@@ -181,7 +181,7 @@ class Setup:
         return self.parts.trainer
 
     @property
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> EvaluationOptions:
         """When which model is evaluated."""
         return self.parts.evaluation
 

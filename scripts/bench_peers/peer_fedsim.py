@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import workload as w
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import UniformK
 from fedsim.data.datasets import Dataset
 from fedsim.local import SGD
@@ -45,7 +45,7 @@ simulation = Simulation(
     strategy=FedAvg(),
     local=SGD(lr=w.LR, epochs=1, batch_size=w.BATCH),
     rounds=clock.total,
-    evaluation=Evaluation(every=clock.total, client_samples=1),
+    evaluation=EvaluationOptions(every=clock.total, client_samples=1),
     execution=Execution(device="cpu"),
 )
 start = simulation.initial_state().model[0].numpy()

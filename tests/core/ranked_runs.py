@@ -17,7 +17,7 @@ from processes import exit_codes
 from ranked_strategies import STRATEGIES
 from safetensors.torch import load_file
 
-from fedsim import Evaluation, Execution, Simulation, Stop
+from fedsim import EvaluationOptions, Execution, Simulation, Stop
 from fedsim.availability import Bernoulli, Multiset, Sine, Uniform, UniformK
 from fedsim.core import ConfigError, DivergenceError, PeerError, Ranks
 from fedsim.core.federation import Cohort
@@ -123,7 +123,7 @@ def stream(data, model, local, shift, **options):
     return {"dataset": data, "model": model, "local": local, "shift": shift, "clients": M} | options
 
 
-BOTH_MODELS = {"evaluation": Evaluation(every=2, of=["global", "client_mean"])}
+BOTH_MODELS = {"evaluation": EvaluationOptions(every=2, of=["global", "client_mean"])}
 VALIDATED = {"partition": Natural(validation=0.2)}
 
 
@@ -143,13 +143,13 @@ CASES = {
         "execution": double(chunk=2),
         "contamination": Gaussian(fraction=0.3),
     },
-    "fedpbc": lambda: {"strategy": FedPBC(), "evaluation": Evaluation(every=2, of="client_mean")},
+    "fedpbc": lambda: {"strategy": FedPBC(), "evaluation": EvaluationOptions(every=2, of="client_mean")},
     "fedawe": lambda: {"strategy": FedAWE(0.7, clip=0.2), "model": functools.partial(MLP, hidden=(5,))},
     "fedau": lambda: {"strategy": FedAU(cutoff=2), "execution": double("loop", workers=2)},
     "uplink": lambda: {"uplink": Uplink(TopK(k=5), QSGD(3))},
-    "diagnostics": lambda: VALIDATED | {"evaluation": Evaluation(every=2, diagnostics=NAMES)},
+    "diagnostics": lambda: VALIDATED | {"evaluation": EvaluationOptions(every=2, diagnostics=NAMES)},
     "metrics": lambda: {
-        "evaluation": Evaluation(every=2, metrics=["auroc", {"name": "f1_score", "average": "macro"}, widest]),
+        "evaluation": EvaluationOptions(every=2, metrics=["auroc", {"name": "f1_score", "average": "macro"}, widest]),
         "personal": Personal(over="all"),
         **VALIDATED,
     },
@@ -192,7 +192,7 @@ def simulation(name: str, ranks: Ranks, **more) -> Simulation:
         "local": SGD(lr=0.2, epochs=1, batch_size=4),
         "seeds": (3, 5),
         "rounds": ROUNDS,
-        "evaluation": Evaluation(every=2),
+        "evaluation": EvaluationOptions(every=2),
         "execution": double(),
     }
     return Simulation(**options | CASES[name]() | more, ranks=ranks)
@@ -267,7 +267,7 @@ def ended(folder: Path, ranks: Ranks) -> None:
     watched = Tracking(progress="none", tensorboard=False, observers=say)
     for name, stop, tracking in (("rule", Stop(target={"train_loss": 1e9}), None), ("watched", None, watched)):
         quiet = tracking or Tracking(progress="none", tensorboard=False)
-        run = simulation("fedawe", ranks, stop=stop, evaluation=Evaluation(every=1))
+        run = simulation("fedawe", ranks, stop=stop, evaluation=EvaluationOptions(every=1))
         result = run.run(folder / name, tracking=quiet)
         (folder / f"{name}-{ranks.rank}").write_text(f"{result.stopped}")
 

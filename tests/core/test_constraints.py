@@ -45,7 +45,7 @@ from fedsim.core.errors import ClientCountError, ConfigError, MissingDataError
 from fedsim.core.per_seed import PerSeed, per_seed
 from fedsim.data.contamination import Contamination
 from fedsim.data.partition import Partition
-from fedsim.evaluation import Evaluation
+from fedsim.evaluation import EvaluationOptions
 from fedsim.evaluation.personal import Personal
 from fedsim.local import LocalRule, Schedule
 from fedsim.models.selectors import Selector
@@ -72,7 +72,7 @@ EXAMPLES: dict[type[Constraint], Any] = {
 }
 BASES = (
     Strategy, LocalRule, Schedule, Availability, Probability, Trajectory, Partition, Shift, Contamination, Stage,
-    Attack, Clock, Work, Delay, Selector, Personal, Stop, Tracking, Execution, Evaluation,
+    Attack, Clock, Work, Delay, Selector, Personal, Stop, Tracking, Execution, EvaluationOptions,
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.core import ConfigError
 from fedsim.core.placement import mapped
@@ -42,7 +42,7 @@ STRATEGIES = {
 def run(place, rule, folder=None, rounds=4, resume=False, strategy="fedawe"):
     """State, memory and history of a run with memory of strategy, rule (model and number) and shift."""
     simulation = Simulation(
-        GaussianMean(clients=6), Mean, clients=6, seeds=(3, 5), rounds=rounds, evaluation=Evaluation(every=2),
+        GaussianMean(clients=6), Mean, clients=6, seeds=(3, 5), rounds=rounds, evaluation=EvaluationOptions(every=2),
         shift=Location(0.5, 0.3, inertia=0.6), strategy=STRATEGIES[strategy], personal=Personal(over="online"),
         availability=Bernoulli(Uniform(0.6), Sine()), local=RULES[rule](lr=0.1, steps=3, batch_size=4),
         execution=Execution(dtype="float64", memory=place),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.core.federation import Federation
 from fedsim.core.ties import largest, tie_breakers, tolerance
 from fedsim.data.datasets import Quadratics
@@ -84,7 +84,7 @@ def test_executors_choose_alike_where_clients_are_alike(strategy):
             local=SGD(lr=0.3, steps=3),
             rounds=12,
             seeds=[0, 1],
-            evaluation=Evaluation(every=1),
+            evaluation=EvaluationOptions(every=1),
             execution=Execution(executor, trial=False),
         )
         result = simulation.run()

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.data.datasets import Dataset
 
 SIZES = (1, 7, 12, 3, 5, 9, 2, 8, 4, 6, 11, 10, 1, 2, 3, 4, 5, 6, 7, 8, 2, 3)  # 22 clients: a tenth are two
@@ -122,7 +122,7 @@ def labelled(test: int = TEST) -> Dataset:
 def of(dataset: Dataset, model, metrics, **given) -> Simulation:
     clients = len(SIZES) if dataset.owners is not None else 2
     options = {"seeds": SEEDS, "execution": DOUBLE, "clients": clients, "rounds": 2} | given
-    return Simulation(dataset, model, evaluation=Evaluation(client_samples=12, metrics=metrics), **options)
+    return Simulation(dataset, model, evaluation=EvaluationOptions(client_samples=12, metrics=metrics), **options)
 
 
 def models_of(simulation: Simulation) -> torch.Tensor:

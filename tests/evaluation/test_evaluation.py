@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.core import ConfigError
 from fedsim.data.datasets import Dataset, GaussianMean, Quadratics
 from fedsim.local import SGD
@@ -52,7 +52,7 @@ def test_classification_metrics_are_those_of_plain_loops(model):
         dataset,
         model,
         clients=len(SIZES),
-        evaluation=Evaluation(client_samples=12),
+        evaluation=EvaluationOptions(client_samples=12),
         seeds=(0, 1),
         execution=Execution(dtype="float64", executor="vmap"),
     )
@@ -119,7 +119,7 @@ def test_a_subsample_is_distinct_samples_of_the_client_the_same_every_time(seed,
         regression_of((7,)),
         Regression,
         clients=1,
-        evaluation=Evaluation(client_samples=3),
+        evaluation=EvaluationOptions(client_samples=3),
         seeds=[seed],
         execution=Execution(dtype="float64"),
     )
@@ -137,7 +137,7 @@ def test_a_subsample_is_spread_over_the_share():
     x = torch.arange(100, dtype=torch.float64)[:, None]
     dataset = Dataset("sorted", x, loss="half_squared_distance", owners=torch.zeros(100, dtype=torch.int64))
     simulation = Simulation(
-        dataset, Mean, clients=1, evaluation=Evaluation(client_samples=10), execution=Execution(dtype="float64")
+        dataset, Mean, clients=1, evaluation=EvaluationOptions(client_samples=10), execution=Execution(dtype="float64")
     )
     # ½ mean (θ − x)² of the two models gives the mean of the x that were looked at: (loss(0) − loss(1)) + ½
     zero, one = (simulation.evaluator(torch.full((1, 1), v).double()).metrics["train_loss"][0] for v in (0.0, 1.0))
@@ -170,7 +170,7 @@ def test_a_stream_is_evaluated_on_fresh_samples_of_its_law():
         GaussianMean(clients=2, means=[1.0, 5.0], std=2.0),
         Mean,
         clients=2,
-        evaluation=Evaluation(client_samples=4000),
+        evaluation=EvaluationOptions(client_samples=4000),
         execution=Execution(dtype="float64"),
     )
     found = simulation.evaluator(torch.tensor([[3.0]], dtype=torch.float64)).metrics
@@ -192,7 +192,7 @@ def kept_by_clients(Scripted, strategy, models):
         local=SGD(lr=0.1, steps=2),
         rounds=3,
         seeds=(0, 1),
-        evaluation=Evaluation(every=1, of=models),
+        evaluation=EvaluationOptions(every=1, of=models),
         execution=Execution(dtype="float64"),
     )
     return counts, dataset, simulation
@@ -238,7 +238,7 @@ def test_client_mean_is_else_that_of_the_models_they_received(strategy, Scripted
 def test_a_model_named_twice_or_none_at_all_is_refused():
     for of in ([], ["global", "global"]):
         with pytest.raises(ConfigError, match="must name global or client_mean, or each of them once"):
-            Evaluation(of=of)
+            EvaluationOptions(of=of)
 
 
 def test_a_large_population_is_thinned_evenly():

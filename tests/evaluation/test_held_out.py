@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.core import ConfigError
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Dirichlet, Natural
@@ -92,7 +92,7 @@ def outcomes(simulation: Simulation, row: torch.Tensor, x: torch.Tensor, y: torc
 @pytest.mark.parametrize("make", [labelled, numbers], ids=["accuracy", "loss"])
 def test_clients_are_judged_by_the_test_samples_that_were_held_out_of_them(make) -> None:
     data = make()
-    simulation = simulation_of(data, Linear if data.classes else Line, evaluation=Evaluation(diagnostics=EVERY))
+    simulation = simulation_of(data, Linear if data.classes else Line, evaluation=EvaluationOptions(diagnostics=EVERY))
     models = models_of(simulation)
     measured = simulation.evaluator(models)
     column = "test_accuracy_by_client" if data.classes else "test_loss_by_client"
@@ -109,7 +109,7 @@ def test_clients_are_judged_by_the_test_samples_that_were_held_out_of_them(make)
 
 def test_validation_samples_are_looked_at_without_being_asked_for() -> None:
     """All of each client's, and of both replicates' own; the test set has no owners."""
-    evaluation = Evaluation(diagnostics=EVERY)
+    evaluation = EvaluationOptions(diagnostics=EVERY)
     partition = Dirichlet(alpha=1.0, validation=0.2)
     simulation = simulation_of(labelled(held=False), clients=10, partition=partition, evaluation=evaluation)
     models = models_of(simulation)
@@ -142,7 +142,9 @@ def test_where_clients_own_models_are_scored_the_server_s_is_scored_there() -> N
 
 
 def test_without_a_split_fairness_is_that_of_training_samples_and_says_so() -> None:
-    simulation = simulation_of(labelled(held=False), evaluation=Evaluation(diagnostics=["fairness"], client_samples=99))
+    simulation = simulation_of(
+        labelled(held=False), evaluation=EvaluationOptions(diagnostics=["fairness"], client_samples=99)
+    )
     models = models_of(simulation)
     measured = simulation.evaluator(models)
     for r, row in enumerate(models):
@@ -182,4 +184,4 @@ def test_spreads_of_a_few_numbers() -> None:
 )
 def test_what_is_no_diagnostic_is_refused(wanted: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Evaluation(diagnostics=wanted)
+        EvaluationOptions(diagnostics=wanted)

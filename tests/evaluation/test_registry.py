@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedsim import Evaluation, Simulation, Tracking
+from fedsim import EvaluationOptions, Simulation, Tracking
 from fedsim.data.datasets import Digits
 from fedsim.evaluation import COLUMNS, registry
 from fedsim.evaluation.columns import MEASURED, rises
@@ -104,7 +104,9 @@ def test_what_a_users_metric_means_says_which_way_is_better() -> None:
 
 
 def test_a_runs_file_curves_and_report_have_these_names(tmp_path: Path) -> None:
-    evaluation = Evaluation(every=1, of=["global", "client_mean"], diagnostics=["fairness", "staleness", "utility"])
+    evaluation = EvaluationOptions(
+        every=1, of=["global", "client_mean"], diagnostics=["fairness", "staleness", "utility"]
+    )
     Simulation(Digits(), Linear, clients=4, rounds=2, evaluation=evaluation).run(
         tmp_path, tracking=Tracking(progress="none")
     )

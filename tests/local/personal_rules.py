@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.data.datasets import Dataset
 from fedsim.local import APFL, Ditto, Inverse, PerFedAvg, PFedMe
 from fedsim.models import MLP
@@ -51,7 +51,7 @@ def labelled() -> Dataset:
 
 
 def simulation_of(model=MODEL, **options) -> Simulation:
-    given = {"clients": len(SIZES), "seeds": (3, 5), "rounds": 3, "evaluation": Evaluation(every=1)}
+    given = {"clients": len(SIZES), "seeds": (3, 5), "rounds": 3, "evaluation": EvaluationOptions(every=1)}
     options = given | {"execution": double()} | options
     return Simulation(options.pop("dataset", None) or labelled(), model, **options)
 

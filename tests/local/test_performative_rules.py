@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.core import ConfigError
 from fedsim.data.contamination import Point
@@ -38,7 +38,7 @@ COUNTS = np.array(
 
 def mean_estimation(rule, **options) -> Simulation:
     options = {
-        "clients": 3, "seeds": (3, 5), "rounds": 8, "evaluation": Evaluation(every=8), "execution": double(),
+        "clients": 3, "seeds": (3, 5), "rounds": 8, "evaluation": EvaluationOptions(every=8), "execution": double(),
         "shift": Location(epsilons=EPSILONS), "contamination": Point(fraction=0.1, value=60.0),
     } | options  # fmt: skip
     data = GaussianMean(clients=options["clients"], mean=3.0, variance=2.0 if options["clients"] > 1 else 0.0)
@@ -155,7 +155,7 @@ def test_executors_chunks_and_replicates_agree(name: str) -> None:
 
     def run(seeds, way=None):
         local = RULES[name](lr=0.1, steps=3, **({} if name == "adaptive" else {"batch_size": 40}))
-        options = {"clients": 5, "shift": Location(0.5, 0.1), "rounds": 4, "evaluation": Evaluation(every=4)}
+        options = {"clients": 5, "shift": Location(0.5, 0.1), "rounds": 4, "evaluation": EvaluationOptions(every=4)}
         when = Bernoulli(Uniform(0.6), Sine())
         options |= {"strategy": FedAWE(), "availability": when, "seeds": seeds, "execution": way or double()}
         return mean_estimation(local, **options).run()

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsim import ConfigError, Evaluation, Execution, Simulation
+from fedsim import ConfigError, EvaluationOptions, Execution, Simulation
 from fedsim.data.contamination import Contamination, FeatureNoise, Gaussian, LabelFlip, Point
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import IID
@@ -43,7 +43,7 @@ class Language(nn.Module):
 def simulation_of(x: Tensor, y: Tensor, model: Callable[[], nn.Module], **given: Any) -> Simulation:
     dataset = Dataset("toy", x[:16], y[:16], x[16:], y[16:], **given.pop("of_data", {}))
     options: dict[str, Any] = {"partition": IID(), "local": SGD(lr=0.3, steps=4, batch_size=4), "rounds": 3}
-    options |= {"evaluation": Evaluation(every=3), "execution": Execution(dtype="float64")}
+    options |= {"evaluation": EvaluationOptions(every=3), "execution": Execution(dtype="float64")}
     return Simulation(dataset, model, clients=4, **options | given)
 
 

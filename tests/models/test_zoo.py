@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim import ConfigError, Evaluation, Simulation
+from fedsim import ConfigError, EvaluationOptions, Simulation
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import IID
 from fedsim.local import SGD
@@ -95,7 +95,9 @@ def test_training_does_not_depend_on_company(name: str) -> None:
     def run(seeds: tuple[int, ...]) -> list[dict[str, Any]]:
         options: dict[str, Any] = {"partition": IID(), "local": SGD(lr=0.2, steps=3, batch_size=4), "rounds": 2}
         return (
-            Simulation(dataset, build, clients=4, seeds=seeds, evaluation=Evaluation(every=2), **options).run().history
+            Simulation(dataset, build, clients=4, seeds=seeds, evaluation=EvaluationOptions(every=2), **options)
+            .run()
+            .history
         )
 
     alone, company = run((1,)), run((0, 1))
@@ -109,6 +111,6 @@ def test_a_residual_network_with_batch_normalisation_trains(columns: Any) -> Non
     build = functools.partial(from_torchvision, "resnet18", small_images=True)
     history = Simulation(
         data((3, 8, 8)), build, clients=2, partition=IID(), local=SGD(lr=0.05, steps=8, batch_size=8), rounds=2,
-        columns=columns, evaluation=Evaluation(every=2),
+        columns=columns, evaluation=EvaluationOptions(every=2),
     ).run().history  # fmt: skip
     assert history[-1]["train_loss"] < history[0]["train_loss"]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import UniformK
 from fedsim.data.datasets import Dataset, Synthetic
 from fedsim.data.partition import Natural
@@ -41,7 +41,7 @@ def points(clients: int, each: int, spread: float, noise: float = 1.0) -> Datase
 
 def simulation_of(dataset: Dataset, clients: int, local, start: float = 6.0, **options) -> Simulation:
     given = {"partition": Natural(validation=0.5), "personal": Personal(over="all", at="end", train_samples=99),
-             "evaluation": Evaluation(every=1), "execution": Execution(dtype="float64"), "seeds": (3,)}  # fmt: skip
+             "evaluation": EvaluationOptions(every=1), "execution": Execution(dtype="float64"), "seeds": (3,)}  # fmt: skip
     return Simulation(dataset, functools.partial(Mean, start=start), clients=clients, local=local, **given | options)
 
 
@@ -68,7 +68,7 @@ def spread_around(simulation: Simulation) -> float:
 @pytest.mark.parametrize(("alpha", "rounds"), [pytest.param(0.5, 90, marks=pytest.mark.slow), (0.75, 40)])
 def test_both_models_keep_a_share_of_the_resting_federations(alpha, rounds):
     """Fine-tuning q, APFL p(α), both of x − û_i: less, and on average over a round's steps nothing, as in Remark 2."""
-    once = Evaluation(every=rounds)
+    once = EvaluationOptions(every=rounds)
     simulation = simulation_of(points(6, 8, 2.0), 6, steps(APFL, alpha=alpha), rounds=rounds, evaluation=once)
     row = simulation.run().history[-1]
     own, held = means(simulation)
@@ -90,7 +90,7 @@ def test_apfl_is_ahead_of_fine_tuning_until_the_federations_model_is_good():
     clients, alpha, start, server = 40, 0.5, 6.0, 0.03
     simulation = simulation_of(
         points(clients, 20, 0.3, noise=2.0), clients, steps(APFL, alpha=alpha), rounds=100,
-        strategy=FedAvg(server_lr=server), evaluation=Evaluation(every=5), start=start,
+        strategy=FedAvg(server_lr=server), evaluation=EvaluationOptions(every=5), start=start,
     )  # fmt: skip
     history = simulation.run().history
     rounds = np.array([row["round"] for row in history])
@@ -128,7 +128,7 @@ def test_how_many_clients_are_online_hardly_enters_fine_tuned_models():
         variance = (1 - Q) / (1 + Q) * spread / online * (clients - online) / (clients - 1)
         run = simulation_of(
             dataset, clients, steps(), availability=UniformK(online), rounds=60, seeds=seeds,
-            evaluation=Evaluation(every=4), start=0.0,
+            evaluation=EvaluationOptions(every=4), start=0.0,
         )  # fmt: skip
         history = [row for row in run.run().history if row["round"] >= 12]
         for model, share in (("global", 1.0), ("localized", Q**2)):
@@ -140,7 +140,9 @@ def test_how_many_clients_are_online_hardly_enters_fine_tuned_models():
 
 def left(rule, rounds: int = 3) -> float:
     """Share of its start's distance to the optimum that one client's model still has, its samples being all alike."""
-    run = simulation_of(points(1, 4, 1.0, noise=0.0), 1, rule, rounds=rounds, evaluation=Evaluation(every=rounds))
+    run = simulation_of(
+        points(1, 4, 1.0, noise=0.0), 1, rule, rounds=rounds, evaluation=EvaluationOptions(every=rounds)
+    )
     u, x = run.dataset.train_x[0], run.run().state.model[0]
     return float(((x - u) / (6.0 - u)).mean())
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.data.datasets import Quadratics
 from fedsim.local import SGD
 from fedsim.models import Mean
@@ -49,7 +49,7 @@ def simulation_of(
         rounds=rounds,
         seeds=range(replicates),
         execution=Execution(dtype="float64"),
-        evaluation=Evaluation(every=rounds, of=["client_mean", "global"]),
+        evaluation=EvaluationOptions(every=rounds, of=["client_mean", "global"]),
     )
 
 

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Cyclic, Full, Groups
 from fedsim.data.datasets import GaussianMean, Quadratics
 from fedsim.local import SGD
@@ -22,7 +22,7 @@ def distances(strategy, lr: float, rounds: int, availability, seeds: int) -> np.
     simulation = Simulation(
         Quadratics(10, 20, slope=0.3, variance=1.0), Mean, clients=10, availability=availability, strategy=strategy,
         local=SGD(lr=lr, steps=STEPS, batch_size=None), rounds=rounds, seeds=tuple(range(seeds)),
-        execution=Execution(dtype="float64"), evaluation=Evaluation(every=1),
+        execution=Execution(dtype="float64"), evaluation=EvaluationOptions(every=1),
     )  # fmt: skip
     found = [row["distance_to_optimum"] for row in simulation.run().history]
     return np.array(found).reshape(-1, seeds)
@@ -60,7 +60,7 @@ def variance(beta: float, noise: float, start: float, rounds: int, seeds: int = 
         GaussianMean(clients=8, means=[0.0] * 8, std=noise), functools.partial(Mean, start=start), clients=8,
         availability=Bernoulli(Groups(1.0, 0.1)), strategy=FedStale(beta, probabilities="known"),
         local=SGD(lr=0.02, steps=1, batch_size=1), rounds=rounds, seeds=tuple(range(seeds)),
-        execution=Execution(dtype="float64"), evaluation=Evaluation(every=rounds),
+        execution=Execution(dtype="float64"), evaluation=EvaluationOptions(every=rounds),
     )  # fmt: skip
     return float(simulation.run().state.model[:, 0].var())
 

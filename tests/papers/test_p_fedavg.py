@@ -13,7 +13,7 @@ import math
 import numpy as np
 import pytest
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.core import rng
 from fedsim.core.heterogeneity import of_moments
 from fedsim.data.datasets import GaussianMean
@@ -105,7 +105,7 @@ def simulated(clients: Clients, scheme: str, counts: np.ndarray, Scripted) -> np
         rounds=rounds,
         seeds=range(replicates),
         execution=Execution(dtype="float64"),
-        evaluation=Evaluation(every=rounds),
+        evaluation=EvaluationOptions(every=rounds),
     )
     return simulation.run().state.model[:, 0].numpy()
 

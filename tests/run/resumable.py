@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import torch
 
-from fedsim import Evaluation, Simulation
+from fedsim import EvaluationOptions, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core.federation import Cohort
 from fedsim.data.datasets import Dataset
@@ -59,7 +59,7 @@ def simulation_of(rounds=6, availability=None, strategy=None, **options) -> Simu
         **{
             "seeds": (1, 4),
             "partition": Dirichlet(1.0, "per_class"),
-            "evaluation": Evaluation(every=1, of=["global", "client_mean"]),
+            "evaluation": EvaluationOptions(every=1, of=["global", "client_mean"]),
         }
         | options,
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.core import ConfigError, DivergenceError
 from fedsim.data.datasets import Quadratics
 from fedsim.local import APFL, SGD, PFedMe
@@ -69,7 +69,7 @@ def simulation_of(Scripted, counts=COUNTS, strategy=None, local=None, executor="
         strategy=strategy or FedAvg(),
         local=local or Poisoned(),
         rounds=ROUNDS,
-        evaluation=Evaluation(every=2),
+        evaluation=EvaluationOptions(every=2),
         execution=Execution(executor, dtype="float64"),
         **{"seeds": SEEDS} | options,
     )

@@ -24,7 +24,7 @@ from killing import Ended, at_every_line, child
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedsim import Evaluation, Simulation
+from fedsim import EvaluationOptions, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core import ConfigError, OutputError, files
 from fedsim.data.datasets import Dataset, Quadratics
@@ -56,7 +56,7 @@ def simulation() -> Simulation:
         local=APFL(lr=0.05, steps=2, batch_size=4, adaptive=True),
         rounds=ROUNDS,
         seeds=SEEDS,
-        evaluation=Evaluation(every=1),
+        evaluation=EvaluationOptions(every=1),
     )
 
 
@@ -151,7 +151,9 @@ def test_a_run_that_is_killed_again_and_again_is_the_uninterrupted_one(simulatio
 
 def small(**options) -> Simulation:
     """Quick to run, quick to write."""
-    return Simulation(Quadratics(clients=3, dimension=4), Mean, clients=3, evaluation=Evaluation(every=1), **options)
+    return Simulation(
+        Quadratics(clients=3, dimension=4), Mean, clients=3, evaluation=EvaluationOptions(every=1), **options
+    )
 
 
 QUIET = Tracking(progress="none", tensorboard=False, checkpoint_every=1)
@@ -200,7 +202,7 @@ def test_wherever_the_disk_ends_the_file_is_named_and_the_run_goes_on_once_there
 
     def larger() -> Simulation:
         return Simulation(
-            Quadratics(clients=3, dimension=2000), Mean, clients=3, evaluation=Evaluation(every=1), rounds=6
+            Quadratics(clients=3, dimension=2000), Mean, clients=3, evaluation=EvaluationOptions(every=1), rounds=6
         )
 
     def fill(tell, kib: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from fedsim import Evaluation, Execution, Simulation, run_together
+from fedsim import EvaluationOptions, Execution, Simulation, run_together
 from fedsim.core import DivergenceError
 from fedsim.core.numerical import is_numerical
 from fedsim.data.datasets import GaussianMean, Quadratics
@@ -57,7 +57,7 @@ class Decomposing(SGD):
 
 def simulation_of(local, executor="vmap", **options) -> Simulation:
     points = torch.arange(12.0).reshape(4, 3).numpy()
-    settings = {"strategy": FedAvg(), "rounds": 5, "seeds": SEEDS, "evaluation": Evaluation(every=2)}
+    settings = {"strategy": FedAvg(), "rounds": 5, "seeds": SEEDS, "evaluation": EvaluationOptions(every=2)}
     execution = Execution(executor, dtype="float64", trial=False)
     data = Quadratics(clients=4, dimension=3, points=points)
     return Simulation(data, Mean, clients=4, local=local, execution=execution, **settings | options)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability.clock import ConstantDelay
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Dirichlet, Natural
@@ -48,7 +48,7 @@ def simulation_of(Scripted: Any, dataset: Dataset, **given: Any) -> Simulation:
         "rounds": len(COUNTS),
         "seeds": (0, 1),
         "availability": Scripted(COUNTS),
-        "evaluation": Evaluation(every=1, diagnostics=ALL, client_samples=99),
+        "evaluation": EvaluationOptions(every=1, diagnostics=ALL, client_samples=99),
         "execution": Execution(dtype="float64"),
     } | given
     return Simulation(dataset, Linear, **options)
@@ -82,7 +82,7 @@ def test_staleness_is_that_of_looking_back(Scripted, tmp_path) -> None:
 
 
 def test_staleness_over_all_rounds_does_not_depend_on_when_is_evaluated(Scripted, tmp_path) -> None:
-    run = simulation_of(Scripted, data(), evaluation=Evaluation(every=99, diagnostics=["staleness"]))
+    run = simulation_of(Scripted, data(), evaluation=EvaluationOptions(every=99, diagnostics=["staleness"]))
     run.run(tmp_path, tracking=QUIET)
     told = json.loads((tmp_path / "summary.json").read_text())["staleness"]
     assert told["tau_max"] == ages().max((0, 2)).tolist()
@@ -170,7 +170,7 @@ def test_a_resumed_run_remembers_who_was_there(Scripted, tmp_path) -> None:
 
 
 def test_what_is_not_asked_for_is_neither_remembered_nor_told(Scripted, tmp_path) -> None:
-    run = simulation_of(Scripted, data(), evaluation=Evaluation(every=1))
+    run = simulation_of(Scripted, data(), evaluation=EvaluationOptions(every=1))
     assert run.participation.memory() == {}
     result = run.run(tmp_path, tracking=QUIET)
     assert not {"client_drift", "staleness_max"} & set(result.metrics)

@@ -21,7 +21,7 @@ from fedsim.core import rng
 from fedsim.data.contamination import Contamination
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Partition, Table
-from fedsim.evaluation import Evaluation
+from fedsim.evaluation import EvaluationOptions
 from fedsim.local import SGD
 from fedsim.models import Linear
 from fedsim.shift import Shift
@@ -47,7 +47,7 @@ def data() -> Dataset:
 def simulation(executor: str = "auto", **parts: Any) -> Simulation:
     settings: dict[str, Any] = {
         "local": SGD(lr=LR, steps=STEPS, batch_size=BATCH), "rounds": ROUNDS, "clients": len(SIZES),
-        "execution": Execution(executor, dtype="float64"), "evaluation": Evaluation(every=ROUNDS, client_samples=99),
+        "execution": Execution(executor, dtype="float64"), "evaluation": EvaluationOptions(every=ROUNDS, client_samples=99),
     }  # fmt: skip
     return Simulation(data(), Linear, **(settings | parts))
 

@@ -11,7 +11,7 @@ import torch
 from resumable import QUIET, Coins, simulation_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedsim import Evaluation, Execution
+from fedsim import EvaluationOptions, Execution
 from fedsim.core import ConfigError
 from fedsim.run import Stopped
 from fedsim.run.checkpoint import NAME, read
@@ -63,7 +63,7 @@ def test_three_rounds_and_three_more_are_six(name, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 @pytest.mark.parametrize("every", [1, 4])
 def test_a_signal_ends_the_run_after_its_round_and_resuming_completes_it(number, every, tmp_path):
-    evaluation = Evaluation(every)
+    evaluation = EvaluationOptions(every)
     straight = simulation_of(evaluation=evaluation).run(tmp_path / "straight", tracking=QUIET)
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     interrupt = Coins(1, lambda: os.kill(os.getpid(), number))

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedsim import Evaluation, Simulation
+from fedsim import EvaluationOptions, Simulation
 from fedsim.availability import Trace, TraceLog
 from fedsim.core import CheckpointError, checksums
 from fedsim.data.datasets import Dataset, Quadratics
@@ -191,7 +191,7 @@ def test_a_clock_that_was_set_back_hides_no_round(
     monkeypatch.setattr("time.time", lambda: now[0])
     monkeypatch.setattr(RunFolder, "pictures", lambda self: iter(()))  # they take seconds
 
-    each = Evaluation(every=1)
+    each = EvaluationOptions(every=1)
 
     def quadratics(rounds: int, folder: str) -> None:
         data = Quadratics(clients=2, dimension=3)

@@ -13,7 +13,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.data.datasets import Dataset, Quadratics
 from fedsim.evaluation import COLUMNS
 from fedsim.local import SGD
@@ -49,7 +49,7 @@ def finished(tmp_path_factory, Scripted):
         local=SGD(steps=3, batch_size=2),
         rounds=ROUNDS,
         seeds=SEEDS,
-        evaluation=Evaluation(every=2),
+        evaluation=EvaluationOptions(every=2),
         execution=Execution(chunk=3),
     )
     folder = tmp_path_factory.mktemp("run") / "deep" / "folder"
@@ -196,9 +196,9 @@ def test_tensorboard_has_the_settings_and_what_they_led_to(finished):
 
 
 def test_a_single_replicate_needs_no_mean(tmp_path):
-    Simulation(Quadratics(clients=2, dimension=3), Mean, clients=2, rounds=2, evaluation=Evaluation(every=1)).run(
-        tmp_path, tracking=Tracking(progress="none")
-    )
+    Simulation(
+        Quadratics(clients=2, dimension=3), Mean, clients=2, rounds=2, evaluation=EvaluationOptions(every=1)
+    ).run(tmp_path, tracking=Tracking(progress="none"))
     assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == ["seed_0"]
     found = events(tmp_path / "seed_0")
     assert [event.step for event in found.Scalars("distance/distance_to_optimum")] == [0, 1, 2]
@@ -215,7 +215,7 @@ def test_replicates_of_equal_seed_do_not_share_a_folder(tmp_path):
         local=SGD(lr=[0.1, 0.3], steps=1),
         rounds=2,
         seeds=(3, 3),
-        evaluation=Evaluation(every=1),
+        evaluation=EvaluationOptions(every=1),
     )
     result = simulation.run(tmp_path, tracking=Tracking(progress="none"))
     curves = [
@@ -245,7 +245,7 @@ def test_a_new_run_in_an_old_folder_replaces_its_files(tmp_path):
     """Without `resume` the old numbers are gone, in TensorBoard as in metrics.csv."""
     for rounds in (4, 2):
         simulation = Simulation(
-            Quadratics(clients=2, dimension=3), Mean, clients=2, rounds=rounds, evaluation=Evaluation(every=1)
+            Quadratics(clients=2, dimension=3), Mean, clients=2, rounds=rounds, evaluation=EvaluationOptions(every=1)
         )
         simulation.run(tmp_path, tracking=Tracking(progress="none"))
     assert [row["round"] for row in read_metrics(tmp_path / "metrics.csv")] == [0, 1, 2]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Uniform, UniformK
 from fedsim.core import ConfigError
 from fedsim.data.datasets import Digits, GaussianMean, Quadratics
@@ -36,7 +36,7 @@ def test_every_strategy_learns_digits(strategy):
         strategy=strategy,
         local=SGD(lr=0.2, steps=5),
         rounds=40,
-        evaluation=Evaluation(every=40),
+        evaluation=EvaluationOptions(every=40),
         seeds=[0, 1],
     ).run()
     first, last = (np.mean([row["test_accuracy"] for row in result.history if row["round"] == t]) for t in (0, 40))
@@ -73,7 +73,7 @@ def test_p_fedavg_reaches_the_performatively_stable_point(epsilons):
         local=SGD(lr=lr, steps=steps, batch_size=16, schedule=Inverse(offset=offset)),
         rounds=rounds,
         seeds=range(8),
-        evaluation=Evaluation(every=rounds),
+        evaluation=EvaluationOptions(every=rounds),
         execution=Execution(dtype="float64"),
     )
     reached = simulation.run().state.model[:, 0].numpy()
@@ -110,7 +110,9 @@ def test_the_global_generator_neither_matters_nor_moves(model):
 
 
 def test_a_simulation_can_be_run_again():
-    simulation = Simulation(Digits(), Linear, clients=4, rounds=2, strategy=FedAWE(), evaluation=Evaluation(every=1))
+    simulation = Simulation(
+        Digits(), Linear, clients=4, rounds=2, strategy=FedAWE(), evaluation=EvaluationOptions(every=1)
+    )
     first, second = simulation.run(), simulation.run()
     assert torch.equal(first.state.models, second.state.models)
     timeless = [{k: v for k, v in row.items() if k != "seconds"} for row in first.history]
@@ -151,9 +153,9 @@ REFUSED = {
     "clients: not the natural owners": ("clients", lambda: Simulation(Quadratics(clients=3), Mean, clients=4)),
     "clients: more than the stream's": ("clients", lambda: Simulation(GaussianMean(clients=3), Mean, clients=5)),
     "clients: fewer than the stream's": ("clients", lambda: Simulation(GaussianMean(clients=5), Mean, clients=3)),
-    "eval_every: zero": ("every", lambda: Evaluation(every=0)),
-    "client_samples: zero": ("client_samples", lambda: Evaluation(client_samples=0)),
-    "evaluate: unknown": ("of", lambda: Evaluation(of="best")),
+    "eval_every: zero": ("every", lambda: EvaluationOptions(every=0)),
+    "client_samples: zero": ("client_samples", lambda: EvaluationOptions(client_samples=0)),
+    "evaluate: unknown": ("of", lambda: EvaluationOptions(of="best")),
     "device: unknown": ("device", lambda: digits(execution=Execution(device="abacus"))),
     "dtype: unknown": ("dtype", lambda: digits(execution=Execution(dtype="float16"))),
     "executor: unknown": ("executor", lambda: digits(execution=Execution("threads"))),

@@ -120,7 +120,7 @@ def test_a_replicate_that_was_given_up_is_not_waited_for() -> None:
 def test_seconds_are_of_the_whole_run_and_its_last_model_is_evaluated(tmp_path: Path, monkeypatch: Any) -> None:
     clock = iter(range(10**6))
     monkeypatch.setattr(tracker.time, "monotonic", lambda: next(clock))
-    options: dict[str, Any] = {"evaluation": fedsim.Evaluation(every=100), "rounds": 40}
+    options: dict[str, Any] = {"evaluation": fedsim.EvaluationOptions(every=100), "rounds": 40}
     result = simulation_of(stop=Stop(seconds=15), **options).run(tmp_path, tracking=QUIET)
     ended = result.history[-1]["round"]
     assert 3 < ended < 40
@@ -139,7 +139,7 @@ def test_virtual_seconds_end_it_by_its_clock_and_resumed_it_knows_them(tmp_path:
     times = numbers(simulation_of(**clock).run(tracking=QUIET), "virtual_seconds")
     decides = times.mean(1) if over == "mean" else times.min(1)
     limit = float((decides[5] + decides[6]) / 2)
-    stop, rare = Stop(virtual_seconds=limit, over=over), {"evaluation": fedsim.Evaluation(every=100)}
+    stop, rare = Stop(virtual_seconds=limit, over=over), {"evaluation": fedsim.EvaluationOptions(every=100)}
     assert decides[5] < limit < decides[6]
     simulation_of(**clock | rare | {"rounds": 3}, stop=stop).run(tmp_path, tracking=QUIET)
     result = simulation_of(**clock | rare, stop=stop).run(tmp_path, resume=True, tracking=QUIET)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import DivergenceError, Evaluation, Execution, Simulation, Tracking
+from fedsim import DivergenceError, EvaluationOptions, Execution, Simulation, Tracking
 from fedsim.availability import Bernoulli, Markov, Uniform
 from fedsim.data.contamination import LabelFlip
 from fedsim.data.datasets import Digits, GaussianMean
@@ -35,7 +35,7 @@ def digits() -> Digits:
 
 def one(digits: Digits, **own: Any) -> Simulation:
     settings = {"clients": 6, "rounds": 4, "seeds": (0, 1), "local": sgd(), "execution": LOOP}
-    return Simulation(digits, **({"model": Linear} | settings | {"evaluation": Evaluation(every=2)} | own))
+    return Simulation(digits, **({"model": Linear} | settings | {"evaluation": EvaluationOptions(every=2)} | own))
 
 
 def sgd(**own: Any) -> SGD:

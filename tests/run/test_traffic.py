@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim import ConfigError, Evaluation, Execution, Simulation
+from fedsim import ConfigError, EvaluationOptions, Execution, Simulation
 from fedsim.data.datasets import Dataset, Pricing
 from fedsim.data.partition import Natural
 from fedsim.local import SGD, ProFL
@@ -90,7 +90,7 @@ def simulation_of(Scripted: Any, **given: Any) -> Simulation:
         "local": SGD(steps=1, batch_size=2),
         "seeds": (0, 1),
         "rounds": len(COUNTS),
-        "evaluation": Evaluation(every=1),
+        "evaluation": EvaluationOptions(every=1),
     }
     data = Dataset("toy", x, y, classes=3, owners=torch.arange(12) % 3)
     return Simulation(data, build, **options | given)
@@ -137,7 +137,7 @@ def test_who_was_available_but_not_chosen_sends_nothing(Scripted: Any) -> None:
 
 
 def test_a_resumed_run_goes_on_counting_and_the_summary_has_the_sums(Scripted: Any, tmp_path: Any) -> None:
-    every = Evaluation(every=3)
+    every = EvaluationOptions(every=3)
     simulation_of(Scripted, strategy=Scaffold(), rounds=2, evaluation=every).run(tmp_path, tracking=QUIET)
     simulation_of(Scripted, strategy=Scaffold(), evaluation=every).run(tmp_path, resume=True, tracking=QUIET)
     per_client = 4 * (2 * 57 + 13)
@@ -161,7 +161,7 @@ def test_what_a_rule_estimates_together_travels_too(method: str, up: int, Script
         local=local,
         seeds=(0, 1),
         rounds=len(COUNTS),
-        evaluation=Evaluation(every=1),
+        evaluation=EvaluationOptions(every=1),
     )
     assert told(simulation.run().history) == expected(4 * (2 + 2 * 2), 4 * up)
 

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.data.contamination import FeatureNoise, Gaussian
 from fedsim.data.datasets import BinaryGaussians, Dataset, Digits, HousePrices, Pricing, PricingGroups, RegressionGroups
@@ -64,7 +64,7 @@ def simulation_of(case, seeds=(3, 5), rounds=2, way=VMAP, rotten=None, **options
         contamination=rotten,
         rounds=rounds,
         seeds=seeds,
-        evaluation=Evaluation(every=1),
+        evaluation=EvaluationOptions(every=1),
         execution=way,
         **extra,
     )

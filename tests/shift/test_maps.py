@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.core import ConfigError
 from fedsim.data.datasets import BinaryGaussians, Dataset, Digits, GiveMeSomeCredit, HousePrices, Pricing
 from fedsim.data.datasets.data_files import data_root
@@ -133,7 +133,7 @@ def test_evaluation_looks_at_samples_that_answer_the_evaluated_and_the_deployed_
     """performative_loss and decoupled_loss by hand: every stored sample, or the stream's own evaluation sample."""
     build, model, make, formula = CASES[case]
     shift = make()
-    simulation = simulation_of(build(), model, shift, evaluation=Evaluation(client_samples=9))
+    simulation = simulation_of(build(), model, shift, evaluation=EvaluationOptions(client_samples=9))
     shift = simulation.shift
     evaluator, theta = simulation.evaluator, start_of(simulation, 2)
     found = evaluator(theta[:1], theta[1:]).metrics
@@ -166,7 +166,7 @@ def test_the_performative_risk_counts_the_ridge_and_is_least_where_theta_po_is()
 
 def test_the_decoupled_loss_of_a_run_is_on_data_that_answered_the_model_before_the_round(play):
     shift = Location(0.5, 0.1)
-    options = {"loss": "half_squared_distance", "rounds": 3, "evaluation": Evaluation(every=1)}
+    options = {"loss": "half_squared_distance", "rounds": 3, "evaluation": EvaluationOptions(every=1)}
     simulation = simulation_of(Pricing(M, 2), Mean, shift, **options)
     played = list(play(simulation))
     history = simulation.run().history

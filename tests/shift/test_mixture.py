@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core import ConfigError, rng
 from fedsim.data.datasets import GaussianMean, HousePrices
@@ -29,7 +29,7 @@ def game(rule, rounds, std=0.0, executor="vmap", seeds=SEEDS, epsilons=EPSILONS,
     return Simulation(
         GaussianMean(clients=3, means=MEANS, std=std), functools.partial(Mean, start=2.0), clients=3, local=rule,
         shift=Location(epsilons=epsilons, references="none", **shift), rounds=rounds, seeds=seeds,
-        execution=Execution(executor, dtype="float64"), evaluation=Evaluation(every=rounds), **options,
+        execution=Execution(executor, dtype="float64"), evaluation=EvaluationOptions(every=rounds), **options,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import torch
 from library import Naive, with_
 from naive_strategies import BY_DATA, CLIENTS, SEEDS, UNIFORM
 
-from fedsim import Evaluation, Execution, Simulation, load
+from fedsim import EvaluationOptions, Execution, Simulation, load
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core import ConfigError
 from fedsim.data.datasets import Dataset
@@ -104,7 +104,7 @@ def points(offsets=OFF, size: int = 1) -> Dataset:
 
 def populations(strategy, size: int = 1, **options) -> Simulation:
     given = {"local": SGD(lr=0.5, steps=2, batch_size=None), "rounds": 25, "seeds": (0, 2),
-             "execution": Execution(dtype="float64"), "evaluation": Evaluation(every=100)}  # fmt: skip
+             "execution": Execution(dtype="float64"), "evaluation": EvaluationOptions(every=100)}  # fmt: skip
     data = options.pop("data", None) or points(size=size)
     return Simulation(data, Mean, clients=len(OFF), strategy=strategy, **given | options)
 

@@ -13,7 +13,7 @@ from naive_strategies import (
     SIZES,
 )
 
-from fedsim import Evaluation, Simulation
+from fedsim import EvaluationOptions, Simulation
 from fedsim.availability import Bernoulli, Full, Markov, Multiset, Uniform, UniformK
 from fedsim.core import ConfigError
 from fedsim.data.datasets import Dataset
@@ -111,7 +111,7 @@ def test_three_rounds_and_three_more_are_six_bit_for_bit(name, tmp_path):
             local=SGD(lr=0.3, epochs=1, batch_size=4, schedule=PerStep(0.95)),
             rounds=rounds,
             seeds=(1, 4),
-            evaluation=Evaluation(every=1),
+            evaluation=EvaluationOptions(every=1),
         )
         return simulation.run(tmp_path / out, resume=resume, tracking=QUIET)
 

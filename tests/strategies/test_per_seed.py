@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedsim.strategies as library
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Full, Uniform
 from fedsim.core import ConfigError, Federation
 from fedsim.core.per_seed import Numbers, PerSeed, per_seed
@@ -131,7 +131,7 @@ def simulation(regression_of, Regression, strategy, seeds=(0, 1, 0), rounds=4, *
         local=SGD(**{"lr": 0.05, "steps": 2, "batch_size": 2} | options),
         rounds=rounds,
         seeds=seeds,
-        evaluation=Evaluation(every=1),
+        evaluation=EvaluationOptions(every=1),
         execution=Execution(executor="loop"),
     )
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Natural
 from fedsim.local import SGD
@@ -40,7 +40,7 @@ def simulation_of(build: Callable[[], nn.Module], rounds: int = ROUNDS, **given:
         "strategy": FedAvg(),
         "local": SGD(lr=RATE, epochs=2, batch_size=3),
         "seeds": (0, 1),
-        "evaluation": Evaluation(every=ROUNDS),
+        "evaluation": EvaluationOptions(every=ROUNDS),
         "execution": Execution(dtype="float64"),
     }
     return Simulation(samples(), build, rounds=rounds, **options | given)

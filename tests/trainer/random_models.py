@@ -63,7 +63,7 @@ from random_parts import (
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedsim import ConfigError, Evaluation, Execution, Simulation
+from fedsim import ConfigError, EvaluationOptions, Execution, Simulation
 from fedsim.availability import Availability
 from fedsim.core import rng
 from fedsim.core.errors import DivergenceError, RunError
@@ -313,7 +313,7 @@ def simulation_of(spec: Spec, counts: np.ndarray | None = None, **execution: Any
         seeds=spec.seeds,
         loss=spec.given_loss(),
         output=output_of(spec.returns),
-        evaluation=Evaluation(every=ROUNDS),
+        evaluation=EvaluationOptions(every=ROUNDS),
         execution=Execution(**{**spec.execution, **execution, "dtype": "float64"}),
     )
 

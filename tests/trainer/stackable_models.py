@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.data.datasets import Dataset
 from fedsim.local import SGD
 from fedsim.models import CINIC10CNN, MLP, SVHNCNN, Linear
@@ -33,7 +33,7 @@ double = functools.partial(Execution, dtype="float64")
 
 def simulation_of(model, rule: SGD | None = None, dataset: Dataset | None = None, **options) -> Simulation:
     rule = rule or SGD(lr=0.05, epochs=2, batch_size=3, drop_last=False, weight_decay=0.1)
-    defaults = {"clients": len(SIZES), "seeds": (3, 5), "rounds": 2, "evaluation": Evaluation(every=2)}
+    defaults = {"clients": len(SIZES), "seeds": (3, 5), "rounds": 2, "evaluation": EvaluationOptions(every=2)}
     defaults |= {"execution": double()}
     return Simulation(dataset or images(), model, local=rule, **defaults | options)
 

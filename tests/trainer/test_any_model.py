@@ -14,7 +14,7 @@ from any_modules import REFUSED, STATISTICS, UNVMAPPED, ZOO
 from by_hand import RATE, by_hand, samples, simulation_of
 from torch import nn
 
-from fedsim import ConfigError, Evaluation, Execution
+from fedsim import ConfigError, EvaluationOptions, Execution
 from fedsim.local import SGD
 from fedsim.run.tracking import Tracking
 
@@ -104,7 +104,7 @@ def test_a_batch_of_one_is_refused_where_it_cannot_be_normalised() -> None:
 def test_who_takes_part_moves_the_statistics_and_nobody_else(Scripted: Any) -> None:
     """Batch normalisation's mean after a round of one client is that client's; an empty round changes nothing."""
     counts = np.array([[[0, 1, 0]], [[0, 0, 0]]])
-    given = {"seeds": (0,), "evaluation": Evaluation(every=1), "availability": Scripted(counts)}
+    given = {"seeds": (0,), "evaluation": EvaluationOptions(every=1), "availability": Scripted(counts)}
     simulation = simulation_of(ZOO["batch norm"], **given)
     history = simulation.run().history
     assert history[1]["test_loss"] == history[2]["test_loss"]

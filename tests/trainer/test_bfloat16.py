@@ -14,7 +14,7 @@ from stackable_models import MODELS, simulation_of, sized
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedsim import Evaluation, Execution, Simulation, Tracking
+from fedsim import EvaluationOptions, Execution, Simulation, Tracking
 from fedsim.data.datasets import Digits
 from fedsim.local import APFL, SGD, Adam, LocalRule, Momentum
 from fedsim.models import MLP
@@ -143,7 +143,12 @@ def test_convolutions_are_channels_last_in_bfloat16() -> None:
 
 
 def digits(precision: str, rounds: int = 4, **options) -> Simulation:
-    given = {"clients": 10, "seeds": (0, 1), "evaluation": Evaluation(every=rounds), "strategy": FedAvg()} | options
+    given = {
+        "clients": 10,
+        "seeds": (0, 1),
+        "evaluation": EvaluationOptions(every=rounds),
+        "strategy": FedAvg(),
+    } | options
     model, local = functools.partial(MLP, hidden=(16,)), Momentum(lr=0.1, steps=5, batch_size=10, state="client")
     return Simulation(Digits(), model, local=local, rounds=rounds, execution=rounded(precision=precision), **given)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedsim import Evaluation, Simulation
+from fedsim import EvaluationOptions, Simulation
 from fedsim.availability import UniformK
 from fedsim.core import Memory
 from fedsim.data.datasets import GaussianMean, Pricing
@@ -52,7 +52,7 @@ def test_localized_models_leave_no_trace_in_what_data_answer() -> None:
 
     def run(over: str) -> torch.Tensor:
         shift = Location(0.5, deploy="round", inertia=0.5, references="none")
-        options = {"shift": shift, "personal": Personal(over=over), "evaluation": Evaluation(every=1)}
+        options = {"shift": shift, "personal": Personal(over=over), "evaluation": EvaluationOptions(every=1)}
         data, local = GaussianMean(clients=3), SGD(lr=0.3, steps=2, batch_size=8)
         return Simulation(data, Mean, clients=3, rounds=4, local=local, **options).run().state.model
 

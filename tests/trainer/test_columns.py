@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from by_hand import RATE, ROUNDS, SIZES, module_of, samples, simulation_of
 from torch import nn
 
-from fedsim import ConfigError, Evaluation, Execution
+from fedsim import ConfigError, EvaluationOptions, Execution
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core.columns import AVERAGED, ParameterPartition
 from fedsim.local import SGD, FedRep
@@ -167,7 +167,7 @@ def test_who_is_away_keeps_what_stays_and_an_empty_round_moves_nothing(
     simulation = simulation_of(
         build, rounds=len(SOME), columns=selector, availability=Scripted(SOME),
         local=SGD(**work) if head_steps is None else FedRep(head_steps, **work),
-        execution=Execution(dtype="float64", executor=executor), evaluation=Evaluation(every=len(SOME)),
+        execution=Execution(dtype="float64", executor=executor), evaluation=EvaluationOptions(every=len(SOME)),
     )  # fmt: skip
     memory, initial = simulation.trainer.memory, {}
 
@@ -217,7 +217,7 @@ def test_strategies_meet_the_columns_that_travel_alone(strategy: Any, tmp_path: 
         "strategy": strategy,
         "columns": ByName(stays=["^3", "running", "num"]) if isinstance(strategy, KeepsClientModels) else Head(),
         "availability": Bernoulli(Uniform(0.5)),
-        "evaluation": Evaluation(every=1),
+        "evaluation": EvaluationOptions(every=1),
     }
     whole = simulation_of(build, rounds=8, **given).run()
     assert whole.state.model.shape == (2, 4 * 6 + 6 + 6)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsim import ConfigError, Evaluation, Execution, Simulation
+from fedsim import ConfigError, EvaluationOptions, Execution, Simulation
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Natural
 from fedsim.local import SGD
@@ -143,7 +143,7 @@ def test_fedavg_with_such_a_loss_is_that_written_by_hand(name: str) -> None:
     simulation = Simulation(
         data(), build, clients=len(SIZES), rounds=ROUNDS, partition=Natural(), strategy=FedAvg(), loss=given,
         local=SGD(lr=RATE, epochs=2, batch_size=3, drop_last=False), seeds=(0,),
-        evaluation=Evaluation(every=ROUNDS), execution=Execution(dtype="float64"),
+        evaluation=EvaluationOptions(every=ROUNDS), execution=Execution(dtype="float64"),
     )  # fmt: skip
     result = simulation.run()
     server = fedavg_by_hand(simulation, build, loss)
@@ -174,7 +174,7 @@ def test_scores_whose_classes_come_last_are_told_by_the_loss() -> None:
     accuracies = [
         Simulation(
             masks(CLASSES), build, clients=3, rounds=2, partition=Natural(), loss=loss,
-            local=SGD(lr=RATE, steps=2, batch_size=3), seeds=(0,), evaluation=Evaluation(every=2),
+            local=SGD(lr=RATE, steps=2, batch_size=3), seeds=(0,), evaluation=EvaluationOptions(every=2),
         ).run().history[-1]["test_accuracy"]
         for build, loss in ((Segments, F.cross_entropy), (ClassesLast, of_the_last))
     ]  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils import vector_to_parameters
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.core import ConfigError
 from fedsim.data.datasets import Dataset, GaussianMean
@@ -42,7 +42,7 @@ def labelled() -> Dataset:
 
 
 def simulation_of(model=Linear, **options) -> Simulation:
-    given = {"clients": len(SIZES), "seeds": (3, 5), "rounds": 4, "evaluation": Evaluation(every=1)}
+    given = {"clients": len(SIZES), "seeds": (3, 5), "rounds": 4, "evaluation": EvaluationOptions(every=1)}
     options = given | {"execution": double()} | options
     return Simulation(options.pop("dataset", None) or labelled(), model, **options)
 

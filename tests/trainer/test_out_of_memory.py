@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.app.cli import main
 from fedsim.core import RunError
 from fedsim.data.datasets import GaussianMean
@@ -39,7 +39,7 @@ def small_device(simulation: Simulation, room: int) -> list[int]:
 def simulation_of(regression_of, Regression, **options) -> Simulation:
     sizes = (5, 9, 4, 12, 7, 6, 8)
     defaults = {"execution": Execution("loop", chunk=6), "seeds": (1, 2), "rounds": 4}
-    defaults |= {"evaluation": Evaluation(every=1)}
+    defaults |= {"evaluation": EvaluationOptions(every=1)}
     return Simulation(regression_of(sizes), Regression, clients=len(sizes), **defaults | options)
 
 
@@ -102,7 +102,7 @@ def test_what_the_server_remembers_is_written_once(caplog):
             strategy=FedAvg(),
             rounds=6,
             execution=Execution(executor="loop"),
-            evaluation=Evaluation(every=3),
+            evaluation=EvaluationOptions(every=3),
         )
         if room:
             small_device(simulation, room)

@@ -12,7 +12,7 @@ from fedsim.availability import Bernoulli, Uniform
 from fedsim.core import ConfigError
 from fedsim.data.contamination import Gaussian
 from fedsim.data.datasets import Digits, GaussianMean
-from fedsim.evaluation import Evaluation
+from fedsim.evaluation import EvaluationOptions
 from fedsim.local import APFL, DFO, SGD, PerFedAvg, PFedMe, ProFL
 from fedsim.local.schedules import Inverse
 from fedsim.models import MLP, Linear, Mean
@@ -28,7 +28,7 @@ def means(rule, shift=None, compile: str = "replay", **options) -> Simulation:
     shift = shift or Location(0.6, 0.1, references="none")
     return Simulation(
         GaussianMean(6), Mean, clients=6, rounds=6, local=rule, shift=shift, seeds=(2, 5),
-        evaluation=Evaluation(every=2), execution=Execution("vmap", compile=compile), **options,
+        evaluation=EvaluationOptions(every=2), execution=Execution("vmap", compile=compile), **options,
     )  # fmt: skip
 
 

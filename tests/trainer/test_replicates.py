@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import IID, Partition, Table
@@ -68,7 +68,7 @@ def test_a_replicate_gives_the_same_numbers_alone_as_in_company(case, executor):
             strategy=FedAWE(),
             local=SGD(lr=0.3, **options["rule"]),
             rounds=3,
-            evaluation=Evaluation(every=1),
+            evaluation=EvaluationOptions(every=1),
             seeds=seeds,
             execution=Execution(dtype="float64", executor=executor),
         ).run()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.data.datasets import Digits
 from fedsim.local import SGD
 from fedsim.models import Linear
@@ -187,6 +187,6 @@ def test_where_there_is_nothing_to_try(told, monkeypatch, case):
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_the_loop_evaluates_too(executor):
-    simulation = simulation_of(execution=Execution(executor), evaluation=Evaluation(every=1))
+    simulation = simulation_of(execution=Execution(executor), evaluation=EvaluationOptions(every=1))
     assert simulation.evaluator.loop == (executor == "loop")
     assert simulation.run().final

@@ -15,7 +15,7 @@ import pytest
 import torch
 from adapters import gpt2
 
-from fedsim import ConfigError, Evaluation, Execution, Simulation
+from fedsim import ConfigError, EvaluationOptions, Execution, Simulation
 from fedsim.app.cli import main
 from fedsim.availability import UniformK
 from fedsim.data.datasets import Text
@@ -55,7 +55,7 @@ def simulation_of(text: str, **given: Any) -> Simulation:
         "availability": UniformK(3),
         "local": Adam(lr=0.02, steps=20, batch_size=8),
         "rounds": 4,
-        "evaluation": Evaluation(every=4),
+        "evaluation": EvaluationOptions(every=4),
     }
     return Simulation(Text(text, 16, clients=CLIENTS), **options | given)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from timed import FULL, SEEDS, SIZES
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.local import SGD
 from fedsim.strategies import FedAvg
 
@@ -18,7 +18,7 @@ def build_fixture(Regression, regression_of, Scripted):
             "seeds": SEEDS,
             "execution": Execution(dtype="float64"),
             "rounds": len(FULL),
-            "evaluation": Evaluation(1),
+            "evaluation": EvaluationOptions(1),
             "local": SGD(**{"lr": 0.02, "steps": 5, "batch_size": None} | (rule or {})),
         } | options
         availability = Scripted(counts) if isinstance(counts, np.ndarray) else counts

@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsim import ConfigError, Evaluation, Simulation
+from fedsim import ConfigError, EvaluationOptions, Simulation
 from fedsim.data.datasets import Text
 from fedsim.local import Adam
 from fedsim.models import CharLSTM, Transformer
@@ -175,7 +175,9 @@ def test_both_language_models_learn_what_follows(name: str, tmp_path: Path) -> N
     text = " ".join(draw.choice(("federation", "of", "clients", "that", "come")) for _ in range(700))
     data = Text(written(tmp_path, text), 16, clients=4)
     local = Adam(lr=0.02, steps=20, batch_size=8)
-    result = Simulation(data, MODELS[name], clients=4, local=local, rounds=2, evaluation=Evaluation(every=2)).run()
+    result = Simulation(
+        data, MODELS[name], clients=4, local=local, rounds=2, evaluation=EvaluationOptions(every=2)
+    ).run()
     commonest = Counter(text).most_common(1)[0][1] / len(text)
     last = result.history[-1]
     assert last["test_accuracy"] > commonest + 0.4

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core import Federation
 from fedsim.data.datasets import (
@@ -87,7 +87,7 @@ def run_of(seeds=(0, 1, 0, 1), rates=(1.0, 1.0, 0.5, 0.5)) -> Simulation:
         local=SGD(lr=0.1, steps=3, batch_size=4),
         rounds=4,
         seeds=seeds,
-        evaluation=Evaluation(every=1),
+        evaluation=EvaluationOptions(every=1),
         execution=Execution(executor="vmap", compile="never"),
     )
 

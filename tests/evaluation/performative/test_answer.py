@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.core import ConfigError
 from fedsim.data.datasets import Dataset, Digits, GaussianMean
 from fedsim.local import SGD
@@ -23,7 +23,7 @@ EPSILONS, MEANS = np.array([0.5, -0.4, 0.8]), [1.0, -2.0, 4.0]
 
 def game(**options) -> Simulation:
     options = {
-        "evaluation": Evaluation(every=1, diagnostics=BOTH),
+        "evaluation": EvaluationOptions(every=1, diagnostics=BOTH),
         "shift": Location(epsilons=list(EPSILONS)),
     } | options
     return Simulation(
@@ -34,7 +34,7 @@ def game(**options) -> Simulation:
 
 def test_in_mean_estimation_both_are_known() -> None:
     """Power Σ w_i |ε_i| |θ|; the gap |θ − (m̄ + ε̄ θ)| = (1 − ε̄) |θ − θ^PS|, whatever the noise of the run."""
-    evaluation = Evaluation(every=1, diagnostics=BOTH, of=["global", "client_mean"])
+    evaluation = EvaluationOptions(every=1, diagnostics=BOTH, of=["global", "client_mean"])
     history = game(evaluation=evaluation).run(tracking=QUIET).history
     assert len(history) == 8
     stable = 1.0 / (1 - EPSILONS.mean())
@@ -59,7 +59,7 @@ def test_targets_that_move_count_and_clients_may_hold_unequally_much(play) -> No
     data = Dataset("few", torch.as_tensor(x), torch.as_tensor(x.sum(1)), loss="squared", owners=torch.as_tensor(owners))
     simulation = Simulation(data, functools.partial(Linear, bias=False), clients=3, shift=Response(gammas), rounds=2,
                             local=SGD(lr=0.1, steps=1, batch_size=None), execution=Execution(dtype="float64"),
-                            evaluation=Evaluation(every=1, diagnostics=["power"]))  # fmt: skip
+                            evaluation=EvaluationOptions(every=1, diagnostics=["power"]))  # fmt: skip
     *_, last = play(simulation)
     theta = last.after.model[0].numpy()
     expected = np.mean([g * np.abs(x[owners == i] @ theta).mean() for i, g in enumerate(gammas)])
@@ -69,14 +69,17 @@ def test_targets_that_move_count_and_clients_may_hold_unequally_much(play) -> No
 
 
 def test_nobody_pays_for_what_is_not_asked() -> None:
-    assert not {"performative_power", "stability_gap"} & game(evaluation=Evaluation()).run(tracking=QUIET).final.keys()
+    assert (
+        not {"performative_power", "stability_gap"}
+        & game(evaluation=EvaluationOptions()).run(tracking=QUIET).final.keys()
+    )
 
 
 def test_what_has_no_answer_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"shift=none data answer no model"):
         game(shift=None)
-    evaluation = Evaluation(diagnostics=["power"])
+    evaluation = EvaluationOptions(diagnostics=["power"])
     with pytest.raises(ConfigError, match=r"moves the weights of stored ones"):
         Simulation(Digits(), Linear, clients=3, shift=Contribution(form="loss"), evaluation=evaluation)
     with pytest.raises(ConfigError, match="diagnostics='gap'"):
-        Evaluation(diagnostics=["gap"])
+        EvaluationOptions(diagnostics=["gap"])

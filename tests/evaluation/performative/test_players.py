@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.core import ConfigError, rng
 from fedsim.data.datasets import Market, Pricing
@@ -37,7 +37,7 @@ def equilibria(a: np.ndarray, gammas, kappa, cost: float) -> dict[str, np.ndarra
 
 
 def game(rule, goods=1, std=0.0, shift=None, **options) -> Simulation:
-    options = {"strategy": FedAvgAll(server_lr=3.0), "rounds": 60, "evaluation": Evaluation(every=60)} | options
+    options = {"strategy": FedAvgAll(server_lr=3.0), "rounds": 60, "evaluation": EvaluationOptions(every=60)} | options
     shift = Players(GAMMAS, 0.0, KAPPA, **(shift or {}))
     data = Market(3, goods, cost=COST, std=std)
     options = {"execution": Execution(dtype="float64")} | options

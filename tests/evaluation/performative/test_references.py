@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.core import ConfigError, NoReferenceError
 from fedsim.data.contamination import Point
 from fedsim.data.datasets import BinaryGaussians, Dataset, Digits, GaussianMean, HousePrices, Pricing, PricingGroups
@@ -151,7 +151,7 @@ def test_auto_counts_the_numbers_of_all_clients_inputs(more, monkeypatch):
 
 
 def run(folder, dataset, model, shift, seeds=(0, 1), strategy=None, **options):
-    given = {"local": SGD(lr=0.1, steps=5, batch_size=8), "rounds": 4, "evaluation": Evaluation(every=2)}
+    given = {"local": SGD(lr=0.1, steps=5, batch_size=8), "rounds": 4, "evaluation": EvaluationOptions(every=2)}
     options = given | {"execution": Execution(dtype="float64")} | options
     simulation = Simulation(dataset, model, clients=4, shift=shift, seeds=seeds, strategy=strategy, **options)
     result = simulation.run(folder, resume=True, tracking=Tracking(progress="none", tensorboard=False))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from three_models import RULES, simulation_of
 
-from fedsim import Evaluation
+from fedsim import EvaluationOptions
 from fedsim.evaluation.personal import Personal
 from fedsim.local import APFL
 
@@ -30,7 +30,7 @@ def test_of_every_model_they_are_what_the_loss_is(case: str, over: str) -> None:
         local=rule(),
         strategy=strategy(),
         personal=Personal(over=over, train_samples=99),
-        evaluation=Evaluation(every=1, metrics=["mean_squared_error", error]),
+        evaluation=EvaluationOptions(every=1, metrics=["mean_squared_error", error]),
     )
     history = simulation.run().history
     compared = [name for name in history[0] if name.endswith(("_error", "_error_median", "_error_worst10"))]
@@ -47,7 +47,7 @@ def test_of_every_model_they_are_what_the_loss_is(case: str, over: str) -> None:
 def test_newcomers_have_them_too() -> None:
     rule = APFL(alpha=0.3, lr=0.1, steps=3, batch_size=None)
     personal = Personal(over="all", newcomers=3, newcomer_epochs=2)
-    simulation = simulation_of(local=rule, personal=personal, evaluation=Evaluation(metrics=[error]))
+    simulation = simulation_of(local=rule, personal=personal, evaluation=EvaluationOptions(metrics=[error]))
     for epoch in simulation.run().extra["newcomers"]:
         for model in ("global", "localized", "personal"):
             np.testing.assert_allclose(

@@ -8,7 +8,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from three_models import RULES, caught, double, simulation_of
 
-from fedsim import Evaluation, Simulation
+from fedsim import EvaluationOptions, Simulation
 from fedsim.availability import Bernoulli, Full, Sine, Uniform
 from fedsim.core import ConfigError
 from fedsim.data.datasets import BinaryGaussians, GaussianMean
@@ -33,7 +33,7 @@ def test_to_look_at_clients_changes_nothing(case):
     ends = []
     for over in ("none", "all", "online"):
         simulation = simulation_of(
-            local=rule(), strategy=strategy(), personal=Personal(over=over), evaluation=Evaluation(every=1)
+            local=rule(), strategy=strategy(), personal=Personal(over=over), evaluation=EvaluationOptions(every=1)
         )
         memories, initial = [], simulation.trainer.memory
         simulation.trainer.memory = lambda model: memories.append(initial(model)) or memories[-1]  # noqa: B023
@@ -62,7 +62,7 @@ def test_executors_chunks_and_company_do_not_matter():
 
 def test_a_resumed_run_judges_as_the_uninterrupted_one(tmp_path):
     options = {"local": APFL(alpha=0.3, adaptive=True, lr=0.1, epochs=2, batch_size=4),
-               "evaluation": Evaluation(every=1), "personal": Personal(over="online", newcomers=2)}  # fmt: skip
+               "evaluation": EvaluationOptions(every=1), "personal": Personal(over="online", newcomers=2)}  # fmt: skip
     straight = simulation_of(rounds=4, **options).run(tmp_path / "straight", tracking=QUIET)
     simulation_of(rounds=2, **options).run(tmp_path / "parts", tracking=QUIET)
     resumed = simulation_of(rounds=4, **options).run(tmp_path / "parts", resume=True, tracking=QUIET)
@@ -105,7 +105,7 @@ def test_apfl_runs_under_fedawe_sine_and_a_shift_of_labelled_samples():
 
 
 def test_a_run_folder_has_columns_and_histograms(tmp_path):
-    simulation = simulation_of(local=APFL(alpha=0.3, lr=0.1), evaluation=Evaluation(every=3))
+    simulation = simulation_of(local=APFL(alpha=0.3, lr=0.1), evaluation=EvaluationOptions(every=3))
     result = simulation.run(tmp_path, tracking=Tracking(progress="none"))
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert f"# personal_validation_loss_worst10: {PERSONAL_COLUMNS['personal_validation_loss_worst10']}" in lines
@@ -134,7 +134,7 @@ def test_personal_models_at_the_end_of_the_local_steps(case):
     )
 
     def history(rule, at):
-        options = {"personal": Personal(over="all", at=at), "evaluation": Evaluation(every=1), "rounds": 4}
+        options = {"personal": Personal(over="all", at=at), "evaluation": EvaluationOptions(every=1), "rounds": 4}
         return simulation_of(local=rule, strategy=strategy(), availability=Full(), **options).run().history
 
     start, end = history(rule(), "start"), history(rule(), "end")

@@ -8,7 +8,7 @@ import torch
 from three_models import RULES, SIZES, M, caught, simulation_of
 from torch import nn
 
-from fedsim import Evaluation, Execution, Simulation
+from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Natural
 from fedsim.evaluation.personal import PERSONAL_COLUMNS, Personal
@@ -40,7 +40,7 @@ def test_every_column_is_that_of_plain_loops(case, over):
         local=rule(),
         strategy=strategy(),
         personal=Personal(over=over, train_samples=99),
-        evaluation=Evaluation(every=1),
+        evaluation=EvaluationOptions(every=1),
     )
     calls = caught(simulation)
     history = simulation.run().history
@@ -131,7 +131,7 @@ def test_accuracies_are_those_of_plain_modules():
 def test_scaffolds_localized_model_follows_its_correction_unless_steps_are_plain(localize):
     """x − η Σ (g − c_i + c): towards the client's mean minus (c − c_i), by (1 − η)^s; plain steps: towards its mean."""
     personal = Personal(over="all", train_samples=99, localize=localize)
-    simulation = simulation_of(strategy=Scaffold(), evaluation=Evaluation(every=3), personal=personal)
+    simulation = simulation_of(strategy=Scaffold(), evaluation=EvaluationOptions(every=3), personal=personal)
     calls, controls = caught(simulation), []
     start = simulation.strategy.start
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedsim
-from fedsim import Evaluation, Simulation
+from fedsim import EvaluationOptions, Simulation
 from fedsim.core import ConfigError
 from fedsim.data.datasets import Quadratics
 from fedsim.models import Mean
@@ -20,7 +20,7 @@ from fedsim.run.tracking import EvaluationEvent, Observer, RunEnded, RunStarted,
 
 
 def simulation_of(rounds: int = 6, **options: Any) -> Simulation:
-    options = {"seeds": (2, 5), "evaluation": Evaluation(every=2)} | options
+    options = {"seeds": (2, 5), "evaluation": EvaluationOptions(every=2)} | options
     return Simulation(Quadratics(clients=3, dimension=2), Mean, clients=3, rounds=rounds, **options)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim import Evaluation, Simulation
+from fedsim import EvaluationOptions, Simulation
 from fedsim.data.datasets import Quadratics
 from fedsim.models import Mean
 from fedsim.run.tracking import MLflow, Tracking, Trackio, WandB
@@ -26,7 +26,7 @@ def carried_out(folder: Path, observer: Any, rounds: int = 4, resume: bool = Fal
         clients=3,
         rounds=rounds,
         seeds=(2, 5),
-        evaluation=Evaluation(every=2),
+        evaluation=EvaluationOptions(every=2),
     )
     tracking = Tracking(progress="none", tensorboard=False, observers=[observer])
     return simulation.run(folder, resume=resume, tracking=tracking, settings=SETTINGS)

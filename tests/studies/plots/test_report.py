@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 from PIL import Image
 
-from fedsim import Evaluation, Simulation
+from fedsim import EvaluationOptions, Simulation
 from fedsim.availability import Bernoulli, Uniform
 from fedsim.data.datasets import Dataset
 from fedsim.local import SGD
@@ -50,7 +50,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 local=SGD(lr=lr, steps=2, batch_size=2),
                 rounds=4,
                 seeds=(0, 1),
-                evaluation=Evaluation(every=2),
+                evaluation=EvaluationOptions(every=2),
             )
             folder = root / f"{name}-{lr}"
             simulation.run(folder, tracking=Tracking(progress="none", tensorboard=False))

@@ -11,7 +11,7 @@ import pytest
 from damage import cases, copies, damage
 
 import fedsim
-from fedsim import Evaluation, Simulation, Tracking
+from fedsim import EvaluationOptions, Simulation, Tracking
 from fedsim.app import commands
 from fedsim.core import CheckpointError, ConfigError
 from fedsim.data.datasets import Digits
@@ -26,7 +26,7 @@ CONFIG = "strategy:\n  _target_: fedsim.strategies.FedAvg\nlr: 0.1\nrounds: 2\nd
 def good_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with all files."""
     folder = tmp_path_factory.mktemp("good") / "run"
-    simulation = Simulation(Digits(), Linear, clients=4, rounds=2, seeds=[0, 1], evaluation=Evaluation(every=1))
+    simulation = Simulation(Digits(), Linear, clients=4, rounds=2, seeds=[0, 1], evaluation=EvaluationOptions(every=1))
     simulation.run(folder, tracking=Tracking(progress="none", tensorboard=False), config=CONFIG)
     return folder
 

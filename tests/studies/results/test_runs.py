@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedsim
-from fedsim import Evaluation, Simulation
+from fedsim import EvaluationOptions, Simulation
 from fedsim.core import ConfigError
 from fedsim.data.datasets import BinaryGaussians, GaussianMean, Pricing
 from fedsim.evaluation.performative import Risk
@@ -38,7 +38,7 @@ def folder_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
         local=SGD(lr=0.5, steps=20),
         rounds=6,
         seeds=[4, 9],
-        evaluation=Evaluation(every=2),
+        evaluation=EvaluationOptions(every=2),
     ).run(folder, tracking=QUIET, config=CONFIG)
     return folder
 
