@@ -27,7 +27,7 @@ def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
         "per_replicate": [
             {"seed": row["seed"]}
             | {key: numbers[replicate] for key, numbers in run.per_seed.items()}
-            | {name: row[name] for name in result.metrics}
+            | {name: row[name] for name in result.metric_names}
             for replicate, row in enumerate(last)
         ],
         "dropped": progress.dropped,

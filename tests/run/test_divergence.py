@@ -137,7 +137,7 @@ def test_a_lost_replicate_leaves_the_others_alone(Scripted, stop, tmp_path, capl
     assert np.isnan(result.final["train_loss"][1])  # of the one replicate that is left
     summary = json.loads((tmp_path / "straight" / "summary.json").read_text())
     assert summary["dropped"] == [{"replicate": 1, "seed": 8, "round": 1, "clients": [BAD]}]
-    assert summary["per_replicate"][1] == {"seed": 8} | dict.fromkeys(result.metrics)
+    assert summary["per_replicate"][1] == {"seed": 8} | dict.fromkeys(result.metric_names)
 
     class Ending(Scripted):
         def sample(self, t):

@@ -173,7 +173,7 @@ def test_what_is_not_asked_for_is_neither_remembered_nor_told(Scripted, tmp_path
     run = simulation_of(Scripted, data(), evaluation=EvaluationOptions(every=1))
     assert run.participation.memory() == {}
     result = run.run(tmp_path, tracking=QUIET)
-    assert not {"client_drift", "staleness_max"} & set(result.metrics)
+    assert not {"client_drift", "staleness_max"} & set(result.metric_names)
     assert "staleness" not in json.loads((tmp_path / "summary.json").read_text())
 
 

@@ -43,7 +43,7 @@ class Result:
     stopped: str | None = None
 
     @property
-    def metrics(self) -> list[str]:
+    def metric_names(self) -> list[str]:
         """Names of the measured columns."""
         return measured(self.history)
 
@@ -52,7 +52,7 @@ class Result:
         """Mean and standard deviation of every metric after the last round, over the replicates not given up.
         Of a single one the standard deviation is NaN."""
         last = [row for row in self.history if row["round"] == self.history[-1]["round"]]
-        return {name: mean_std([row[name] for row in last]) for name in self.metrics}
+        return {name: mean_std([row[name] for row in last]) for name in self.metric_names}
 
     def model(self, seed: int | None = None, replicate: int | None = None) -> dict[str, Tensor]:
         """The last model of a replicate, as the `state_dict` that the module's `load_state_dict` takes.
