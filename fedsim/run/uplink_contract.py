@@ -86,7 +86,7 @@ def _again(trial: StageTrial) -> str | None:
                 hint = f"; it remembers in {paths[0]} what it met before, so return that" if paths else "; return it"
                 return (
                     f"{trial.what} gives other rows when asked again for the same round{hint} from `memory` or "
-                    "`server_memory`, and draw by link.keys"
+                    "`initial_server_memory`, and draw by link.keys"
                 )
     return None
 

@@ -146,7 +146,7 @@ class Shift(Validated, ABC):
         assert self.mixture is not None
         return model[:, None].repeat(1, len(self.mixture), 1)
 
-    def server_memory(self, federation: Federation, model: Tensor) -> dict[str, Tensor]:
+    def initial_server_memory(self, federation: Federation, model: Tensor) -> dict[str, Tensor]:
         """What all data of a replicate remember: name → [R, …]."""
         if self.deploy == "step":
             return {}
@@ -155,7 +155,7 @@ class Shift(Validated, ABC):
 
     def deployed(self, server: dict[str, Tensor], model: Tensor, t: int = 0) -> Tensor | None:
         """[R, d] what all data answer to in round t, at whose beginning the server's model is `model`; [R, L, d] with a
-        mixture; None where each client's own model is deployed. `server` is `server_memory`, updated in place."""
+        mixture; None where each client's own model is deployed. `server` is `initial_server_memory`, updated in place."""
         if self.deploy == "step":
             return None
         newest = self._newest(server, model, t)

@@ -184,7 +184,7 @@ class Trainer:
             model = columns.joined(model, initial[:, columns.private], initial[:, columns.averaged])
         for name in rule.own_models:
             clients[name] = federation.broadcast(model)
-        memory.server |= shift.server_memory(federation, model)
+        memory.server |= shift.initial_server_memory(federation, model)
         self.remembered = memory
         return memory
 

@@ -155,7 +155,7 @@ def _forbidden(
         if isinstance(earlier, Clip):
             if earlier.quantile is not None and not earlier.count_noise:
                 return f"the clipping norm adapts to counts that have no noise; set uplink.{name}.count_noise"
-        elif type(earlier).server_memory is not Stage.server_memory:
+        elif type(earlier).initial_server_memory is not Stage.initial_server_memory:
             return f"the server state of {type(earlier).__name__} depends on rows without noise"
     if shared and server_sees == "rows":
         remedy = "; set per=client" if isinstance(stage, GaussianNoise) else ""

@@ -58,7 +58,7 @@ class Uplink:
         for number, stage in enumerate(self.stages):
             for name, value in stage.memory(federation, model.shape[1]).items():
                 memory.uplink[f"{number} {name}"] = value
-            for name, value in stage.server_memory(federation, model.shape[1]).items():
+            for name, value in stage.initial_server_memory(federation, model.shape[1]).items():
                 memory.server[f"uplink {number} {name}"] = value
 
     def code(self, dimension: int, size: int) -> Encoding:

@@ -55,7 +55,7 @@ class Clip(Stage):
             expected = availability.probabilities(0).sum(1).clip(min=1.0)
             self.expected = torch.as_tensor(expected, dtype=federation.dtype).to(federation.device)
 
-    def server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
+    def initial_server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         if self.quantile is None:
             return {}
         return {"norm": torch.full((federation.replicates,), self.norm, dtype=federation.dtype).to(federation.device)}
@@ -161,7 +161,7 @@ class TreeNoise(Clip):
         self.multiplier = multiplier
         self.delta = delta
 
-    def server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
+    def initial_server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         return {"rounds": torch.zeros(federation.replicates, dtype=torch.int64, device=federation.device)}
 
     def __call__(self, rows: Tensor, link: StageContext) -> Tensor:

@@ -86,7 +86,7 @@ class Stage(Validated, ABC):
     """Rows to rows between local work and aggregation, client by client.
 
     A row is G_i = start − end of a client that takes part. Random numbers are functions of `Link.keys`; what is
-    remembered is what `memory` and `server_memory` name.
+    remembered is what `memory` and `initial_server_memory` name.
     """
 
     def setup(self, federation: Federation, availability: Availability, before: Sequence[Stage]) -> None:
@@ -96,7 +96,7 @@ class Stage(Validated, ABC):
         """Name → [R·m', …] what is remembered of every client, as before round 0. The absent keep theirs."""
         return {}
 
-    def server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
+    def initial_server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         """Name → [R, …] what is remembered of every replicate, as before round 0."""
         return {}
 

@@ -134,7 +134,7 @@ class Mimic(Omniscient):
     def memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         return {"score": federation.zeros()}
 
-    def server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
+    def initial_server_memory(self, federation: Federation, dimension: int) -> dict[str, Tensor]:
         shape = federation.replicates, dimension
         return {"direction": torch.zeros(shape, dtype=federation.dtype, device=federation.device)}
 
