@@ -37,7 +37,7 @@ def _cross_entropy_at_once(output: Tensor, batch: Mapping[str, Tensor]) -> Tenso
     return F.cross_entropy(output, batch["y"], reduction="none") if plain else cross_entropy(output, batch)
 
 
-def at_once(loss: Loss) -> Loss:
+def without_vmap(loss: Loss) -> Loss:
     """The same loss in the fewest kernels, for whoever does not vmap it."""
     return _cross_entropy_at_once if loss is cross_entropy else loss
 

@@ -47,10 +47,12 @@ class Elastic(Strategic):
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         epsilon, direction = entry(self.epsilons, batch["client"]).to(theta.dtype), self.direction(theta)
         displacement = epsilon * direction.sign() * (direction.abs() - self.reluctance).clamp(min=0)
-        return batch | {"x": batch["x"] - (displacement if self.reach is None else in_ball(displacement, self.reach))}
+        return batch | {
+            "x": batch["x"] - (displacement if self.reach is None else project_to_l1_ball(displacement, self.reach))
+        }
 
 
-def in_ball(point: Tensor, radius: float) -> Tensor:
+def project_to_l1_ball(point: Tensor, radius: float) -> Tensor:
     """The nearest point [...] of the ℓ₁ ball: all entries shrink towards zero by one number ν, found by sorting.
 
     ν = max_k (Σ of the k largest − radius)/k, or 0 inside the ball (Duchi et al. 2008).

@@ -17,7 +17,7 @@ from fedsim.data.samples import Batch, Chunk
 from fedsim.local.rule import Carry, GradientStep, LocalRule
 from fedsim.models import LOSSES, RowModel
 from fedsim.models.calling import cast_output
-from fedsim.models.losses import at_once, weighted_mean
+from fedsim.models.losses import weighted_mean, without_vmap
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.in_place import along
@@ -57,7 +57,7 @@ class ClientStack:
         self.rule, self.model, self.steps = rule, model, steps
         self.stacks = {step.name: ModelStack(model, step) for step in steps}
         self.objective = BufferRecordingObjective(PlainObjective(model), None) if rule.has_round_start else None
-        self.channels_last, self.loss = channels_last(model), at_once(model.loss)
+        self.channels_last, self.loss = channels_last(model), without_vmap(model.loss)
         self.mixing: dict[str, Tensor] = {}
 
     def begin(self, carry: Carry, batch: Batch, rates: Tensor) -> Carry:

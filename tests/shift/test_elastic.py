@@ -16,7 +16,7 @@ from fedsim.local import SGD
 from fedsim.models import Linear
 from fedsim.run.tracking import Tracking
 from fedsim.shift import Elastic, Strategic
-from fedsim.shift.elastic import in_ball
+from fedsim.shift.elastic import project_to_l1_ball
 
 QUIET = Tracking(progress="none", tensorboard=False)
 
@@ -86,8 +86,8 @@ def test_executors_agree_and_the_reluctant_do_not_answer() -> None:
 @pytest.mark.parametrize("radius", [0.2, 5.0])
 def test_the_projection_has_the_gradient_of_its_differences(radius) -> None:
     point = torch.tensor([0.9, -0.5, 0.1, -1.3], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda p: in_ball(p, radius), (point,))
-    assert in_ball(point, radius).abs().sum().item() <= radius + 1e-12
+    assert torch.autograd.gradcheck(lambda p: project_to_l1_ball(p, radius), (point,))
+    assert project_to_l1_ball(point, radius).abs().sum().item() <= radius + 1e-12
 
 
 @pytest.mark.slow

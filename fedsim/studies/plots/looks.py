@@ -76,13 +76,15 @@ def _by_keys(runs: list[Run]) -> Looks | None:
     texts_by_key = {key: [named(run, key, keys) for run in runs] for key in keys}
     values = {key: list(dict.fromkeys(texts)) for key, texts in texts_by_key.items()}
     if len(keys) == 2 and all(len(key_values) <= len(SHAPES) for key_values in values.values()):
-        return _by_channels(texts_by_key, values, sorted(keys, key=lambda key: len(values[key]) <= len(DASHES)), SHAPES)
+        return _looks_by_key(
+            texts_by_key, values, sorted(keys, key=lambda key: len(values[key]) <= len(DASHES)), SHAPES
+        )
     if len(keys) == 3 and _fits(sorted(map(len, values.values()))):
         first, *remaining_keys = keys
         order = [first, *sorted(remaining_keys, key=lambda key: len(values[key]))]
         if len(values[order[1]]) > len(DASHES) or len(values[first]) > len(COLOURS):
             order = [max(keys, key=lambda key: len(values[key])), *sorted(keys, key=lambda key: len(values[key]))[:2]]
-        return _by_channels(texts_by_key, values, order, [(dash, "") for dash in DASHES])
+        return _looks_by_key(texts_by_key, values, order, [(dash, "") for dash in DASHES])
     if len(keys) == 1 and len(runs) > 2 and (ranks := _in_order(runs, keys[0])):
         shades = matplotlib.colormaps["viridis"]
         step = (PALE - DEEP) / (len(runs) - 1)
@@ -97,7 +99,7 @@ def _fits(counts: list[int]) -> bool:
     return counts[0] <= len(DASHES) and counts[1] <= len(MARKERS) and counts[2] <= len(COLOURS)
 
 
-def _by_channels(
+def _looks_by_key(
     told: dict[str, list[str]], values: dict[str, list[str]], keys: list[str], shapes: list[tuple[Any, str]]
 ) -> Looks:
     """The first key by colours, the second by shapes, the third by markers."""

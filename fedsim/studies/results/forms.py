@@ -13,7 +13,7 @@ from fedsim.studies.results.latex import latex
 from fedsim.studies.results.table import Table
 
 
-def tidy(found: Table) -> Table:
+def on_one_line(found: Table) -> Table:
     """The same with every text on one line, whatever a run is called."""
 
     def one(texts: list[str]) -> list[str]:
@@ -25,14 +25,14 @@ def tidy(found: Table) -> Table:
 
 def terminal(found: Table) -> str:
     """Columns that line up; notes below."""
-    found = tidy(found)
+    found = on_one_line(found)
     return "\n".join([_lined(found, "", "  ", ""), *([""] if found.notes else []), *found.notes])
 
 
 def markdown(found: Table) -> str:
     """A table of Markdown, the best of each column and block in bold, with what is not distinguishable from it; notes
     as a list."""
-    found = tidy(found)
+    found = on_one_line(found)
     explained = [sentence for sentence in found.explained() if sentence.startswith("Bold")]
     notes = "".join(f"\n- {in_markdown(note)}" for note in [*explained, *found.notes])
     return _lined(found, "| ", " | ", " |", bold="**{}**") + (f"\n{notes}" if notes else "")
@@ -69,7 +69,7 @@ def _entries(found: Table, bold: str, shown: Callable[[str], str]) -> list[list[
 def comma_separated(found: Table) -> str:
     """Numbers as they are, not rounded nor in per cent: the mean under the heading, what belongs to it under headings
     that begin with it; notes in lines that begin with '#'."""
-    found = tidy(found)
+    found = on_one_line(found)
     file = io.StringIO()
     file.writelines(f"# {note}\n" for note in found.notes)
     suffixes = [_suffixes(found, column) for column in range(len(found.measures))]
