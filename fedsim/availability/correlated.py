@@ -47,8 +47,8 @@ class CommonShock(_Grouped):
     """
 
     effective_if = (
-        EffectiveIf("groups", lambda own, run: own.shock > 0, "{at}.shock above 0"),
-        EffectiveIf("persistence", lambda own, run: own.shock > 0, "{at}.shock above 0"),
+        EffectiveIf("groups", lambda component, run: component.shock > 0, "{at}.shock above 0"),
+        EffectiveIf("persistence", lambda component, run: component.shock > 0, "{at}.shock above 0"),
     )
 
     law = "common_shock"
@@ -115,8 +115,8 @@ class CommonFactor(_Grouped):
     """
 
     effective_if = (
-        EffectiveIf("groups", lambda own, run: own.correlation > 0, "{at}.correlation above 0"),
-        EffectiveIf("persistence", lambda own, run: own.correlation > 0, "{at}.correlation above 0"),
+        EffectiveIf("groups", lambda component, run: component.correlation > 0, "{at}.correlation above 0"),
+        EffectiveIf("persistence", lambda component, run: component.correlation > 0, "{at}.correlation above 0"),
     )
 
     law = "common_factor"

@@ -37,13 +37,13 @@ class Groups(Probability):
     effective_if = (
         EffectiveIf(
             "p0",
-            lambda own, run: own.settings["p"] is None,
+            lambda component, run: component.settings["p"] is None,
             "{at}.p=null, which gives the probabilities of all groups",
             attribute="settings.p0",
         ),
         EffectiveIf(
             "p1",
-            lambda own, run: own.settings["p"] is None,
+            lambda component, run: component.settings["p"] is None,
             "{at}.p=null, which gives the probabilities of all groups",
             attribute="settings.p1",
         ),

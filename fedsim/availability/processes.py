@@ -67,7 +67,7 @@ class Bernoulli(Availability):
     effective_if: Declarations = (
         EffectiveIf(
             "floor",
-            lambda own, run: run.some_probability(lambda p: p <= own.floor),
+            lambda component, run: run.some_probability(lambda p: p <= component.floor),
             "smaller probabilities of some client",
         ),
     )

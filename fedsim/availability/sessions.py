@@ -53,7 +53,9 @@ class DeviceSessions(Availability):
     """
 
     effective_if = (
-        EffectiveIf("shape", lambda own, run: own.lengths != "exponential", "{at}.law=lognormal or weibull"),
+        EffectiveIf(
+            "shape", lambda component, run: component.lengths != "exponential", "{at}.law=lognormal or weibull"
+        ),
     )
 
     law = "sessions"

@@ -64,17 +64,17 @@ class Staircase(_Periodic):
     effective_if = (
         EffectiveIf(
             "low",
-            lambda own, run: own.zones > 1 or run.rounds > own.share * own.period,
+            lambda component, run: component.zones > 1 or run.rounds > component.share * component.period,
             "more rounds than the first part of the period",
         ),
         EffectiveIf(
             "share",
-            lambda own, run: own.zones > 1 or run.rounds > own.share * own.period,
+            lambda component, run: component.zones > 1 or run.rounds > component.share * component.period,
             "more rounds than the first part of the period",
         ),
         EffectiveIf(
             "period",
-            lambda own, run: own.zones > 1 or run.rounds > own.share * own.period,
+            lambda component, run: component.zones > 1 or run.rounds > component.share * component.period,
             "more rounds than the first part of the period",
         ),
     )
@@ -108,7 +108,7 @@ class InterleavedSine(Sine):
     effective_if = (
         EffectiveIf(
             "cutoff",
-            lambda own, run: run.some_probability(lambda p: p < own.cutoff),
+            lambda component, run: run.some_probability(lambda p: p < component.cutoff),
             "smaller probabilities of some client",
         ),
     )

@@ -67,7 +67,7 @@ class PerSeed:
         return self._reckoned(other, operator.sub)
 
     def __rsub__(self, other: Any) -> Any:
-        return self._reckoned(other, lambda own, first: first - own)
+        return self._reckoned(other, lambda component, first: first - component)
 
     def __truediv__(self, other: Any) -> Any:
         if isinstance(other, Tensor):  # as PyTorch divides a number by a tensor: the same bits
@@ -75,7 +75,7 @@ class PerSeed:
         return self._reckoned(other, operator.truediv)
 
     def __rtruediv__(self, other: Any) -> Any:
-        return self._reckoned(other, lambda own, first: first / own)
+        return self._reckoned(other, lambda component, first: first / component)
 
     def __pow__(self, exponent: float) -> PerSeed:
         return PerSeed(tuple(value**exponent for value in self.values))

@@ -54,8 +54,8 @@ class APFL(SGD):
     """
 
     effective_if = (
-        EffectiveIf("alpha_every", lambda own, run: own.adaptive, "{at}.adaptive=true", attribute="every"),
-        EffectiveIf("alpha_decay", lambda own, run: own.adaptive, "{at}.adaptive=true"),
+        EffectiveIf("alpha_every", lambda component, run: component.adaptive, "{at}.adaptive=true", attribute="every"),
+        EffectiveIf("alpha_decay", lambda component, run: component.adaptive, "{at}.adaptive=true"),
     )
 
     own_models = ("personal",)

@@ -39,7 +39,9 @@ class FedALA(SGD):
         **options: of SGD.
     """
 
-    effective_if = (EffectiveIf("mixing_lr", lambda own, run: own.mixing_steps > 0, "{at}.mixing_steps above 0"),)
+    effective_if = (
+        EffectiveIf("mixing_lr", lambda component, run: component.mixing_steps > 0, "{at}.mixing_steps above 0"),
+    )
 
     own_models = ("personal",)
     indivisible = True  # whoever stops at the weights has trained nothing

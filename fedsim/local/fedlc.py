@@ -36,7 +36,7 @@ class FedLC(SGD):
         **options: of SGD.
     """
 
-    effective_if = (EffectiveIf("margin", lambda own, run: own.tau > 0, "{at}.tau above 0"),)
+    effective_if = (EffectiveIf("margin", lambda component, run: component.tau > 0, "{at}.tau above 0"),)
 
     def __init__(self, tau: NonNegative = 1.0, margin: Margin = "fedlc", **options: Any) -> None:
         super().__init__(**options)

@@ -74,8 +74,8 @@ class Momentum(Optimiser):
     """
 
     effective_if = (
-        EffectiveIf("nesterov", lambda own, run: own.momentum > 0, "{at}.momentum above 0"),
-        EffectiveIf("state", lambda own, run: own.momentum > 0, "{at}.momentum above 0"),
+        EffectiveIf("nesterov", lambda component, run: component.momentum > 0, "{at}.momentum above 0"),
+        EffectiveIf("state", lambda component, run: component.momentum > 0, "{at}.momentum above 0"),
     )
 
     rows = HeavyBall.rows
@@ -113,7 +113,7 @@ class Adam(Optimiser):
         **options: of `Optimiser`; lr 0.001 is usual.
     """
 
-    effective_if = (EffectiveIf("decoupled", lambda own, run: own.decay > 0, "{at}.weight_decay above 0"),)
+    effective_if = (EffectiveIf("decoupled", lambda component, run: component.decay > 0, "{at}.weight_decay above 0"),)
 
     rows, numbers = Moments.rows, Moments.numbers
 

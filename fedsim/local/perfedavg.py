@@ -37,7 +37,9 @@ class PerFedAvg(SGD):
 
     effective_if = (
         EffectiveIf(
-            "adapt_steps", lambda own, run: run.clients_are_judged, "personal.over=all or online, or personal.newcomers"
+            "adapt_steps",
+            lambda component, run: run.clients_are_judged,
+            "personal.over=all or online, or personal.newcomers",
         ),
     )
 

@@ -82,7 +82,7 @@ class PoFL(PFL):
     effective_if: Declarations = tuple(
         EffectiveIf(
             parameter,
-            lambda own, run: own.estimator.size > 0,
+            lambda component, run: component.estimator.size > 0,
             "data that answer the model: a shift",
             attribute=attribute,
         )

@@ -44,9 +44,19 @@ class Play(PFL):
     """
 
     effective_if = (
-        EffectiveIf("explore", lambda own, run: own.learns, "{at}.slopes=learnt, and a {at}.concept other than stable"),
-        EffectiveIf("spread", lambda own, run: own.learns, "{at}.slopes=learnt, and a {at}.concept other than stable"),
-        EffectiveIf("explore", lambda own, run: own.explore < run.most_local_steps, "more local steps in the run"),
+        EffectiveIf(
+            "explore",
+            lambda component, run: component.learns,
+            "{at}.slopes=learnt, and a {at}.concept other than stable",
+        ),
+        EffectiveIf(
+            "spread",
+            lambda component, run: component.learns,
+            "{at}.slopes=learnt, and a {at}.concept other than stable",
+        ),
+        EffectiveIf(
+            "explore", lambda component, run: component.explore < run.most_local_steps, "more local steps in the run"
+        ),
     )
 
     def __init__(

@@ -50,7 +50,7 @@ class PlugIn(PFL):
     stops_training = (
         StopsTraining(
             "explore",
-            lambda own, run: own.explore >= run.most_local_steps,
+            lambda component, run: component.explore >= run.most_local_steps,
             "all local steps of the run explore; give fewer, or more rounds",
         ),
     )

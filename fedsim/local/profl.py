@@ -46,18 +46,27 @@ class ProFL(PoFL):
     """
 
     effective_if = (
-        EffectiveIf("bins", lambda own, run: own.robust, "{at}.robust=true", attribute="filter.bins"),
-        EffectiveIf("sparse", lambda own, run: own.robust, "{at}.robust=true", attribute="filter.sparse"),
-        EffectiveIf("settled", lambda own, run: own.robust, "{at}.robust=true", attribute="filter.settled"),
-        EffectiveIf("server_method", lambda own, run: own.server_derivative, "{at}.server_derivative=true"),
+        EffectiveIf("bins", lambda component, run: component.robust, "{at}.robust=true", attribute="filter.bins"),
+        EffectiveIf("sparse", lambda component, run: component.robust, "{at}.robust=true", attribute="filter.sparse"),
+        EffectiveIf("settled", lambda component, run: component.robust, "{at}.robust=true", attribute="filter.settled"),
+        EffectiveIf("server_method", lambda component, run: component.server_derivative, "{at}.server_derivative=true"),
         EffectiveIf(
-            "tolerance", lambda own, run: own.adaptive, "{at}.adaptive_samples=true", attribute="sample_size.tolerance"
+            "tolerance",
+            lambda component, run: component.adaptive,
+            "{at}.adaptive_samples=true",
+            attribute="sample_size.tolerance",
         ),
         EffectiveIf(
-            "failure", lambda own, run: own.adaptive, "{at}.adaptive_samples=true", attribute="sample_size.failure"
+            "failure",
+            lambda component, run: component.adaptive,
+            "{at}.adaptive_samples=true",
+            attribute="sample_size.failure",
         ),
         EffectiveIf(
-            "curvature", lambda own, run: own.adaptive, "{at}.adaptive_samples=true", attribute="sample_size.curvature"
+            "curvature",
+            lambda component, run: component.adaptive,
+            "{at}.adaptive_samples=true",
+            attribute="sample_size.curvature",
         ),
     )
 

@@ -134,20 +134,26 @@ class LocalRule(Validated, ABC):
 
     effective_if: Declarations = (
         EffectiveIf(
-            "drop_last", lambda own, run: own.work.sampling == "pass", "{at}.sampling=pass", attribute="work.drop_last"
-        ),
-        EffectiveIf(
-            "drop_last", lambda own, run: own.work.batch_size is not None, "a batch_size", attribute="work.drop_last"
+            "drop_last",
+            lambda component, run: component.work.sampling == "pass",
+            "{at}.sampling=pass",
+            attribute="work.drop_last",
         ),
         EffectiveIf(
             "drop_last",
-            lambda own, run: run.passes_end_short,
+            lambda component, run: component.work.batch_size is not None,
+            "a batch_size",
+            attribute="work.drop_last",
+        ),
+        EffectiveIf(
+            "drop_last",
+            lambda component, run: run.passes_end_short,
             "a client whose passes end, within a round, with fewer samples than batch_size",
             attribute="work.drop_last",
         ),
         EffectiveIf(
             "sampling",
-            lambda own, run: not run.dataset.stream,
+            lambda component, run: not run.dataset.stream,
             "data that are stored, and not drawn afresh",
             attribute="work.sampling",
         ),

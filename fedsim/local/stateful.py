@@ -43,8 +43,12 @@ class StatefulPerfGD(PoFL):
     """
 
     effective_if = (
-        EffectiveIf("spread", lambda own, run: own.estimator.size > 0, "data that answer the model: a shift"),
-        EffectiveIf("horizon", lambda own, run: own.estimator.size > 0, "data that answer the model: a shift"),
+        EffectiveIf(
+            "spread", lambda component, run: component.estimator.size > 0, "data that answer the model: a shift"
+        ),
+        EffectiveIf(
+            "horizon", lambda component, run: component.estimator.size > 0, "data that answer the model: a shift"
+        ),
     )
 
     def __init__(
@@ -75,7 +79,7 @@ class StatefulPerfGD(PoFL):
     def deploys(self, carry: Carry) -> Tensor:
         if not self.spread:
             return carry["params"]
-        drawn = vmap(lambda own: noise(own, own[STEPS], self.trained))(carry)
+        drawn = vmap(lambda component: noise(component, component[STEPS], self.trained))(carry)
         return carry["params"] + self.spread * drawn
 
     def point(self, carry: Carry, batch: Batch) -> Tensor:

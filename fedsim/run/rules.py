@@ -51,7 +51,9 @@ class Stop(Validated):
     effective_if = (
         EffectiveIf(
             "over",
-            lambda own, run: any(r is not None for r in (own.target, own.patience, own.virtual_seconds)),
+            lambda component, run: any(
+                r is not None for r in (component.target, component.patience, component.virtual_seconds)
+            ),
             "{at}.target, {at}.patience or {at}.virtual_seconds",
         ),
     )

@@ -109,13 +109,13 @@ class Setup:
     effective_if: Declarations = (
         EffectiveIf(
             "uplink",
-            lambda own, run: run.clients_send or not own.parts.uplink.stages,
+            lambda component, run: run.clients_send or not component.parts.uplink.stages,
             "a strategy whose clients send something",
             attribute="parts.uplink",
         ),
         EffectiveIf(
             "attack",
-            lambda own, run: run.clients_send or not own.parts.attack.active,
+            lambda component, run: run.clients_send or not component.parts.attack.active,
             "a strategy whose clients send something",
             attribute="parts.attack",
         ),

@@ -44,9 +44,9 @@ class Contribution(Shift):
     """
 
     effective_if = (
-        EffectiveIf("budget", lambda own, run: own.form == "budget", "{at}.form=budget"),
-        EffectiveIf("constant", lambda own, run: own.form == "loss", "{at}.form=loss"),
-        EffectiveIf("samples", lambda own, run: own.form == "loss", "{at}.form=loss"),
+        EffectiveIf("budget", lambda component, run: component.form == "budget", "{at}.form=budget"),
+        EffectiveIf("constant", lambda component, run: component.form == "loss", "{at}.form=loss"),
+        EffectiveIf("samples", lambda component, run: component.form == "loss", "{at}.form=loss"),
     )
 
     estimator = "fractions"

@@ -32,8 +32,8 @@ class GroupMean(Shift):
     """
 
     effective_if = (
-        EffectiveIf("seed", lambda own, run: any(own.spread), "{at}.spread above 0"),
-        EffectiveIf("target", lambda own, run: own.direction.outputs > 1, "a model of several outputs"),
+        EffectiveIf("seed", lambda component, run: any(component.spread), "{at}.spread above 0"),
+        EffectiveIf("target", lambda component, run: component.direction.outputs > 1, "a model of several outputs"),
     )
 
     estimator = "group_mean"

@@ -33,12 +33,20 @@ class Location(Shift):
     """
 
     effective_if = (
-        EffectiveIf("epsilon", lambda own, run: own.given is None, "{at}.epsilons=null, which gives all sensitivities"),
         EffectiveIf(
-            "variance", lambda own, run: own.given is None, "{at}.epsilons=null, which gives all sensitivities"
+            "epsilon",
+            lambda component, run: component.given is None,
+            "{at}.epsilons=null, which gives all sensitivities",
         ),
-        EffectiveIf("seed", lambda own, run: own.given is None, "{at}.epsilons=null, which gives all sensitivities"),
-        EffectiveIf("seed", lambda own, run: own.variance > 0, "{at}.variance above 0"),
+        EffectiveIf(
+            "variance",
+            lambda component, run: component.given is None,
+            "{at}.epsilons=null, which gives all sensitivities",
+        ),
+        EffectiveIf(
+            "seed", lambda component, run: component.given is None, "{at}.epsilons=null, which gives all sensitivities"
+        ),
+        EffectiveIf("seed", lambda component, run: component.variance > 0, "{at}.variance above 0"),
     )
 
     estimator = "mean_x"

@@ -37,7 +37,7 @@ class Players(Shift):
         **options: of every shift.
     """
 
-    effective_if = (EffectiveIf("seed", lambda own, run: own.spread, "{at}.spread above 0"),)
+    effective_if = (EffectiveIf("seed", lambda component, run: component.spread, "{at}.spread above 0"),)
 
     estimator = "mean_x"
 

@@ -67,8 +67,10 @@ class Shift(Validated, ABC):
     """
 
     effective_if: Declarations = (
-        EffectiveIf("box", lambda own, run: run.references_are_solved, "{at}.references=auto or always"),
-        EffectiveIf("references_seconds", lambda own, run: run.references_are_solved, "{at}.references=auto or always"),
+        EffectiveIf("box", lambda component, run: run.references_are_solved, "{at}.references=auto or always"),
+        EffectiveIf(
+            "references_seconds", lambda component, run: run.references_are_solved, "{at}.references=auto or always"
+        ),
     )
 
     active = True

@@ -34,8 +34,8 @@ class Strategic(Shift):
     """
 
     effective_if = (
-        EffectiveIf("seed", lambda own, run: own.spread, "{at}.spread above 0"),
-        EffectiveIf("target", lambda own, run: own.direction.outputs > 1, "a model of several outputs"),
+        EffectiveIf("seed", lambda component, run: component.spread, "{at}.spread above 0"),
+        EffectiveIf("target", lambda component, run: component.direction.outputs > 1, "a model of several outputs"),
     )
 
     def __init__(

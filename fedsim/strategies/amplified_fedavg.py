@@ -35,8 +35,10 @@ class AmplifiedFedAvg(Strategy[WindowState]):
     """
 
     effective_if = (
-        EffectiveIf("window", lambda own, run: own.window <= run.rounds, "as many rounds as {at}.window"),
-        EffectiveIf("amplification", lambda own, run: own.window <= run.rounds, "as many rounds as {at}.window"),
+        EffectiveIf("window", lambda component, run: component.window <= run.rounds, "as many rounds as {at}.window"),
+        EffectiveIf(
+            "amplification", lambda component, run: component.window <= run.rounds, "as many rounds as {at}.window"
+        ),
     )
 
     def __init__(

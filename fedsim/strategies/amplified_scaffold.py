@@ -51,7 +51,9 @@ class AmplifiedScaffold(RemembersClients[AmplifiedScaffoldState]):
     """
 
     effective_if = (
-        EffectiveIf("amplification", lambda own, run: own.window <= run.rounds, "as many rounds as {at}.window"),
+        EffectiveIf(
+            "amplification", lambda component, run: component.window <= run.rounds, "as many rounds as {at}.window"
+        ),
     )
 
     vectors_down = vectors_up = 2

@@ -38,7 +38,9 @@ class Debiasing(ServerStep[DebiasingState]):
 
     effective_if = (
         EffectiveIf(
-            "cap", lambda own, run: run.clients_miss_rounds or own.weighting == "data", "clients that miss rounds"
+            "cap",
+            lambda component, run: run.clients_miss_rounds or component.weighting == "data",
+            "clients that miss rounds",
         ),
     )
 

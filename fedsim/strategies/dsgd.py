@@ -43,9 +43,11 @@ class DSGD(KeepsClientModels[ClientModels]):
     """
 
     effective_if = (
-        EffectiveIf("probability", lambda own, run: own.topology == "erdos_renyi", "{at}.topology=erdos_renyi"),
-        EffectiveIf("seed", lambda own, run: own.topology == "erdos_renyi", "{at}.topology=erdos_renyi"),
-        EffectiveIf("degrees", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),
+        EffectiveIf(
+            "probability", lambda component, run: component.topology == "erdos_renyi", "{at}.topology=erdos_renyi"
+        ),
+        EffectiveIf("seed", lambda component, run: component.topology == "erdos_renyi", "{at}.topology=erdos_renyi"),
+        EffectiveIf("degrees", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),
     )
 
     sends_rows = False

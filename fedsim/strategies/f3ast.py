@@ -36,8 +36,12 @@ class F3AST(ServerStep[F3ASTState]):
     """
 
     effective_if = (
-        EffectiveIf("beta", lambda own, run: run.clients_miss_rounds or own.k is not None, "clients that miss rounds"),
-        EffectiveIf("k", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
+        EffectiveIf(
+            "beta",
+            lambda component, run: run.clients_miss_rounds or component.k is not None,
+            "clients that miss rounds",
+        ),
+        EffectiveIf("k", lambda component, run: component.k < run.federation.clients, "more clients than {at}.k"),
     )
 
     def __init__(

@@ -70,7 +70,7 @@ class FedAU(ServerStep[FedAUState]):
     effective_if = (
         EffectiveIf(
             "cutoff",
-            lambda own, run: run.clients_miss_rounds and own.cutoff < run.rounds,
+            lambda component, run: run.clients_miss_rounds and component.cutoff < run.rounds,
             "clients that miss more rounds in a row, in a run that is longer",
         ),
     )

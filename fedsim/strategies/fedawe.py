@@ -42,8 +42,10 @@ class FedAWE(KeepsClientModels[FedAWEState], ServerStep[FedAWEState]):
     effective_if = (
         EffectiveIf(
             "clipped",
-            lambda own, run: (
-                own.clip is not None and own.server_lr != 1 and set(getattr(own.server_lr, "values", [0])) != {1.0}
+            lambda component, run: (
+                component.clip is not None
+                and component.server_lr != 1
+                and set(getattr(component.server_lr, "values", [0])) != {1.0}
             ),
             "{at}.clip, and {at}.server_lr other than 1",
         ),

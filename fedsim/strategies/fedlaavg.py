@@ -44,12 +44,14 @@ class FedLaAvg(RemembersClients[FedLaAvgState]):
     stops_training = (
         StopsTraining(
             "collect",
-            lambda own, run: own.collect >= run.rounds,
+            lambda component, run: component.collect >= run.rounds,
             "the first step is after the run's last round; give fewer, or more rounds",
         ),
     )
 
-    effective_if = (EffectiveIf("fraction", lambda own, run: own.select != "all", "{at}.select=longest or random"),)
+    effective_if = (
+        EffectiveIf("fraction", lambda component, run: component.select != "all", "{at}.select=longest or random"),
+    )
 
     def __init__(
         self,

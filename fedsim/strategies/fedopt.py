@@ -42,7 +42,9 @@ class FedOpt(ServerStep[FedOptState]):
         weighting: w_i: 'uniform' 1/m, or 'data' fractions, renormalised over A.
     """
 
-    effective_if = (EffectiveIf("beta2", lambda own, run: own.optimizer != "adagrad", "{at}.optimizer=adam or yogi"),)
+    effective_if = (
+        EffectiveIf("beta2", lambda component, run: component.optimizer != "adagrad", "{at}.optimizer=adam or yogi"),
+    )
 
     server_sees, supports_stale = "mean", True
 

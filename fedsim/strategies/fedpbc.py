@@ -29,7 +29,7 @@ class FedPBC(KeepsClientModels[ClientModels]):
         weighting: of all means: 'uniform', as in the paper, or 'data', where gossip keeps Σ_i w_i x_i.
     """
 
-    effective_if = (EffectiveIf("compute", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),)
+    effective_if = (EffectiveIf("compute", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),)
 
     def __init__(self, compute: Annotated[str, OneOf(*COMPUTE)] = "all", weighting: Weighting = "uniform") -> None:
         self.compute = compute

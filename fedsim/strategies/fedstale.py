@@ -46,11 +46,11 @@ class FedStale(RemembersClients[FedStaleState]):
     """
 
     effective_if = (
-        EffectiveIf("beta", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),
-        EffectiveIf("probabilities", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),
+        EffectiveIf("beta", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),
+        EffectiveIf("probabilities", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),
         EffectiveIf(
             "cutoff",
-            lambda own, run: run.clients_miss_rounds and own.cutoff < run.rounds,
+            lambda component, run: run.clients_miss_rounds and component.cutoff < run.rounds,
             "clients that miss more rounds in a row, in a run that is longer",
         ),
     )

@@ -37,7 +37,7 @@ class Focus(RemembersClients[ClientMemory]):
 
     effective_if = (
         EffectiveIf(
-            "empty", lambda own, run: run.clients_miss_rounds, "rounds without clients", attribute="empty_rounds"
+            "empty", lambda component, run: run.clients_miss_rounds, "rounds without clients", attribute="empty_rounds"
         ),
     )
 

@@ -54,8 +54,8 @@ class IFCA(ServerStep[IFCAState]):
     """
 
     effective_if = (
-        EffectiveIf("spread", lambda own, run: own.k > 1, "{at}.k above 1"),
-        EffectiveIf("average", lambda own, run: own.k > 1, "{at}.k above 1"),
+        EffectiveIf("spread", lambda component, run: component.k > 1, "{at}.k above 1"),
+        EffectiveIf("average", lambda component, run: component.k > 1, "{at}.k above 1"),
     )
 
     asks, clustered = True, True

@@ -52,15 +52,19 @@ class MIFA(RemembersClients[MIFAState]):
     """
 
     effective_if = (
-        EffectiveIf("memory", lambda own, run: run.rate_moves, "a local/schedule that moves the rate"),
+        EffectiveIf("memory", lambda component, run: run.rate_moves, "a local/schedule that moves the rate"),
         EffectiveIf(
-            "wait_for_all", lambda own, run: run.availability.law != "full", "an availability process other than full"
+            "wait_for_all",
+            lambda component, run: run.availability.law != "full",
+            "an availability process other than full",
         ),
         EffectiveIf(
-            "divide_by", lambda own, run: run.availability.law != "full", "an availability process other than full"
+            "divide_by",
+            lambda component, run: run.availability.law != "full",
+            "an availability process other than full",
         ),
-        EffectiveIf("age_power", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),
-        EffectiveIf("max_age", lambda own, run: run.clients_miss_rounds, "clients that miss rounds"),
+        EffectiveIf("age_power", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),
+        EffectiveIf("max_age", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),
     )
 
     supports_stale = True

@@ -34,9 +34,11 @@ class MimiC(RemembersClients[ClientMemory]):
 
     effective_if = (
         EffectiveIf(
-            "first_round", lambda own, run: run.availability.law != "full", "an availability process other than full"
+            "first_round",
+            lambda component, run: run.availability.law != "full",
+            "an availability process other than full",
         ),
-        EffectiveIf("memory", lambda own, run: run.rate_moves, "a local/schedule that moves the rate"),
+        EffectiveIf("memory", lambda component, run: run.rate_moves, "a local/schedule that moves the rate"),
     )
 
     def __init__(

@@ -52,12 +52,14 @@ class Oort(FedAvg):
     """
 
     effective_if = (
-        EffectiveIf("k", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
-        EffectiveIf("clip", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
-        EffectiveIf("explore", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
-        EffectiveIf("decay", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
-        EffectiveIf("explore_least", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
-        EffectiveIf("cutoff", lambda own, run: own.k < run.federation.clients, "more clients than {at}.k"),
+        EffectiveIf("k", lambda component, run: component.k < run.federation.clients, "more clients than {at}.k"),
+        EffectiveIf("clip", lambda component, run: component.k < run.federation.clients, "more clients than {at}.k"),
+        EffectiveIf("explore", lambda component, run: component.k < run.federation.clients, "more clients than {at}.k"),
+        EffectiveIf("decay", lambda component, run: component.k < run.federation.clients, "more clients than {at}.k"),
+        EffectiveIf(
+            "explore_least", lambda component, run: component.k < run.federation.clients, "more clients than {at}.k"
+        ),
+        EffectiveIf("cutoff", lambda component, run: component.k < run.federation.clients, "more clients than {at}.k"),
     )
 
     side_information = "losses go up as they are"

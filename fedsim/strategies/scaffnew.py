@@ -41,7 +41,9 @@ class Scaffnew(Strategy[ScaffnewState]):
 
     effective_if = (
         EffectiveIf(
-            "require_full", lambda own, run: run.availability.law != "full", "an availability process other than full"
+            "require_full",
+            lambda component, run: run.availability.law != "full",
+            "an availability process other than full",
         ),
     )
 

@@ -13,18 +13,20 @@ DISCOUNTS = ("constant", "polynomial", "hinge")
 DiscountKind = Annotated[str, OneOf(*DISCOUNTS)]
 
 
-LATE = (lambda own, run: run.rows_arrive_late, "rows that arrive late: a delay, or clock.late=deliver")
+LATE = (lambda component, run: run.rows_arrive_late, "rows that arrive late: a delay, or clock.late=deliver")
 # When the parameters of a strategy with a `discount` have an effect.
 DISCOUNT_EFFECTS: Declarations = (
     EffectiveIf("discount", *LATE, attribute="discount.kind"),
     EffectiveIf(
         "a",
-        lambda own, run: own.discount.kind != "constant",
+        lambda component, run: component.discount.kind != "constant",
         "{at}.discount=polynomial or hinge",
         attribute="discount.a",
     ),
     EffectiveIf("a", *LATE, attribute="discount.a"),
-    EffectiveIf("b", lambda own, run: own.discount.kind == "hinge", "{at}.discount=hinge", attribute="discount.b"),
+    EffectiveIf(
+        "b", lambda component, run: component.discount.kind == "hinge", "{at}.discount=hinge", attribute="discount.b"
+    ),
     EffectiveIf("b", *LATE, attribute="discount.b"),
 )
 

@@ -58,7 +58,7 @@ class Strategy(Validated, ABC, Generic[S]):
     effective_if: Declarations = (
         EffectiveIf(
             "weighting",
-            lambda own, run: own.weighting != "data" or not run.clients_weigh_alike,
+            lambda component, run: component.weighting != "data" or not run.clients_weigh_alike,
             "clients that hold different numbers of samples",
         ),
     )

@@ -30,8 +30,10 @@ class Execution(Validated):
     """
 
     effective_if = (
-        EffectiveIf("workers", lambda own, run: own.executor != "vmap", "{at}.executor=loop, fused or auto"),
-        EffectiveIf("trial", lambda own, run: own.executor == "auto", "{at}.executor=auto"),
+        EffectiveIf(
+            "workers", lambda component, run: component.executor != "vmap", "{at}.executor=loop, fused or auto"
+        ),
+        EffectiveIf("trial", lambda component, run: component.executor == "auto", "{at}.executor=auto"),
     )
 
     executor: Annotated[str, OneOf(*EXECUTORS)] = "auto"

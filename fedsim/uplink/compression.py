@@ -77,7 +77,9 @@ class Sparse(Compressor):
     """
 
     effective_if = (
-        EffectiveIf("fraction", lambda own, run: own.k is None, "{at}.k=null, which says how many columns itself"),
+        EffectiveIf(
+            "fraction", lambda component, run: component.k is None, "{at}.k=null, which says how many columns itself"
+        ),
     )
 
     def __init__(self, fraction: PositiveFraction = 0.01, k: Count | None = None, feedback: Feedback = "none") -> None:

@@ -34,8 +34,8 @@ class Clip(Stage):
     """
 
     effective_if: Declarations = (
-        EffectiveIf("rate", lambda own, run: own.quantile is not None, "{at}.quantile"),
-        EffectiveIf("count_noise", lambda own, run: own.quantile is not None, "{at}.quantile"),
+        EffectiveIf("rate", lambda component, run: component.quantile is not None, "{at}.quantile"),
+        EffectiveIf("count_noise", lambda component, run: component.quantile is not None, "{at}.quantile"),
     )
 
     def __init__(

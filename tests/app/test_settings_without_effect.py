@@ -184,7 +184,7 @@ def test_what_is_declared_are_parameters_of_the_class_or_of_one_derived_from_it(
             count += 1
             family = [each for each in known if issubclass(each, cls)]
             assert any(rule.parameter in parameters(each) for each in family), f"{cls.__name__}: {rule.parameter}"
-            assert list(inspect.signature(rule.condition).parameters) == ["own", "run"]
+            assert list(inspect.signature(rule.condition).parameters) == ["component", "run"]
     assert count > 80
 
 
@@ -229,7 +229,7 @@ def test_a_simulation_in_python_says_so_too(caplog):
 class Halved(FedAvg):
     """Somebody's own, with a declaration of its own beside FedAvg's."""
 
-    effective_if = (EffectiveIf("often", lambda own, run: own.half, "{at}.half=true"),)
+    effective_if = (EffectiveIf("often", lambda component, run: component.half, "{at}.half=true"),)
 
     def __init__(self, half: bool = False, often: int = 1) -> None:
         super().__init__()

@@ -108,8 +108,8 @@ class Devices(Clock):
     """
 
     effective_if = (
-        EffectiveIf("link_spread", lambda own, run: own.down or own.up, "{at}.down or {at}.up"),
-        EffectiveIf("late", lambda own, run: own.deadline is not None, "{at}.deadline"),
+        EffectiveIf("link_spread", lambda component, run: component.down or component.up, "{at}.down or {at}.up"),
+        EffectiveIf("late", lambda component, run: component.deadline is not None, "{at}.deadline"),
     )
 
     def __init__(

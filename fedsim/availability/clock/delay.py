@@ -54,7 +54,7 @@ class ConstantDelay(Delay):
     stops_training = (
         StopsTraining(
             "rounds",
-            lambda own, run: min(own.given) >= run.rounds,
+            lambda component, run: min(component.given) >= run.rounds,
             "what clients begin arrives after the run's last round; give fewer, or more rounds",
             attribute="settings.rounds",
         ),
@@ -104,7 +104,7 @@ class UniformDelay(Delay):
     stops_training = (
         StopsTraining(
             "least",
-            lambda own, run: own.least >= run.rounds,
+            lambda component, run: component.least >= run.rounds,
             "what clients begin arrives after the run's last round; give fewer, or more rounds",
         ),
     )

@@ -67,12 +67,12 @@ class Huber(Contamination):
     """
 
     effective_if = (
-        EffectiveIf("mean", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
-        EffectiveIf("std", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
-        EffectiveIf("entry", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
-        EffectiveIf("clients", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
-        EffectiveIf("exact", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
-        EffectiveIf("value", lambda own, run: own.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("mean", lambda component, run: component.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("std", lambda component, run: component.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("entry", lambda component, run: component.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("clients", lambda component, run: component.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("exact", lambda component, run: component.fraction > 0, "{at}.fraction above 0"),
+        EffectiveIf("value", lambda component, run: component.fraction > 0, "{at}.fraction above 0"),
     )
 
     def __init__(

@@ -26,11 +26,13 @@ class CropFlip(Validated):
     """
 
     effective_if = (
-        EffectiveIf("per", lambda own, run: own.padding or own.flip, "dataset/augment=crop or crop_flip"),
-        EffectiveIf("border", lambda own, run: own.padding > 0, "dataset/augment=crop or crop_flip"),
+        EffectiveIf(
+            "per", lambda component, run: component.padding or component.flip, "dataset/augment=crop or crop_flip"
+        ),
+        EffectiveIf("border", lambda component, run: component.padding > 0, "dataset/augment=crop or crop_flip"),
         EffectiveIf(
             "border",
-            lambda own, run: run.dataset.mean is not None,
+            lambda component, run: run.dataset.mean is not None,
             "images with a mean colour, such as dataset.standardise=true",
         ),
     )

@@ -30,17 +30,19 @@ class GaussianMean(Stream):
     effective_if = (
         EffectiveIf(
             "mean",
-            lambda own, run: own.settings["means"] is None,
+            lambda component, run: component.settings["means"] is None,
             "{at}.means=null, which gives all means",
             attribute="settings.mean",
         ),
         EffectiveIf(
             "variance",
-            lambda own, run: own.settings["means"] is None,
+            lambda component, run: component.settings["means"] is None,
             "{at}.means=null, which gives all means",
             attribute="settings.variance",
         ),
-        EffectiveIf("weight_variance", lambda own, run: run.strategy.weighting == "data", "strategy.weighting=data"),
+        EffectiveIf(
+            "weight_variance", lambda component, run: run.strategy.weighting == "data", "strategy.weighting=data"
+        ),
     )
 
     uniforms = 0

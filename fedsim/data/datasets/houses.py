@@ -32,7 +32,10 @@ class HousePrices(Stream):
 
     effective_if = (
         EffectiveIf(
-            "seed", lambda own, run: own.settings["spread"] > 0, "{at}.spread above 0", attribute="settings.seed"
+            "seed",
+            lambda component, run: component.settings["spread"] > 0,
+            "{at}.spread above 0",
+            attribute="settings.seed",
         ),
     )
 
@@ -80,7 +83,10 @@ class RegressionGroups(Stream):
 
     effective_if = (
         EffectiveIf(
-            "seed", lambda own, run: own.settings["spread"] > 0, "{at}.spread above 0", attribute="settings.seed"
+            "seed",
+            lambda component, run: component.settings["spread"] > 0,
+            "{at}.spread above 0",
+            attribute="settings.seed",
         ),
     )
 

@@ -68,7 +68,10 @@ class PricingGroups(Stream):
 
     effective_if = (
         EffectiveIf(
-            "seed", lambda own, run: own.settings["spread"] > 0, "{at}.spread above 0", attribute="settings.seed"
+            "seed",
+            lambda component, run: component.settings["spread"] > 0,
+            "{at}.spread above 0",
+            attribute="settings.seed",
         ),
     )
 

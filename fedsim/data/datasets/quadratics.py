@@ -28,25 +28,25 @@ class Quadratics(Dataset):
     effective_if = (
         EffectiveIf(
             "dimension",
-            lambda own, run: own.settings["points"] is None,
+            lambda component, run: component.settings["points"] is None,
             "{at}.points=null, which gives all points",
             attribute="settings.dimension",
         ),
         EffectiveIf(
             "slope",
-            lambda own, run: own.settings["points"] is None,
+            lambda component, run: component.settings["points"] is None,
             "{at}.points=null, which gives all points",
             attribute="settings.slope",
         ),
         EffectiveIf(
             "variance",
-            lambda own, run: own.settings["points"] is None,
+            lambda component, run: component.settings["points"] is None,
             "{at}.points=null, which gives all points",
             attribute="settings.variance",
         ),
         EffectiveIf(
             "seed",
-            lambda own, run: own.settings["points"] is None,
+            lambda component, run: component.settings["points"] is None,
             "{at}.points=null, which gives all points",
             attribute="settings.seed",
         ),

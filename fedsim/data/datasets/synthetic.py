@@ -35,16 +35,19 @@ class Synthetic(Dataset):
     effective_if = (
         EffectiveIf(
             "max_samples",
-            lambda own, run: (
-                own.settings["samples"] is None
-                and (own.settings["max_samples"] is None or own.settings["max_samples"] <= own.settings["largest"])
+            lambda component, run: (
+                component.settings["samples"] is None
+                and (
+                    component.settings["max_samples"] is None
+                    or component.settings["max_samples"] <= component.settings["largest"]
+                )
             ),
             "clients with more samples",
             attribute="settings.max_samples",
         ),
         EffectiveIf(
             "alpha",
-            lambda own, run: False,
+            lambda component, run: False,
             "a change of the scores of some classes alone: it moves those of all alike, and so no label; it is "
             "{at}.beta that makes clients differ",
         ),

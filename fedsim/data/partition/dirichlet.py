@@ -49,8 +49,12 @@ class Dirichlet(Partition):
     """
 
     effective_if = (
-        EffectiveIf("min_size", lambda own, run: own.form != "equal", "{at}.form=proportional or per_class"),
-        EffectiveIf("attempts", lambda own, run: own.form != "equal", "{at}.form=proportional or per_class"),
+        EffectiveIf(
+            "min_size", lambda component, run: component.form != "equal", "{at}.form=proportional or per_class"
+        ),
+        EffectiveIf(
+            "attempts", lambda component, run: component.form != "equal", "{at}.form=proportional or per_class"
+        ),
     )
 
     name = "dirichlet"

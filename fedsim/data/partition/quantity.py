@@ -30,8 +30,8 @@ class Quantity(Partition):
     """
 
     effective_if = (
-        EffectiveIf("sigma", lambda own, run: own.law == "lognormal", "{at}.law=lognormal"),
-        EffectiveIf("exponent", lambda own, run: own.law == "power", "{at}.law=power"),
+        EffectiveIf("sigma", lambda component, run: component.law == "lognormal", "{at}.law=lognormal"),
+        EffectiveIf("exponent", lambda component, run: component.law == "power", "{at}.law=power"),
     )
 
     name = "quantity"

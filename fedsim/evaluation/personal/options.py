@@ -33,10 +33,12 @@ class Personal(Validated):
     """
 
     effective_if = (
-        EffectiveIf("at", lambda own, run: own.active, "{at}.over=all or online, or {at}.newcomers"),
-        EffectiveIf("localize", lambda own, run: own.active, "{at}.over=all or online, or {at}.newcomers"),
-        EffectiveIf("train_samples", lambda own, run: own.active, "{at}.over=all or online, or {at}.newcomers"),
-        EffectiveIf("newcomer_epochs", lambda own, run: own.newcomers > 0, "{at}.newcomers"),
+        EffectiveIf("at", lambda component, run: component.active, "{at}.over=all or online, or {at}.newcomers"),
+        EffectiveIf("localize", lambda component, run: component.active, "{at}.over=all or online, or {at}.newcomers"),
+        EffectiveIf(
+            "train_samples", lambda component, run: component.active, "{at}.over=all or online, or {at}.newcomers"
+        ),
+        EffectiveIf("newcomer_epochs", lambda component, run: component.newcomers > 0, "{at}.newcomers"),
     )
 
     over: Annotated[str, OneOf(*OVER)] = "none"

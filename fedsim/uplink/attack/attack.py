@@ -30,9 +30,11 @@ class Attack(Stage):
 
     effective_if: Declarations = (
         EffectiveIf(
-            "fraction", lambda own, run: own.clients is None, "{at}.clients=null, which names the attackers itself"
+            "fraction",
+            lambda component, run: component.clients is None,
+            "{at}.clients=null, which names the attackers itself",
         ),
-        EffectiveIf("since", lambda own, run: own.since < run.rounds, "more rounds than {at}.since"),
+        EffectiveIf("since", lambda component, run: component.since < run.rounds, "more rounds than {at}.since"),
     )
 
     active = True
