@@ -61,7 +61,7 @@ class Federation:
         num_newcomers: how many more join when training is over, who are none of the m.
         names: what the clients are called in the data, m of them, where they have names that all replicates share.
         ask: clients' answers about all their data, if `needs_full_gradients`; see `fedsim.core.federation`.
-        local_clients: [m'] numbers of this rank's clients, the same in every replicate; all m of them in a lone process.
+        local_clients: [m'] numbers of this rank's clients, the same in every replicate; all m in a lone process.
         data_fractions: [R·m] w_i, 1 in sum over a replicate (host, double precision); `data_weights` on the device.
         client_weights: [R, m] those of the objective (host, double precision).
     """

@@ -26,8 +26,8 @@ class Report:
         `fedsim.local.schedules`), that of whoever has most steps a round.
     lr_sum: [n] learning rates of the row's own local steps, summed: s·η_l where the rate is constant in a round.
     samples: [n] training samples each row processed (host).
-    gradient_weight: [n] what the row's steps weigh gradients in sum, rates included: `lr_sum` where steps are plain; None where
-        the rule cannot say (`LocalRule.gradient_weight`).
+    gradient_weight: [n] what the row's steps weigh gradients in sum, rates included: `lr_sum` where steps are plain;
+        None where the rule cannot say (`LocalRule.gradient_weight`).
     deployed: [R, d] what the server deployed in this round (θ̃ where the shift has inertia and answers to the server).
     finite: [n] bool: is all of the row finite, with what rule and shift remember of the client? None: not looked at.
     full_end: [n, d] where each row arrived, columns that no strategy sees included (`fedsim.core.columns`).

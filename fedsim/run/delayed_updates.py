@@ -25,8 +25,12 @@ from fedsim.strategies import Strategy
 from fedsim.trainer import Trainer
 
 # Of a report, those that it has: name in the memory, and so in checkpoints → attribute.
-ROWS = {name: name for name in ("start", "loss", "lr_sum", "finite")} | {
+ROWS = {
+    "start": "start",
+    "loss": "loss",
+    "lr_sum": "lr_sum",
     "weight": "gradient_weight",
+    "finite": "finite",
     "whole": "full_end",
 }
 HOST = ("virtual", "began", "due", "samples", "count", "probability")  # numbers of the host, [k] each

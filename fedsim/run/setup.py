@@ -56,8 +56,8 @@ STARTS = ("random", "ps", "erm")
 KINDS = {
     "dataset": Dataset, "partition": Partition, "availability": Availability, "strategy": Strategy, "local": LocalRule,
     "shift": Shift, "contamination": Contamination, "columns": Selector, "personal": Personal,
-    "evaluation": EvaluationOptions, "execution": Execution, "stop": Stop, "attack": Attack, "clock": Clock, "work": Work,
-    "delay": Delay, "ranks": Ranks,
+    "evaluation": EvaluationOptions, "execution": Execution, "stop": Stop, "attack": Attack, "clock": Clock,
+    "work": Work, "delay": Delay, "ranks": Ranks,
 }  # fmt: skip
 
 

@@ -26,8 +26,8 @@ class Contribution(Shift):
 
     With a mixture stream (dataset=pricing_groups or regression_groups) a sample's uniform number falls into one of the
     current fractions, and that group's draw becomes the sample: training meets true samples of D_i(θ), through which no
-    gradient flows. `respond_differentiably` gives all groups' draws with ν_k as weights, through which the exact gradient flows; θ^PO,
-    θ^PS and evaluation use it.
+    gradient flows. `respond_differentiably` gives all groups' draws with ν_k as weights, through which the exact
+    gradient flows; θ^PO, θ^PS and evaluation use it.
 
     With stored data the groups are the classes. A sample of group k weighs ν_k(θ)/π_{i,k}, π the fractions the client
     holds: importance weights, differentiable in θ, normalised over the batch. Groups that a client lacks stay away;

@@ -157,7 +157,7 @@ class Shift(Validated, ABC):
 
     def deployed(self, server: dict[str, Tensor], model: Tensor, t: int = 0) -> Tensor | None:
         """[R, d] what all data answer to in round t, at whose beginning the server's model is `model`; [R, L, d] with a
-        mixture; None where each client's own model is deployed. `server` is `initial_server_memory`, updated in place."""
+        mixture; None where clients deploy models of their own. `server` is `initial_server_memory`, updated in place."""
         if self.deploy == "step":
             return None
         newest = self._newest(server, model, t)
@@ -234,8 +234,8 @@ class Shift(Validated, ABC):
         return self(batch, theta)
 
     def respond_differentiably_all(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        """`respond_differentiably` of n clients: batch [n, B, …] and θ [n, d]. Where the shift is `unpadded`, one client after the
-        other, without padding; the results are padded again, with weight 0."""
+        """`respond_differentiably` of n clients: batch [n, B, …] and θ [n, d]. Where the shift is `unpadded`, one
+        client after the other, without padding; the results are padded again, with weight 0."""
         if not self.unpadded:
             return vmap(self.respond_differentiably)(batch, theta)
         pairs = zip(by_client(batch), theta, strict=True)

@@ -43,7 +43,8 @@ class Strategy(Validated, ABC, Generic[S]):
         vectors_up: how many each of them sends. Both for counting bytes (`fedsim.run.traffic`).
         server_sees: what the server uses of the rows G_i, for claims of privacy: 'sum', only Σ_{i∈A} G_i / m; 'mean',
             only mean_{i∈A} G_i; 'rows', more than that.
-        side_information: what it hears of clients that is no G_i, and so meets no stage of `uplink`, in words; '' for nothing.
+        side_information: what it hears of clients that is no G_i, and so meets no stage of `uplink`, in words; ''
+            for nothing.
         sends_rows: whether it uses G_i at all; else stages of `uplink` are refused.
         needs_full_gradients: whether clients compute loss and gradient of all their data at a model (`answers`).
         clustered: whether the server has several models, and clients take that which suits them (`start`): the model
@@ -118,8 +119,9 @@ class Strategy(Validated, ABC, Generic[S]):
 
 
 def answers(cohort: Cohort, models: Tensor) -> Answers:
-    """What the cohort's clients say of all their data at their replicate's model [R, d]; for strategies that `asks`."""
-    assert cohort.federation.ask is not None, "a strategy that asks clients says so by asks = True"
+    """What the cohort's clients say of all their data at their replicate's model [R, d]; for strategies with
+    `needs_full_gradients`."""
+    assert cohort.federation.ask is not None, "a strategy that asks clients says so by needs_full_gradients = True"
     return cohort.federation.ask(cohort, models)
 
 

@@ -85,7 +85,7 @@ class StageContext:
 class Stage(Validated, ABC):
     """Rows to rows between local work and aggregation, client by client.
 
-    A row is G_i = start − end of a client that takes part. Random numbers are functions of `Link.keys`; what is
+    A row is G_i = start − end of a client that takes part. Random numbers are functions of `StageContext.keys`; what is
     remembered is what `memory` and `initial_server_memory` name.
     """
 

@@ -41,7 +41,8 @@ def points(clients: int, each: int, spread: float, noise: float = 1.0) -> Datase
 
 def simulation_of(dataset: Dataset, clients: int, local, start: float = 6.0, **options) -> Simulation:
     given = {"partition": Natural(validation=0.5), "personal": Personal(over="all", at="end", train_samples=99),
-             "evaluation": EvaluationOptions(every=1), "execution": Execution(dtype="float64"), "seeds": (3,)}  # fmt: skip
+             "evaluation": EvaluationOptions(every=1), "execution": Execution(dtype="float64"),
+             "seeds": (3,)}  # fmt: skip
     return Simulation(dataset, functools.partial(Mean, start=start), clients=clients, local=local, **given | options)
 
 

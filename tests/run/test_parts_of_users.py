@@ -47,7 +47,8 @@ def data() -> Dataset:
 def simulation(executor: str = "auto", **parts: Any) -> Simulation:
     settings: dict[str, Any] = {
         "local": SGD(lr=LR, steps=STEPS, batch_size=BATCH), "rounds": ROUNDS, "clients": len(SIZES),
-        "execution": Execution(executor, dtype="float64"), "evaluation": EvaluationOptions(every=ROUNDS, client_samples=99),
+        "execution": Execution(executor, dtype="float64"),
+        "evaluation": EvaluationOptions(every=ROUNDS, client_samples=99),
     }  # fmt: skip
     return Simulation(data(), Linear, **(settings | parts))
 
