@@ -70,7 +70,7 @@ class Population:
         members = clients - newcomers
         member_tables = [table.first(members) for table in tables]
         of = functools.partial(client_data, compute=compute, weighting=parts.strategy.weighting)
-        data = of(seeds, members, dataset, member_tables, late=newcomers)
+        data = of(seeds, members, dataset, member_tables, num_newcomers=newcomers)
         everybody = of(seeds, clients, dataset, tables, members=members) if newcomers else data
         return cls(dataset, tables, member_tables, data, everybody, newcomers, shift)
 

@@ -157,7 +157,7 @@ class Shift(Validated, ABC):
 
     def deployed(self, server: dict[str, Tensor], model: Tensor, t: int = 0) -> Tensor | None:
         """[R, d] what all data answer to in round t, at whose beginning the server's model is `model`; [R, L, d] with a
-        mixture; None where clients deploy models of their own. `server` is `initial_server_memory`, updated in place."""
+        mixture; None where clients deploy their own. `server` is `initial_server_memory`, updated in place."""
         if self.deploy == "step":
             return None
         newest = self._newest(server, model, t)

@@ -132,7 +132,7 @@ class FusedExecutor:
             self._clients.put(ClientStack(rule, model, steps))
 
     def padded_size(self, rows: int) -> int:
-        """As `VmapExecutor.room`."""
+        """As `VmapExecutor.padded_size`."""
         return rows
 
     def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:

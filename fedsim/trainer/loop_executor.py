@@ -46,7 +46,7 @@ class LoopExecutor:
             self._objectives.put(BufferRecordingObjective(PlainObjective(model), by_rows if rule.batched else None))
 
     def padded_size(self, rows: int) -> int:
-        """As `VmapExecutor.room`."""
+        """As `VmapExecutor.padded_size`."""
         return rows
 
     def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:

@@ -30,7 +30,7 @@ POINTS = {"distance_to_ps": "stable", "distance_to_po": "optimal"}  # column of 
 OF_GAMES = {"distance_to_nash": "nash"}  # and of a game's players
 FOUND = "found"
 STEPS = (0.01, 1.0, 10.0)  # away from the initial model, where a shift is looked at
-REMEDY = "give it a `smooth` form in operations of torch on theta, or shift.references=none"
+REMEDY = "give it a `respond_differentiably` in operations of torch on theta, or shift.references=none"
 NUMBERS = 5_000_000  # most entries of the inputs it looks at
 
 

@@ -50,7 +50,7 @@ def test_a_shift_without_gradient_is_told_where_the_optimum_needs_it(caplog):
     caplog.set_level(logging.INFO)
     assert set(found_by(Detached(0.4))) == {"distance_to_ps"}
     assert "no distance_to_po: shift=Detached moves the data, but no gradient flows from them to the mod" in caplog.text
-    assert "give it a `smooth` form in operations of torch on theta, or shift.references=none" in caplog.text
+    assert "give it a `respond_differentiably` in operations of torch on theta, or shift.references=none" in caplog.text
 
 
 def test_its_smooth_form_is_enough():
