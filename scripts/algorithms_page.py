@@ -75,7 +75,7 @@ def anchor(one: Algorithm) -> str:
 def definition(one: Algorithm) -> list[str]:
     """What its class's docstring says before its arguments: formulas, what is remembered, special cases."""
     said = SECTION.split(inspect.getdoc(one.kind) or "")[0].strip()
-    return MARKDOWN.sub(r"\\\g<0>", said).splitlines() or [one.what]
+    return MARKDOWN.sub(r"\\\g<0>", said).splitlines() or [one.summary]
 
 
 def shown(one: Algorithm) -> Iterator[str]:

@@ -16,7 +16,7 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from fedsim.app.build import OF_EVALUATION
-from fedsim.app.comments import about, comments
+from fedsim.app.comments import comments, first_comment
 from fedsim.app.config import config_folder, groups
 from fedsim.core.constraints import allowed, declared
 from fedsim.core.settings import flatten
@@ -89,7 +89,7 @@ def page() -> str:
 def entry(group: str, path: Path) -> Iterator[str]:
     """One choice: what it is, what its class says, its keys."""
     yield f"### {group}={path.stem}"
-    what = about(path).rstrip(".")
+    what = first_comment(path).rstrip(".")
     if what:
         yield from ("", escaped(f"{what[0].upper() if what[0].isascii() else what[0]}{what[1:]}."))
     if group in ("experiment", "sweep"):

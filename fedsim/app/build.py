@@ -95,7 +95,7 @@ def build(
         with _keys(evaluation_names):
             options = EvaluationOptions(**evaluation)
         with _keys(execution_names):
-            how = Execution(**execution)
+            execution_options = Execution(**execution)
         with _keys(names | {"ridge": "model.ridge"}):
             simulation = Simulation(
                 model=_model_builder(model, names),
@@ -103,7 +103,7 @@ def build(
                 output=output,
                 ridge=ridge,
                 evaluation=options,
-                execution=how,
+                execution=execution_options,
                 ranks=ranks,
                 **components,
                 **setup,
@@ -192,10 +192,10 @@ def _check_node(path: str, node: dict[str, Any]) -> None:
             raise ConfigError(f"{path}.{key}={value} is a value where a choice is wanted; give {group}={value}")
 
 
-def _check_part(part: targets.Part, names: dict[str, str]) -> None:
+def _check_part(spec: targets.Part, names: dict[str, str]) -> None:
     """The types of one object's settings."""
-    argument_keys = {name: names.get(f"{part.key}.{name}", f"{part.key}.{name}") for name in part.arguments}
-    check_types(part.call, part.arguments, argument_keys)
+    argument_keys = {name: names.get(f"{spec.key}.{name}", f"{spec.key}.{name}") for name in spec.arguments}
+    check_types(spec.call, spec.arguments, argument_keys)
 
 
 def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:

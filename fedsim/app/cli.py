@@ -150,7 +150,7 @@ def _job(cfg: DictConfig) -> float | None:
     _prepare()
     if problem := unresolved(cfg):
         sys.exit(f"fedsim: {problem}")
-    if any(text.startswith("objective=") for text in _given(hydra_config.overrides)):
+    if any(text.startswith("objective=") for text in _override_texts(hydra_config.overrides)):
         log.warning("objective has no effect in a single run; it is what a tuning sweep judges runs by")
     ranks, folder, choices, unnamed = Ranks(), Path(), _choices(), cfg.out is None
     try:
@@ -241,7 +241,7 @@ def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> TaskGener
     return sweep.sweep_job(cfg, folder, run, in_a_line)
 
 
-def _given(overrides: Any) -> list[str]:
+def _override_texts(overrides: Any) -> list[str]:
     """The overrides of a run as they were written, KEY=VALUE."""
     return [str(text) for text in OmegaConf.to_container(overrides, resolve=False)["task"]]  # type: ignore[call-overload, index]
 
@@ -290,7 +290,7 @@ def steps(
         )
     if not has_checkpoint and resume not in RESUME:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
-    overrides = _given(HydraConfig.get().overrides) if HydraConfig.initialized() else []
+    overrides = _override_texts(HydraConfig.get().overrides) if HydraConfig.initialized() else []
     override_values = {key_of(text): text.partition("=")[2] for text in overrides}
     for group in override_values.keys() & groups().keys() - {"uplink"}:  # whose choices are stages, one after another
         if (value := override_values[group]).startswith("["):  # Hydra would mix their keys

@@ -14,10 +14,10 @@ def comments(path: Path) -> dict[str, str]:
     root, lines = yaml.compose(text), text.splitlines()
     if not isinstance(root, yaml.MappingNode):
         return {}
-    return {key: comment for key, node in _leaves(root, "") if (comment := _beside(lines, node))}
+    return {key: comment for key, node in _leaves(root, "") if (comment := _trailing_comment(lines, node))}
 
 
-def about(path: Path) -> str:
+def first_comment(path: Path) -> str:
     """What the whole file is for: the comment lines that it begins with."""
     comment_lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -37,7 +37,7 @@ def _leaves(node: yaml.MappingNode, path: str) -> Iterator[tuple[str, yaml.Node]
             yield f"{path}{name.value}", value
 
 
-def _beside(lines: list[str], value: yaml.Node) -> str:
+def _trailing_comment(lines: list[str], value: yaml.Node) -> str:
     """The comment behind a value, and the lines below it that hold a comment alone, indented."""
     if value.start_mark.line != value.end_mark.line:
         return ""

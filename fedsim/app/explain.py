@@ -89,12 +89,12 @@ def _interpolated(error: BaseException) -> str:
     return text
 
 
-def _unfitting_value(given: str) -> str:
+def _unfitting_value(override: str) -> str:
     """A mapping where a list or number is, and the like."""
-    key = given.partition("=")[0].lstrip("+~").partition(".")[0]
+    key = override.partition("=")[0].lstrip("+~").partition(".")[0]
     content = yaml.safe_load((config_folder() / "config.yaml").read_text(encoding="utf-8"))
     usual = yaml.safe_dump(content[key], default_flow_style=True).split("\n")[0] if key in content else ""
-    return f"{given} cannot be set there" + (f"; a value of {key} looks like {key}={usual}" if usual else "")
+    return f"{override} cannot be set there" + (f"; a value of {key} looks like {key}={usual}" if usual else "")
 
 
 def in_one_line(text: str) -> str:
@@ -114,15 +114,15 @@ def _several_values(name: str, values: str) -> str:
     return f"{name}={values} are several values; add -m for a run of each{hint}"
 
 
-def _missing_extra(extra: str, what: str) -> str:
-    return f"{what} is an extra; pip install 'fedsim-torch[{extra}]'"
+def _missing_extra(extra: str, feature: str) -> str:
+    return f"{feature} is an extra; pip install 'fedsim-torch[{extra}]'"
 
 
-def _unknown_choice(group: str, choice: str, there: list[str]) -> str:
+def _unknown_choice(group: str, choice: str, existing: list[str]) -> str:
     if f"{group}/{choice}" in EXTRAS:
         return _missing_extra(EXTRAS[f"{group}/{choice}"], f"{group}={choice}")
     extras = [name.rpartition("/")[2] for name in EXTRAS if name.startswith(f"{group}/")]
-    options = sorted({*groups().get(group, []), *there, *extras})
+    options = sorted({*groups().get(group, []), *existing, *extras})
     return f"{group}={choice} is unknown; choose one of {', '.join(options)}{checks.nearest(choice, options)}"
 
 

@@ -31,11 +31,11 @@ def run_folder(out: Any, resume: Any) -> Path:
         ConfigError: what is given names no folder, or none can be made.
     """
     if resume is not None and resume not in RESUME:
-        return Path(named("resume", resume)).absolute()
-    return (new_folder() if out is None else Path(named("out", out))).absolute()
+        return Path(folder_name("resume", resume)).absolute()
+    return (new_folder() if out is None else Path(folder_name("out", out))).absolute()
 
 
-def named(key: str, value: Any) -> str:
+def folder_name(key: str, value: Any) -> str:
     """A folder's name that a user gave under this key.
 
     Raises:

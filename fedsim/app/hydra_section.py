@@ -25,8 +25,10 @@ def looked_at() -> Iterator[None]:
     """Within the block, no configuration is composed whose section of Hydra's calls something that a file named."""
     load = ConfigLoaderImpl.load_configuration
 
-    def checked(self: ConfigLoaderImpl, config_name: Any, overrides: list[str], *rest: Any, **named: Any) -> DictConfig:
-        cfg = load(self, config_name, overrides, *rest, **named)
+    def checked(
+        self: ConfigLoaderImpl, config_name: Any, overrides: list[str], *arguments: Any, **options: Any
+    ) -> DictConfig:
+        cfg = load(self, config_name, overrides, *arguments, **options)
         check(cfg, overrides)
         return cfg
 

@@ -24,9 +24,9 @@ from fedsim.uplink import Stage, Uplink
 from fedsim.uplink.attack import Attack
 
 
-def _of(base: type[Any], module: str, **more: Any) -> Kind:
+def _of(base: type[Any], module: str, **options: Any) -> Kind:
     article = "an" if base.__name__[0] in "AEIOU" else "a"
-    return Kind(f"{article} {base.__name__}", (base,), modules=(module,), **more)
+    return Kind(f"{article} {base.__name__}", (base,), modules=(module,), **options)
 
 
 OBSERVER = _of(Observer, "fedsim.run.tracking")

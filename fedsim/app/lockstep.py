@@ -33,7 +33,7 @@ class ComposedOnce:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
-        self._kept: dict[tuple[str, ...], DictConfig] = {}
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -41,11 +41,11 @@ class ComposedOnce:
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """A job's configuration, to be changed by none but the second who asks."""
         job = tuple(sweep_overrides)
-        if job in self._kept:
-            return self._kept.pop(job)
+        if job in self._composed:
+            return self._composed.pop(job)
         config: DictConfig = self._loader.load_sweep_config(master_config, sweep_overrides)
-        if len(self._kept) < KEPT:
-            self._kept[job] = config
+        if len(self._composed) < KEPT:
+            self._composed[job] = config
         return config
 
 

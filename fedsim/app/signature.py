@@ -45,12 +45,12 @@ def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: 
             checks.whole(names.get(name, name), value, least=0)
 
 
-def _quoted(value: Any, wanted: Any) -> str:
+def _quoted(value: Any, hint: Any) -> str:
     """What to do about a number that is text, as all is in the environment."""
-    if not isinstance(value, str) or str in (wanted, *typing.get_args(wanted)):
+    if not isinstance(value, str) or str in (hint, *typing.get_args(hint)):
         return ""
     parsed_value = yaml.safe_load(value) if re.fullmatch(r"[-+.\w]+", value) else value
-    if isinstance(parsed_value, str) or not fits(parsed_value, wanted):
+    if isinstance(parsed_value, str) or not fits(parsed_value, hint):
         return ""
     return ", without quotes; of the environment, ${oc.decode:${oc.env:NAME}}"
 
@@ -70,21 +70,21 @@ def hints(target: Callable[..., Any]) -> dict[str, Any]:
     return type_hints
 
 
-def fits(value: Any, wanted: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Is the value what the annotation says, as far as it is looked at?"""
-    if typing.get_origin(wanted) in (Union, types.UnionType):
-        return any(fits(value, alternative) for alternative in typing.get_args(wanted))
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return any(fits(value, alternative) for alternative in typing.get_args(hint))
     if too_large(value):
         return False
-    if wanted in (int, float):
-        kind = numbers.Integral if wanted is int else numbers.Real
+    if hint in (int, float):
+        kind = numbers.Integral if hint is int else numbers.Real
         return isinstance(value, kind) and not isinstance(value, bool)
-    if typing.get_origin(wanted) in (list, Sequence, tuple):
-        inner = [alternative for alternative in typing.get_args(wanted) if alternative is not Ellipsis] or [Any]
+    if typing.get_origin(hint) in (list, Sequence, tuple):
+        inner = [alternative for alternative in typing.get_args(hint) if alternative is not Ellipsis] or [Any]
         return isinstance(value, (list, tuple)) and all(
             any(fits(v, alternative) for alternative in inner) for v in value
         )
-    return isinstance(value, wanted) if wanted in WORDS else True
+    return isinstance(value, hint) if hint in WORDS else True
 
 
 def too_large(value: Any) -> bool:
@@ -92,11 +92,11 @@ def too_large(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not -(2**63) <= int(value) < 2**63
 
 
-def described(wanted: Any) -> str:
+def described(hint: Any) -> str:
     """An annotation in words."""
-    if typing.get_origin(wanted) in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(described(alternative) for alternative in typing.get_args(wanted)))
-    if typing.get_origin(wanted) in (list, Sequence, tuple):
-        inner = [alternative for alternative in typing.get_args(wanted) if alternative is not Ellipsis] or [Any]
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(described(alternative) for alternative in typing.get_args(hint)))
+    if typing.get_origin(hint) in (list, Sequence, tuple):
+        inner = [alternative for alternative in typing.get_args(hint) if alternative is not Ellipsis] or [Any]
         return "a list, each entry " + " or ".join(described(alternative) for alternative in inner)
-    return WORDS.get(wanted, "something else")
+    return WORDS.get(hint, "something else")

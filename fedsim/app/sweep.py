@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app.config import WITHOUT_EFFECT, identity, plain
 from fedsim.app.explain import explain, in_one_line, unresolved
-from fedsim.app.folders import key_of, named, new_folder
+from fedsim.app.folders import folder_name, key_of, new_folder
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError
 from fedsim.core.files import real_folder, replacing
@@ -57,9 +57,9 @@ SUMMARY, CONFIG = "summary.json", "config.yaml"  # a run writes the one in the e
 Final = dict[str, tuple[float, float]]
 
 
-def tell(*words: str, **how: Any) -> None:
+def tell(*words: str, **print_options: Any) -> None:
     """Print to what is standard error by now."""
-    print(*map(printable, words), file=sys.stderr, **how)
+    print(*map(printable, words), file=sys.stderr, **print_options)
 
 
 @dataclass
@@ -169,8 +169,8 @@ def _position(records: Path, record: Record) -> str:
         ]
     except (OSError, ValueError):
         return f"[{record.number + 1}]"
-    done_jobs = 1 + sum(other["status"] != "running" for other in other_records)
-    unfinished = any(other["status"] == "running" for other in other_records)
+    done_jobs = 1 + sum(job_record["status"] != "running" for job_record in other_records)
+    unfinished = any(job_record["status"] == "running" for job_record in other_records)
     seconds_left = (time.time() - began) * (total - done_jobs) / done_jobs
     return f"[{done_jobs}/{total}]" + (
         f", about {duration(seconds_left)} left:" if done_jobs < total and not unfinished else ""
@@ -266,7 +266,7 @@ class SweepCallback(Callback):
             if config.out is None:
                 config.out = str(new_folder())
                 config.hydra.overrides.hydra.append(f"out={config.out!r}")
-            SweepCallback.lock = Lock(Path(named("out", config.out)))
+            SweepCallback.lock = Lock(Path(folder_name("out", config.out)))
         except ConfigError as error:
             sys.exit(f"fedsim: {in_one_line(str(error))}")
         except OSError as error:

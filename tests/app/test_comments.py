@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedsim.app.comments import about, comments
+from fedsim.app.comments import comments, first_comment
 
 
 def test_comments_belong_to_the_keys_they_stand_beside(tmp_path: Path) -> None:
@@ -11,5 +11,5 @@ def test_comments_belong_to_the_keys_they_stand_beside(tmp_path: Path) -> None:
         "# @package _global_\n# what it is,\n# in two lines\na: 1  # one\nb:\n  c: '#no'  # two, that\n     # goes on\n"
         "  d: [1, 2]\ne: {f: 1}  # three\ng: |-\n  # text\nh: null # four\n"
     )
-    assert about(path) == "what it is, in two lines"
+    assert first_comment(path) == "what it is, in two lines"
     assert comments(path) == {"a": "one", "b.c": "two, that goes on", "e": "three", "h": "four"}

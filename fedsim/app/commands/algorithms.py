@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedsim.app.commands import WORDS
 from fedsim.app.commands.assumed import assumed
-from fedsim.app.comments import about
+from fedsim.app.comments import first_comment
 from fedsim.app.config import config_folder, groups, target
 from fedsim.availability import Full, Population
 from fedsim.core import checks
@@ -51,24 +51,24 @@ class Algorithm:
     Attributes:
         group, name: as on the command line.
         kind: its class.
-        made: an object of it, as the choice's file has it.
+        instance: an object of it, as the choice's file has it.
     """
 
     group: str
     name: str
     kind: type
-    made: Any
+    instance: Any
 
     @property
-    def what(self) -> str:
+    def summary(self) -> str:
         """The choice in a line, as its file has it."""
-        return about(config_folder() / self.group / f"{self.name}.yaml")
+        return first_comment(config_folder() / self.group / f"{self.name}.yaml")
 
     @property
     def paper(self) -> str:
         """The first source that is named: by the choice's file, the class's first paragraph, its module, or below."""
         docstring, module = inspect.getdoc(self.kind) or "", inspect.getmodule(self.kind)
-        for text in (self.what, docstring.split("\n\n")[0], (module and module.__doc__) or "", docstring):
+        for text in (self.summary, docstring.split("\n\n")[0], (module and module.__doc__) or "", docstring):
             if match := PAPER.search(text):
                 return " ".join(match[1].split()).split(":")[0]
         return ""
@@ -76,36 +76,36 @@ class Algorithm:
     @property
     def remembers(self) -> str:
         """What is kept from round to round, beside the server's model."""
-        tensors = [(name, list(value.shape), value.dtype) for name, value in _kept(self).items()]
+        tensors = [(name, list(value.shape), value.dtype) for name, value in _remembered_tensors(self).items()]
         return ", ".join(f"{name}: {_in_words(shape, kind)}" for name, shape, kind in tensors) or "nothing"
 
     @property
     def sends(self) -> str:
         """What travels in a round for a client that takes part, d the numbers of a model; in float32."""
         if self.group == "strategy":
-            down, up = (_vectors(getattr(self.made, f"vectors_{way}")) for way in ("down", "up"))
+            down, up = (_vectors(getattr(self.instance, f"vectors_{way}")) for way in ("down", "up"))
             return f"{down} down, {up} up"
         if self.group == "columns":
             return "4 bytes of every number that travels, down and up"
         if self.group == "local":
-            plain = type(self.made).traffic is LocalRule.traffic
+            plain = type(self.instance).traffic is LocalRule.traffic
             return "nothing more" if plain else "what the server estimates with clients, where it does"
-        code = Uplink(self.made).code(1000, 4)
+        code = Uplink(self.instance).code(1000, 4)
         return f"{code.bytes} bytes up where d = 1000"
 
     @property
     def assumes(self) -> str:
         """What it refuses to be without."""
         if self.group == "strategy":
-            assumptions = [*_laws(self.made), *_rules(self.made)]
-            if self.made.needs_full_gradients:
+            assumptions = [*_laws(self.instance), *_rules(self.instance)]
+            if self.instance.needs_full_gradients:
                 assumptions.append("clients answer for all their data")
             return "; ".join(assumptions) or "nothing"
         if self.group == "local":
-            return "one client that holds all data" if self.made.pooled else assumed(self.made)
+            return "one client that holds all data" if self.instance.pooled else assumed(self.instance)
         if self.group == "columns":
             return next(
-                (description for description, module in _models().items() if _fits(self.made, module)), "nothing"
+                (description for description, module in _models().items() if _fits(self.instance, module)), "nothing"
             )
         return "clients that send (not local_only)"
 
@@ -122,7 +122,7 @@ def main(arguments: list[str]) -> None:
     for algorithm in catalogue:
         if (algorithm.group, algorithm.name) in [(group or algorithm.group, name) for group, name in selection]:
             print(
-                f"{algorithm.group}={algorithm.name}: {algorithm.what}\n\n{inspect.getdoc(algorithm.kind)}\n\n"
+                f"{algorithm.group}={algorithm.name}: {algorithm.summary}\n\n{inspect.getdoc(algorithm.kind)}\n\n"
                 f"{details(algorithm)}\n{in_range(algorithm)}\n"
             )
     if not selection:
@@ -135,30 +135,30 @@ def main(arguments: list[str]) -> None:
         print("\n`fedsim algorithms NAME` says all of one.")
 
 
-def line(one: Algorithm) -> str:
+def line(algorithm: Algorithm) -> str:
     """One algorithm in a line."""
-    return f"  {one.name:20} {one.what}{f' ({one.paper})' if one.paper and one.paper not in one.what else ''}"
+    return f"  {algorithm.name:20} {algorithm.summary}{f' ({algorithm.paper})' if algorithm.paper and algorithm.paper not in algorithm.summary else ''}"
 
 
-def details(one: Algorithm) -> str:
+def details(algorithm: Algorithm) -> str:
     """What is known of one beside its docstring."""
-    facts = {"remembers": one.remembers, "sends": one.sends, "assumes": one.assumes}
+    facts = {"remembers": algorithm.remembers, "sends": algorithm.sends, "assumes": algorithm.assumes}
     return "\n".join(f"{name:10} {value}" for name, value in facts.items())
 
 
-def in_range(one: Algorithm) -> str:
+def in_range(algorithm: Algorithm) -> str:
     """What its parameters may be, as its constructor declares them."""
-    lines = [f"{name}: {allowed(hint)}" for name, hint in declared(one.kind).items()]
+    lines = [f"{name}: {allowed(hint)}" for name, hint in declared(algorithm.kind).items()]
     return "\n".join(f"{'allows' if not number else '':10} {line}" for number, line in enumerate(lines))
 
 
 @functools.cache
 def algorithms() -> tuple[Algorithm, ...]:
     """All of them, group by group."""
-    return tuple(_made(group, name) for group in KINDS for name in groups()[group] if name not in CHOSEN)
+    return tuple(_algorithm_of(group, name) for group in KINDS for name in groups()[group] if name not in CHOSEN)
 
 
-def _made(group: str, name: str) -> Algorithm:
+def _algorithm_of(group: str, name: str) -> Algorithm:
     """A choice as its file has it; what the file takes from elsewhere is the class's own default."""
     node = OmegaConf.to_container(OmegaConf.load(config_folder() / group / f"{name}.yaml"), resolve=False)
     assert isinstance(node, dict)
@@ -178,22 +178,22 @@ def _silent(cohort: Cohort, models: Tensor) -> Answers:
     return Answers(models.new_zeros(len(cohort)), models.new_zeros(len(cohort), models.shape[1]))
 
 
-def _kept(one: Algorithm) -> dict[str, Tensor]:
+def _remembered_tensors(algorithm: Algorithm) -> dict[str, Tensor]:
     """Names and tensors of all that it keeps."""
     federation, model = _federation(), torch.zeros(1, COLUMNS)
-    if one.group == "columns":
+    if algorithm.group == "columns":
         return {OWN: federation.zeros(0)}  # how much depends on the model
-    if one.group == "strategy":
-        state = one.made.initial(model, federation)
+    if algorithm.group == "strategy":
+        state = algorithm.instance.initial(model, federation)
         return {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name != "model"}
-    if one.group == "local":
+    if algorithm.group == "local":
         try:
-            tensors = one.made.memory(federation, COLUMNS)
+            tensors = algorithm.instance.memory(federation, COLUMNS)
         except AttributeError:  # it depends on the data
             tensors = {}
-        return tensors | {name: federation.broadcast(model) for name in one.made.own_models}
+        return tensors | {name: federation.broadcast(model) for name in algorithm.instance.own_models}
     memory = Memory()
-    Uplink(one.made).remember(memory, federation, model)
+    Uplink(algorithm.instance).remember(memory, federation, model)
     return {name.split()[-1]: value for name, value in (memory.uplink | memory.server).items()}
 
 
@@ -282,11 +282,11 @@ def _rules(strategy: Any) -> Iterator[str]:
     runs: list[str] = []
     refuses: list[str] = []
     for algorithm in algorithms():
-        if algorithm.group != "local" or algorithm.made.pooled:
+        if algorithm.group != "local" or algorithm.instance.pooled:
             continue
         try:
-            strategy.check_local(algorithm.made)
-            fits = handed <= algorithm.made.supported_keys
+            strategy.check_local(algorithm.instance)
+            fits = handed <= algorithm.instance.supported_keys
         except ConfigError:
             fits = False
         (runs if fits else refuses).append(algorithm.name)

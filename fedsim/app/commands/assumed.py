@@ -52,5 +52,5 @@ def assumed(rule: LocalRule) -> str:
 
 
 @functools.cache
-def _built(what: str) -> Simulation:
-    return RUNS[what]()
+def _built(name: str) -> Simulation:
+    return RUNS[name]()

@@ -57,13 +57,13 @@ def main(arguments: list[str]) -> None:
         sys.exit("fedsim audit: the lower bound exceeds the ε that is claimed: the run is less private than it says")
 
 
-def configuration(what: list[str]) -> DictConfig:
+def configuration(arguments: list[str]) -> DictConfig:
     """Of a run folder, or of overrides; on the CPU. Values may follow a folder, KEY=VALUE."""
-    first, config_path = what[0], Path(what[0]) / CONFIG
+    first, config_path = arguments[0], Path(arguments[0]) / CONFIG
     if Path(first).is_dir():
         try:
             cfg = OmegaConf.load(config_path)
-            cfg = OmegaConf.merge(cfg, {"trusted": []}, OmegaConf.from_dotlist(what[1:]))
+            cfg = OmegaConf.merge(cfg, {"trusted": []}, OmegaConf.from_dotlist(arguments[1:]))
         except (OSError, OmegaConfBaseException, ValueError, yaml.YAMLError) as error:
             raise ConfigError(
                 f"{config_path} cannot be read ({str(error).splitlines()[0]}); give a run folder"
@@ -73,7 +73,7 @@ def configuration(what: list[str]) -> DictConfig:
     else:
         register_resolvers()
         with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-            cfg = hydra.compose("config", what)
+            cfg = hydra.compose("config", arguments)
     if not isinstance(cfg, DictConfig):
         raise ConfigError(f"{config_path} holds no configuration; give a run folder")
     cfg.device = "cpu"
@@ -101,24 +101,24 @@ def audited(simulation: Simulation, rounds: int | None) -> tuple[Privacy, int]:
         number //= 2
 
 
-def report(simulation: Simulation, claim: Privacy, found: Audit, seconds: float) -> list[str]:
+def report(simulation: Simulation, claim: Privacy, audit_result: Audit, seconds: float) -> list[str]:
     """What is printed."""
     full_claim = simulation.privacy(simulation.rounds)
     assert full_claim is not None
     lines = [f"claimed: {full_claim.said}"]
-    if found.rounds < simulation.rounds:
+    if audit_result.rounds < simulation.rounds:
         lines.append(f"audited: {claim.said}")
     lines += ["", f"{'':58}  claimed ε  lower bound  at most"]
-    for finding in found.findings:
+    for finding in audit_result.findings:
         mark = "  VIOLATED" if finding.violated else ""
         lines.append(
             f"{finding.method:58}  {finding.claimed:9.3f}  {finding.bound:11.3f}  {finding.ceiling:7.1f}{mark}"
         )
     lines += [
         "",
-        f"ε claimed {found.claimed:.4g}, lower bound {found.bound:.4g} at δ = {found.delta:.3g}, with "
-        f"{100 * found.confidence:g} % confidence",
-        "a lower bound exceeds what is claimed" if found.violated else "no lower bound exceeds what is claimed",
-        f"{found.worlds:,} worlds of {found.rounds} rounds in {seconds:.1f} s ({found.worlds / seconds:,.0f} worlds/s)",
+        f"ε claimed {audit_result.claimed:.4g}, lower bound {audit_result.bound:.4g} at δ = {audit_result.delta:.3g}, with "
+        f"{100 * audit_result.confidence:g} % confidence",
+        "a lower bound exceeds what is claimed" if audit_result.violated else "no lower bound exceeds what is claimed",
+        f"{audit_result.worlds:,} worlds of {audit_result.rounds} rounds in {seconds:.1f} s ({audit_result.worlds / seconds:,.0f} worlds/s)",
     ]
     return lines

@@ -11,7 +11,7 @@ from pathlib import Path
 from hydra.utils import get_class
 
 from fedsim.app.commands import WORDS
-from fedsim.app.comments import about
+from fedsim.app.comments import first_comment
 from fedsim.app.config import config_folder, groups, target
 from fedsim.core import checks
 from fedsim.core.errors import MissingDataError
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
         print("\n".join(line(name, root) for name in datasets()))
         print("\n`fedsim data NAME` gets a data set where a network is at hand, and says what to do where none is.")
     for name in options.names:
-        print(f"{name}: {what(name)}")
+        print(f"{name}: {availability_note(name)}")
         get(name, root)
 
 
@@ -52,18 +52,18 @@ def root_and_origin(root: str | None) -> tuple[Path, str]:
     return data_root(root).resolve(), origin
 
 
-def what(name: str) -> str:
+def availability_note(name: str) -> str:
     """One data set in a line."""
-    return about(config_folder() / "dataset" / f"{name}.yaml")
+    return first_comment(config_folder() / "dataset" / f"{name}.yaml")
 
 
 def line(name: str, root: Path) -> str:
     """One data set in the list."""
     files = datasets()[name].files
     if issubclass(datasets()[name], OWN):
-        return f"  {name:20} your files          {what(name)}"
+        return f"  {name:20} your files          {availability_note(name)}"
     if files is None:
-        return f"  {name:20} ready               {what(name)}"
+        return f"  {name:20} ready               {availability_note(name)}"
     existing_files = files.found(root)
     filenames = [path.relative_to(root).as_posix() for path in existing_files] or list(files.forms[-1])
     paths = ", ".join(filenames[:2]) + ", …" * (len(filenames) > 2)
