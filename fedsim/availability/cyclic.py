@@ -60,13 +60,13 @@ class Cyclic(Availability):
             mean = self.population.clients / self.groups if self.k is None else self.k
             return np.full(self.population.shape, mean / self.population.clients)
         group_probability = (
-            self._there(t) if self.reshuffle == "none" else np.full(self.population.shape, 1 / self.groups)
+            self._present_mask(t) if self.reshuffle == "none" else np.full(self.population.shape, 1 / self.groups)
         )
         sizes = np.bincount(self._group)
         return group_probability * (1.0 if self.k is None else self.k / sizes[self._group])
 
     def counts(self, t: int) -> np.ndarray:
-        mask = self._there(t)
+        mask = self._present_mask(t)
         if self.k is None:
             return mask.astype(np.int8)
         counts = np.zeros(mask.shape, dtype=np.int8)
@@ -75,15 +75,15 @@ class Cyclic(Availability):
             counts[replicate, draw.choice(np.flatnonzero(mask[replicate]), self.k, replace=False, shuffle=False)] = 1
         return counts
 
-    def _there(self, t: int) -> np.ndarray:
+    def _present_mask(self, t: int) -> np.ndarray:
         """[R, m] whose turn it is."""
         cycle, turn = divmod(t // self.length, self.groups)
         if self.reshuffle == "none":
             return np.broadcast_to(self._group == turn, self.population.shape)
 
-        def there(draw: np.random.Generator) -> np.ndarray:
+        def draw_turns(draw: np.random.Generator) -> np.ndarray:
             group = draw.permutation(self.groups)[turn]
             members = draw.permutation(self._group) if self.reshuffle == "members" else self._group
             return np.asarray(members == group)
 
-        return rng.of_seeds(self.population.seeds, there, rng.Purpose.TURNS, cycle)
+        return rng.of_seeds(self.population.seeds, draw_turns, rng.Purpose.TURNS, cycle)

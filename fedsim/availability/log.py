@@ -72,7 +72,7 @@ class TraceLog(Recorded):
         table: Columns,
         start: str,
         end: str,
-        who: np.ndarray,
+        client_index: np.ndarray,
         round: float | str,
         begin: float | str | None,
         until: float | str | None,
@@ -99,29 +99,31 @@ class TraceLog(Recorded):
                 key="round", value=round, needs=f"cuts {self.source} into {self.length} rounds; give more"
             )
         low, high = (np.clip(of.of, begins, ends) - begins for of in (first, last))
-        self._unite(who, low.astype(np.float64), high.astype(np.float64))
+        self._unite(client_index, low.astype(np.float64), high.astype(np.float64))
         share = float((self._end - self._start).sum()) / float(ends - begins) / len(self.names or [])
         log.info(
             "%s: %d clients, %d sessions, %d rounds; a client is there %.1f %% of the time",
-            self.source, len(self.names or []), len(who), self.length, 100 * share,
+            self.source, len(self.names or []), len(client_index), self.length, 100 * share,
         )  # fmt: skip
 
-    def _unite(self, who: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
+    def _unite(self, client_index: np.ndarray, start: np.ndarray, end: np.ndarray) -> None:
         """Each client's sessions that overlap or touch become one; those of no length go.
 
         A session is known by its client and by the rank of its time among all times: whole numbers, compared exactly.
         """
         nonempty_mask = end > start
-        who, start, end = who[nonempty_mask], start[nonempty_mask], end[nonempty_mask]
+        client_index, start, end = client_index[nonempty_mask], start[nonempty_mask], end[nonempty_mask]
         moments = np.unique(end)
-        order = np.lexsort((end, start, who))
-        who, start, end = who[order], start[order], end[order]
-        rank = np.maximum.accumulate(who * len(moments) + np.searchsorted(moments, end)) - who * len(moments)
-        latest = moments[rank] if len(who) else end  # the end so far of the client's sessions
-        opens = np.ones(len(who), dtype=bool)
-        opens[1:] = (who[1:] != who[:-1]) | (start[1:] > latest[:-1])
-        closes = np.append(opens[1:], True)[: len(who)]
-        self._who, self._start, self._end = who[opens], start[opens], latest[closes]
+        order = np.lexsort((end, start, client_index))
+        client_index, start, end = client_index[order], start[order], end[order]
+        rank = np.maximum.accumulate(client_index * len(moments) + np.searchsorted(moments, end)) - client_index * len(
+            moments
+        )
+        latest = moments[rank] if len(client_index) else end  # the end so far of the client's sessions
+        opens = np.ones(len(client_index), dtype=bool)
+        opens[1:] = (client_index[1:] != client_index[:-1]) | (start[1:] > latest[:-1])
+        closes = np.append(opens[1:], True)[: len(client_index)]
+        self._who, self._start, self._end = client_index[opens], start[opens], latest[closes]
         self._starts = np.unique(self._start)
         self._keys = self._who * (len(self._starts) + 1) + np.searchsorted(self._starts, self._start, "right")
         before = np.concatenate([[0.0], np.cumsum(self._end - self._start)])

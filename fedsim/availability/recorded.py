@@ -74,7 +74,7 @@ class Recorded(Availability):
         record_indices: dict[tuple[str, ...] | None, np.ndarray] = {}  # most often all replicates have the same
         for of in names:
             if of not in record_indices and self.match != "draw":
-                record_indices[of] = self._places(of, population.clients)
+                record_indices[of] = self._indices_of(of, population.clients)
         if self.match == "draw":
             self._place = np.stack([self._draw(seed, population.clients) for seed in population.seeds])
         else:
@@ -92,7 +92,7 @@ class Recorded(Availability):
             )
         return rng.generator(seed, rng.Purpose.ROSTER).permutation(recorded)[:clients]
 
-    def _places(self, names: tuple[str, ...] | None, clients: int) -> np.ndarray:
+    def _indices_of(self, names: tuple[str, ...] | None, clients: int) -> np.ndarray:
         """[m] the record of each client, −1 for none."""
         recorded = self.names
         if recorded is None or self.match == "order":
@@ -113,29 +113,29 @@ class Recorded(Availability):
         self._refuse(client_names, names is not None, record_index)
         return record_index
 
-    def _refuse(self, own: list[str], named: bool, place: np.ndarray) -> None:
+    def _refuse(self, client_list: list[str], has_names: bool, record_index: np.ndarray) -> None:
         """Refuse records that are nobody's, and clients that have none."""
         assert self.names is not None
-        client_names = set(own)
+        client_names = set(client_list)
         strangers = [name for name in self.names if name not in client_names]
-        lacking = [name for name, at in zip(own, place, strict=True) if at < 0]
-        theirs = f"the run's clients are {_some(own)}" if named else self._nameless(len(own))
-        if len(lacking) == len(own):
+        lacking = [name for name, at in zip(client_list, record_index, strict=True) if at < 0]
+        theirs = f"the run's clients are {_first_names(client_list)}" if has_names else self._nameless(len(client_list))
+        if len(lacking) == len(client_list):
             raise ConfigError(
-                f"{self.source} knows none of the run's clients: it has {_some(self.names)}, and {theirs}; make the "
+                f"{self.source} knows none of the run's clients: it has {_first_names(self.names)}, and {theirs}; make the "
                 "names alike, or take records by availability.match=order or draw"
             )
         if strangers and self.strangers == "refuse":
             near = checks.nearest(strangers[0], lacking)
             raise ConfigError(
-                f"{self.source} has {_some(strangers)}, and {theirs}{near or '; '}"
+                f"{self.source} has {_first_names(strangers)}, and {theirs}{near or '; '}"
                 f"{' else ' if near else ''}availability.unknown=ignore leaves such records out"
             )
         if lacking and self.missing == "refuse":
             raise ClientCountError(
-                f"{self.source} has nothing of {_some(lacking)} among {{clients}}; "
+                f"{self.source} has nothing of {_first_names(lacking)} among {{clients}}; "
                 "availability.missing=away lets them never come",
-                clients=len(own),
+                clients=len(client_list),
             )
 
     @staticmethod
@@ -156,7 +156,7 @@ class Recorded(Availability):
         return bernoulli(self.probabilities(t), self.population, t)
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     """The first of them, and how many more."""
     listing = ", ".join(repr(name) for name in names[:SHOWN])
     remaining_count = len(names) - SHOWN

@@ -83,20 +83,20 @@ class MinimumSeparation(Bernoulli):
     def counts(self, t: int) -> np.ndarray:
         return self._walk.at(t).active.astype(np.int8)
 
-    def _next(self, rest: _Rest | None, t: int) -> _Rest:
+    def _next(self, previous: _Rest | None, t: int) -> _Rest:
         p = self.conditional_probability(t)
-        rest = rest or self._first(p)
-        ready = t - rest.last > self.separation
+        previous = previous or self._first(p)
+        ready = t - previous.last > self.separation
         coins = uniforms(self.population, rng.Purpose.AVAILABILITY, t)
         if self.k is not None:
             active = self._drawn(np.where(ready, p, 0.0), coins)
-            return _Rest(active, np.where(active, t, rest.last), p)
+            return _Rest(active, np.where(active, t, previous.last), p)
         active = ready & (coins < p)
-        last = np.where(active, t, rest.last)
-        if rest.recent is None:
-            return _Rest(active, last, rest.marginal)
-        marginal = p * (1 - rest.recent.sum(0))
-        recent = np.concatenate([rest.recent[1:], marginal[None]])
+        last = np.where(active, t, previous.last)
+        if previous.recent is None:
+            return _Rest(active, last, previous.marginal)
+        marginal = p * (1 - previous.recent.sum(0))
+        recent = np.concatenate([previous.recent[1:], marginal[None]])
         return _Rest(active, last, marginal, recent)
 
     def _first(self, p: np.ndarray) -> _Rest:

@@ -92,10 +92,10 @@ class DeviceSessions(Availability):
         stretch, p = self._walk.at(t), self.base_probabilities
         return (stretch.on & (stretch.level * p < self.probabilities(t))).astype(np.int8)
 
-    def _next(self, now: _Stretch | None, t: int) -> _Stretch:
-        if now is None:
+    def _next(self, previous: _Stretch | None, t: int) -> _Stretch:
+        if previous is None:
             return self._first()
-        on, until, level = now.on.copy(), now.until.copy(), now.level.copy()
+        on, until, level = previous.on.copy(), previous.until.copy(), previous.level.copy()
         for replicate, seed in enumerate(self.population.seeds):
             turn = 0
             while (end_mask := until[replicate] <= t).any():

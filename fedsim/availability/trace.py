@@ -81,7 +81,7 @@ class Trace(Recorded):
                 )
         super().setup(population)
 
-    def _checked(self, table: np.ndarray, where: Callable[[int], str], first: int) -> np.ndarray:
+    def _checked(self, table: np.ndarray, row_label: Callable[[int], str], first: int) -> np.ndarray:
         """A table [rounds, clients] of probabilities."""
         if table.ndim != 2 or 0 in table.shape:
             raise ConfigError(f"{self.source} has shape {list(table.shape)}; expected [rounds, clients]")
@@ -90,7 +90,7 @@ class Trace(Recorded):
             row, column = bad[0]
             hint = "" if self.names is None else f"; if it counts rounds, set availability.round={self.names[column]}"
             raise ConfigError(
-                f"{self.source}, {where(row + first)}, column {column + 1}: {table[row, column]:g} is not between 0 "
+                f"{self.source}, {row_label(row + first)}, column {column + 1}: {table[row, column]:g} is not between 0 "
                 f"and 1{hint}"
             )
         return table

@@ -54,7 +54,7 @@ class ConstantDelay(Delay):
     stops_training = (
         StopsTraining(
             "rounds",
-            lambda component, run: min(component.given) >= run.rounds,
+            lambda component, run: min(component.delay_values) >= run.rounds,
             "what clients begin arrives after the run's last round; give fewer, or more rounds",
             attribute="settings.rounds",
         ),
@@ -63,14 +63,14 @@ class ConstantDelay(Delay):
     def __init__(self, rounds: CountOrZero | list[CountOrZero] = 1) -> None:
         delays = rounds if isinstance(rounds, (list, tuple)) else [rounds]
         self.settings = {"rounds": rounds}
-        self.given = [float(delay) for delay in delays]
+        self.delay_values = [float(delay) for delay in delays]
 
     def setup(self, federation: Federation) -> None:
         super().setup(federation)
-        by_group("delay.rounds", self.given, federation.clients)
+        by_group("delay.rounds", self.delay_values, federation.clients)
 
     def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
-        return self.of("delay.rounds", self.given, virtual).astype(np.int64)
+        return self.of("delay.rounds", self.delay_values, virtual).astype(np.int64)
 
 
 class _WithMean(Delay):
