@@ -47,7 +47,9 @@ def explain(error: BaseException) -> str:
     if match := re.search(r"Error parsing override '([^'=]+)'\nmissing EQUAL", text):
         group_choices = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
         exact = [option for option in group_choices if option.endswith(f"={match[1]}")]
-        near = checks.meant(exact) or checks.nearest(match[1], [*commands.WORDS, *keys(), *groups(), *group_choices])
+        near = checks.suggestion(exact) or checks.nearest(
+            match[1], [*commands.WORDS, *keys(), *groups(), *group_choices]
+        )
         return f"{match[1]!r} lacks a value; give key=value or group=choice{near}"
     return in_one_line(text.split("\n")[0])
 
@@ -158,7 +160,7 @@ def _nearest_key(name: str) -> str:
     deeper = [option for option in keys() if option.rpartition(".")[2] == last]
     siblings = [option for option in deeper if option.partition(".")[0] == name.partition(".")[0]]
     spoken = [key for key, comment in comments(config_folder() / "config.yaml").items() if _words(name) in comment]
-    return checks.meant(siblings or deeper) or checks.nearest(name, options) or checks.meant(spoken)
+    return checks.suggestion(siblings or deeper) or checks.nearest(name, options) or checks.suggestion(spoken)
 
 
 def _words(name: str) -> str:

@@ -42,7 +42,7 @@ def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: 
                 f"{names.get(name, name)}={value!r} must be {described(annotation)}{size}{_quoted(value, annotation)}"
             )
         if name == "seed" and value != "???":  # of a random number generator, whatever it is drawn for
-            checks.whole(names.get(name, name), value, least=0)
+            checks.whole_number(names.get(name, name), value, minimum=0)
 
 
 def _quoted(value: Any, hint: Any) -> str:

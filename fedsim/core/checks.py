@@ -13,16 +13,16 @@ from typing import Any
 from fedsim.core.errors import ConfigError
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, choices: Iterable[str]) -> str:
     """'; did you mean …?' for the known word that looks most like `word`, else those that contain it, or nothing."""
-    lower, options = word.lower(), {option.lower(): option for option in known}
+    lower, options = word.lower(), {option.lower(): option for option in choices}
     matches = difflib.get_close_matches(lower, options, n=1, cutoff=0.6)
     if not matches and len(word) > 2:
         matches = sorted((option for option in options if lower in option), key=len)
-    return meant(options[option] for option in matches)
+    return suggestion(options[option] for option in matches)
 
 
-def meant(words: Iterable[str]) -> str:
+def suggestion(words: Iterable[str]) -> str:
     """'; did you mean …?' for at most three words, or nothing."""
     quoted = [repr(word) for word in words][:3]
     return f"; did you mean {' or '.join(filter(None, [', '.join(quoted[:-1]), quoted[-1]]))}?" if quoted else ""
@@ -32,17 +32,17 @@ def choice(key: str, value: Any, options: Iterable[str]) -> str:
     """One of the options."""
     options = list(options)
     if value not in options:
-        known = ", ".join(options)
+        listed = ", ".join(options)
         raise ConfigError(
-            key=key, value=value, needs=f"is unknown; choose one of {known}{nearest(str(value), options)}"
+            key=key, value=value, needs=f"is unknown; choose one of {listed}{nearest(str(value), options)}"
         )
     return str(value)
 
 
-def whole(key: str, value: Any, least: int = 1) -> int:
-    """A whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        raise ConfigError(key=key, value=value, needs=f"must be a whole number of at least {least}")
+def whole_number(key: str, value: Any, minimum: int = 1) -> int:
+    """A whole number of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
+        raise ConfigError(key=key, value=value, needs=f"must be a whole number of at least {minimum}")
     return int(value)
 
 

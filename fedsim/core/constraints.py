@@ -56,24 +56,26 @@ class Constraint(ABC):
 
 @dataclass(frozen=True)
 class AtLeast(Constraint):
-    """A whole number, `least` or more."""
+    """A whole number, `minimum` or more."""
 
-    least: int
+    minimum: int
 
     def check(self, key: str, value: Any) -> int:
-        return checks.whole(key, value, self.least)
+        return checks.whole_number(key, value, self.minimum)
 
     def __str__(self) -> str:
-        return f"≥ {self.least}, whole"
+        return f"≥ {self.minimum}, whole"
 
 
 @dataclass(frozen=True)
 class AutoOrAtLeast(AtLeast):
-    """The word auto, or a whole number, `least` or more."""
+    """The word auto, or a whole number, `minimum` or more."""
 
     def check(self, key: str, value: Any) -> Any:
         if isinstance(value, str) and value != "auto":
-            raise ConfigError(key=key, value=value, needs=f"must be 'auto' or a whole number of at least {self.least}")
+            raise ConfigError(
+                key=key, value=value, needs=f"must be 'auto' or a whole number of at least {self.minimum}"
+            )
         return value if value == "auto" else super().check(key, value)
 
     def __str__(self) -> str:
@@ -233,7 +235,7 @@ class _Parameters:
     def __init__(self, function: Callable[..., Any]) -> None:
         hints = hints_of(function)
         self.declared: list[tuple[str, int, Check, Any]] = []
-        for place, parameter in enumerate(inspect.signature(function).parameters.values()):
+        for index, parameter in enumerate(inspect.signature(function).parameters.values()):
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
             if (check := _check_of(hints.get(parameter.name))) is None:
@@ -242,15 +244,15 @@ class _Parameters:
             if default is not _REQUIRED:
                 checked_default = check(parameter.name, default)
                 default = _REQUIRED if checked_default is default else checked_default
-            position = -1 if parameter.kind is parameter.KEYWORD_ONLY else place
+            position = -1 if parameter.kind is parameter.KEYWORD_ONLY else index
             self.declared.append((parameter.name, position, check, default))
 
     def checked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """The positional arguments checked; those by name are checked where they are."""
-        given = len(args)
+        positional_count = len(args)
         checked_args = list(args)
         for name, position, check, default in self.declared:
-            if 0 <= position < given:
+            if 0 <= position < positional_count:
                 checked_args[position] = check(name, args[position])
             elif name in kwargs:
                 kwargs[name] = check(name, kwargs[name])
@@ -265,29 +267,29 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
         return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):
         pass  # one of them is for type checkers alone; the others count
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
-        alone = type("alone", (), {"__annotations__": {name: annotation}})
+        holder = type("alone", (), {"__annotations__": {name: annotation}})
         try:
             scope = inspect.unwrap(function).__globals__
-            found |= typing.get_type_hints(alone, globalns=scope, include_extras=True)
+            hints |= typing.get_type_hints(holder, globalns=scope, include_extras=True)
         except (NameError, TypeError, AttributeError):
             continue
-    return found
+    return hints
 
 
 def declared(target: Callable[..., Any]) -> dict[str, Any]:
     """Parameter → annotation, for those that a function or a class takes and that are constrained; of a class also
     those that its constructor hands on to its bases as `**options`."""
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for owner in inspect.getmro(target) if inspect.isclass(target) else [target]:
         function = vars(owner).get("__init__") if inspect.isclass(owner) else owner
         if not isinstance(function, types.FunctionType):
             continue
-        found = {name: hint for name, hint in hints_of(function).items() if any(constraints(hint))} | found
+        hints = {name: hint for name, hint in hints_of(function).items() if any(constraints(hint))} | hints
         if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values()):
             break
-    return found
+    return hints
 
 
 def constraints(hint: Any) -> Iterator[Constraint]:
@@ -310,13 +312,17 @@ def allowed(hint: Any) -> str:
 def _allowed(hint: Any) -> str:
     if typing.get_origin(hint) is Annotated:
         inner, *markers = typing.get_args(hint)
-        parts = [_allowed(inner), *(str(marker) for marker in markers if isinstance(marker, Constraint))]
-        return ", ".join(filter(None, parts))
+        descriptions = [_allowed(inner), *(str(marker) for marker in markers if isinstance(marker, Constraint))]
+        return ", ".join(filter(None, descriptions))
     if _is_list(hint):
         entries = _allowed(typing.get_args(hint)[0])
         return entries and f"each {entries}"
-    parts = [part for part in map(_allowed, typing.get_args(hint)) if part]
-    return " or ".join(part for part in parts if part.removeprefix("each ") == part or part[5:] not in parts)
+    descriptions = [description for description in map(_allowed, typing.get_args(hint)) if description]
+    return " or ".join(
+        description
+        for description in descriptions
+        if description.removeprefix("each ") == description or description[5:] not in descriptions
+    )
 
 
 def _check_of(hint: Any) -> Check | None:

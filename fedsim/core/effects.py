@@ -63,32 +63,32 @@ class StopsTraining:
     attribute: str = ""
 
 
-def without_effect(at: str, part: Any, run: Any) -> Iterator[str]:
+def without_effect(at: str, component: Any, run: Any) -> Iterator[str]:
     """A sentence for every parameter of an object, and of those inside it, that differs from its default and changes
     nothing in this run.
 
     Args:
         at: the object's place in the configuration, such as `strategy`.
-        part: the object.
+        component: the object.
         run: the `Simulation` it is part of.
     """
-    for path, owner in _objects(at, part):
+    for path, owner in _objects(at, component):
         for name, rules in _declared(owner, "effective_if").items():
             for rule in rules:
                 value = _value(owner, rule)
                 if differs(type(owner), name, value) and not rule.condition(owner, run):
-                    yield f"{_named(path, name, value)} has no effect without {rule.needs.replace('{at}', path)}"
+                    yield f"{_setting_text(path, name, value)} has no effect without {rule.needs.replace('{at}', path)}"
                     break
 
 
-def stops_training(at: str, part: Any, run: Any) -> Iterator[str]:
+def stops_training(at: str, component: Any, run: Any) -> Iterator[str]:
     """A sentence for every parameter of an object, and of those inside it, because of which no model can move."""
-    for path, owner in _objects(at, part):
+    for path, owner in _objects(at, component):
         for name, rules in _declared(owner, "stops_training").items():
             for rule in rules:
                 if rule.condition(owner, run):
                     value = _value(owner, rule)
-                    yield f"{_named(path, name, value)} trains nothing: {rule.because.replace('{at}', path)}"
+                    yield f"{_setting_text(path, name, value)} trains nothing: {rule.because.replace('{at}', path)}"
 
 
 def parameters(cls: type) -> dict[str, Any]:
@@ -118,29 +118,31 @@ def differs(cls: type, name: str, value: Any) -> bool:
         return True
 
 
-def _declared(part: Any, kind: str) -> dict[str, list[Any]]:
+def _declared(component: Any, kind: str) -> dict[str, list[Any]]:
     """Parameter → declarations of an object's class and of those it derives from, for parameters that it takes."""
     declarations: dict[str, list[Any]] = {}
     constructor_parameters: dict[str, Any] | None = None
-    for cls in type(part).__mro__:
+    for cls in type(component).__mro__:
         for rule in vars(cls).get(kind, ()):
             constructor_parameters = (
-                parameters(type(part)) if constructor_parameters is None else constructor_parameters
+                parameters(type(component)) if constructor_parameters is None else constructor_parameters
             )
             if rule.parameter in constructor_parameters:
                 declarations.setdefault(rule.parameter, []).append(rule)
     return declarations
 
 
-def _objects(at: str, part: Any) -> Iterator[tuple[str, Any]]:
+def _objects(at: str, component: Any) -> Iterator[tuple[str, Any]]:
     """The object and those that its constructor was given, each with its place in the configuration."""
-    if part is None:
+    if component is None:
         return
-    yield at, part
-    members = getattr(part, "named_parts", None)  # of an object that was given several
+    yield at, component
+    members = getattr(component, "named_parts", None)  # of an object that was given several
     if at and members is None:
-        parameter_names = {f.name for f in fields(part)} if is_dataclass(part) else parameters(type(part)).keys()
-        members = {name: value for name, value in getattr(part, "__dict__", {}).items() if name in parameter_names}
+        parameter_names = (
+            {f.name for f in fields(component)} if is_dataclass(component) else parameters(type(component)).keys()
+        )
+        members = {name: value for name, value in getattr(component, "__dict__", {}).items() if name in parameter_names}
     for name, value in (members or {}).items():
         if hasattr(value, "effective_if") or hasattr(value, "stops_training"):
             yield from _objects(f"{at}.{name}", value)
@@ -154,7 +156,7 @@ def _value(owner: Any, rule: Any) -> Any:
     return value
 
 
-def _named(at: str, name: str, value: Any) -> str:
+def _setting_text(at: str, name: str, value: Any) -> str:
     """KEY=VALUE, or the key alone where the value is an object."""
     key = f"{at}.{name}" if at else name
     if not isinstance(value, (str, bool, int, float, list, tuple, dict, type(None), PerSeed)):

@@ -66,8 +66,8 @@ class ConfigError(ValueError):
         return self
 
     def _sentence(self) -> str:
-        shown = "" if self.value is UNSET else f"={self.value!r}"
-        sentence = self._filled(self.message) or f"{self.key}{shown} {self._filled(self.needs)}"
+        value_text = "" if self.value is UNSET else f"={self.value!r}"
+        sentence = self._filled(self.message) or f"{self.key}{value_text} {self._filled(self.needs)}"
         return plain_scalars(sentence)  # np.float64(0.5) is 0.5
 
     def _filled(self, text: str) -> str:

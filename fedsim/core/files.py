@@ -35,7 +35,7 @@ def replacing(path: Path, mode: str = "w", durable: bool = False) -> Iterator[IO
     partial = path.with_suffix(SUFFIX)
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
-        with written(path):
+        with atomic_write(path):
             with open(partial, mode, opener=_anew, **text) as file:  # type: ignore[call-overload]
                 yield file
                 if durable:
@@ -69,7 +69,7 @@ def real_folder(path: Path) -> Path:
     """
     if path.is_symlink():
         raise OutputError(f"{path} is a link, and runs write inside their own folder alone; remove it")
-    with written(path):
+    with atomic_write(path):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -86,7 +86,7 @@ def regular(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Iterator[None]:
+def atomic_write(path: Path) -> Iterator[None]:
     """Errors of the operating system, while `path` is written, name it."""
     try:
         yield

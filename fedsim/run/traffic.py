@@ -43,7 +43,7 @@ class Traffic:
         name, added = type(strategy).__name__, rule.traffic(model.dimension)
         vectors = (strategy.vectors_down, strategy.vectors_up)
         for way, count in zip(("down", "up"), vectors, strict=True):
-            checks.whole(f"strategy={name}: vectors_{way}", count, least=0)
+            checks.whole_number(f"strategy={name}: vectors_{way}", count, minimum=0)
         down, up = (
             n * len(columns.shared) + len(columns.averaged) + extra_numbers
             for n, extra_numbers in zip(vectors, added, strict=True)

@@ -92,7 +92,7 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     """A non-empty list of non-negative whole numbers. Equal seeds are allowed: replicates may differ in lr."""
     if isinstance(seeds, str) or not isinstance(seeds, Sequence) or not len(seeds):
         raise ConfigError(f"seeds={seeds!r} must be a non-empty list of whole numbers, such as [0,1,2]")
-    if max(checks.whole("seeds", seed, least=0) for seed in seeds) >= 2**63:
+    if max(checks.whole_number("seeds", seed, minimum=0) for seed in seeds) >= 2**63:
         raise ConfigError(f"seeds={list(seeds)} must be below 2^63")
     return tuple(int(seed) for seed in seeds)
 
@@ -137,7 +137,7 @@ def clients_of(data: Dataset, partition: Partition | None, clients: int | str) -
                 f"clients=all are those that come with the data, and dataset={data.name} has none; give their number"
             )
         clients = natural_count
-    checks.whole("clients", clients)
+    checks.whole_number("clients", clients)
     natural = partition or (None if data.owners is None else Natural())
     if (
         data.stream

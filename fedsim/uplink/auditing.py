@@ -116,7 +116,7 @@ def audit(
     mechanism = claim.mechanism
     if mechanism is None or claim.epsilon is None or claim.delta is None:
         raise ConfigError(f"nothing is claimed that could be audited: {claim.said}")
-    if checks.whole("--worlds", worlds) < 200:
+    if checks.whole_number("--worlds", worlds) < 200:
         raise ConfigError(f"--worlds {worlds} is too few for a bound; give at least 200")
     present = np.arange(worlds) % 2 == 0
     starts = range(0, worlds, AT_ONCE)

@@ -59,8 +59,8 @@ from fedsim.uplink.attack import Attack
 
 # Constraint → values just outside, and values at the border with what the body gets for them.
 EXAMPLES: dict[type[Constraint], Any] = {
-    AtLeast: lambda c: ([c.least - 1, 1.5, True, "1", None], [c.least]),
-    AutoOrAtLeast: lambda c: ([c.least - 1, "many"], [c.least, "auto"]),
+    AtLeast: lambda c: ([c.minimum - 1, 1.5, True, "1", None], [c.minimum]),
+    AutoOrAtLeast: lambda c: ([c.minimum - 1, "many"], [c.minimum, "auto"]),
     Finite: lambda c: ([float("inf"), float("nan"), "1", True], [-1e300, 0.0]),
     AboveZero: lambda c: ([0, -5e-324, float("nan")], [5e-324]),
     ZeroOrMore: lambda c: ([-5e-324, float("inf")], [0.0]),

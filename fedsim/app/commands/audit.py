@@ -89,7 +89,7 @@ def audited(simulation: Simulation, rounds: int | None) -> tuple[Privacy, int]:
 
     if rounds is not None and not 0 < rounds <= simulation.rounds:
         raise ConfigError(f"--rounds {rounds} must be at least 1 and at most the run's rounds={simulation.rounds}")
-    number = checks.whole("--rounds", rounds) if rounds is not None else min(simulation.rounds, MOST_ROUNDS)
+    number = checks.whole_number("--rounds", rounds) if rounds is not None else min(simulation.rounds, MOST_ROUNDS)
     while True:
         claim = simulation.privacy(number)
         if claim is None:

@@ -65,7 +65,7 @@ class Text(Dataset):
         speaker: str | None = None,
         test_fraction: Fraction = 0.2,
     ) -> None:
-        client_count = None if clients in (None, "all") else checks.whole("clients", clients)
+        client_count = None if clients in (None, "all") else checks.whole_number("clients", clients)
         if test_fraction == 1:
             raise ConfigError(key="test_fraction", value=1, needs="leaves nothing to train on; give less")
         names = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from fedsim.core.errors import CheckpointError
-from fedsim.core.files import on_disk, regular, replacing, without_following, written
+from fedsim.core.files import atomic_write, on_disk, regular, replacing, without_following
 from fedsim.run.tracking.result import Row
 
 NAME = "metrics.csv"
@@ -123,15 +123,15 @@ class MetricsCSV:
         Raises:
             OutputError: the file cannot be written.
         """
-        with written(self._path):
+        with atomic_write(self._path):
             self._writer.writerows(rows)
             self._file.flush()
 
     def on_disk(self) -> None:
         """Wait until all rows are on the disk: a checkpoint says that they are there."""
-        with written(self._path):
+        with atomic_write(self._path):
             on_disk(self._file)
 
     def close(self) -> None:
-        with written(self._path):
+        with atomic_write(self._path):
             self._file.close()

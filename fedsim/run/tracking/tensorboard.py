@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedsim.core.files import real_folder, written
+from fedsim.core.files import atomic_write, real_folder
 from fedsim.evaluation.registry import describe
 from fedsim.run.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
 from fedsim.run.tracking.result import mean_std
@@ -61,7 +61,7 @@ class TensorBoard(Observer):
         from torch.utils.tensorboard import SummaryWriter
 
         self._files, self._settings = run.folder / "event files", run.settings
-        with written(self._files):
+        with atomic_write(self._files):
             _make_the_next_name_the_last(run.folder)
             names, purge = run.names, run.completed + 1 if run.completed else 0
             for name in ["mean", *names] if len(names) > 1 else names:
@@ -72,7 +72,7 @@ class TensorBoard(Observer):
         if not self._writers:
             return
         mean, *replicate_writers = self._writers
-        with written(self._files):
+        with atomic_write(self._files):
             for name in seen.rows[0]:
                 if (scalar_tag := describe(name).tag) is not None:
                     mean.add_scalar(scalar_tag, mean_std([row[name] for row in seen.rows])[0], seen.round)
@@ -94,7 +94,7 @@ class TensorBoard(Observer):
             return
         from torch.utils.tensorboard.summary import hparams
 
-        with written(self._files):
+        with atomic_write(self._files):
             for heading, figure in ended.pictures():
                 self._writers[0].add_figure(f"figures/{heading}", figure, ended.round)
             plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in self._settings.items()}
@@ -110,6 +110,6 @@ class TensorBoard(Observer):
 
     def close(self) -> None:
         if self._writers:
-            with written(self._files):
+            with atomic_write(self._files):
                 for writer in self._writers:
                     writer.close()

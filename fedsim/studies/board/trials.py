@@ -60,7 +60,7 @@ class Tuning:
 
     def check(self, place: str, knob: TunedParameter | None) -> None:
         """Refuse a knob whose values do not share the trials out."""
-        checks.whole("tuning.trials", self.trials)
+        checks.whole_number("tuning.trials", self.trials)
         if knob is not None and (not knob.values or self.trials % len(knob.values)):
             raise ConfigError(
                 f"{place}: knob.values={knob.values} must be as many as divide tuning.trials={self.trials}"

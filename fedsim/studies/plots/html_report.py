@@ -15,7 +15,7 @@ import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from fedsim.core.settings import said
+from fedsim.core.settings import spoken_key
 from fedsim.studies.plots.compare import pictures, written
 from fedsim.studies.plots.curves import telling
 from fedsim.studies.plots.looks import looks
@@ -60,7 +60,7 @@ def html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None
         ],
         replicated=max(run.replicates for run in runs) > 1,
         notes=_notes(runs),
-        shared=[(said(key), value(runs[0].settings, key)) for key in sorted(runs[0].settings) if key not in keys],
+        shared=[(spoken_key(key), value(runs[0].settings, key)) for key in sorted(runs[0].settings) if key not in keys],
         origins=[_origin(run) for run in runs],
     )
 
@@ -93,7 +93,7 @@ def _differences(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
     """
     class_options = of_their_own(keys)
     return [
-        {"name": said(key), "own": key in class_options, "values": [value(run.settings, key) for run in runs]}
+        {"name": spoken_key(key), "own": key in class_options, "values": [value(run.settings, key) for run in runs]}
         for key in sorted(keys, key=lambda key: key in class_options)
         if not _of_one_class(runs, key, class_options)
     ]
@@ -118,7 +118,7 @@ def _hidden(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
         if _of_one_class(runs, key, class_options):
             holders = [run for run in runs if key in run.settings]
             label = shared_name(holders, runs)
-            found.append({"name": said(key), "run": label, "value": value(holders[0].settings, key)})
+            found.append({"name": spoken_key(key), "run": label, "value": value(holders[0].settings, key)})
     return found
 
 

@@ -11,7 +11,7 @@ from matplotlib.artist import Artist
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
-from fedsim.core.settings import said
+from fedsim.core.settings import spoken_key
 from fedsim.studies.plots.style import COLOURS, DASHES, MARKERS, colour
 from fedsim.studies.results.differences import named, swept_settings
 from fedsim.studies.results.display_names import key_name
@@ -62,7 +62,7 @@ def looks(runs: list[Run]) -> Looks:
     shaped = [EACH[number % len(EACH)] for number in range(len(runs))]
     of = [Look(colour(tint), *SHAPES[shape]) for shape, tint in shaped]
     keys = swept_settings(runs)
-    title = key_name(said(keys[0])) if len(keys) == 1 else None
+    title = key_name(spoken_key(keys[0])) if len(keys) == 1 else None
     return Looks(of, [(run.label, look) for run, look in zip(runs, of, strict=True)], title)
 
 
@@ -90,7 +90,7 @@ def _by_keys(runs: list[Run]) -> Looks | None:
         step = (PALE - DEEP) / (len(runs) - 1)
         of = [Look(to_hex(shades(DEEP + step * rank))) for rank in ranks]
         legend = sorted(zip((run.label for run in runs), of, ranks, strict=True), key=lambda entry: entry[2])
-        return Looks(of, [(name, look) for name, look, _ in legend], key_name(said(keys[0])))
+        return Looks(of, [(name, look) for name, look, _ in legend], key_name(spoken_key(keys[0])))
     return None
 
 
@@ -114,7 +114,7 @@ def _looks_by_key(
     legend += [(text, Look(NEUTRAL, *shapes[n])) for n, text in enumerate(values[shape])]
     legend += [(text, Look(NEUTRAL, "", MARKERS[n])) for key in mark for n, text in enumerate(values[key])]
     channels = ["colour", "line" if len(values[shape]) <= len(DASHES) else "line and marker", "marker"]
-    title = ", ".join(f"{channel}: {key_name(said(key))}" for channel, key in zip(channels, keys, strict=False))
+    title = ", ".join(f"{channel}: {key_name(spoken_key(key))}" for channel, key in zip(channels, keys, strict=False))
     return Looks(of, [(text, look) for text, look in legend if text], title)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.settings import said, short
+from fedsim.core.settings import short, spoken_key
 from fedsim.run.run_files import ENVIRONMENT
 from fedsim.run.tracking.metrics_csv import NAME
 from fedsim.studies.results.display_names import CLASSES
@@ -156,7 +156,7 @@ def _matching(pattern: Path) -> list[Path]:
 
 def swept(runs: Sequence[Run]) -> list[str]:
     """The keys that tell the runs apart, as a person says them."""
-    return [said(key) for key in swept_settings(runs)]
+    return [spoken_key(key) for key in swept_settings(runs)]
 
 
 def swept_settings(runs: Sequence[Run]) -> list[str]:

@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str]) -> None:
     """Print or write the table."""
     options = parser().parse_args(arguments)
-    last = checks.whole("--last", options.last)
+    last = checks.whole_number("--last", options.last)
     if not 0 < checks.real("--confidence", options.confidence) < 1:
         raise ConfigError(f"--confidence {options.confidence} must lie between 0 and 1, such as 0.95")
     form = options.form or ENDINGS.get(options.to.suffix if options.to else "", "text")

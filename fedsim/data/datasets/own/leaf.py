@@ -175,7 +175,7 @@ def _codes(texts: np.ndarray) -> np.ndarray:
 
 def shaped(part: Part, shape: Sequence[int]) -> Part:
     """The same inputs in a shape."""
-    sizes = [checks.whole("shape", size) for size in shape]
+    sizes = [checks.whole_number("shape", size) for size in shape]
     if math.prod(sizes) != math.prod(part.x.shape[1:]):
         raise ConfigError(
             f"{{shape}}={list(shape)} holds {math.prod(sizes)} numbers, but inputs of {part.source} have "

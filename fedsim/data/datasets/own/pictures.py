@@ -22,7 +22,7 @@ def check_options(size: Sequence[int] | None, colours: str | None) -> None:
         if len(size) != 2:
             raise ConfigError(f"{{size}}={list(size)} must be two numbers, height and width", mentions=("size",))
         for number in size:
-            checks.whole("size", number)
+            checks.whole_number("size", number)
     if colours is not None:
         checks.choice("colours", colours, COLOURS)
 
