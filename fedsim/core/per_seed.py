@@ -43,39 +43,39 @@ class PerSeed:
         column = torch.tensor(self.values, dtype=dtype).reshape(len(rows), *[1] * (rows.dim() - 1))
         return column.to(rows.device, non_blocking=True)
 
-    def _reckoned(self, other: Any, how: Callable[[Any, Any], Any]) -> Any:
-        if isinstance(other, Tensor):
-            return how(self.like(other), other)
-        if not isinstance(other, (float, int, PerSeed)):
+    def _reckoned(self, operand: Any, operation: Callable[[Any, Any], Any]) -> Any:
+        if isinstance(operand, Tensor):
+            return operation(self.like(operand), operand)
+        if not isinstance(operand, (float, int, PerSeed)):
             return NotImplemented
-        other_values = other.values if isinstance(other, PerSeed) else [other] * len(self.values)
+        other_values = operand.values if isinstance(operand, PerSeed) else [operand] * len(self.values)
         return PerSeed(
-            tuple(how(value, other_value) for value, other_value in zip(self.values, other_values, strict=True))
+            tuple(operation(value, other_value) for value, other_value in zip(self.values, other_values, strict=True))
         )
 
-    def __mul__(self, other: Any) -> Any:
-        return self._reckoned(other, operator.mul)
+    def __mul__(self, operand: Any) -> Any:
+        return self._reckoned(operand, operator.mul)
 
     __rmul__ = __mul__
 
-    def __add__(self, other: Any) -> Any:
-        return self._reckoned(other, operator.add)
+    def __add__(self, operand: Any) -> Any:
+        return self._reckoned(operand, operator.add)
 
     __radd__ = __add__
 
-    def __sub__(self, other: Any) -> Any:
-        return self._reckoned(other, operator.sub)
+    def __sub__(self, operand: Any) -> Any:
+        return self._reckoned(operand, operator.sub)
 
-    def __rsub__(self, other: Any) -> Any:
-        return self._reckoned(other, lambda component, first: first - component)
+    def __rsub__(self, operand: Any) -> Any:
+        return self._reckoned(operand, lambda value, first: first - value)
 
-    def __truediv__(self, other: Any) -> Any:
-        if isinstance(other, Tensor):  # as PyTorch divides a number by a tensor: the same bits
-            return other.reciprocal() * self
-        return self._reckoned(other, operator.truediv)
+    def __truediv__(self, operand: Any) -> Any:
+        if isinstance(operand, Tensor):  # as PyTorch divides a number by a tensor: the same bits
+            return operand.reciprocal() * self
+        return self._reckoned(operand, operator.truediv)
 
-    def __rtruediv__(self, other: Any) -> Any:
-        return self._reckoned(other, lambda component, first: first / component)
+    def __rtruediv__(self, operand: Any) -> Any:
+        return self._reckoned(operand, lambda value, first: first / value)
 
     def __pow__(self, exponent: float) -> PerSeed:
         return PerSeed(tuple(value**exponent for value in self.values))
@@ -100,12 +100,12 @@ def largest(setting: Setting) -> float:
     return max(setting.values) if isinstance(setting, PerSeed) else setting
 
 
-def given_per_seed(group: str, part: object, inside: type) -> Mapping[str, Sequence[float]]:
+def given_per_seed(group: str, component: object, number_class: type) -> Mapping[str, Sequence[float]]:
     """Key → numbers of an object's settings that were given for each seed, and of objects of the class in it."""
     numbers_by_key: dict[str, Sequence[float]] = {}
-    for name, value in vars(part).items():
+    for name, value in vars(component).items():
         if isinstance(value, PerSeed):
             numbers_by_key[f"{group}.{name}"] = value.values
-        elif isinstance(value, inside):
-            numbers_by_key |= given_per_seed(f"{group}.{name}", value, inside)
+        elif isinstance(value, number_class):
+            numbers_by_key |= given_per_seed(f"{group}.{name}", value, number_class)
     return numbers_by_key

@@ -94,16 +94,21 @@ def changed(before: Node, after: Node) -> list[str]:
     compared_pairs: set[tuple[int, int]] = set()
     waiting: list[tuple[Any, Node | None, Node | None]] = [(None, before, after)]  # with linked labels, the last first
     while waiting:
-        path, one, other = waiting.pop()
-        if one is None or other is None or one.kind != other.kind or one.value != other.value:
-            changed_paths.append(_place(path))
+        path, before_node, after_node = waiting.pop()
+        if (
+            before_node is None
+            or after_node is None
+            or before_node.kind != after_node.kind
+            or before_node.value != after_node.value
+        ):
+            changed_paths.append(_path_text(path))
             continue
-        if one is other or (id(one), id(other)) in compared_pairs:
+        if before_node is after_node or (id(before_node), id(after_node)) in compared_pairs:
             continue
-        compared_pairs.add((id(one), id(other)))
-        labels = [*one.children, *(label for label in other.children if label not in one.children)]
+        compared_pairs.add((id(before_node), id(after_node)))
+        labels = [*before_node.children, *(label for label in after_node.children if label not in before_node.children)]
         for label in reversed(labels):
-            waiting.append(((label, path), one.children.get(label), other.children.get(label)))
+            waiting.append(((label, path), before_node.children.get(label), after_node.children.get(label)))
     return list(dict.fromkeys(changed_paths))
 
 
@@ -124,7 +129,7 @@ def key(node: Node) -> Hashable:
     return tuple(rows)
 
 
-def _place(path: Any) -> str:
+def _path_text(path: Any) -> str:
     """Linked labels as a path, from the last place of its own on."""
     labels: list[str] = []
     while path is not None:

@@ -18,10 +18,10 @@ def rng_state() -> tuple[Tensor, Any, Any]:
     return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 (a user's module may draw from it)
 
 
-def equal(one: tuple[Tensor, Any, Any], other: tuple[Tensor, Any, Any]) -> bool:
+def equal(first: tuple[Tensor, Any, Any], second: tuple[Tensor, Any, Any]) -> bool:
     """Has nothing been drawn in between?"""
-    legacy = all(np.array_equal(a, b) for a, b in zip(one[1], other[1], strict=True))
-    return torch.equal(one[0], other[0]) and legacy and one[2] == other[2]
+    legacy = all(np.array_equal(a, b) for a, b in zip(first[1], second[1], strict=True))
+    return torch.equal(first[0], second[0]) and legacy and first[2] == second[2]
 
 
 def reseed(seed: int) -> None:

@@ -255,8 +255,12 @@ def _refuse_state_outside(module: nn.Module, around: Node) -> None:
         )
 
 
-def _identical(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+def _identical(first: Tensor, second: Tensor) -> bool:
+    return (
+        first.shape == second.shape
+        and first.dtype == second.dtype
+        and torch.equal(first.nan_to_num(), second.nan_to_num())
+    )
 
 
 def _varied(x: Any, number: int) -> Any:
@@ -468,17 +472,19 @@ def _another_second(x: Tensor) -> Tensor:
     return torch.cat([x[:1], 2 * x[1:] + 1 if x.is_floating_point() else x[1:] * 0 + x.min()])
 
 
-def same_output(one: Any, other: Any, tolerance: float = 1e-6) -> bool:
+def same_output(first: Any, second: Any, tolerance: float = 1e-6) -> bool:
     """Equal tensors (but for rounding), numbers, or collections of them."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        if first.shape != second.shape or first.dtype != second.dtype:
             return False
-        if not one.is_floating_point():
-            return torch.equal(one, other)
-        scale = one.detach().abs().nan_to_num(0.0, 0.0).max().item() if one.numel() else 0.0
-        return torch.allclose(one, other, rtol=0, atol=tolerance * scale, equal_nan=True)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(same_output(a, b, tolerance) for a, b in zip(one, other, strict=True))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same_output(one[k], other[k], tolerance) for k in one)
-    return type(one) is type(other) and (not isinstance(one, (int, float, str, set)) or one == other)
+        if not first.is_floating_point():
+            return torch.equal(first, second)
+        scale = first.detach().abs().nan_to_num(0.0, 0.0).max().item() if first.numel() else 0.0
+        return torch.allclose(first, second, rtol=0, atol=tolerance * scale, equal_nan=True)
+    if isinstance(first, (list, tuple)) and isinstance(second, (list, tuple)):
+        return len(first) == len(second) and all(
+            same_output(a, b, tolerance) for a, b in zip(first, second, strict=True)
+        )
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(same_output(first[k], second[k], tolerance) for k in first)
+    return type(first) is type(second) and (not isinstance(first, (int, float, str, set)) or first == second)

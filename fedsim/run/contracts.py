@@ -125,27 +125,27 @@ def counters(part: Any, before: Node) -> list[str]:
     return [path for path in moved(part, before) if path.isidentifier() and path in getattr(part, "__dict__", {})]
 
 
-def same(one: Tensor, other: Tensor, scale: float | None = None) -> bool:
+def close_to(first: Tensor, second: Tensor, scale: float | None = None) -> bool:
     """Equal but for rounding; `scale` is of the numbers that count, the largest one's unless given."""
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    if not one.is_floating_point() or not one.numel():
-        return torch.equal(one, other)
-    largest = float(other.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if scale is None else scale
-    return torch.allclose(one, other, rtol=0, atol=ROUNDING.get(one.dtype, 1e-2) * largest, equal_nan=True)
+    if not first.is_floating_point() or not first.numel():
+        return torch.equal(first, second)
+    largest = float(second.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if scale is None else scale
+    return torch.allclose(first, second, rtol=0, atol=ROUNDING.get(first.dtype, 1e-2) * largest, equal_nan=True)
 
 
-def identical(one: Named, other: Named) -> str | None:
+def identical(first: Named, second: Named) -> str | None:
     """The first name under which two batches, carries or states are not bit for bit the same."""
-    for name, value in one.items():
-        if name not in other or value.dtype != other[name].dtype or value.shape != other[name].shape:
+    for name, value in first.items():
+        if name not in second or value.dtype != second[name].dtype or value.shape != second[name].shape:
             return name
         if not torch.equal(
             value.nan_to_num(0.0) if value.is_floating_point() else value,
-            (other[name].nan_to_num(0.0) if value.is_floating_point() else other[name]),
+            (second[name].nan_to_num(0.0) if value.is_floating_point() else second[name]),
         ):
             return name
-    return next((name for name in other if name not in one), None)
+    return next((name for name in second if name not in first), None)
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from fedsim.run.contracts import (
     Invariance,
     Named,
     brings_foreign,
+    close_to,
     counters,
     enlarged,
     identical,
@@ -34,7 +35,6 @@ from fedsim.run.contracts import (
     look,
     moved,
     refuse,
-    same,
     trial_copy,
     user_code_errors,
 )
@@ -279,11 +279,11 @@ def _differs(alone: Named, padded: Named) -> bool:
         if name in OF_CLIENTS or name == "weight" or name not in padded:
             continue
         padded_value = padded[name][:size] if value.dim() and len(value) == size else padded[name]
-        if not same(padded_value, value):
+        if not close_to(padded_value, value):
             return True
     weight = padded.get("weight", torch.ones(1))
     expected_weight = alone.get("weight", torch.ones_like(weight[:size]))
-    return not same(weight[:size] if len(weight) > 1 else expected_weight, expected_weight) or bool(
+    return not close_to(weight[:size] if len(weight) > 1 else expected_weight, expected_weight) or bool(
         (weight[size:] != 0).any()
     )
 
@@ -327,9 +327,9 @@ def _executors(trial: Trial) -> str | None:
             start = {name: value[row] for name, value in trial.carry.items()}
             for name, value in right.items():
                 step = float((value[0] - start[name]).abs().nan_to_num(0.0, 0.0, 0.0).max()) if value.numel() else 0.0
-                if not same(carry[name][row], value[0], step if value.is_floating_point() else None):
+                if not close_to(carry[name][row], value[0], step if value.is_floating_point() else None):
                     return f"{trial.label()} gives another {name!r} where a batch is padded or clients go together"
-            if not same(loss[row], right_loss[0]):
+            if not close_to(loss[row], right_loss[0]):
                 return f"{trial.label()} gives another loss where a batch is padded or clients go together"
     return None
 

@@ -25,6 +25,7 @@ from fedsim.run.contracts import (
     Invariance,
     Named,
     check_all,
+    close_to,
     copied,
     counters,
     enlarged,
@@ -35,7 +36,6 @@ from fedsim.run.contracts import (
     look,
     moved,
     refuse,
-    same,
     trial_copy,
     user_code_errors,
 )
@@ -278,7 +278,7 @@ def _replicates(trial: StrategyTrial) -> str | None:
             except ConfigError:  # it was set up for all replicates
                 return _apart(trial)
             for t, (single_state, joint_state) in enumerate(zip(single_states, joint_states, strict=True)):
-                if not same(joint_state.model[r], single_state.model[0]):
+                if not close_to(joint_state.model[r], single_state.model[0]):
                     return _mixes(trial, 1 - r, r, f" in round {t}" if t else "")
         if trial.slow():
             return None
@@ -292,7 +292,7 @@ def _apart(trial: StrategyTrial) -> str | None:
     for t, (state, changed_state) in enumerate(
         zip(right, trial.play([[1, c[1]] for c in counts], range(2)), strict=True)
     ):
-        if not same(state.model[1], changed_state.model[1]):
+        if not close_to(state.model[1], changed_state.model[1]):
             return _mixes(trial, 0, 1, f" in round {t}" if t else "")
     return None
 

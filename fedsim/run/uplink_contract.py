@@ -12,12 +12,12 @@ from fedsim.run.contracts import (
     Invariance,
     brings_foreign,
     check_all,
+    close_to,
     identical,
     kind,
     look,
     moved,
     refuse,
-    same,
     trial_copy,
     user_code_errors,
 )
@@ -102,7 +102,7 @@ def _replicates(trial: StageTrial) -> str | None:
         (trial.arrives([3, 1], 0, loud=True), first),
         (trial.arrives([2, 1], 0), reduced_count),
     ):
-        if not same(base_rows[first:], changed_rows[start:]):
+        if not close_to(base_rows[first:], changed_rows[start:]):
             return (
                 f"{trial.what} mixes the clients of different seeds: a change in those of seed {federation.seeds[0]} "
                 f"changes the rows of seed {federation.seeds[1]}; work row by row, or by link.cohort"

@@ -97,18 +97,20 @@ class JointExecutor:
             self._warned = True
         return subgroups
 
-    def _fits(self, one: LocalTask, other: LocalTask) -> bool:
-        if not isinstance(one.trainer, Trainer) or not isinstance(other.trainer, Trainer):
+    def _fits(self, first: LocalTask, second: LocalTask) -> bool:
+        if not isinstance(first.trainer, Trainer) or not isinstance(second.trainer, Trainer):
             return False
-        if one.plan.t != other.plan.t or (one.deployed is None) != (other.deployed is None):
+        if first.plan.t != second.plan.t or (first.deployed is None) != (second.deployed is None):
             return False
-        shapes = [{name: (value.shape[1:], value.dtype) for name, value in work.carry.items()} for work in (one, other)]
-        if shapes[0] != shapes[1] or not len(one) or not len(other):
+        shapes = [
+            {name: (value.shape[1:], value.dtype) for name, value in work.carry.items()} for work in (first, second)
+        ]
+        if shapes[0] != shapes[1] or not len(first) or not len(second):
             return False
-        pair = (id(one.trainer), id(other.trainer))
+        pair = (id(first.trainer), id(second.trainer))
         if pair not in self._alike:
-            self._alike[pair] = compatible(one.trainer, other.trainer)
-            self._kept |= {id(work.trainer): work.trainer for work in (one, other)}  # type: ignore[misc]
+            self._alike[pair] = compatible(first.trainer, second.trainer)
+            self._kept |= {id(work.trainer): work.trainer for work in (first, second)}  # type: ignore[misc]
         return self._alike[pair]
 
     def _together(self, works: list[LocalTask]) -> list[LocalResult]:
@@ -134,24 +136,24 @@ class JointExecutor:
         return self._joint[key]
 
 
-def compatible(one: Trainer, other: Trainer) -> bool:
+def compatible(first: Trainer, second: Trainer) -> bool:
     """Is a local step of the one a local step of the other, but for its learning rate?"""
-    ours, theirs = one.batches, other.batches
+    ours, theirs = first.batches, second.batches
     if ours.federation.ranks.count > 1 or (ours.work, ours.keyed) != (theirs.work, theirs.keyed):
         return False
     return (
-        one.execution == other.execution
-        and structurally_equal(one.rule, other.rule, OF_RATES)
-        and same_model(one.model, other.model)
+        first.execution == second.execution
+        and structurally_equal(first.rule, second.rule, OF_RATES)
+        and same_model(first.model, second.model)
         and ours.data.same_samples(theirs.data)
-        and structurally_equal(one.shift, other.shift)
+        and structurally_equal(first.shift, second.shift)
         and structurally_equal(ours.contamination, theirs.contamination)
     )
 
 
-def same_model(one: RowModel, other: RowModel) -> bool:
+def same_model(first: RowModel, second: RowModel) -> bool:
     """Is a row of the one a row of the other? Modules may differ in the values of what they train."""
-    if one is other:
+    if first is second:
         return True
     attributes = (
         "shapes",
@@ -165,9 +167,9 @@ def same_model(one: RowModel, other: RowModel) -> bool:
         "call",
         "loss",
     )
-    return all(structurally_equal(getattr(one, attribute), getattr(other, attribute)) for attribute in attributes) and (
-        structurally_equal(one.training_module, other.training_module)
-    )
+    return all(
+        structurally_equal(getattr(first, attribute), getattr(second, attribute)) for attribute in attributes
+    ) and (structurally_equal(first.training_module, second.training_module))
 
 
 def concatenate(works: Sequence[LocalTask], data: ClientData) -> LocalTask:
