@@ -207,7 +207,7 @@ def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
         raise ConfigError(f"{group}={node!r} is no choice of this group; choose one of {choices}")
     _check_node(group, node)
     root = targets.parse(group, node, KINDS[group])
-    for component in root.parts():
+    for component in root.nested_parts():
         _check_part(component, names)
     try:
         with _keys(names):

@@ -59,4 +59,4 @@ _INSIDE = (
     Kind("an object of your own"),
 )  # fmt: skip
 # Group → the kind of its object; the user's own classes may have objects of every kind among their arguments.
-KINDS = {group: dataclasses.replace(kind, inside=_INSIDE) for group, kind in _GROUPS.items()}
+KINDS = {group: dataclasses.replace(kind, argument_kinds=_INSIDE) for group, kind in _GROUPS.items()}

@@ -24,7 +24,9 @@ WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file sy
 TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
 ATTEMPTS = 100  # between opening the file and locking it another process may have removed it
 
-_held: set[int] = set()  # descriptors, which forked processes give back: they would keep the lock of a dead parent
+_held_descriptors: set[int] = (
+    set()
+)  # descriptors, which forked processes give back: they would keep the lock of a dead parent
 
 
 class Lock:
@@ -39,25 +41,25 @@ class Lock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._made = [path for path in (folder, *folder.parents) if not path.exists()]
+        self._created_folders = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / NAME
         try:
-            self._file = self._taken()
+            self._file = self._acquire()
         except BaseException:
             self._remove_empty()
             raise
-        _held.add(self._file)
+        _held_descriptors.add(self._file)
 
     def release(self) -> None:
         """The folder is free."""
         with contextlib.suppress(OSError):
             self._path.unlink()
-        _held.discard(self._file)
+        _held_descriptors.discard(self._file)
         os.close(self._file)
         self._remove_empty()
 
-    def _taken(self) -> int:
+    def _acquire(self) -> int:
         """The file's descriptor, once it is locked and still the one of this name."""
         for _ in range(ATTEMPTS):
             new, file = _opened(self._path)
@@ -88,7 +90,7 @@ class Lock:
 
     def _left_behind(self) -> bool:
         """Without locks: if the process that the file names is gone, so is the file now."""
-        if not _gone(_owner(self._path)):
+        if not _owner_is_gone(_owner(self._path)):
             return False
         aside = self._path.with_name(f"{NAME}.{os.getpid()}")
         with contextlib.suppress(FileNotFoundError):  # of several processes one succeeds
@@ -97,7 +99,7 @@ class Lock:
         return True
 
     def _remove_empty(self) -> None:
-        for path in self._made:
+        for path in self._created_folders:
             with contextlib.suppress(OSError):
                 path.rmdir()
 
@@ -160,7 +162,7 @@ def _began(pid: int) -> str | None:
         return None
 
 
-def _gone(owner: dict[str, Any]) -> bool:
+def _owner_is_gone(owner: dict[str, Any]) -> bool:
     """Is the process that is named no more? One of another machine may live."""
     if owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
         return False
@@ -192,10 +194,10 @@ def _in_use(path: Path, remedy: str) -> str:
 
 def _give_back() -> None:
     """In a forked child: its copies of the descriptors are none of its own."""
-    for file in _held:
+    for file in _held_descriptors:
         with contextlib.suppress(OSError):
             os.close(file)
-    _held.clear()
+    _held_descriptors.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -92,7 +92,7 @@ class Ranks:
         arrays = np.split(flat, np.cumsum([np.size(v) for v in values])[:-1])
         return tuple(array.reshape(np.shape(v)) for array, v in zip(arrays, values, strict=True))
 
-    def least(self, numbers: np.ndarray) -> np.ndarray:
+    def minimum(self, numbers: np.ndarray) -> np.ndarray:
         """The smallest over ranks of each of these."""
         if self.count > 1:
             minima = torch.from_numpy(numbers.copy())

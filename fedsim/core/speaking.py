@@ -40,9 +40,9 @@ def plain_scalars(text: str) -> str:
 
 def in_markdown(text: str) -> str:
     """Text that Markdown shows as it is: no further column of a table, no link, picture, address or tag."""
-    text = _MARKUP.sub(lambda found: "&amp;" if found[0] == "&" else f"\\{found[0]}", printable(text))
+    text = _MARKUP.sub(lambda match: "&amp;" if match[0] == "&" else f"\\{match[0]}", printable(text))
     text = text.replace("<", "&lt;").replace(">", "&gt;")
-    text = _LINK.sub(lambda found: f"{found[1] or found[3]}\\{found[2] or found[4]}", text)
+    text = _LINK.sub(lambda match: f"{match[1] or match[3]}\\{match[2] or match[4]}", text)
     return _FIRST.sub(r"\1\\\2", text)
 
 
@@ -160,12 +160,12 @@ class _Once(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: set[str] = set()
+        self._messages: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        new = message not in self._seen
-        self._seen.add(message)
+        new = message not in self._messages
+        self._messages.add(message)
         return new
 
 

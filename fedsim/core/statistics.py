@@ -59,7 +59,7 @@ class RowStatistics:
         Tensors [R, …] take the setting as it is."""
         return setting.of_rows(self.bounds) if isinstance(setting, PerSeed) else setting
 
-    def each(self, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    def map_replicates(self, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         """A function of every replicate's rows, called once for each: [k, …] of every argument → […].
 
         Args:
@@ -75,11 +75,15 @@ class RowStatistics:
             >>> cohort.each(lambda rows: rows.max(0).values, torch.tensor([1.0, 5.0, 3.0, 2.0])).tolist()
             [5.0, 2.0]
         """
-        replicate_rows = list(zip(*(self.by_replicate(own) for own in rows), strict=True))
-        values = [function(*own) if len(own[0]) else None for own in replicate_rows]
+        replicate_rows = list(zip(*(self.by_replicate(rows_of_replicate) for rows_of_replicate in rows), strict=True))
+        values = [
+            function(*rows_of_replicate) if len(rows_of_replicate[0]) else None for rows_of_replicate in replicate_rows
+        ]
         like = next((value for value in values if value is not None), None)
         if like is None:  # what shape it has is seen on a row of zeros
-            like = function(*(own.new_zeros(1, *own.shape[1:]) for own in rows))
+            like = function(
+                *(rows_of_replicate.new_zeros(1, *rows_of_replicate.shape[1:]) for rows_of_replicate in rows)
+            )
         for value in values:
             if value is not None and not (isinstance(value, Tensor) and value.shape == like.shape):
                 got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -95,23 +99,25 @@ class RowStatistics:
         if not 0 <= q <= 1:
             raise ValueError(f"q={q!r} must lie between 0 and 1")
 
-        def of(own: Tensor) -> Tensor:
-            position = q * (len(own) - 1)
-            ordered = own.sort(0).values
-            return torch.lerp(ordered[int(position)], ordered[min(int(position) + 1, len(own) - 1)], position % 1)
+        def of(replicate_rows: Tensor) -> Tensor:
+            position = q * (len(replicate_rows) - 1)
+            ordered = replicate_rows.sort(0).values
+            return torch.lerp(
+                ordered[int(position)], ordered[min(int(position) + 1, len(replicate_rows) - 1)], position % 1
+            )
 
-        return self.each(of, _real(rows))
+        return self.map_replicates(of, _real(rows))
 
     def trimmed_mean(self, rows: Tensor, fraction: float = 0.1) -> Tensor:
         """[n, …] → [R, …] the mean without the ⌊fraction·k⌋ smallest and as many largest, number by number."""
         if not 0 <= fraction < 0.5:
             raise ValueError(f"fraction={fraction!r} must be at least 0 and below 0.5")
 
-        def of(own: Tensor) -> Tensor:
-            cut = int(fraction * len(own))
-            return own.sort(0).values[cut : len(own) - cut].mean(0)
+        def of(replicate_rows: Tensor) -> Tensor:
+            cut = int(fraction * len(replicate_rows))
+            return replicate_rows.sort(0).values[cut : len(replicate_rows) - cut].mean(0)
 
-        return self.each(of, _real(rows))
+        return self.map_replicates(of, _real(rows))
 
     def distances(self, rows: Tensor) -> list[Tensor]:
         """[n, d] → of each replicate [k, k], the Euclidean distances between its rows."""

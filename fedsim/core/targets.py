@@ -49,44 +49,44 @@ class Kind:
     """The classes that fit a place of a configuration.
 
     Attributes:
-        what: they are called in messages, with their article.
+        description: they are called in messages, with their article.
         bases: classes that one is derived from; empty: any class.
-        has: methods that it has besides.
+        required_methods: methods that it has besides.
         modules: of the built-in packages where such classes are defined.
         shown_in: further modules through which they may be named, without those below them.
         names: of the classes there that count; None: all.
         functions: says of a function of these modules whether it builds such an object.
         built_in: bases of classes of built-in packages, where these differ from `bases`.
         arguments: kinds of the objects among its arguments whose annotation does not say them.
-        inside: kinds that arguments of the user's own classes may have.
+        argument_kinds: kinds that arguments of the user's own classes may have.
         instances: whether callable objects of the user's own code fit, too.
     """
 
-    what: str
+    description: str
     bases: tuple[type, ...] = ()
-    has: tuple[str, ...] = ()
+    required_methods: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     shown_in: tuple[str, ...] = ()
     names: frozenset[str] | None = None
-    functions: Callable[[Any], bool] = field(default=lambda made: False)
+    functions: Callable[[Any], bool] = field(default=lambda candidate: False)
     built_in: tuple[type, ...] = ()
     arguments: Mapping[str, Kind] = field(default_factory=dict)
-    inside: tuple[Kind, ...] = ()
+    argument_kinds: tuple[Kind, ...] = ()
     instances: bool = False
 
-    def fits(self, made: type) -> bool:
+    def fits(self, candidate: type) -> bool:
         """Is it a class of this kind?"""
-        defined = {name for base in made.__mro__ if base is not object for name in vars(base)}
-        return (not self.bases or issubclass(made, self.bases)) and defined >= set(self.has)
+        defined = {name for base in candidate.__mro__ if base is not object for name in vars(base)}
+        return (not self.bases or issubclass(candidate, self.bases)) and defined >= set(self.required_methods)
 
-    def has_built_in(self, made: Any) -> bool:
+    def has_built_in(self, candidate: Any) -> bool:
         """Is it one of the classes or functions of built-in packages that count?"""
-        if not _below(made.__module__, self.modules):
+        if not _below(candidate.__module__, self.modules):
             return False
-        if not isinstance(made, type):
-            return bool(self.functions(made))
-        is_listed = self.names is None or made.__name__ in self.names
-        return is_listed and self.fits(made) and (not self.built_in or issubclass(made, self.built_in))
+        if not isinstance(candidate, type):
+            return bool(self.functions(candidate))
+        is_listed = self.names is None or candidate.__name__ in self.names
+        return is_listed and self.fits(candidate) and (not self.built_in or issubclass(candidate, self.built_in))
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,12 @@ class Trust:
     """Attributes:
 
     packages: that the user trusts besides.
-    own: is the user's own code trusted?
+    own_code: is the user's own code trusted?
     remedy: how a package is trusted.
     """
 
     packages: tuple[str, ...] = ()
-    own: bool = True
+    own_code: bool = True
     remedy: str = ON_THE_COMMAND_LINE
 
 
@@ -107,9 +107,9 @@ _trust: ContextVar[Trust] = ContextVar("whose code configurations may name", def
 
 
 @contextlib.contextmanager
-def trusting(packages: Sequence[str], own: bool = True, remedy: str = ON_THE_COMMAND_LINE) -> Iterator[None]:
-    """Within the block these packages are trusted, and the user's own code where `own` says so."""
-    before = _trust.set(Trust(tuple(packages), own, remedy))
+def trusting(packages: Sequence[str], own_code: bool = True, remedy: str = ON_THE_COMMAND_LINE) -> Iterator[None]:
+    """Within the block these packages are trusted, and the user's own code where `own_code` says so."""
+    before = _trust.set(Trust(tuple(packages), own_code, remedy))
     try:
         yield
     finally:
@@ -118,8 +118,8 @@ def trusting(packages: Sequence[str], own: bool = True, remedy: str = ON_THE_COM
 
 def current_name(target: str) -> str:
     """The dotted path by which a class of fedsim is known now, of one that an earlier version wrote."""
-    package, dot, rest = target.partition(".")
-    head, end, name = rest.partition(".")
+    package, dot, subpath = target.partition(".")
+    head, end, name = subpath.partition(".")
     renamed = RENAMED.get(f"{package}{dot}{head}")
     return target if renamed is None else f"{renamed}{end}{name}"
 
@@ -175,7 +175,7 @@ def resolve(key: str, target: str, kind: Kind) -> Any:
     if isinstance(candidate, types.BuiltinFunctionType) and home_trust != "named":
         raise ConfigError(f"{key}={target!r} is a builtin function; give a class, or a function written in Python")
     if is_class and not kind.fits(candidate):
-        raise ConfigError(f"{key}={target!r} is a class, but not {kind.what}; {_wanted(kind)}")
+        raise ConfigError(f"{key}={target!r} is a class, but not {kind.description}; {_requirement(kind)}")
     return candidate
 
 
@@ -195,9 +195,9 @@ class Part:
     call: Callable[..., Any]
     arguments: dict[str, Any]
 
-    def parts(self) -> Iterator[Part]:
+    def nested_parts(self) -> Iterator[Part]:
         """This one, and those among its arguments, the innermost first."""
-        yield from _parts(list(self.arguments.values()))
+        yield from _parts_within(list(self.arguments.values()))
         yield self
 
     def build(self) -> Any:
@@ -222,8 +222,8 @@ class Part:
             raise ConfigError(f"{self.key}: {reason}") from error
         if self.kind.bases and not isinstance(instance, self.kind.bases):
             raise ConfigError(
-                f"{self.key}: {self.call.__qualname__} returned a {type(instance).__name__}, not {self.kind.what}; "
-                f"{_wanted(self.kind)}"
+                f"{self.key}: {self.call.__qualname__} returned a {type(instance).__name__}, not {self.kind.description}; "
+                f"{_requirement(self.kind)}"
             )
         return instance
 
@@ -275,10 +275,10 @@ def kinds_of(call: Any, name: str, kind: Kind) -> tuple[Kind, ...]:
     if name in kind.arguments:
         return (kind.arguments[name],)
     if _trusted_as(_home(call).partition(".")[0]) != "built in":
-        return kind.inside
+        return kind.argument_kinds
     if bases := tuple(dict.fromkeys(_annotated(call, name))):
         description = " or ".join(base.__name__ for base in bases)
-        return (Kind(f"a {description}", bases, modules=("fedsim",), inside=kind.inside),)
+        return (Kind(f"a {description}", bases, modules=("fedsim",), argument_kinds=kind.argument_kinds),)
     return ()
 
 
@@ -305,12 +305,12 @@ def _parsed(key: str, value: Any, kinds: Sequence[Kind]) -> Any:
     raise problem
 
 
-def _parts(value: Any) -> Iterator[Part]:
+def _parts_within(value: Any) -> Iterator[Part]:
     if isinstance(value, Part):
-        yield from value.parts()
+        yield from value.nested_parts()
     elif isinstance(value, (list, dict)):
         for item in value if isinstance(value, list) else value.values():
-            yield from _parts(item)
+            yield from _parts_within(item)
 
 
 def _built(value: Any) -> Any:
@@ -321,16 +321,16 @@ def _built(value: Any) -> Any:
     return [_built(item) for item in value] if isinstance(value, list) else value
 
 
-def _walked(key: str, target: str, parts: list[str], how: str) -> Any:
+def _walked(key: str, target: str, segments: list[str], trust_label: str) -> Any:
     """What stands at the end of the path, where all that lies on the way is trusted as its root is.
 
     On the way lie modules; of the user's own code also classes that hold the last one.
     """
-    current: Any = importlib.import_module(parts[0])
-    for number, name in enumerate(parts[1:], 1):
+    current: Any = importlib.import_module(segments[0])
+    for number, name in enumerate(segments[1:], 1):
         if isinstance(current, types.ModuleType):
-            current = _member(current, name, last=number == len(parts) - 1)
-        elif isinstance(current, type) and how == "own":
+            current = _member(current, name, last=number == len(segments) - 1)
+        elif isinstance(current, type) and trust_label == "own":
             current = vars(current).get(name)
             if not isinstance(current, type):
                 raise ConfigError(f"{key}={target!r} is no class; what belongs to a class is closed to configurations")
@@ -340,7 +340,7 @@ def _walked(key: str, target: str, parts: list[str], how: str) -> Any:
             )
         if isinstance(current, types.ModuleType):
             root = current.__name__.partition(".")[0]
-            if root != parts[0] and (how == "built in" or _trusted_as(root) != how):
+            if root != segments[0] and (trust_label == "built in" or _trusted_as(root) != trust_label):
                 raise ConfigError(f"{key}={target!r} leads to the package {root}, and that {_untrusted(root)}")
     if isinstance(current, types.ModuleType):
         raise ImportError(f"{target} is a module")
@@ -362,11 +362,13 @@ def _member(module: types.ModuleType, name: str, last: bool) -> Any:
         raise ImportError(str(error)) from error
 
 
-def _home(made: Any) -> str:
+def _home(candidate: Any) -> str:
     """The module where a class or function was defined; of another object, its class."""
-    if isinstance(made, types.ModuleType):
-        return made.__name__
-    definition = made if isinstance(made, (type, types.FunctionType, types.BuiltinFunctionType)) else type(made)
+    if isinstance(candidate, types.ModuleType):
+        return candidate.__name__
+    definition = (
+        candidate if isinstance(candidate, (type, types.FunctionType, types.BuiltinFunctionType)) else type(candidate)
+    )
     home = getattr(definition, "__module__", None)
     return home if isinstance(home, str) else ""
 
@@ -378,7 +380,7 @@ def _trusted_as(root: str) -> str | None:
         return "named"
     if root in BUILT_IN and (root == "fedsim" or root in sys.modules or _installed(root) is not False):
         return "built in"
-    return "own" if trust.own and not _installed(root) else None
+    return "own" if trust.own_code and not _installed(root) else None
 
 
 def _remedy(root: str) -> str:
@@ -395,17 +397,17 @@ def _untrusted(root: str) -> str:
 def _unfit(root: str, kind: Kind) -> str:
     alternatives = f"{' or '.join(kind.modules)}, or one of your own" if kind.modules else "your own"
     trust = "" if root == "fedsim" else f"; if you trust {root} with its arguments, {_remedy(root)}"
-    return f"is not {kind.what} that configurations may build; name one of {alternatives}{trust}"
+    return f"is not {kind.description} that configurations may build; name one of {alternatives}{trust}"
 
 
-def _wanted(kind: Kind) -> str:
+def _requirement(kind: Kind) -> str:
     if kind.bases:
         return f"derive it from {' or '.join(f'{base.__module__}.{base.__qualname__}' for base in kind.bases)}"
-    return f"it needs {' and '.join(kind.has)}"
+    return f"it needs {' and '.join(kind.required_methods)}"
 
 
-def _below(path: str, places: Sequence[str]) -> bool:
-    return any(path == prefix or path.startswith(f"{prefix}.") for prefix in places)
+def _below(path: str, prefixes: Sequence[str]) -> bool:
+    return any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)
 
 
 def _annotated(call: Any, name: str) -> Iterator[type]:

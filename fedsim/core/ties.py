@@ -47,13 +47,13 @@ def largest(values: np.ndarray, k: int, breakers: np.ndarray, relative: float) -
     return np.concatenate([order[:first], tied[np.argsort(breakers[tied], kind="stable")][: k - first]])
 
 
-def _tied(ordered: np.ndarray, place: int, relative: float) -> tuple[int, int]:
+def _tied(ordered: np.ndarray, rank: int, relative: float) -> tuple[int, int]:
     """The range of places that are tied with this one, in descending values."""
-    value = ordered[place]
+    value = ordered[rank]
     if not np.isfinite(value):
         return int((ordered > value).sum()), int((ordered >= value).sum())
     step = slack(value, ordered, relative)
-    first, last = place, place + 1
+    first, last = rank, rank + 1
     while first and ordered[first - 1] - ordered[first] <= step and ordered[first - 1] - value <= WIDEST * step:
         first -= 1
     while last < len(ordered) and ordered[last - 1] - ordered[last] <= step and value - ordered[last] <= WIDEST * step:

@@ -40,7 +40,7 @@ MODEL = Kind(
 )
 LOSS = Kind(
     "a loss",
-    has=("__call__",),
+    required_methods=("__call__",),
     modules=("torch.nn.functional", "torch.nn.modules.loss", "torchvision.ops.focal_loss", "fedsim.models.losses"),
     shown_in=("torch.nn", "torchvision.ops"),
     functions=_is_loss,

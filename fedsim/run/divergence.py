@@ -201,7 +201,7 @@ class DivergenceGuard:
         federation, lost = self.federation, self.lost
         rows, models = (first_rounds.cpu().numpy() for first_rounds in (self.rows, self.models))
         rows = rows.reshape(federation.replicates, -1)
-        first = federation.ranks.least(np.minimum(rows.min(1), models))
+        first = federation.ranks.minimum(np.minimum(rows.min(1), models))
         divergence_rounds = {r: int(t) for r, t in enumerate(first) if t != _NEVER and r not in lost}
         if not divergence_rounds:
             return

@@ -20,7 +20,7 @@ class Krum(Strategy[State]):
             apart = torch.cdist(rows, rows).sort(1).values
             return rows[apart[:, : max(len(rows) - self.outliers - 1, 1)].sum(1).argmin()]
 
-        return State(cohort.unless_empty(cohort.each(chosen, report.end), state.model))
+        return State(cohort.unless_empty(cohort.map_replicates(chosen, report.end), state.model))
 
 
 class MedianMomentum(PerReplicate):

@@ -33,7 +33,10 @@ def test_they_are_those_of_numpy_and_scipy_in_every_replicate(counts, q, fractio
     cohort = cohort_of(counts)
     rows = torch.as_tensor(np.random.default_rng(seed).standard_normal((4 * len(counts), 3)))
     quantile, median, trimmed = cohort.quantile(rows, q), cohort.median(rows), cohort.trimmed_mean(rows, fraction)
-    spread, apart = cohort.each(lambda component: component.amax(0) - component.amin(0), rows), cohort.distances(rows)
+    spread, apart = (
+        cohort.map_replicates(lambda replicate_rows: replicate_rows.amax(0) - replicate_rows.amin(0), rows),
+        cohort.distances(rows),
+    )
     for replicate, own in enumerate(parts(rows, counts)):
         if not len(own):
             assert not quantile[replicate].any()
@@ -51,7 +54,9 @@ def test_they_are_those_of_numpy_and_scipy_in_every_replicate(counts, q, fractio
 def test_a_mean_by_each_is_the_cohorts_mean():
     cohort = cohort_of([[1, 0, 2, 1], [0, 0, 0, 0], [0, 3, 0, 0]])
     rows = torch.arange(24.0, dtype=torch.float64).reshape(12, 2).sin()
-    torch.testing.assert_close(cohort.each(lambda component: component.mean(0), rows), cohort.mean(rows))
+    torch.testing.assert_close(
+        cohort.map_replicates(lambda replicate_rows: replicate_rows.mean(0), rows), cohort.mean(rows)
+    )
 
 
 def test_several_arguments_meet_row_by_row_and_a_round_without_anybody_has_the_same_shape():
@@ -60,16 +65,18 @@ def test_several_arguments_meet_row_by_row_and_a_round_without_anybody_has_the_s
     def both(own, weights):
         return torch.stack([own @ weights, weights.sum()])
 
-    found = cohort_of([[0, 1, 1, 0], [0, 0, 0, 0]]).each(both, rows, weight)
+    found = cohort_of([[0, 1, 1, 0], [0, 0, 0, 0]]).map_replicates(both, rows, weight)
     assert found.tolist() == [[1 * 2 + 2 * 3, 5], [0, 0]]
-    assert cohort_of([[0] * 4, [0] * 4]).each(both, rows, weight).tolist() == [[0, 0], [0, 0]]
+    assert cohort_of([[0] * 4, [0] * 4]).map_replicates(both, rows, weight).tolist() == [[0, 0], [0, 0]]
 
 
 def test_a_value_of_another_shape_in_every_replicate_is_refused():
     with pytest.raises(ValueError, match=r"must be a tensor of one shape, and not \[1\]"):
-        cohort_of([[1, 1, 0, 0], [1, 0, 0, 0]]).each(lambda component: component, torch.zeros(8))
+        cohort_of([[1, 1, 0, 0], [1, 0, 0, 0]]).map_replicates(lambda replicate_rows: replicate_rows, torch.zeros(8))
     with pytest.raises(ValueError, match="one shape, and not float"):
-        cohort_of([[1, 1, 0, 0]]).each(lambda component: 1.0 if len(component) > 1 else component, torch.zeros(4))
+        cohort_of([[1, 1, 0, 0]]).map_replicates(
+            lambda replicate_rows: 1.0 if len(replicate_rows) > 1 else replicate_rows, torch.zeros(4)
+        )
 
 
 @pytest.mark.parametrize(("call", "wrong"), [("quantile", 1.1), ("quantile", float("nan")), ("trimmed_mean", 0.5)])

@@ -90,9 +90,9 @@ def test_own_classes_of_the_kind_may_be_named_and_what_they_imported_may_not(
     for missing in ("mine_own.Nothing", "mine_nowhere.Net"):
         with pytest.raises(ImportError):
             resolve("m", missing, MODULE)
-    with trusting([], own=False), pytest.raises(ConfigError, match="is of the package mine_own"):
+    with trusting([], own_code=False), pytest.raises(ConfigError, match="is of the package mine_own"):
         resolve("m", "mine_own.Net", MODULE)
-    with trusting(["mine_own"], own=False):
+    with trusting(["mine_own"], own_code=False):
         assert resolve("m", "mine_own.Net", MODULE).__name__ == "Net"
 
 
@@ -126,7 +126,7 @@ def test_objects_among_the_arguments_are_looked_at_however_deep() -> None:
 def test_text_that_looks_like_an_interpolation_is_handed_on_as_text() -> None:
     """Settings are resolved once, by Hydra; a second time would let a file write a `_target_` that nobody looked at."""
     text = "${oc.decode:'{_target_: os.mkdir, path: stolen}'}"
-    kept = Kind("a Kept", (Kept,), inside=())
+    kept = Kind("a Kept", (Kept,), argument_kinds=())
     assert parse("x", {"_target_": f"{__name__}.Kept", "value": text}, kept).build().value == text
 
 

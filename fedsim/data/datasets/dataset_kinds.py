@@ -19,7 +19,7 @@ TORCHVISION = frozenset((
 _OF_TRANSFORMS: dict[str, Kind] = {}
 TRANSFORM = Kind(
     "a transform",
-    has=("__call__",),
+    required_methods=("__call__",),
     modules=("torchvision.transforms.transforms", "torchvision.transforms.v2"),
     shown_in=("torchvision.transforms",),
     arguments=_OF_TRANSFORMS,
@@ -27,11 +27,11 @@ TRANSFORM = Kind(
 _OF_TRANSFORMS["transforms"] = TRANSFORM  # of Compose
 MAP_STYLE = Kind(
     "a map-style Dataset",
-    has=("__getitem__", "__len__"),
+    required_methods=("__getitem__", "__len__"),
     modules=("torchvision.datasets",),
     names=TORCHVISION,
     arguments=dict.fromkeys(("transform", "target_transform", "transforms"), TRANSFORM),
-    inside=(TRANSFORM,),
+    argument_kinds=(TRANSFORM,),
 )
 AUGMENTATION = Kind("an augmentation", (CropFlip,), modules=("fedsim.data.datasets",))
 DATASET = Kind(
@@ -39,5 +39,5 @@ DATASET = Kind(
     (Dataset,),
     modules=("fedsim.data.datasets",),
     arguments={"train": MAP_STYLE, "test": MAP_STYLE},
-    inside=(MAP_STYLE, TRANSFORM, AUGMENTATION),
+    argument_kinds=(MAP_STYLE, TRANSFORM, AUGMENTATION),
 )
