@@ -84,7 +84,7 @@ class TraceLog(Recorded):
         wrong = last.of < first.of
         if wrong.any():
             row = int(wrong.argmax())
-            raise ConfigError(f"{self.source}: {table.where(row)}: the session ends before it begins")
+            raise ConfigError(f"{self.source}: {table.row_label(row)}: the session ends before it begins")
         self._step = duration("round", round, first.kind)
         begins = first.of.min() if begin is None else instant("begin", begin, first.kind)
         ends = last.of.max() if until is None else instant("until", until, first.kind)
@@ -164,5 +164,5 @@ def clients_of_lines(table: Columns, name: str) -> list[str]:
     client_names = [called_of(value) for value in table[name].tolist()]
     lacking = next((row for row, value in enumerate(client_names) if value is None), None)
     if lacking is not None:
-        raise ConfigError(f"{table.source}: {table.where(lacking)} has no {name!r}; name a client, or leave it out")
+        raise ConfigError(f"{table.source}: {table.row_label(lacking)} has no {name!r}; name a client, or leave it out")
     return [str(value) for value in client_names]

@@ -76,7 +76,7 @@ def times(table: Columns, name: str) -> Times:
     values = table[name]
     gaps = np.isnat(values) if values.dtype.kind == "M" else missing(values)
     if gaps.any():
-        location = table.where(int(gaps.argmax()))
+        location = table.row_label(int(gaps.argmax()))
         raise ConfigError(f"{table.source}: {location} has no {name!r}; give a time, or leave the line out")
     if values.dtype.kind == "M":
         return Times("local", values.astype("datetime64[us]").astype(np.int64))
@@ -86,7 +86,7 @@ def times(table: Columns, name: str) -> Times:
     bad = ~np.isfinite(numbers)
     if bad.any():
         row = int(bad.argmax())
-        raise ConfigError(f"{table.source}: {table.where(row)}: {values[row]} in {name!r} is no time")
+        raise ConfigError(f"{table.source}: {table.row_label(row)}: {values[row]} in {name!r} is no time")
     return Times("numbers", numbers)
 
 
@@ -107,7 +107,7 @@ def _stamps(table: Columns, name: str, values: np.ndarray) -> Times:
         stamp = value if isinstance(value, datetime.datetime) else _parsed(value)
         if stamp is None:
             raise ConfigError(
-                f"{table.source}: {table.where(row)}: {str(value)!r} in {name!r} is neither a number nor a timestamp "
+                f"{table.source}: {table.row_label(row)}: {str(value)!r} in {name!r} is neither a number nor a timestamp "
                 "such as 2024-05-01T13:30"
             )
         kinds.add("local" if stamp.tzinfo is None else "zoned")

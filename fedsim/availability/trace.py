@@ -118,7 +118,7 @@ class Trace(Recorded):
             if gap.any():
                 row = int(order[int(gap.argmax()) + 1])
                 raise ConfigError(
-                    f"{self.source}: {table.where(row)}: the rounds in {round!r} must follow one another, each once; "
+                    f"{self.source}: {table.row_label(row)}: the rounds in {round!r} must follow one another, each once; "
                     f"{round_numbers[row]} does not"
                 )
         clients = [name for name in table.of if name != round]

@@ -63,7 +63,7 @@ class TraceTable(Recorded):
         if twice.any():
             row = int(order[1:][twice].min())
             raise ConfigError(
-                f"{self.source}: {table.where(row)} is another of {line_clients[row]!r} in the same round"
+                f"{self.source}: {table.row_label(row)} is another of {line_clients[row]!r} in the same round"
             )
 
     def record(self, t: int) -> np.ndarray:
@@ -84,7 +84,7 @@ def rounds(table: Columns, name: str) -> np.ndarray:
     if bad.any():
         row = int(bad.argmax())
         raise ConfigError(
-            f"{table.source}: {table.where(row)}: {str(table[name][row])!r} in {name!r} is no round; rounds are whole "
+            f"{table.source}: {table.row_label(row)}: {str(table[name][row])!r} in {name!r} is no round; rounds are whole "
             "numbers"
         )
     return numbers.astype(np.int64)
@@ -100,7 +100,7 @@ def probabilities(table: Columns, name: str) -> np.ndarray:
     if bad.any():
         row = int(bad.argmax())
         raise ConfigError(
-            f"{table.source}: {table.where(row)}: {str(values[row])!r} in {name!r} is neither between 0 and 1 nor true "
+            f"{table.source}: {table.row_label(row)}: {str(values[row])!r} in {name!r} is neither between 0 and 1 nor true "
             "or false"
         )
     return numbers

@@ -215,7 +215,7 @@ class Evaluator:
         for start in batch_starts if len(self.metrics) else local_starts:
             pick = slice(start, start + TEST_BATCH)
             x = data.prepare(data.test_x[pick].to(models.device), dtype)
-            batch = {"x": x} | data.further(data.test_more, pick, dtype)
+            batch = {"x": x} | data.extra_inputs(data.test_more, pick, dtype)
             if data.test_y is not None:
                 batch["y"] = data.test_y[pick]
             inputs = self.model.call.inputs(batch)

@@ -17,7 +17,7 @@ from fedsim.core import checks
 from fedsim.core.errors import MissingDataError
 from fedsim.data.datasets import Dataset, OwnData, Text
 from fedsim.data.datasets.data_files import Files, data_root
-from fedsim.data.datasets.vision import said
+from fedsim.data.datasets.vision import error_text
 
 OWN = (OwnData, Text)  # what is read from a user's own files, named by dataset.path
 
@@ -64,7 +64,7 @@ def line(name: str, root: Path) -> str:
         return f"  {name:20} your files          {availability_note(name)}"
     if files is None:
         return f"  {name:20} ready               {availability_note(name)}"
-    existing_files = files.found(root)
+    existing_files = files.locate(root)
     filenames = [path.relative_to(root).as_posix() for path in existing_files] or list(files.forms[-1])
     paths = ", ".join(filenames[:2]) + ", …" * (len(filenames) > 2)
     if files.module and find_spec(files.module) is None:
@@ -95,12 +95,12 @@ def get(name: str, root: Path) -> None:
     if kind.files is None:
         print("  needs no files")
         return
-    if not kind.files.found(root):
+    if not kind.files.locate(root):
         _fetch(name, kind, kind.files, root)
     data = kind(root=str(root))  # type: ignore[call-arg]
     held_out = "no test samples" if data.test_x is None else f"{len(data.test_x):,} test samples"
     print(f"  read: {len(data.train_x):,} training samples of shape {list(data.shape)}, {held_out}")
-    print(f"  from: {', '.join(map(str, kind.files.found(root)))}")
+    print(f"  from: {', '.join(map(str, kind.files.locate(root)))}")
 
 
 def _fetch(name: str, kind: type[Dataset], files: Files, root: Path) -> None:
@@ -121,6 +121,6 @@ def _fetch(name: str, kind: type[Dataset], files: Files, root: Path) -> None:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise MissingDataError(
-            f"{name} could not be fetched ({said(cause)}); on a machine with a network run `fedsim data {name} --root "
+            f"{name} could not be fetched ({error_text(cause)}); on a machine with a network run `fedsim data {name} --root "
             f"FOLDER`, then put {filenames} from there in {root} (published at {files.url or files.source})"
         ) from error

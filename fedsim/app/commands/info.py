@@ -51,7 +51,7 @@ def facts() -> Iterator[tuple[str, str]]:
         )
     root, origin = root_and_origin(None)
     yield "data", f"{root} ({origin})"
-    kinds = [(name, kind.files.found(root)) for name, kind in datasets().items() if kind.files]
+    kinds = [(name, kind.files.locate(root)) for name, kind in datasets().items() if kind.files]
     yield "  found", ", ".join(name for name, paths in kinds if paths) or "none"
     yield "  missing", ", ".join(name for name, paths in kinds if not paths) or "none"
     for name, missing in extras().items():

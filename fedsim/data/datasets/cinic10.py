@@ -15,7 +15,7 @@ from fedsim.core.errors import MissingDataError, OutputError
 from fedsim.core.files import replacing
 from fedsim.core.torchvision_import import torchvision
 from fedsim.data.datasets.data_files import Files
-from fedsim.data.datasets.vision import Images, said
+from fedsim.data.datasets.vision import Images, error_text
 
 PACKED = "fedsim-{split}.npz"  # the decoded images beside the folders: 90,000 files are read once
 
@@ -45,7 +45,7 @@ class CINIC10(Images):
                     return torch.as_tensor(arrays["x"]), torch.as_tensor(arrays["y"])
             except Exception as error:  # whatever a damaged archive says
                 raise MissingDataError(
-                    f"dataset=cinic10: {packed} is damaged ({said(error)}); delete it, and the images are read again"
+                    f"dataset=cinic10: {packed} is damaged ({error_text(error)}); delete it, and the images are read again"
                 ) from error
         try:
             image_folder = torchvision().datasets.ImageFolder(str(folder / self.source / split), allow_empty=False)

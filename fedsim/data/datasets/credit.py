@@ -65,8 +65,8 @@ class GiveMeSomeCredit(Dataset):
         return table
 
     @staticmethod
-    def _count(what: str, found: int, published: int) -> None:
-        if found != published:
+    def _count(noun: str, count: int, published: int) -> None:
+        if count != published:
             raise MissingDataError(
-                f"dataset=give_me_some_credit: {FILE} has {found} {what}, the published file {published}; get it again"
+                f"dataset=give_me_some_credit: {FILE} has {count} {noun}, the published file {published}; get it again"
             )

@@ -35,7 +35,7 @@ class Files:
     module: str | None = None
     extra: str | None = None
 
-    def found(self, root: Path) -> list[Path]:
+    def locate(self, root: Path) -> list[Path]:
         """The paths of the form that is there; none where no form is complete."""
         for form in self.forms:
             if all((root / path).exists() for path in form):

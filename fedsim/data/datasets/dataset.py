@@ -133,7 +133,7 @@ class Dataset(Validated):
         """[n, *shape] raw inputs of training samples [n], on the device of their numbers."""
         return self.train_x.index_select(0, numbers.to(self.train_x.device)).to(numbers.device)
 
-    def further(self, of: dict[str, Tensor], numbers: Tensor | slice, dtype: torch.dtype) -> dict[str, Tensor]:
+    def extra_inputs(self, of: dict[str, Tensor], numbers: Tensor | slice, dtype: torch.dtype) -> dict[str, Tensor]:
         """Further inputs of some samples, [...] numbers → [..., *shape]; floating-point ones as `dtype`."""
         extra_inputs = {name: value[numbers] for name, value in of.items()}
         return {name: value.to(dtype) if value.is_floating_point() else value for name, value in extra_inputs.items()}

@@ -135,10 +135,10 @@ def _h5py() -> Any:
     return h5py
 
 
-def _joined(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _joined(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[torch.Tensor, torch.Tensor]:
     """All writers' images [N, 1, 28, 28] uint8 and labels [N]."""
     images, labels = [np.zeros((0, 28, 28), np.uint8)], [np.zeros(0, np.int64)]
-    for x, y in parts:
+    for x, y in pairs:
         images.append(x)
         labels.append(y)
     return torch.as_tensor(np.concatenate(images)[:, None]), torch.as_tensor(np.concatenate(labels))

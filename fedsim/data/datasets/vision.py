@@ -91,7 +91,7 @@ class Images(Dataset):
         except Exception as error:  # whatever a reader stumbles on in a damaged file
             raise MissingDataError(
                 f"dataset={self.label}: no usable files under {folder.resolve()} ({{root}}, or the variable "
-                f"FEDSIM_DATA); {self.remedy} ({said(error)})",
+                f"FEDSIM_DATA); {self.remedy} ({error_text(error)})",
                 mentions=("root",),
             ) from error
         return _channels_first(np.asarray(dataset.data)), torch.as_tensor(
@@ -99,7 +99,7 @@ class Images(Dataset):
         )
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What an error says, in one line; its kind where it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -197,7 +197,7 @@ class SVHN(Images):
         except Exception as error:
             raise MissingDataError(
                 f"dataset=svhn: no usable {split}_32x32.mat under {folder.resolve()} ({{root}}, or the variable "
-                f"FEDSIM_DATA); {self.remedy} ({said(error)})",
+                f"FEDSIM_DATA); {self.remedy} ({error_text(error)})",
                 mentions=("root",),
             ) from error
         return torch.as_tensor(dataset.data), torch.as_tensor(dataset.labels, dtype=torch.int64)

@@ -123,7 +123,7 @@ class Stored(ClientData):
         """All but those."""
         data = self.dataset
         batch = {"x": data.inputs(samples.reshape(-1)).reshape(*samples.shape, *data.shape)}
-        return batch | data.further(data.more, samples.to(torch.int64), dtype) if data.more else batch
+        return batch | data.extra_inputs(data.more, samples.to(torch.int64), dtype) if data.more else batch
 
     def shared_by(self, members: Federation, dataset: Dataset) -> Stored:
         shared = copy.copy(self)

@@ -75,7 +75,7 @@ class Predictor:
         module, results = self.module(state), []
         for first in range(0, len(x), BATCH):
             pick = slice(first, first + BATCH)
-            batch = {"x": self.dataset.prepare(x[pick], torch.float32), **self.dataset.further(
+            batch = {"x": self.dataset.prepare(x[pick], torch.float32), **self.dataset.extra_inputs(
                 dict(more), pick, torch.float32)}  # fmt: skip
             results.append(self.model.call(module, self.model.call.inputs(batch)))
         return torch.cat(results) if results and isinstance(results[0], Tensor) else results
@@ -101,7 +101,10 @@ class Predictor:
     def _samples(
         self, x: Tensor, y: Tensor | None, more: dict[str, Tensor], pick: slice = slice(2)
     ) -> dict[str, Tensor]:
-        batch = {"x": self.dataset.prepare(x[pick], torch.float32), **self.dataset.further(more, pick, torch.float32)}
+        batch = {
+            "x": self.dataset.prepare(x[pick], torch.float32),
+            **self.dataset.extra_inputs(more, pick, torch.float32),
+        }
         if y is not None:
             batch["y"] = y[pick].to(torch.float32) if y.is_floating_point() else y[pick]
         return batch

@@ -112,16 +112,16 @@ class OwnData(Dataset):
 
 
 def read(
-    parts: list[Part], task: str, classes: int | None, inputs: str | None, channels: str | None, encoded: bool
+    sources: list[Part], task: str, classes: int | None, inputs: str | None, channels: str | None, encoded: bool
 ) -> tuple[list[Tensor], list[Tensor], tuple[str, ...] | None]:
     """Inputs and targets of each part as tensors, and what the labels were called: None where targets are numbers."""
-    input_tensors = [tensors.inputs(part, inputs, channels, encoded) for part in parts]
+    input_tensors = [tensors.inputs(source, inputs, channels, encoded) for source in sources]
     counts = [len(x) for x in input_tensors]
-    alike(parts[-1], "inputs", input_tensors)
+    require_equal_shapes(sources[-1], "inputs", input_tensors)
     if task != "regression":
-        return input_tensors, *labels(parts, counts, classes)
-    targets = [real(part, count) for part, count in zip(parts, counts, strict=True)]
-    alike(parts[-1], "targets", targets)
+        return input_tensors, *labels(sources, counts, classes)
+    targets = [real(source, count) for source, count in zip(sources, counts, strict=True)]
+    require_equal_shapes(sources[-1], "targets", targets)
     return input_tensors, targets, None
 
 
@@ -134,16 +134,16 @@ def of_trained(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Te
     return x[trained_indices], y[trained_indices], owners[trained_indices]
 
 
-def alike(test: Part, what: str, found: list[Tensor]) -> None:
+def require_equal_shapes(test: Part, noun: str, tensor_list: list[Tensor]) -> None:
     """Refuse training and test samples of unequal shape or kind."""
-    kinds = [(x.shape[1:], x.is_floating_point()) for x in found]
+    kinds = [(x.shape[1:], x.is_floating_point()) for x in tensor_list]
     if kinds[0] != kinds[-1]:
-        shapes = [f"{list(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}" for x in found]
-        raise ConfigError(f"{test.source}: test {what} are {shapes[-1]}, training {what} {shapes[0]}; make them alike")
+        shapes = [f"{list(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}" for x in tensor_list]
+        raise ConfigError(f"{test.source}: test {noun} are {shapes[-1]}, training {noun} {shapes[0]}; make them alike")
 
 
 def owned(
-    parts: list[Part], counts: list[int], least: int
+    sources: list[Part], counts: list[int], min_samples: int
 ) -> tuple[Tensor | None, Tensor | None, tuple[str, ...] | None]:
     """Whose the samples are.
 
@@ -152,26 +152,28 @@ def owned(
         each test sample is held out of, −1 likewise, or None where all are other people's; the clients' names. None
         each where nobody owns anything.
     """
-    names_by_part = [names(part, count) for part, count in zip(parts, counts, strict=True)]
+    names_by_part = [names(source, count) for source, count in zip(sources, counts, strict=True)]
     of_train, of_test = names_by_part[0], names_by_part[1] if len(names_by_part) > 1 else None
     if of_train is None:
         if of_test is not None:
-            raise ConfigError(f"{parts[-1].source}: test samples have clients and training samples none; give both")
-        if least > 1:
+            raise ConfigError(f"{sources[-1].source}: test samples have clients and training samples none; give both")
+        if min_samples > 1:
             raise ConfigError(
-                key="min_samples", value=least, needs="asks for clients, and the data name none; set it to 1"
+                key="min_samples", value=min_samples, needs="asks for clients, and the data name none; set it to 1"
             )
         return None, None, None
     sizes = collections.Counter(of_train)
-    client_names = ordered({name for name, size in sizes.items() if size >= least})
+    client_names = ordered({name for name, size in sizes.items() if size >= min_samples})
     if not client_names:
         raise ConfigError(
-            f"{{min_samples}}={least} leaves nobody, since the largest client of {parts[0].source} has "
+            f"{{min_samples}}={min_samples} leaves nobody, since the largest client of {sources[0].source} has "
             f"{max(sizes.values())} samples; lower it",
             mentions=("min_samples",),
         )
     if len(client_names) < len(sizes):
-        log.info("dataset: %d clients with fewer than %d samples are left out", len(sizes) - len(client_names), least)
+        log.info(
+            "dataset: %d clients with fewer than %d samples are left out", len(sizes) - len(client_names), min_samples
+        )
     number = {name: index for index, name in enumerate(client_names)}
     owners = torch.tensor([number.get(name, -1) for name in of_train])
     if of_test is None or not number.keys() & set(of_test):
@@ -179,24 +181,24 @@ def owned(
     return owners, torch.tensor([number.get(name, -1) for name in of_test]), tuple(client_names)
 
 
-def share_held_out(wanted: float | None, test: Part | None) -> float:
+def share_held_out(fraction: float | None, test: Part | None) -> float:
     """The share of training samples that is held out for testing."""
-    if wanted is None:
+    if fraction is None:
         return TEST_FRACTION if test is None else 0.0
-    if wanted and test is not None:
+    if fraction and test is not None:
         raise ConfigError(
-            f"{{test_fraction}}={wanted} holds samples out, and the data bring test samples; set it to null",
+            f"{{test_fraction}}={fraction} holds samples out, and the data bring test samples; set it to null",
             mentions=("test_fraction",),
         )
-    if wanted == 1:
+    if fraction == 1:
         raise ConfigError(key="test_fraction", value=1, needs="leaves nothing to train on; give less")
-    return wanted
+    return fraction
 
 
-def held_out(kept: Tensor, owners: Tensor | None, share: float, seed: int) -> tuple[Tensor, Tensor]:
+def held_out(indices: Tensor, owners: Tensor | None, share: float, seed: int) -> tuple[Tensor, Tensor]:
     """Numbers of the samples that are held out, ⌊share · n_i⌋ at random of every client, and of the rest; ascending."""
     draw = rng.generator(seed, rng.Purpose.DATA)
-    owner = np.zeros(len(kept), dtype=np.int64) if owners is None else owners[kept].numpy()
+    owner = np.zeros(len(indices), dtype=np.int64) if owners is None else owners[indices].numpy()
     shuffled = np.lexsort((draw.random(len(owner)), owner))
     sizes = np.bincount(owner)
     position = np.empty(len(owner), dtype=np.int64)
@@ -208,7 +210,7 @@ def held_out(kept: Tensor, owners: Tensor | None, share: float, seed: int) -> tu
             "raise it, or set it to 0",
             mentions=("test_fraction",),
         )
-    return kept[out], kept[~out]
+    return indices[out], indices[~out]
 
 
 def check_standardised(x: Tensor, mapped: bool) -> None:
@@ -236,13 +238,13 @@ def standardised(train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | N
     return scaled(train), None if test is None else scaled(test)
 
 
-def colours(x: Tensor, kept: Tensor | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def colours(x: Tensor, indices: Tensor | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of every channel of uint8 images [N, C, …], in units of [0, 1]."""
     channels = x.shape[1]
     total = torch.zeros(2, channels, dtype=torch.float64)
     count = 0
     for pick in pieces(x):
-        piece = x[pick] if kept is None else x[kept[(kept >= pick.start) & (kept < pick.stop)]]
+        piece = x[pick] if indices is None else x[indices[(indices >= pick.start) & (indices < pick.stop)]]
         flat = piece.double().div(255).transpose(0, 1).reshape(channels, -1)
         total += torch.stack([flat.sum(1), flat.square().sum(1)])
         count += flat.shape[1]

@@ -17,16 +17,24 @@ class Encoder:
     """Columns → features; numbers stay, words become codes, and these features 0 or 1.
 
     Args:
-        used: names of the columns.
-        parts: training and test rows, which together have all words.
-        categories, most, missing, standardise: see `Table`.
+        feature_names: names of the columns.
+        tables: training and test rows, which together have all words.
+        categories, max_categories, missing, standardise: see `Table`.
     """
 
     def __init__(
-        self, used: list[str], parts: list[Columns], categories: str, most: int, missing: str, standardise: bool
+        self,
+        feature_names: list[str],
+        tables: list[Columns],
+        categories: str,
+        max_categories: int,
+        missing: str,
+        standardise: bool,
     ) -> None:
         self.missing, self.standardise = missing, standardise
-        self.words: dict[str, list[str] | None] = {name: self._words(name, parts, categories, most) for name in used}
+        self.words: dict[str, list[str] | None] = {
+            name: self._words(name, tables, categories, max_categories) for name in feature_names
+        }
         self.onehot = categories == "onehot"
         self.names = tuple(
             feature
@@ -34,15 +42,15 @@ class Encoder:
             for feature in ([f"{name}={word}" for word in words] if words is not None and self.onehot else [name])
         )
 
-    def _words(self, name: str, parts: list[Columns], categories: str, most: int) -> list[str] | None:
+    def _words(self, name: str, tables: list[Columns], categories: str, max_categories: int) -> list[str] | None:
         """The words of a column; None of one of numbers. Refuses what is missing, and may not be."""
         vocabulary: set[str] = set()
         numeric = True
-        for table in parts:
+        for table in tables:
             values, gaps = table[name], unknown(table[name])
             if gaps.any() and self.missing == "refuse":
                 raise ConfigError(
-                    f"{table.source}: {table.where(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
+                    f"{table.source}: {table.row_label(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
                     "{missing}=drop, mean or median",
                     mentions=("missing",),
                 )
@@ -55,7 +63,7 @@ class Encoder:
             if numbers is not None and np.isinf(numbers).any():
                 row = int(np.flatnonzero(np.isinf(numbers))[0])
                 raise ConfigError(
-                    f"{table.source}: {table.where(row)} holds {numbers[row]} in column {name!r}; correct it"
+                    f"{table.source}: {table.row_label(row)} holds {numbers[row]} in column {name!r}; correct it"
                 )
             if numbers is None:
                 row = int(np.flatnonzero(~gaps)[0])
@@ -67,41 +75,43 @@ class Encoder:
                         mentions=("features",),
                     )
             vocabulary |= (
-                {str(called_of(value)) for value in values[~gaps].tolist()} if len(vocabulary) <= most else set()
+                {str(called_of(value)) for value in values[~gaps].tolist()}
+                if len(vocabulary) <= max_categories
+                else set()
             )
         if numeric:
             return None
         if categories == "refuse":
             word = next(iter(sorted(vocabulary)))
             raise ConfigError(
-                f"{parts[0].source}: column {name!r} holds words, such as {word!r}; leave it out by {{features}}, "
+                f"{tables[0].source}: column {name!r} holds words, such as {word!r}; leave it out by {{features}}, "
                 "or set {categories}=onehot or ordinal",
                 mentions=("features", "categories"),
             )
-        if len(vocabulary) > most:
+        if len(vocabulary) > max_categories:
             raise ConfigError(
-                f"{parts[0].source}: column {name!r} holds more than {{max_categories}}={most} different words; "
+                f"{tables[0].source}: column {name!r} holds more than {{max_categories}}={max_categories} different words; "
                 "leave it out by {features}, or raise the number",
                 mentions=("max_categories", "features"),
             )
         return ordered(vocabulary)
 
-    def codes(self, part: Columns) -> np.ndarray:
+    def codes(self, table: Columns) -> np.ndarray:
         """[N, k] float64 numbers, and places of words; NaN where something is missing."""
         encoded_columns = []
         for name, words in self.words.items():
-            values, gaps = part[name], unknown(part[name])
+            values, gaps = table[name], unknown(table[name])
             numbers = as_numbers(values, gaps) if words is None else None
             if numbers is None:
                 code_of_word = {word: float(number) for number, word in enumerate(words or [])}
                 numbers, entries = (
-                    np.full(len(part), np.nan),
+                    np.full(len(table), np.nan),
                     [str(called_of(value)) for value in values[~gaps].tolist()],
                 )
                 if strange := next((word for word in entries if word not in code_of_word), None):
                     hint = f"{checks.nearest(strange, code_of_word) or ': ' + ', '.join(list(code_of_word)[:12])}"
                     expected = f"the words of the data set{hint}" if words else "numbers"
-                    raise ConfigError(f"{part.source}: column {name!r} holds {strange!r}, and {expected} are known")
+                    raise ConfigError(f"{table.source}: column {name!r} holds {strange!r}, and {expected} are known")
                 numbers[~gaps] = [code_of_word[word] for word in entries]
             encoded_columns.append(numbers)
         return np.column_stack(encoded_columns)
@@ -109,30 +119,30 @@ class Encoder:
     def __call__(self, train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What is missing filled in by what training rows have; then a feature per word."""
         self.fill = [self._fill(train[:, k], words) for k, words in enumerate(self.words.values())]
-        train, test = self._whole(train), None if test is None else self._whole(test)
+        train, test = self._as_integers(train), None if test is None else self._as_integers(test)
         self._scale(train)
         return self._scaled(train), None if test is None else self._scaled(test)
 
-    def further(self, part: Columns) -> Tensor:
+    def encode(self, table: Columns) -> Tensor:
         """[n, d] features of other rows.
 
         Raises:
             ConfigError: they lack a column or a value, or hold words that the data set does not know.
         """
-        lacking = [name for name in self.words if name not in part.of]
+        lacking = [name for name in self.words if name not in table.of]
         if lacking:
-            raise ConfigError(f"{part.source} lacks the column {lacking[0]!r} of the data set")
-        codes = self.codes(part)
+            raise ConfigError(f"{table.source} lacks the column {lacking[0]!r} of the data set")
+        codes = self.codes(table)
         if np.isnan(codes).any() and self.missing not in ("mean", "median"):
             row, column = (int(indices[0]) for indices in np.nonzero(np.isnan(codes)))
             raise ConfigError(
-                f"{part.source}: {part.where(row)} has nothing in column {list(self.words)[column]!r}; a data set with "
+                f"{table.source}: {table.row_label(row)} has nothing in column {list(self.words)[column]!r}; a data set with "
                 "{missing}=mean or median fills it in",
                 mentions=("missing",),
             )
-        return self._scaled(self._whole(torch.from_numpy(codes)))
+        return self._scaled(self._as_integers(torch.from_numpy(codes)))
 
-    def _whole(self, x: Tensor) -> Tensor:
+    def _as_integers(self, x: Tensor) -> Tensor:
         x = torch.where(torch.isnan(x), torch.tensor(self.fill, dtype=x.dtype), x)
         return torch.cat([self._expanded(x[:, k], words) for k, words in enumerate(self.words.values())], 1)
 

@@ -13,7 +13,7 @@ from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.pictures import is_picture
 from fedsim.data.datasets.own.samples import Part, array
-from fedsim.data.datasets.own.torch_dataset import inputs, said
+from fedsim.data.datasets.own.torch_dataset import error_text, inputs
 
 SAVED = ("dataset_dict.json", "state.json", "dataset_info.json")  # of what `save_to_disk` wrote
 
@@ -92,20 +92,20 @@ def load(path: str, config: str | None, data_files: Any, download: bool) -> dict
                 dataset = datasets.load_dataset(location, config, data_files=data_files)
     except Exception as error:  # whatever a library, a damaged file or the network may say
         remedy = "" if download else "; dataset.download=true fetches what is on the Hub"
-        reason = said(error)[:300]
+        reason = error_text(error)[:300]
         description = f"dataset.path={path} (config={config}, data_files={data_files})"
         raise MissingDataError(f"{description} cannot be read by datasets: {reason}{remedy}") from error
     return dict(dataset) if isinstance(dataset, dict) else {"train": dataset}
 
 
-def check_files(given: Any) -> None:
+def check_files(data_files: Any) -> None:
     """A file, several, or those of each split."""
-    of_splits = list(given.values()) if isinstance(given, dict) else [given]
+    of_splits = list(data_files.values()) if isinstance(data_files, dict) else [data_files]
     for of_split in of_splits:
         for name in of_split if isinstance(of_split, list) and of_split else [of_split]:
-            if given is not None and (not isinstance(name, str) or not name):
+            if data_files is not None and (not isinstance(name, str) or not name):
                 raise ConfigError(
-                    f"{{data_files}}={given!r} must be a file, a list of files, or those of each split, such as "
+                    f"{{data_files}}={data_files!r} must be a file, a list of files, or those of each split, such as "
                     "{train: a.csv, test: b.csv}",
                     mentions=("data_files",),
                 )
@@ -154,7 +154,7 @@ def read(
     try:
         of = {name: list(split[name]) for name in {*input_columns, y, *([client] if client is not None else [])}}
     except Exception as error:  # of a column whose entries cannot be decoded
-        raise MissingDataError(f"{source} cannot be read ({said(error)})") from error
+        raise MissingDataError(f"{source} cannot be read ({error_text(error)})") from error
     input_arrays = [inputs(source, of[name], size, colours) for name in input_columns]
     if not isinstance(x, str):
         for name, values in zip(input_columns, input_arrays, strict=True):

@@ -64,11 +64,11 @@ class LEAF(OwnData):
         super().__init__(root.stem, splits[0], splits[1] if splits[1:] else None, **options)
 
 
-def read(place: Path) -> Part:
+def read(location: Path) -> Part:
     """All users of a file, or of all JSON files of a folder."""
-    files = sorted(place.glob("*.json")) if place.is_dir() else [place]
+    files = sorted(location.glob("*.json")) if location.is_dir() else [location]
     if not files:
-        raise MissingDataError(f"{{path}}: {place} has no JSON files", mentions=("path",))
+        raise MissingDataError(f"{{path}}: {location} has no JSON files", mentions=("path",))
     samples_by_user: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for file in files:
         for user, samples in users(file):
@@ -77,24 +77,24 @@ def read(place: Path) -> Part:
             samples_by_user[user] = samples
     nonempty_users = {user: samples for user, samples in samples_by_user.items() if len(samples[1])}
     if not nonempty_users:
-        raise ConfigError(f"{place}: no user has samples")
+        raise ConfigError(f"{location}: no user has samples")
     if len({x.dtype.kind for x, _ in nonempty_users.values()}) > 1:
-        raise ConfigError(f"{place}: some users have numbers in x and others text; make them alike")
+        raise ConfigError(f"{location}: some users have numbers in x and others text; make them alike")
     if len(widths := {x.dtype.itemsize for x, _ in nonempty_users.values() if x.dtype.kind == "U"}) > 1:
-        raise ConfigError(f"{place}: users' sequences have {len(widths)} different lengths; make them alike")
+        raise ConfigError(f"{location}: users' sequences have {len(widths)} different lengths; make them alike")
     shapes = {x.shape[1:] for x, _ in nonempty_users.values()}
     if len(shapes) > 1:
         shape_names = " and ".join(sorted(str(list(shape)) for shape in shapes)[:2])
-        raise ConfigError(f"{place}: x is ragged, its entries differ in shape ({shape_names}); make them alike")
+        raise ConfigError(f"{location}: x is ragged, its entries differ in shape ({shape_names}); make them alike")
     names, ends = list(nonempty_users), list(itertools.accumulate(len(y) for _, y in nonempty_users.values()))
 
-    def where(number: int) -> str:
+    def sample_label(number: int) -> str:
         user = bisect.bisect_right(ends, number)
         return f"sample {number - (ends[user - 1] if user else 0)} of user {names[user]}"
 
     x, y = (np.concatenate([samples[k] for samples in nonempty_users.values()]) for k in (0, 1))
     owners = np.repeat(np.array(names), [len(samples[1]) for samples in nonempty_users.values()])
-    return Part(str(place), x, y, owners, where)
+    return Part(str(location), x, y, owners, sample_label)
 
 
 def users(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
@@ -150,20 +150,20 @@ def samples(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.nda
     return inputs.astype(np.float32), targets
 
 
-def spelled(parts: list[Part]) -> tuple[str, list[Part]]:
+def spelled(sources: list[Part]) -> tuple[str, list[Part]]:
     """The alphabet of the training sequences, and all parts with numbers of characters in the place of characters."""
-    codes = [[_codes(values) for values in (part.x, part.y)] for part in parts]
+    codes = [[_codes(values) for values in (source.x, source.y)] for source in sources]
     code_points = np.unique(np.concatenate([values.reshape(-1) for values in codes[0]]))
     alphabet = code_points.astype("<u4").tobytes().decode("utf-32-le")
     lengths = {x.shape[1] for x, _ in codes}
     if len(lengths) > 1:
         raise ConfigError(
-            f"{parts[-1].source}: test sequences have another length than training sequences; make them alike"
+            f"{sources[-1].source}: test sequences have another length than training sequences; make them alike"
         )
     token_arrays = [[tokens_of(values, code_points) for values in part_codes] for part_codes in codes]
     token_parts = [
-        Part(part.source, x, y[:, 0].astype(np.int64), part.clients, part.where)
-        for part, (x, y) in zip(parts, token_arrays, strict=True)
+        Part(source.source, x, y[:, 0].astype(np.int64), source.clients, source.sample_label)
+        for source, (x, y) in zip(sources, token_arrays, strict=True)
     ]
     return alphabet, token_parts
 
@@ -173,13 +173,13 @@ def _codes(texts: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
 
 
-def shaped(part: Part, shape: Sequence[int]) -> Part:
+def shaped(source: Part, shape: Sequence[int]) -> Part:
     """The same inputs in a shape."""
     sizes = [checks.whole_number("shape", size) for size in shape]
-    if math.prod(sizes) != math.prod(part.x.shape[1:]):
+    if math.prod(sizes) != math.prod(source.x.shape[1:]):
         raise ConfigError(
-            f"{{shape}}={list(shape)} holds {math.prod(sizes)} numbers, but inputs of {part.source} have "
-            f"{math.prod(part.x.shape[1:])}",
+            f"{{shape}}={list(shape)} holds {math.prod(sizes)} numbers, but inputs of {source.source} have "
+            f"{math.prod(source.x.shape[1:])}",
             mentions=("shape",),
         )
-    return Part(part.source, part.x.reshape(-1, *sizes), part.y, part.clients, part.where)
+    return Part(source.source, source.x.reshape(-1, *sizes), source.y, source.clients, source.sample_label)

@@ -42,7 +42,9 @@ def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, 
     return np.asarray(image), grey
 
 
-def stacked(source: str, named: Iterable[tuple[str, tuple[np.ndarray, bool]]], colours: str | None) -> np.ndarray:
+def stacked(
+    source: str, images_by_name: Iterable[tuple[str, tuple[np.ndarray, bool]]], colours: str | None
+) -> np.ndarray:
     """[N, H, W, C] uint8 of all pictures, each with what it is called; one channel where all are grey, or are made so.
 
     Raises:
@@ -50,7 +52,7 @@ def stacked(source: str, named: Iterable[tuple[str, tuple[np.ndarray, bool]]], c
     """
     images: list[np.ndarray] = []
     first, grey = "", True
-    for name, (image, without_colour) in named:
+    for name, (image, without_colour) in images_by_name:
         if images and image.shape != images[0].shape:
             (height, width), (other_height, other_width) = images[0].shape[:2], image.shape[:2]
             raise ConfigError(

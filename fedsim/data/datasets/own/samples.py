@@ -36,7 +36,7 @@ class Part:
         x: [N, …] inputs: an array, a tensor, lists; a memory map is never read whole.
         y: [N, …] targets of any kind, or None.
         clients: [N] whose they are, of any kind, or None.
-        where: what the sample with this number is called in messages.
+        sample_label: what the sample with this number is called in messages.
         channels: where images have them, if the form of the data says so.
     """
 
@@ -44,7 +44,7 @@ class Part:
     x: Any
     y: Any = None
     clients: Any = None
-    where: Callable[[int], str] = "sample {}".format
+    sample_label: Callable[[int], str] = "sample {}".format
     channels: str | None = None
 
     @property
@@ -107,11 +107,11 @@ def shape_of(value: Any) -> tuple[int, ...]:
         return (len(value),)
 
 
-def inputs(part: Part, kind: str | None, channels: str | None, gaps: bool = False) -> Tensor:
+def inputs(samples: Part, kind: str | None, channels: str | None, gaps: bool = False) -> Tensor:
     """[N, …] inputs: uint8 pixels with channels first, floating-point numbers, or int64 tokens.
 
     Args:
-        part: whose.
+        samples: whose.
         kind: 'numbers', 'tokens' or 'pixels'; None takes floats for numbers and bytes for pixels.
         channels: of images, 'first' or 'last'; None finds out which of them holds 1, 3 or 4.
         gaps: whether NaN may stand for what is missing.
@@ -119,13 +119,13 @@ def inputs(part: Part, kind: str | None, channels: str | None, gaps: bool = Fals
     Raises:
         ConfigError: where they are no numbers, or not finite, or nothing.
     """
-    source, x, channels = part.source, array(part.source, "x", part.x), part.channels or channels
+    source, x, channels = samples.source, array(samples.source, "x", samples.x), samples.channels or channels
     if not x.ndim or not len(x):
         raise ConfigError(f"{source}: x holds no samples")
     if x.dtype == bool:
         x, kind = x.astype(np.float32), kind or "numbers"
     if x.dtype.kind not in "iuf":
-        raise ConfigError(f"{source}: x holds {_said(x)}, and inputs are numbers; encode them first")
+        raise ConfigError(f"{source}: x holds {_kind_text(x)}, and inputs are numbers; encode them first")
     if x.ndim == 1:
         x = x[:, None]
     if 0 in x.shape:
@@ -139,12 +139,12 @@ def inputs(part: Part, kind: str | None, channels: str | None, gaps: bool = Fals
         smallest_token = min(int(x[pick].min()) for pick in pieces(x))
         if smallest_token < 0:
             raise ConfigError(f"{source}: x holds the token {smallest_token}; tokens count from 0")
-        tensor = torch.from_numpy(_owned(x if part.mapped and x.dtype.kind == "i" else x.astype(np.int64)))
+        tensor = torch.from_numpy(_owned(x if samples.mapped and x.dtype.kind == "i" else x.astype(np.int64)))
     else:
         wide = x.dtype.itemsize > 8
         tensor = torch.from_numpy(_owned(x if x.dtype.kind == "f" and not wide else x.astype(np.float32)))
         if not gaps:
-            finite(part, tensor)
+            finite(samples, tensor)
     return images(source, tensor, channels) if channels is not None and tensor.dim() == 4 else tensor
 
 
@@ -194,7 +194,7 @@ def pieces(x: Any) -> list[slice]:
     return [slice(start, start + step) for start in range(0, len(x), step)]
 
 
-def finite(part: Part, x: Tensor) -> None:
+def finite(samples: Part, x: Tensor) -> None:
     """Refuse NaN and infinities, naming the first sample that has one."""
     for pick in pieces(x):
         bad = ~torch.isfinite(x[pick]).flatten(1).all(1)
@@ -202,29 +202,29 @@ def finite(part: Part, x: Tensor) -> None:
             number = pick.start + int(bad.nonzero()[0, 0])
             value = x[number][~torch.isfinite(x[number])].flatten()[0].item()
             raise ConfigError(
-                f"{part.source}: {part.where(number)} holds {value} in x; leave such samples out, or fill them in"
+                f"{samples.source}: {samples.sample_label(number)} holds {value} in x; leave such samples out, or fill them in"
             )
 
 
-def names(part: Part, count: int) -> list[str] | None:
+def names(samples: Part, count: int) -> list[str] | None:
     """[N] the name of everyone's client, as it is written in the data; None where nobody says.
 
     Raises:
         ConfigError: where there are more or fewer of them than samples, or one is missing.
     """
-    if part.clients is None:
+    if samples.clients is None:
         return None
-    clients = array(part.source, "clients", part.clients)
+    clients = array(samples.source, "clients", samples.clients)
     if clients.shape != (count,):
         raise ConfigError(
-            f"{part.source}: clients has the shape {list(clients.shape)} for {count} samples; give one client per "
+            f"{samples.source}: clients has the shape {list(clients.shape)} for {count} samples; give one client per "
             "sample"
         )
-    check_names(part.source, "clients", clients, "name each sample's client by a word or a number")
+    check_names(samples.source, "clients", clients, "name each sample's client by a word or a number")
     sample_clients = [called_of(value) for value in clients.tolist()]
     missing = next((number for number, name in enumerate(sample_clients) if name is None), None)
     if missing is not None:
-        raise ConfigError(f"{part.source}: {part.where(missing)} has no client; name one, or leave it out")
+        raise ConfigError(f"{samples.source}: {samples.sample_label(missing)} has no client; name one, or leave it out")
     return [str(name) for name in sample_clients]
 
 
@@ -261,13 +261,13 @@ def called_of(value: Any) -> str | None:
     return str(value).strip()
 
 
-def ordered(called: set[str]) -> list[str]:
+def ordered(client_names: set[str]) -> list[str]:
     """Names in order: whole numbers by size, anything else by the alphabet."""
-    all_integers = all(name.isdecimal() or (name[:1] == "-" and name[1:].isdecimal()) for name in called)
-    return sorted(called, key=lambda name: (int(name), name)) if all_integers else sorted(called)
+    all_integers = all(name.isdecimal() or (name[:1] == "-" and name[1:].isdecimal()) for name in client_names)
+    return sorted(client_names, key=lambda name: (int(name), name)) if all_integers else sorted(client_names)
 
 
-def _said(x: np.ndarray) -> str:
+def _kind_text(x: np.ndarray) -> str:
     """The kind of an array's entries in a word."""
     if x.dtype == object:
         return type(next(iter(x.flat))).__name__

@@ -86,14 +86,16 @@ class Table(OwnData):
             tables = [_complete(table, feature_names) for table in tables]
         for table in tables:
             if (missing_mask := unknown(table[target])).any():
-                row = table.where(int(np.flatnonzero(missing_mask)[0]))
+                row = table.row_label(int(np.flatnonzero(missing_mask)[0]))
                 raise ConfigError(f"{table.source}: {row} has nothing in column {target!r}, the target; leave it out")
         encoder = Encoder(feature_names, tables, categories, max_categories, missing, standardise)
         if split is not None:
             tables = _divided(tables[0], split)
         self.feature_names, self._encoder, self._separator = encoder.names, encoder, separator
         name = Path(path).stem if isinstance(path, (str, Path)) else "table"
-        encoded_splits = [Part(p.source, encoder.codes(p), p[target], client and p[client], p.where) for p in tables]
+        encoded_splits = [
+            Part(p.source, encoder.codes(p), p[target], client and p[client], p.row_label) for p in tables
+        ]
         super().__init__(
             name, encoded_splits[0], encoded_splits[1] if encoded_splits[1:] else None, encode=encoder, **options
         )
@@ -108,7 +110,7 @@ class Table(OwnData):
         Raises:
             ConfigError: a column or a value is missing, or a word is none of the data set's.
         """
-        return self._encoder.further(columns(rows, self._separator, "rows"))
+        return self._encoder.encode(columns(rows, self._separator, "rows"))
 
     def _numbers(self, names: Sequence[str]) -> tuple[int, ...]:
         """Places of features."""
@@ -119,12 +121,12 @@ class Table(OwnData):
         return tuple(self.feature_names.index(name) for name in names)
 
 
-def _features(parts: list[Columns], wanted: Sequence[str] | None, roles: dict[str, str | None]) -> list[str]:
+def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dict[str, str | None]) -> list[str]:
     """The columns that are features."""
-    for table in parts:
+    for table in tables:
         column_names = list(table.of)
         role_options = [(f"dataset.{role}", name) for role, name in roles.items() if name is not None]
-        for key, name in [*role_options, *(("dataset.features", name) for name in wanted or ())]:
+        for key, name in [*role_options, *(("dataset.features", name) for name in requested or ())]:
             if name not in column_names:
                 near = checks.nearest(str(name), column_names) or f"; it has {', '.join(column_names[:12])}"
                 raise ConfigError(f"{key}={name} is no column of {table.source}{near}")
@@ -134,47 +136,47 @@ def _features(parts: list[Columns], wanted: Sequence[str] | None, roles: dict[st
             f"{{target}}, client and split are {', '.join(role_columns)}; a column has one of these roles",
             mentions=("target",),
         )
-    if wanted is None:
-        feature_names = [name for name in parts[0].of if name not in role_columns]
-        lacking = [name for name in feature_names if name not in parts[-1].of]
+    if requested is None:
+        feature_names = [name for name in tables[0].of if name not in role_columns]
+        lacking = [name for name in feature_names if name not in tables[-1].of]
         if lacking:
-            raise ConfigError(f"{parts[-1].source} lacks the column {lacking[0]!r} of {parts[0].source}")
+            raise ConfigError(f"{tables[-1].source} lacks the column {lacking[0]!r} of {tables[0].source}")
     else:
-        feature_names = list(dict.fromkeys(wanted))
+        feature_names = list(dict.fromkeys(requested))
         double = next((name for name in feature_names if name in role_columns), None)
         if double is not None:
             raise ConfigError(
                 f"{{features}} names {double!r}, which has another role; leave it out", mentions=("features",)
             )
     if not feature_names:
-        raise ConfigError(f"{parts[0].source}: there is no column to predict {roles['target']!r} from")
+        raise ConfigError(f"{tables[0].source}: there is no column to predict {roles['target']!r} from")
     return feature_names
 
 
-def _complete(part: Columns, used: list[str]) -> Columns:
+def _complete(table: Columns, column_names: list[str]) -> Columns:
     """The rows that lack no feature."""
-    gaps = np.any([unknown(part[name]) for name in used], axis=0)
+    gaps = np.any([unknown(table[name]) for name in column_names], axis=0)
     if gaps.all():
         raise ConfigError(
-            f"{part.source}: {{missing}}=drop leaves no row; leave a column out by {{features}}",
+            f"{table.source}: {{missing}}=drop leaves no row; leave a column out by {{features}}",
             mentions=("missing", "features"),
         )
-    return part.rows(np.flatnonzero(~gaps))
+    return table.rows(np.flatnonzero(~gaps))
 
 
-def _divided(part: Columns, split: str) -> list[Columns]:
+def _divided(table: Columns, split: str) -> list[Columns]:
     """Training and test rows."""
-    split_words = [str(called_of(word)).lower() for word in part[split].tolist()]
+    split_words = [str(called_of(word)).lower() for word in table[split].tolist()]
     invalid_row = next((row for row, word in enumerate(split_words) if word not in (*TRAIN, *TEST)), None)
     if invalid_row is not None:
         raise ConfigError(
-            f"{part.source}: {part.where(invalid_row)} says {part[split][invalid_row]!r} in column {split!r}; make it "
+            f"{table.source}: {table.row_label(invalid_row)} says {table[split][invalid_row]!r} in column {split!r}; make it "
             "train or test"
         )
     of_test = np.isin(split_words, TEST)
     if of_test.all() or not of_test.any():
         only = "test" if of_test.all() else "train"
         raise ConfigError(
-            f"{part.source}: every row says {only} in column {split!r}; give rows of both, or set it to null"
+            f"{table.source}: every row says {only} in column {split!r}; give rows of both, or set it to null"
         )
-    return [part.rows(np.flatnonzero(~of_test)), part.rows(np.flatnonzero(of_test))]
+    return [table.rows(np.flatnonzero(~of_test)), table.rows(np.flatnonzero(of_test))]

@@ -25,20 +25,22 @@ class Columns:
     Attributes:
         source: where it is from, for messages.
         of: the columns by their names, [N] each, as they were read: words of a CSV file stay words.
-        where: what row n is called in messages.
+        row_label: what row n is called in messages.
     """
 
     source: str
     of: dict[str, np.ndarray]
-    where: Callable[[int], str]
+    row_label: Callable[[int], str]
 
     def __len__(self) -> int:
         return len(next(iter(self.of.values()), ()))
 
-    def rows(self, some: np.ndarray) -> Columns:
+    def rows(self, positions: np.ndarray) -> Columns:
         """The same columns of these rows."""
-        row_name = self.where
-        return Columns(self.source, {k: v[some] for k, v in self.of.items()}, lambda n: row_name(int(some[n])))
+        row_name = self.row_label
+        return Columns(
+            self.source, {k: v[positions] for k, v in self.of.items()}, lambda n: row_name(int(positions[n]))
+        )
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.of[name]

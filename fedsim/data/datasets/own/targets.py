@@ -14,81 +14,85 @@ from fedsim.data.datasets.own.samples import Part, array, called_of, check_names
 TASKS = ("classification", "regression")
 
 
-def real(part: Part, count: int) -> Tensor:
+def real(samples: Part, count: int) -> Tensor:
     """[N] or [N, k] float32 targets of regression."""
-    y = _targets(part, count)
+    y = _targets(samples, count)
     try:
         targets = torch.from_numpy(np.asarray(y, dtype=np.float32))
     except (TypeError, ValueError):
         bad = next((value for value in y.flatten().tolist() if not _number(value)), None)
         raise ConfigError(
-            f"{part.source}: the target {bad!r} is no number, as {{task}}=regression wants", mentions=("task",)
+            f"{samples.source}: the target {bad!r} is no number, as {{task}}=regression wants", mentions=("task",)
         ) from None
     bad_rows = (~torch.isfinite(targets)).reshape(count, -1).any(1).nonzero()
     if len(bad_rows):
-        raise ConfigError(f"{part.source}: the target of {part.where(int(bad_rows[0, 0]))} is missing or not finite")
+        raise ConfigError(
+            f"{samples.source}: the target of {samples.sample_label(int(bad_rows[0, 0]))} is missing or not finite"
+        )
     return targets[:, 0] if targets.dim() == 2 and targets.shape[1] == 1 else targets
 
 
-def labels(parts: list[Part], counts: list[int], classes: int | None) -> tuple[list[Tensor], tuple[str, ...]]:
+def labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple[list[Tensor], tuple[str, ...]]:
     """[N] int64 labels 0 … C − 1 of every part, and what each of them is called in the data.
 
     Args:
-        parts: training and test samples.
+        sources: training and test samples.
         counts: of their samples.
         classes: C of labels that are 0 … C − 1 already, and need not all be there; None numbers those that are.
 
     Raises:
         ConfigError: where a label is missing, or a number with decimals, or there is one alone.
     """
-    labels_by_part = [_called(part, count) for part, count in zip(parts, counts, strict=True)]
+    labels_by_part = [_label_names(source, count) for source, count in zip(sources, counts, strict=True)]
     names = ordered(set().union(*labels_by_part)) if classes is None else [str(label) for label in range(classes)]
     if len(names) < 2:
-        raise ConfigError(f"{parts[0].source}: every label is {names[0]!r}; there is nothing to tell apart")
+        raise ConfigError(f"{sources[0].source}: every label is {names[0]!r}; there is nothing to tell apart")
     number = {name: index for index, name in enumerate(names)}
-    for part, part_labels in zip(parts, labels_by_part, strict=True):
+    for source, part_labels in zip(sources, labels_by_part, strict=True):
         stranger = next((at for at, name in enumerate(part_labels) if name not in number), None)
         if stranger is not None:
             raise ConfigError(
-                f"{part.source}: {part.where(stranger)} has the label {part_labels[stranger]!r}, but "
+                f"{source.source}: {source.sample_label(stranger)} has the label {part_labels[stranger]!r}, but "
                 f"{{classes}}={classes} are 0 to {len(names) - 1}; correct it, or set {{classes}}=null",
                 mentions=("classes",),
             )
     return [torch.tensor([number[name] for name in part_labels]) for part_labels in labels_by_part], tuple(names)
 
 
-def _called(part: Part, count: int) -> list[str]:
+def _label_names(samples: Part, count: int) -> list[str]:
     """[N] what the data call each sample's label."""
-    y = _targets(part, count)
+    y = _targets(samples, count)
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.ndim != 1:
-        raise ConfigError(f"{part.source}: y has the shape {list(y.shape)}, and a label is one value per sample")
+        raise ConfigError(f"{samples.source}: y has the shape {list(y.shape)}, and a label is one value per sample")
     values = y if y.dtype.kind == "f" else _all_numbers(y)
     if values is not None:
         integer_mask = np.isnan(values) | (values == np.floor(values)) & np.isfinite(values)
         if not integer_mask.all():
             at = int(np.flatnonzero(~integer_mask)[0])
             raise ConfigError(
-                f"{part.source}: {part.where(at)} has the target {values[at]:g}, which is no label; to predict numbers "
+                f"{samples.source}: {samples.sample_label(at)} has the target {values[at]:g}, which is no label; to predict numbers "
                 "set {task}=regression",
                 mentions=("task",),
             )
     sample_labels = [called_of(value) for value in y.tolist()]
     missing = next((at for at, name in enumerate(sample_labels) if name is None), None)
     if missing is not None:
-        raise ConfigError(f"{part.source}: {part.where(missing)} has no label; give it one, or leave it out")
+        raise ConfigError(
+            f"{samples.source}: {samples.sample_label(missing)} has no label; give it one, or leave it out"
+        )
     return [str(name) for name in sample_labels]
 
 
-def _targets(part: Part, count: int) -> np.ndarray:
+def _targets(samples: Part, count: int) -> np.ndarray:
     """[N, …] as they were brought."""
-    if part.y is None:
-        raise ConfigError(f"{part.source}: there are inputs and no targets; add y")
-    y = array(part.source, "y", part.y)
+    if samples.y is None:
+        raise ConfigError(f"{samples.source}: there are inputs and no targets; add y")
+    y = array(samples.source, "y", samples.y)
     if not y.ndim or len(y) != count:
-        raise ConfigError(f"{part.source}: y holds {y.shape[0] if y.ndim else 1} targets for {count} samples")
+        raise ConfigError(f"{samples.source}: y holds {y.shape[0] if y.ndim else 1} targets for {count} samples")
     check_names(
-        part.source, "y", y,
+        samples.source, "y", y,
         "give one label, number, or array of one shape for each sample, for instance by a Dataset that returns "
         "(image, target['labels'])",
     )  # fmt: skip

@@ -54,24 +54,24 @@ class TorchData(OwnData):
 
 
 def read(
-    half: str, given: Any, keys: dict[str, int | str | None], size: Sequence[int] | None, colours: str | None
+    half: str, dataset: Any, keys: dict[str, int | str | None], size: Sequence[int] | None, colours: str | None
 ) -> Part:
     """All samples of a Dataset."""
-    source = f"dataset.{half} ({type(given).__name__})"
-    if not hasattr(given, "__getitem__") or not hasattr(given, "__len__") or isinstance(given, (str, Mapping)):
+    source = f"dataset.{half} ({type(dataset).__name__})"
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__") or isinstance(dataset, (str, Mapping)):
         raise ConfigError(f"{source} is no map-style Dataset, which has a length and samples by number")
     client, client_values = keys["client"], None
-    if isinstance(client, str) and hasattr(given, client):
-        client_values, client = getattr(given, client), None
-    count = length(source, given)
+    if isinstance(client, str) and hasattr(dataset, client):
+        client_values, client = getattr(dataset, client), None
+    count = length(source, dataset)
     values_by_role: dict[str, list[Any]] = {name: [] for name in keys}
     for number in range(count):
-        sample = one(source, given, number)
+        sample = read_sample(source, dataset, number)
         for name, key in (keys | {"client": client}).items():
             if key is not None:
                 values_by_role[name].append(copied(part_of(source, name, sample, key)))
         if number < LOOKED_AT:
-            _check_repeatable(source, given, number, keys, values_by_role)
+            _check_repeatable(source, dataset, number, keys, values_by_role)
     if not count:
         raise ConfigError(f"{source} holds no samples")
     owners = values_by_role["client"] or None if client_values is None else client_values
@@ -88,11 +88,15 @@ def copied(value: Any) -> Any:
 
 
 def _check_repeatable(
-    source: str, given: Any, number: int, keys: Mapping[str, int | str | None], values_by_role: Mapping[str, list[Any]]
+    source: str,
+    dataset: Any,
+    number: int,
+    keys: Mapping[str, int | str | None],
+    values_by_role: Mapping[str, list[Any]],
 ) -> None:
     """Refuse a Dataset whose sample, or its target, is another one the second time."""
-    sample = one(source, given, number)
-    for name, what in (("x", "sample"), ("y", "the target of sample")):
+    sample = read_sample(source, dataset, number)
+    for name, noun in (("x", "sample"), ("y", "the target of sample")):
         if keys[name] is None:
             continue
         first, second = (
@@ -100,25 +104,25 @@ def _check_repeatable(
         )
         if first.dtype != object and not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
             raise ConfigError(
-                f"{source}: {what} {number} differs each time it is read; leave random transforms out, and augment by "
+                f"{source}: {noun} {number} differs each time it is read; leave random transforms out, and augment by "
                 "dataset/augment"
             )
 
 
-def length(source: str, given: Any) -> int:
+def length(source: str, dataset: Any) -> int:
     """How many samples there are."""
     try:
-        return len(given)
+        return len(dataset)
     except Exception as error:  # whatever somebody's class may say
-        raise ConfigError(f"{source} has no length ({said(error)})") from error
+        raise ConfigError(f"{source} has no length ({error_text(error)})") from error
 
 
-def one(source: str, given: Any, number: int) -> Any:
+def read_sample(source: str, dataset: Any, number: int) -> Any:
     """A sample."""
     try:
-        return given[number]
+        return dataset[number]
     except Exception as error:  # likewise
-        raise ConfigError(f"{source}: sample {number} cannot be read ({said(error)})") from error
+        raise ConfigError(f"{source}: sample {number} cannot be read ({error_text(error)})") from error
 
 
 def part_of(source: str, name: str, sample: Any, key: Any) -> Any:
@@ -146,9 +150,9 @@ def inputs(source: str, values: list[Any], size: Sequence[int] | None, colours: 
     except ConfigError:
         raise
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{source}: an image cannot be read ({said(error)})") from error
+        raise ConfigError(f"{source}: an image cannot be read ({error_text(error)})") from error
 
 
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What an error says, in one line; its kind where it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
