@@ -46,7 +46,7 @@ class ModelChoice:
         builder = _builder(self.module, dataset, loss)
         pair, output = data.pair(federation.dtype), self.output
         built = RowModel(builder, loss, self.ridge, federation.device, federation.dtype, self.precision, pair, output)
-        built.check(data.few(MANY, federation.dtype), dataset.classes, dataset.name)
+        built.check(data.first_samples(MANY, federation.dtype), dataset.classes, dataset.name)
         return built
 
 

@@ -85,7 +85,7 @@ class RoundClock:
 
     def _within(self, times: Times, load: Workload, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[n] each: the steps that are done, the samples they take, and those without which a client is late."""
-        sizes = Workload(load.held, load.size, load.per_pass, steps, load.short_last).batch_sizes()
+        sizes = Workload(load.num_samples, load.size, load.per_pass, steps, load.short_last).batch_sizes()
         if self.clock.late != "partial" or self.clock.deadline is None or not sizes.shape[1]:
             samples = sizes.sum(1)
             return steps, samples, samples

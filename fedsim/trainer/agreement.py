@@ -188,7 +188,7 @@ class Agreement:
         self._make = make
         self._verdicts: dict[tuple[str, bool, bool], str | None] = {}
         self.model, self.close = model, CLOSE_SINGLE
-        samples = batches.data.few(min(max(batches.largest, 8), MOST), model.dtype)
+        samples = batches.data.first_samples(min(max(batches.largest, 8), MOST), model.dtype)
         with streams.quietly():
             try:
                 double = model.in_double()
@@ -298,7 +298,7 @@ def agreement_of(model: RowModel, batches: Batches, make: Callable[..., Any]) ->
     model_snapshot = snapshot(
         [model.training_module, loss_function(model.loss), model.call, model.ridge, model.precision]
     )
-    kinds = [(name, value.shape[1:], value.dtype) for name, value in batches.data.few(2, model.dtype).items()]
+    kinds = [(name, value.shape[1:], value.dtype) for name, value in batches.data.first_samples(2, model.dtype).items()]
     cache_key = (key(model_snapshot), batches.sizes, str(model.device), tuple(model.statistics), tuple(kinds))
     if cache_key not in _remembered:
         _remembered[cache_key] = Agreement(model, batches, make)

@@ -13,7 +13,7 @@ from fedsim.local import LocalRule
 def rates_of_steps(rule: LocalRule, of_rows: Tensor, plan: Plan, t: int) -> Tensor:
     """[S, n] the learning rate of every step and row, from that of each row [n] in round t; a row's schedule counts its
     own steps, all of those that a round asks."""
-    workload = plan.load if plan.asked is None else plan.asked
+    workload = plan.load if plan.planned_work is None else plan.planned_work
     steps, per_pass = workload.steps, workload.per_pass
     step_count = int(plan.load.steps.max(initial=0))
     if rule.schedule.steady:

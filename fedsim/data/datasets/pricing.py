@@ -102,16 +102,16 @@ class PricingGroups(Stream):
         return {"x": x, "group": group, "uniform": uniforms, "component_x": component}
 
 
-def base_fractions(given: Sequence[float] | None, groups: int, each: str = "means") -> Tensor:
+def base_fractions(fractions_or_none: Sequence[float] | None, groups: int, key: str = "means") -> Tensor:
     """[K] float64 fractions of the groups while nothing answers."""
     if groups < 2:
-        raise ConfigError(f"dataset.{each} has {groups} entries; a mixture needs at least two groups")
-    if given is None:
+        raise ConfigError(f"dataset.{key} has {groups} entries; a mixture needs at least two groups")
+    if fractions_or_none is None:
         return torch.full((groups,), 1.0 / groups, dtype=torch.float64)
-    fractions = torch.tensor([checks.fraction("fractions", f) for f in given], dtype=torch.float64)
+    fractions = torch.tensor([checks.fraction("fractions", f) for f in fractions_or_none], dtype=torch.float64)
     if len(fractions) != groups or abs(float(fractions.sum()) - 1) > 1e-9:
         raise ConfigError(
-            f"{{fractions}}={list(given)} must be {groups} numbers that sum to 1", mentions=("fractions",)
+            f"{{fractions}}={list(fractions_or_none)} must be {groups} numbers that sum to 1", mentions=("fractions",)
         )
     return fractions
 

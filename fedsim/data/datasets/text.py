@@ -86,7 +86,7 @@ class Text(Dataset):
         codes = [np.frombuffer(text.encode("utf-32-le"), np.uint32) for text in texts]
         cuts = [_training(len(text), test_fraction) for text in codes]
         code_points = np.unique(
-            np.concatenate([text[: _used(cut, length)] for text, cut in zip(codes, cuts, strict=True)])
+            np.concatenate([text[: _used_length(cut, length)] for text, cut in zip(codes, cuts, strict=True)])
         )
         self.alphabet = code_points.astype("<u4").tobytes().decode("utf-32-le")
         train = [tokens_of(text[:cut], code_points) for text, cut in zip(codes, cuts, strict=True)]
@@ -168,21 +168,21 @@ def _speeches(text: str, pattern: re.Pattern[str], path: str) -> dict[str, str]:
 
 
 def _talkative(
-    said: dict[str, str], clients: int | None, length: int, test_fraction: float, path: str
+    texts: dict[str, str], clients: int | None, length: int, test_fraction: float, path: str
 ) -> tuple[tuple[str, ...], list[str]]:
     """The clients' names and texts, who says most first."""
-    enough = [name for name, text in said.items() if _training(len(text), test_fraction) > length]
-    names = sorted(enough, key=lambda name: -len(said[name]))
+    enough = [name for name, text in texts.items() if _training(len(text), test_fraction) > length]
+    names = sorted(enough, key=lambda name: -len(texts[name]))
     if clients is not None and clients > len(names):
         raise ConfigError(
-            f"clients={clients}, but of the {len(said)} speakers in {path} only {len(names)} fill a sequence of "
+            f"clients={clients}, but of the {len(texts)} speakers in {path} only {len(names)} fill a sequence of "
             f"{{length}}={length} and the character after it; lower one of the two",
             mentions=("length",),
         )
     if not names:
         raise ConfigError(key="length", value=length, needs=f"is more than any speaker in {path} says; lower it")
     names = names[:clients]
-    return tuple(names), [said[name] for name in names]
+    return tuple(names), [texts[name] for name in names]
 
 
 def _blocks(text: str, clients: int, length: int, test_fraction: float) -> list[str]:
@@ -209,29 +209,29 @@ def _count(characters: int, length: int) -> int:
     return max(0, (characters - 1) // length)
 
 
-def _used(characters: int, length: int) -> int:
+def _used_length(characters: int, length: int) -> int:
     """How many of the characters are in sequences, as inputs or as targets."""
     count = _count(characters, length)
     return count * length + 1 if count else 0
 
 
-def tokens_of(codes: np.ndarray, known: np.ndarray) -> np.ndarray:
+def tokens_of(codes: np.ndarray, vocabulary: np.ndarray) -> np.ndarray:
     """Code points [n] → their numbers in the alphabet from 1 on, 0 for the unknown."""
-    index = np.searchsorted(known, codes).clip(max=len(known) - 1)
-    return np.where(known[index] == codes, index + 1, 0).astype(_smallest(len(known)))
+    index = np.searchsorted(vocabulary, codes).clip(max=len(vocabulary) - 1)
+    return np.where(vocabulary[index] == codes, index + 1, 0).astype(_smallest(len(vocabulary)))
 
 
-def _smallest(most: int) -> type[np.signedinteger]:
+def _smallest(largest: int) -> type[np.signedinteger]:
     """The smallest signed type for such numbers: unsigned bytes are pixels."""
-    return next(kind for kind in (np.int8, np.int16, np.int32) if most <= np.iinfo(kind).max)
+    return next(kind for kind in (np.int8, np.int16, np.int32) if largest <= np.iinfo(kind).max)
 
 
-def _sequences(parts: list[np.ndarray], length: int) -> tuple[Tensor, Tensor, Tensor]:
+def _sequences(texts: list[np.ndarray], length: int) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens of every client → inputs [N, L], targets [N, L] int64, owners [N]."""
-    usable_tokens = [tokens[: _used(len(tokens), length)] for tokens in parts]
+    usable_tokens = [tokens[: _used_length(len(tokens), length)] for tokens in texts]
     x, y = (
         np.concatenate([tokens[a : len(tokens) + a - 1].reshape(-1, length) for tokens in usable_tokens])
         for a in (0, 1)
     )
-    owners = np.repeat(np.arange(len(parts)), [_count(len(tokens), length) for tokens in usable_tokens])
+    owners = np.repeat(np.arange(len(texts)), [_count(len(tokens), length) for tokens in usable_tokens])
     return torch.as_tensor(x), torch.as_tensor(y.astype(np.int64)), torch.as_tensor(owners)

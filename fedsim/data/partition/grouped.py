@@ -40,11 +40,11 @@ class Grouped(Partition):
         groups = np.array_split(draw.permutation(len(owners)) if self.shuffle else np.arange(len(owners)), clients)
         table = Table.of([np.concatenate([owner_samples[k] for k in group]) for group in groups])
         if samples.names is not None:
-            table.names = tuple(called([samples.names[owners[k]] for k in group]) for group in groups)
+            table.names = tuple(group_names([samples.names[owners[k]] for k in group]) for group in groups)
         return table
 
 
-def called(names: list[str]) -> str:
+def group_names(names: list[str]) -> str:
     """What a group of owners is called."""
     unnamed_count = len(names) - NAMED
     return " + ".join(names) if unnamed_count <= 1 else f"{' + '.join(names[:NAMED])} + {unnamed_count} more"

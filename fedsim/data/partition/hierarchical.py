@@ -70,6 +70,6 @@ class Hierarchical(Partition):
         return table
 
 
-def as_parts(found: list[np.ndarray] | Table) -> list[np.ndarray]:
+def as_parts(division: list[np.ndarray] | Table) -> list[np.ndarray]:
     """One array of sample numbers per client."""
-    return np.split(found.order, found.offsets[1:-1]) if isinstance(found, Table) else found
+    return np.split(division.order, division.offsets[1:-1]) if isinstance(division, Table) else division

@@ -58,7 +58,7 @@ class Matched(Partition):
             for i in range(clients)
         ]
 
-    def _counts(self, rows: np.ndarray, held: np.ndarray) -> np.ndarray:
+    def _counts(self, rows: np.ndarray, available: np.ndarray) -> np.ndarray:
         """[m, C] samples of every client and class: of the size asked for, or of the largest that there is."""
 
         def of(size: int) -> np.ndarray:
@@ -66,16 +66,16 @@ class Matched(Partition):
 
         if self.size is not None:
             counts = of(self.size)
-            short = np.flatnonzero(counts.sum(0) > held)
+            short = np.flatnonzero(counts.sum(0) > available)
             if len(short):
                 raise ConfigError(
                     f"partition.size={self.size} wants {counts.sum(0)[short[0]]} samples of class {short[0]}, which "
-                    f"has {held[short[0]]}; lower it, or set it to null"
+                    f"has {available[short[0]]}; lower it, or set it to null"
                 )
             return counts
         total = rows.sum(0)
-        size = int(np.floor(np.min(held[total > 0] / total[total > 0])))
-        while size and (of(size).sum(0) > held).any():  # rounding up may want a few more than there are
+        size = int(np.floor(np.min(available[total > 0] / total[total > 0])))
+        while size and (of(size).sum(0) > available).any():  # rounding up may want a few more than there are
             size -= 1
         if not size:
             raise ConfigError(

@@ -36,10 +36,10 @@ class Table:
     skew: Skew | None = None  # what tells clients' inputs apart
 
     @classmethod
-    def of(cls, parts: list[np.ndarray]) -> Table:
+    def of(cls, shares: list[np.ndarray]) -> Table:
         """From one index array per client."""
-        offsets = np.concatenate([[0], np.cumsum([len(p) for p in parts])]).astype(np.int64)
-        order = np.concatenate(parts) if parts else np.zeros(0)
+        offsets = np.concatenate([[0], np.cumsum([len(p) for p in shares])]).astype(np.int64)
+        order = np.concatenate(shares) if shares else np.zeros(0)
         return cls(order.astype(np.int32), offsets)
 
     @property
@@ -167,15 +167,15 @@ class Partition(Validated, ABC):
         return table
 
 
-def _checked(name: str, parts: object) -> list[np.ndarray]:
+def _checked(name: str, shares: object) -> list[np.ndarray]:
     """One array of sample numbers per client, or one sentence."""
-    if isinstance(parts, (str, bytes, dict)) or not hasattr(parts, "__iter__"):
+    if isinstance(shares, (str, bytes, dict)) or not hasattr(shares, "__iter__"):
         raise ConfigError(
             f"partition={name}: split must return a list with one array of sample numbers per client, and returns "
-            f"{'None' if parts is None else type(parts).__name__}"
+            f"{'None' if shares is None else type(shares).__name__}"
         )
     sample_numbers = []
-    for client, share in enumerate(parts):
+    for client, share in enumerate(shares):
         numbers = np.asarray(share)
         if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
             description = f"{numbers.dtype} {list(numbers.shape)}"

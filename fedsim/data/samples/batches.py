@@ -62,7 +62,7 @@ class Batches:
         """Samples of the smallest batch that anybody will meet, and a virtual client that meets it."""
         load, sizes = self._everyone, self._everyone.size
         if load.short_last:
-            remainder = load.held % np.maximum(load.size, 1)
+            remainder = load.num_samples % np.maximum(load.size, 1)
             sizes = np.where((remainder > 0) & (load.steps >= load.per_pass), np.minimum(remainder, sizes), sizes)
         return int(sizes.min()), int(sizes.argmin())
 
@@ -77,7 +77,7 @@ class Batches:
         load = self._everyone
         batch_sizes = set(np.unique(load.size[load.steps > 0]).tolist())
         if load.short_last:
-            remainder = load.held % np.maximum(load.size, 1)
+            remainder = load.num_samples % np.maximum(load.size, 1)
             batch_sizes |= set(np.unique(remainder[(remainder > 0) & (load.steps >= load.per_pass)]).tolist())
         return tuple(sorted(batch_sizes - {0}))
 
@@ -114,7 +114,7 @@ class Plan:
         stored: [n] their numbers in `batches.data`: the same, unless it holds the clients of several runs.
         clients: [n] the client's number of each row, from 0 in every replicate.
         seeds, names: [n] the replicate's seed of each row, and the client's number once more (host).
-        asked: the load as it would be if everybody did all that a round asks; schedules count by it.
+        planned_work: the load as it would be if everybody did all that a round asks; schedules count by it.
     """
 
     batches: Batches
@@ -125,7 +125,7 @@ class Plan:
     clients: Tensor
     seeds: np.ndarray
     names: np.ndarray
-    asked: Workload | None = None
+    planned_work: Workload | None = None
 
     def chunk(self, rows: np.ndarray) -> Chunk:
         """The batches of the rows at these positions in the cohort, in the order of `load.order`."""
@@ -139,7 +139,8 @@ class Plan:
         before = np.cumsum([0, *(len(plan.batches.federation.sizes) for plan in plans[:-1])])
         loads = [plan.load for plan in plans]
         sample_counts, size, per_pass, steps = (
-            np.concatenate([getattr(load, name) for load in loads]) for name in ("held", "size", "per_pass", "steps")
+            np.concatenate([getattr(load, name) for load in loads])
+            for name in ("num_samples", "size", "per_pass", "steps")
         )
         load = Workload(sample_counts, size, per_pass, steps, first.load.short_last)
         stored = torch.cat([plan.stored + int(start) for plan, start in zip(plans, before, strict=True)])

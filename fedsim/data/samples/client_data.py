@@ -30,19 +30,19 @@ class Keys:
         seeds, clients: [c] int64, the replicate's seed and the client's number of each row (host).
         device: of the keys.
         t: round.
-        kept: the round in whose first step the samples were drawn that serve all steps; None: each draws its own.
+        sample_count: the round in whose first step the samples were drawn that serve all steps; None: each draws its own.
     """
 
     def __init__(
-        self, seeds: np.ndarray, clients: np.ndarray, device: torch.device, t: int, kept: int | None = None
+        self, seeds: np.ndarray, clients: np.ndarray, device: torch.device, t: int, sample_count: int | None = None
     ) -> None:
-        self.seeds, self.clients, self.device, self.t, self.kept = seeds, clients, device, t, kept
+        self.seeds, self.clients, self.device, self.t, self.sample_count = seeds, clients, device, t, sample_count
         self._of_round: dict[rng.Purpose, np.ndarray] = {}
 
     def of_round(self, purpose: rng.Purpose) -> np.ndarray:
         """[c] (host); a purpose that nobody asks for costs nothing."""
         if purpose not in self._of_round:
-            t = self.t if self.kept is None or purpose not in DRAWS else self.kept
+            t = self.t if self.sample_count is None or purpose not in DRAWS else self.sample_count
             self._of_round[purpose] = rng.row_keys_host(self.seeds, purpose, self.clients, t)
         return self._of_round[purpose]
 
@@ -56,9 +56,9 @@ class Keys:
         _, first, like = np.unique(number, return_index=True, return_inverse=True)
         return None if len(first) == len(like) else (first, like)
 
-    def at(self, places: np.ndarray) -> Keys:
+    def at(self, positions: np.ndarray) -> Keys:
         """Those of the rows at these places."""
-        return Keys(self.seeds[places], self.clients[places], self.device, self.t, self.kept)
+        return Keys(self.seeds[positions], self.clients[positions], self.device, self.t, self.sample_count)
 
     def of_step(self, purpose: rng.Purpose, step: int, pick: slice) -> Tensor:
         """[c'] of some rows at a local step."""
@@ -66,7 +66,7 @@ class Keys:
 
     def of_steps(self, purpose: rng.Purpose, steps: range, pick: slice = slice(None)) -> Tensor:
         """[s, c'] of some rows at some local steps, in one call."""
-        fixed_key = self.kept is not None and purpose in DRAWS
+        fixed_key = self.sample_count is not None and purpose in DRAWS
         number = np.zeros(len(steps), dtype=np.int64) if fixed_key else np.arange(steps.start, steps.stop)
         keys = rng.fold_host(self.of_round(purpose)[pick], number[:, None])
         return torch.as_tensor(keys).to(self.device, non_blocking=True)
@@ -118,8 +118,8 @@ class ClientData(ABC):
         """
 
     @abstractmethod
-    def width(self, most: int | None, rows: np.ndarray | None = None) -> int:
-        """How many samples `fixed` gives each of these virtual clients (all, by default) where up to `most` are asked
+    def width(self, limit: int | None, rows: np.ndarray | None = None) -> int:
+        """How many samples `fixed` gives each of these virtual clients (all, by default) where up to `limit` are asked
         for; None asks for all that are stored, or for 1,000 of a stream."""
 
     @abstractmethod
@@ -146,11 +146,11 @@ class ClientData(ABC):
         each its own stream of `dataset`."""
 
     @abstractmethod
-    def same_samples(self, other: ClientData) -> bool:
+    def same_samples(self, data: ClientData) -> bool:
         """Are these shares of the same stored samples, or the same streams?"""
 
     @abstractmethod
-    def concatenate(self, others: Sequence[ClientData]) -> ClientData:
+    def concatenate(self, data_list: Sequence[ClientData]) -> ClientData:
         """Of those with the same samples: the shares of them all, those of these clients first. It is for training;
         `federation` is that of these clients."""
 
@@ -159,9 +159,9 @@ class ClientData(ABC):
         """[R, m, d] float64 the mean of every client's (flattened) x; None where it is unknown."""
 
     def pair(self, dtype: torch.dtype) -> Batch:
-        """Two samples to try things out with, see `few`."""
-        return self.few(2, dtype)
+        """Two samples to try things out with, see `first_samples`."""
+        return self.first_samples(2, dtype)
 
     @abstractmethod
-    def few(self, count: int, dtype: torch.dtype) -> Batch:
+    def first_samples(self, count: int, dtype: torch.dtype) -> Batch:
         """'x' [count, …] as the model sees it, 'y' [count, …] where there are targets, and further inputs."""

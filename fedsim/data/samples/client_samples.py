@@ -10,19 +10,19 @@ from fedsim.data.samples.client_data import Batch, ClientData
 
 
 class ClientSamples:
-    """Up to `most` samples of each virtual client; those of a stream have the moments of its law (`Stream.exact`).
+    """Up to `limit` samples of each virtual client; those of a stream have the moments of its law (`Stream.exact`).
 
     Args:
         data: whose samples: those that clients train on, or validation samples.
-        most: samples a client is judged by; None takes all it has.
+        limit: samples a client is judged by; None takes all it has.
         dtype: of what models see.
 
     Attributes:
         width: q, samples that `batch` gives each client.
     """
 
-    def __init__(self, data: ClientData, most: int | None, dtype: torch.dtype) -> None:
-        self.data, self.dtype, self.width = data, dtype, data.width(most)
+    def __init__(self, data: ClientData, limit: int | None, dtype: torch.dtype) -> None:
+        self.data, self.dtype, self.width = data, dtype, data.width(limit)
 
     def batch(self, rows: Tensor) -> Batch:
         """x [n, q, …], y [n, q], weight [n, q], client and row [n] of virtual clients [n]; weight 0 marks padding."""

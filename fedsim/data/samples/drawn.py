@@ -44,8 +44,8 @@ class Drawn(ClientData):
     ) -> DrawnFeed:
         return DrawnFeed(self.dataset, clients, keys, sizes.shape[1])
 
-    def width(self, most: int | None, rows: np.ndarray | None = None) -> int:
-        return self.dataset.exact_size(LAW if most is None else most)
+    def width(self, limit: int | None, rows: np.ndarray | None = None) -> int:
+        return self.dataset.exact_size(LAW if limit is None else limit)
 
     def fixed(self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False) -> Batch:
         clients = rows % self.federation.clients
@@ -56,10 +56,10 @@ class Drawn(ClientData):
     def shared_by(self, members: Federation, dataset: Dataset) -> Drawn:
         return Drawn(dataset, members)
 
-    def same_samples(self, other: ClientData) -> bool:
-        return isinstance(other, Drawn) and structurally_equal(self.dataset, other.dataset)
+    def same_samples(self, data: ClientData) -> bool:
+        return isinstance(data, Drawn) and structurally_equal(self.dataset, data.dataset)
 
-    def concatenate(self, others: Sequence[ClientData]) -> Drawn:
+    def concatenate(self, data_list: Sequence[ClientData]) -> Drawn:
         return self  # what a client draws depends on its number and on keys alone
 
     def means(self) -> Tensor | None:
@@ -69,7 +69,7 @@ class Drawn(ClientData):
         means = means[: self.federation.clients]
         return means.expand(self.federation.replicates, *means.shape)
 
-    def few(self, count: int, dtype: torch.dtype) -> Batch:
+    def first_samples(self, count: int, dtype: torch.dtype) -> Batch:
         nobody = torch.zeros(1, dtype=torch.int64, device=self.federation.device)
         drawn = self.dataset.draw(nobody, nobody, count, dtype)
         return {name: drawn[name][0] for name in ("x", "y") if name in drawn}

@@ -76,17 +76,17 @@ class Stored(ClientData):
             sample_positions = positions(of_batches, load, sizes.shape[1], sampling, device)
         return StoredFeed(self, self.order[self.offsets[rows][:, None] + sample_positions], clients, keys)
 
-    def width(self, most: int | None, rows: np.ndarray | None = None) -> int:
+    def width(self, limit: int | None, rows: np.ndarray | None = None) -> int:
         longest = int((self.sizes if rows is None else self.sizes[rows]).max())
-        return longest if most is None else min(most, longest)
+        return longest if limit is None else min(limit, longest)
 
     def fixed(self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False) -> Batch:
         numbers, real = self.numbers(rows, width)
         batch = self.gather(numbers, dtype)
-        batch["x"] = self.seen(self.dataset.prepare(batch["x"], dtype), rows % self.federation.clients, numbers)
+        batch["x"] = self.skewed(self.dataset.prepare(batch["x"], dtype), rows % self.federation.clients, numbers)
         return batch | {"weight": real.to(dtype), "client": rows % self.federation.clients, "row": rows}
 
-    def seen(self, x: Tensor, client: Tensor, numbers: Tensor) -> Tensor:
+    def skewed(self, x: Tensor, client: Tensor, numbers: Tensor) -> Tensor:
         """Prepared inputs [n, B, …] of samples [n, B], as clients [n] have them."""
         return x if self.skew is None else self.skew(x, client, numbers)
 
@@ -132,15 +132,15 @@ class Stored(ClientData):
         shared.sizes = members.sizes
         return shared
 
-    def same_samples(self, other: ClientData) -> bool:
+    def same_samples(self, data: ClientData) -> bool:
         return (
-            isinstance(other, Stored)
-            and structurally_equal(self.dataset, other.dataset)
-            and structurally_equal(self.skew, other.skew)
+            isinstance(data, Stored)
+            and structurally_equal(self.dataset, data.dataset)
+            and structurally_equal(self.skew, data.skew)
         )
 
-    def concatenate(self, others: Sequence[ClientData]) -> Stored:
-        joint, of = copy.copy(self), [self, *(other for other in others if isinstance(other, Stored))]
+    def concatenate(self, data_list: Sequence[ClientData]) -> Stored:
+        joint, of = copy.copy(self), [self, *(stored for stored in data_list if isinstance(stored, Stored))]
         starts = np.cumsum([0, *(len(data.order) for data in of[:-1])])
         joint.order = torch.cat([data.order for data in of])
         joint.offsets = torch.cat([data.offsets + int(start) for data, start in zip(of, starts, strict=True)])
@@ -155,7 +155,7 @@ class Stored(ClientData):
         sums = x.new_zeros(len(sizes), x.shape[1]).index_add_(0, owner, x)
         return (sums / sizes.clamp(min=1)[:, None]).unflatten(0, (self.federation.replicates, -1))
 
-    def few(self, count: int, dtype: torch.dtype) -> Batch:
+    def first_samples(self, count: int, dtype: torch.dtype) -> Batch:
         data = self.dataset
         # Spread over the data set, which may be sorted by label; repeated where there are fewer samples.
         numbers = (
@@ -184,7 +184,7 @@ class StoredFeed:
         batch["x"] = dataset.prepare(batch["x"], dtype)
         if augment is not None and augment.border == "mean":  # the mean colour is zero now
             batch["x"] = augment(batch["x"], self.keys.of_step(rng.Purpose.AUGMENT, step, pick))
-        batch["x"] = self.data.seen(batch["x"], self.clients[pick], numbers)
+        batch["x"] = self.data.skewed(batch["x"], self.clients[pick], numbers)
         return batch
 
     def _y(self, step: int, pick: slice, width: int, dtype: torch.dtype) -> Batch:
@@ -208,11 +208,11 @@ def positions(keys: np.ndarray, load: Workload, steps: int, sampling: str, devic
         sampling: 'pass' or 'replacement'.
         device: of the numbers.
     """
-    uniform_load = len(keys) > 0 and not any(map(np.ptp, (load.held, load.size, load.per_pass, load.steps)))
+    uniform_load = len(keys) > 0 and not any(map(np.ptp, (load.num_samples, load.size, load.per_pass, load.steps)))
     # rows that are alike share what does not depend on their keys
     shared_load = load.of(np.arange(1)) if uniform_load else load
     sample_counts, size, per_pass = (
-        numbers[:, None] for numbers in (shared_load.held, shared_load.size, shared_load.per_pass)
+        numbers[:, None] for numbers in (shared_load.num_samples, shared_load.size, shared_load.per_pass)
     )
     step, slot = np.arange(steps)[:, None, None], np.arange(load.size.max(initial=0))
     if sampling == "replacement":
@@ -220,7 +220,7 @@ def positions(keys: np.ndarray, load: Workload, steps: int, sampling: str, devic
             _sent(keys[:, None], device), _sent(step * size + slot, device), _sent(sample_counts, device)
         )
     shuffled, first, last = shuffles(keys, load, device)
-    turn = np.minimum(step // per_pass, last[: len(shared_load.held), None])
+    turn = np.minimum(step // per_pass, last[: len(shared_load.num_samples), None])
     position = turn * sample_counts + np.minimum((step % per_pass) * size + slot, sample_counts - 1)
     return shuffled[_sent(first[:, None], device) + _sent(position, device)]
 
@@ -237,11 +237,11 @@ def shuffles(keys: np.ndarray, load: Workload, device: torch.device) -> tuple[Te
     One sort by (row and pass, random bits), so that a row costs what it holds, not what the largest one does. A row
     whose batch is all it has keeps its order: shuffling would change nothing but rounding.
     """
-    full_batch_mask = load.size == load.held
+    full_batch_mask = load.size == load.num_samples
     passes = np.where(full_batch_mask, 1, -(-load.steps // load.per_pass))
     row = np.repeat(np.arange(len(passes)), passes)
     turn = np.arange(len(row)) - np.repeat(np.cumsum(passes) - passes, passes)
-    length = load.held[row]
+    length = load.num_samples[row]
     begin = np.cumsum(length) - length
     first, last = begin[np.cumsum(passes) - passes], passes - 1
     folded = _sent(rng.fold_host(keys[row], turn)[:, None], device)
@@ -258,7 +258,7 @@ def shuffles(keys: np.ndarray, load: Workload, device: torch.device) -> tuple[Te
     return ordered(random, slot, int(length.max()), segment, len(row)), first, last
 
 
-def ordered(random: Tensor, slot: Tensor, most: int, segment: Tensor | None = None, segments: int = 1) -> Tensor:
+def ordered(random: Tensor, slot: Tensor, largest: int, segment: Tensor | None = None, segments: int = 1) -> Tensor:
     """Slots sorted by their random numbers, of equal ones the lower slot first: along the last dimension, or segment by
     segment, which follow one another.
 
@@ -266,10 +266,10 @@ def ordered(random: Tensor, slot: Tensor, most: int, segment: Tensor | None = No
 
     Args:
         random: [..., n], of 32 signed bits.
-        slot: [n], from 0 to below `most`.
+        slot: [n], from 0 to below `largest`.
         segment: [n] ascending, from 0 to below `segments`; None where rows lie along the last dimension.
     """
-    width = most.bit_length()
+    width = largest.bit_length()
     if width + segments.bit_length() > 31:  # they do not fit beside one another
         sort_keys = random if segment is None else (segment << 32) + random + (1 << 31)
         order = sort_keys.argsort(dim=-1, stable=True)
@@ -283,6 +283,6 @@ def ordered(random: Tensor, slot: Tensor, most: int, segment: Tensor | None = No
 
 def twins(keys: np.ndarray, load: Workload) -> tuple[np.ndarray, np.ndarray]:
     """Rows that draw alike, by keys [c] and load: the first of each kind, and the kind of each row [c]."""
-    signatures = np.stack([keys, load.held, load.size, load.per_pass, load.steps], axis=1)
+    signatures = np.stack([keys, load.num_samples, load.size, load.per_pass, load.steps], axis=1)
     _, first, kind = np.unique(signatures, axis=0, return_index=True, return_inverse=True)
     return first, kind.reshape(-1)

@@ -48,14 +48,14 @@ class Workload:
     """The work of n rows in a round, in host numbers.
 
     Attributes:
-        held: [n] samples each row owns; 0 where they are drawn afresh.
+        num_samples: [n] samples each row owns; 0 where they are drawn afresh.
         size: [n] batch size.
         per_pass: [n] batches in one pass over the row's data.
         steps: [n] local steps.
         short_last: whether the last batch of a pass is shorter, where the size does not divide what is held.
     """
 
-    held: np.ndarray
+    num_samples: np.ndarray
     size: np.ndarray
     per_pass: np.ndarray
     steps: np.ndarray
@@ -70,7 +70,7 @@ class Workload:
 
     def of(self, rows: np.ndarray) -> Workload:
         """That of the rows at these positions."""
-        return Workload(self.held[rows], self.size[rows], self.per_pass[rows], self.steps[rows], self.short_last)
+        return Workload(self.num_samples[rows], self.size[rows], self.per_pass[rows], self.steps[rows], self.short_last)
 
     def batch_sizes(self) -> np.ndarray:
         """[n, S] samples in the batch of every row and step; 0 after a row's last step."""
@@ -78,5 +78,5 @@ class Workload:
         full = np.broadcast_to(self.size[:, None], (len(self.size), len(step)))
         if self.short_last:
             position = (step % self.per_pass[:, None]) * self.size[:, None]
-            full = np.minimum(full, self.held[:, None] - position)
+            full = np.minimum(full, self.num_samples[:, None] - position)
         return np.where(step < self.steps[:, None], full, 0)

@@ -108,7 +108,7 @@ def test_known_probabilities_stay_true_under_a_deadline(build):
     assert np.abs(drawn - found).max() < 5 * 0.5 / math.sqrt(4000)
     cohort = pace(build(FULL).federation.cohort(np.ones((2, 4)), np.full((2, 4), 0.5)), 0)
     load = pace.batches.load(cohort)
-    wanted = clock.chance(clock.times(0, cohort.host.virtual, 32, 32), cohort.host.virtual, 5 * load.held) / 2
+    wanted = clock.chance(clock.times(0, cohort.host.virtual, 32, 32), cohort.host.virtual, 5 * load.num_samples) / 2
     assert np.allclose(cohort.host.probability, wanted)
 
 
