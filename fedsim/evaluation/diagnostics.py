@@ -29,25 +29,25 @@ NAMES = ("fairness", "absent", "drift", "staleness", "utility")
 ANSWERS = ("power", "stability")  # of data that answer a model (`fedsim.evaluation.performative.answer`)
 
 
-def check(wanted: Any) -> None:
+def check(names: Any) -> None:
     """Refuse what is no list of diagnostics.
 
     Raises:
         ConfigError: it is not.
     """
-    if isinstance(wanted, str) or not isinstance(wanted, Sequence):
-        raise ConfigError(f"diagnostics={wanted!r} must be a list, such as [fairness,staleness]")
-    for name in wanted:
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ConfigError(f"diagnostics={names!r} must be a list, such as [fairness,staleness]")
+    for name in names:
         match = SHARE.fullmatch(str(name))
         if match is None:
             checks.choice("diagnostics", name, (*NAMES, *ANSWERS, "worst5", "best20"))
         elif not 1 <= int(match[2]) <= 100:
             raise ConfigError(f"diagnostics={name}: the share of the clients must be 1 to 100 per cent, such as worst5")
-    if len(set(wanted)) < len(wanted):
-        raise ConfigError(f"diagnostics={list(wanted)} names one twice")
+    if len(set(names)) < len(names):
+        raise ConfigError(f"diagnostics={list(names)} names one twice")
 
 
-def spreads(wanted: Sequence[str]) -> list[str]:
+def spreads(names: Sequence[str]) -> list[str]:
     """Those of them that say how the clients' numbers differ, as `spread` names them."""
-    share_names = [name for name in wanted if SHARE.fullmatch(name)]
-    return list(dict.fromkeys([*(FAIRNESS if "fairness" in wanted else ()), *share_names]))
+    share_names = [name for name in names if SHARE.fullmatch(name)]
+    return list(dict.fromkeys([*(FAIRNESS if "fairness" in names else ()), *share_names]))

@@ -68,7 +68,7 @@ class Evaluator:
         self.dataset = data.dataset
         self.metrics = metrics or Metrics((), model, data)
         self.references: dict[str, Tensor] = {}
-        self.further: ExtraMetrics | None = None  # what else is measured of models
+        self.extra_metrics: ExtraMetrics | None = None  # what else is measured of models
         convolutional_on_cpu = model.convolutional and model.device.type == "cpu"
         self.loop = loop or convolutional_on_cpu or model.traits.evaluation_unvmapped is not None
         self.labelled = model.labelled
@@ -112,8 +112,8 @@ class Evaluator:
         descriptions = {
             f"{self.primary_column}_{name}": f"{said_of(name, self.primary_column)}{of}" for name in self.spreads
         }
-        if self.further is not None:
-            descriptions |= {name: f"{description}{of}" for name, description in self.further.columns.items()}
+        if self.extra_metrics is not None:
+            descriptions |= {name: f"{description}{of}" for name, description in self.extra_metrics.columns.items()}
         return self.metrics.columns(self.dataset.test_x is not None, of) | descriptions
 
     @property
@@ -180,7 +180,7 @@ class Evaluator:
                 name: values.cpu().numpy() for name, values in zip(self.metrics.names, client_metrics, strict=True)
             }
         metrics |= {name: values.cpu().numpy() for name, values in added.items()}
-        metrics |= {} if self.further is None else self.further(models)
+        metrics |= {} if self.extra_metrics is None else self.extra_metrics(models)
         accuracy = None if correct is None else client_scores[TRAINING.format("accuracy")]
         return Measured(metrics, accuracy, client_values, by_client=client_scores, client_loss=client_loss.T)
 
@@ -197,10 +197,10 @@ class Evaluator:
             return torch.stack([self.model.evaluate(row, of_row(r)) for r, row in enumerate(models)])
         return vmap(self.model.evaluate, in_dims=(0, None if shared else 0))(models, x)
 
-    def _unpadded(self, row: Tensor, x: Inputs, there: Tensor) -> Tensor:
+    def _unpadded(self, row: Tensor, x: Inputs, mask: Tensor) -> Tensor:
         """Outputs for one client's inputs [B, …], zero where nothing is there [B]."""
-        outputs = self.model.evaluate(row, tree_map(lambda value: value[there], x))
-        return outputs.new_zeros(len(there), *outputs.shape[1:]).index_put((there,), outputs)
+        outputs = self.model.evaluate(row, tree_map(lambda value: value[mask], x))
+        return outputs.new_zeros(len(mask), *outputs.shape[1:]).index_put((mask,), outputs)
 
     def _on_test(self, models: Tensor, by_client: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Mean loss on the whole test set; accuracy where there are labels; both by whom samples were held out of. And
@@ -312,12 +312,12 @@ class Evaluator:
             losses[r, c] = self.model.mean_loss(output, client_batch | {"weight": weight[r, c][present]})
         return losses
 
-    def _everybody(self, found: Tensor) -> Tensor:
+    def _everybody(self, local_values: Tensor) -> Tensor:
         """[…, m''] of this rank's share of the clients → […, m'] of all that are evaluated."""
         if self.ranks.count == 1:
-            return found
-        gathered = found.new_zeros(*found.shape[:-1], self.count)
-        gathered[..., self.ranks.share] = found
+            return local_values
+        gathered = local_values.new_zeros(*local_values.shape[:-1], self.count)
+        gathered[..., self.ranks.share] = local_values
         return self.ranks.sum(gathered)
 
     def _client_batch(self, samples: ClientSamples, pick: slice) -> dict[str, Tensor]:

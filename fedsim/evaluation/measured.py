@@ -45,16 +45,16 @@ class Measured:
         return held_out_scores[0] if held_out_scores else None
 
 
-def spreads(by_client: Mapping[str, np.ndarray], wanted: Iterable[tuple[str, str]]) -> dict[str, np.ndarray]:
+def spreads(by_client: Mapping[str, np.ndarray], pairs: Iterable[tuple[str, str]]) -> dict[str, np.ndarray]:
     """Column → [R] how clients differ.
 
     Args:
         by_client: see `Measured`.
-        wanted: what it is of, and the measure's name.
+        pairs: what it is of, and the measure's name.
     """
     return {
         f"{of}_{name}": np.array([spread(values, name, "accuracy" in of) for values in by_client[of]])
-        for of, name in wanted
+        for of, name in pairs
     }
 
 

@@ -344,9 +344,9 @@ def _of(
     }
 
 
-EVALUATED = MEASURED | {name: one for model in MODELS for name, one in _of(model, MODELS, MEASURED).items()}
+EVALUATED = MEASURED | {name: column for model in MODELS for name, column in _of(model, MODELS, MEASURED).items()}
 PERSONAL = {
-    name: one for model in PERSONAL_MODELS for name, one in _of(model, PERSONAL_MODELS, PERSONAL_MEASURES).items()
+    name: column for model in PERSONAL_MODELS for name, column in _of(model, PERSONAL_MODELS, PERSONAL_MEASURES).items()
 } | _by_column(VALIDATED)
 METRICS = PLACE | EVALUATED | PERSONAL | WORK | TIME | DIAGNOSTICS
 
@@ -406,10 +406,10 @@ def _made_of_others(column: str) -> MetricDescription:
         of_test, _, of_validation, _, of_training, kind, share, per_cent = spread.groups()
         samples = "test" if of_test else "validation" if of_validation else "training"
         quantity = of_test or of_validation or of_training
-        which = _SPREAD_LABELS.get(kind) or f"{share} {per_cent} % of clients"
+        client_share = _SPREAD_LABELS.get(kind) or f"{share} {per_cent} % of clients"
         entry = dataclasses.replace(
             entry,
-            label=f"{samples} {quantity.replace('_', ' ')}, {which}",
+            label=f"{samples} {quantity.replace('_', ' ')}, {client_share}",
             group="diagnostics" if quantity in ("loss", "accuracy") else quantity,
         )
     elif added := _ADDED.fullmatch(name):

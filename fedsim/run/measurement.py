@@ -58,7 +58,7 @@ class Measurement:
         validated = parts.personal.over == "none" or diagnostics
         validation = validation_of(data, tables) if validated else None
         evaluator = evaluator_of(parts, server, metrics, data, shift, validation)
-        evaluator.further = Answer(diagnostics, server.model, shift, data)
+        evaluator.extra_metrics = Answer(diagnostics, server.model, shift, data)
         models = EvaluatedModels(evaluation.models, strategy, federation, server.model.columns)
         owners_match = owners_are_clients(data, tables)
         participation = Participation(diagnostics, federation, server.availability, evaluator, owners_match)

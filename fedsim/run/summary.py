@@ -55,7 +55,7 @@ def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
 
 def _references(run: Setup, history: list[Row]) -> dict[str, Any]:
     """θ^PS and θ^PO of data that answer, and how far from each every replicate began and ended."""
-    reference_entries, count = run.references.said(), len(run.federation.seeds)
+    reference_entries, count = run.references.summary(), len(run.federation.seeds)
     for column, name in POINTS.items():
         if reference_entries and column in history[0]:
             ends = zip(history[:count], history[-count:], strict=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError
 from fedsim.data.samples import ClientData
 from fedsim.evaluation.metrics.entries import BETTER, entries
-from fedsim.evaluation.metrics.metric import Metric, built, told
-from fedsim.evaluation.metrics.named import RANKED, Task
+from fedsim.evaluation.metrics.metric import Metric, built, error_context
+from fedsim.evaluation.metrics.named_metric import RANKED, Task
 from fedsim.evaluation.metrics.tallies import PerSample
 from fedsim.models import RowModel
 
@@ -24,16 +24,16 @@ class Metrics:
     """What a user wants to know beside losses and accuracies.
 
     Args:
-        wanted: see `Evaluation.metrics`.
+        metric_config: see `Evaluation.metrics`.
         model, data: of the run.
 
     Raises:
         ConfigError: a metric is unknown, takes other arguments, or does not fit the run's outputs and targets.
     """
 
-    def __init__(self, wanted: Any, model: RowModel, data: ClientData) -> None:
+    def __init__(self, metric_config: Any, model: RowModel, data: ClientData) -> None:
         self.metrics: list[Metric] = []
-        if not (metric_entries := entries(wanted)):
+        if not (metric_entries := entries(metric_config)):
             return
         pair, federation, dataset = data.pair(model.dtype), data.federation, data.dataset
         row = model.initial([federation.seeds[0]])[0]
@@ -48,15 +48,15 @@ class Metrics:
         task = Task.of(output, target, labelled)
         for entry in metric_entries:
             shapes = f"outputs {list(output.shape[1:])} and targets {list(target.shape[1:])}"
-            with told(f"metrics: {entry.said} does not fit {shapes} of dataset={dataset.name}"):
+            with error_context(f"metrics: {entry.label} does not fit {shapes} of dataset={dataset.name}"):
                 metric = built(entry, task, output, target, dataset.name)
             count = federation.replicates * (0 if dataset.test_x is None else len(dataset.test_x))
-            if count * metric.kept > KEPT:
+            if count * metric.bytes_per_sample > KEPT:
                 remedy = "let it give a number per sample, [B], or be a class with update and compute"
                 if entry.name is not None:
                     remedy = "add thresholds=200" if entry.name in RANKED else "leave it out"
                 raise ConfigError(
-                    f"metrics: {entry.said} would keep {count * metric.kept / 2**30:.2g} GiB of what it sees of the "
+                    f"metrics: {entry.label} would keep {count * metric.bytes_per_sample / 2**30:.2g} GiB of what it sees of the "
                     f"test set's {count} outputs, more than 1; {remedy}"
                 )
             self.metrics.append(metric)
@@ -73,7 +73,7 @@ class Metrics:
         """Columns of an evaluated model → what they are; `test`: is there a test set? `of`: of which model."""
         descriptions: dict[str, str] = {}
         for metric in self.metrics:
-            label = metric.said
+            label = metric.label
             columns = {f"test_{metric.column}": f"{label} of the whole test set"} if test else {}
             columns[f"train_{metric.column}"] = (
                 f"mean over clients of {label} on (a subsample of) the client's own data"
@@ -90,7 +90,7 @@ class Metrics:
         the worst."""
         descriptions: dict[str, str] = {}
         for metric in self.metrics:
-            name, label = f"validation_{metric.column}", metric.said
+            name, label = f"validation_{metric.column}", metric.label
             measures = {
                 name: f"mean over clients of {label} on the client's own validation samples",
                 f"{name}_median": f"median over clients of {label} on the client's own validation samples",
@@ -123,15 +123,15 @@ class Metrics:
         broken = (output.isnan().reshape(*weight.shape, -1).any(2) & (weight > 0)).any(1).cpu()
         values = torch.full((len(self.metrics), len(output)), torch.nan, dtype=torch.float64, device=output.device)
         for k, metric in enumerate(self.metrics):
-            with told(f"metrics: {metric.said} failed"):
+            with error_context(f"metrics: {metric.label} failed"):
                 for i, weights in enumerate(host):
                     sample_indices = (weights > 0).nonzero()[:, 0]
-                    if len(sample_indices) < metric.least or broken[i]:
+                    if len(sample_indices) < metric.min_samples or broken[i]:
                         continue
                     equal_weights = bool((weights[sample_indices] == weights[sample_indices[0]]).all())
                     if not equal_weights and not isinstance(metric.tally, PerSample):
                         raise ConfigError(
-                            f"metrics: {metric.said} takes a client's samples as alike, but the shift weighs them; use "
+                            f"metrics: {metric.label} takes a client's samples as alike, but the shift weighs them; use "
                             "a function that gives a number per sample, [B]"
                         )
                     device_indices = sample_indices.to(output.device)
@@ -157,7 +157,7 @@ class Pooled:
         """See outputs [R, B, …] and targets [B, …] of a batch."""
         self.broken |= outputs.flatten(1).isnan().any(1).cpu()
         for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
-            with told(f"metrics: {metric.said} failed"):
+            with error_context(f"metrics: {metric.label} failed"):
                 for tally, output, broken in zip(tallies, outputs, self.broken, strict=True):
                     if not broken:
                         tally.update(output, target)
@@ -166,7 +166,7 @@ class Pooled:
         """Column → [R] float64 on the host; NaN for a model whose outputs are."""
         columns = {}
         for metric, tallies in zip(self.metrics.metrics, self.tallies, strict=True):
-            with told(f"metrics: {metric.said} failed"):
+            with error_context(f"metrics: {metric.label} failed"):
                 replicate_values = [
                     torch.tensor(torch.nan, dtype=torch.float64) if broken else tally.value().cpu()
                     for tally, broken in zip(tallies, self.broken, strict=True)

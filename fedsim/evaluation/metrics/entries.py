@@ -40,7 +40,7 @@ class Entry:
     arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def said(self) -> str:
+    def label(self) -> str:
         """The metric as a person would write it."""
         argument_text = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
         return (self.name or _path(self.target)) + (f"({argument_text})" if argument_text else "")

@@ -16,21 +16,21 @@ from fedsim.core import targets
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import UNDIRECTED
 from fedsim.evaluation.metrics.entries import BETTER, Entry
-from fedsim.evaluation.metrics.named import Task, named, prepare
+from fedsim.evaluation.metrics.named_metric import Task, named_metric, prepare
 from fedsim.evaluation.metrics.tallies import OfOutputs, PerSample, Streamed, Tally, number
 from fedsim.trainer.device_memory import out_of_memory
 
 
-def _is_metric(made: Any) -> bool:
+def _is_metric(candidate: Any) -> bool:
     """Is it a function of outputs and targets?"""
-    return list(inspect.signature(made).parameters)[:2] == ["preds", "target"]
+    return list(inspect.signature(candidate).parameters)[:2] == ["preds", "target"]
 
 
 # Those of torchmetrics that take outputs and targets alone; others fetch models, and write them to disk.
 OF_OUTPUTS = ("classification", "regression", "segmentation", "nominal", "clustering", "text.perplexity")
 METRIC = targets.Kind(
     "a metric",
-    modules=tuple(f"torchmetrics.{inside}{of}" for inside in ("", "functional.") for of in OF_OUTPUTS),
+    modules=tuple(f"torchmetrics.{prefix}{of}" for prefix in ("", "functional.") for of in OF_OUTPUTS),
     shown_in=("torchmetrics", "torchmetrics.functional", "torchmetrics.text", "torchmetrics.functional.text"),
     functions=_is_metric,
     built_in=(torch.nn.Module,),
@@ -44,19 +44,19 @@ class Metric:
 
     Attributes:
         column: what it is called in columns.
-        said: the metric as a person would write it.
+        label: the metric as a person would write it.
         better: 'higher' or 'lower'; None where neither is known to be.
         tally: of a single set; copies of it are for further sets.
-        least: samples below which a set has no value.
-        kept: bytes for every sample of a set.
+        min_samples: samples below which a set has no value.
+        bytes_per_sample: bytes for every sample of a set.
     """
 
     column: str
-    said: str
+    label: str
     better: str | None
     tally: Tally
-    least: int = 1
-    kept: float = 0
+    min_samples: int = 1
+    bytes_per_sample: float = 0
 
     @property
     def direction(self) -> str:
@@ -67,23 +67,23 @@ class Metric:
 def built(entry: Entry, task: Task, output: Tensor, target: Tensor, dataset: str) -> Metric:
     """The metric, tried on two samples and on three."""
     if entry.name is not None:
-        tally: Tally = named(entry.name, entry.arguments, task, dataset)
-        implementation = getattr(tally, "made", None)
+        tally: Tally = named_metric(entry.name, entry.arguments, task, dataset)
+        implementation = getattr(tally, "metric", None)
     else:
-        implementation = _own(entry)
+        implementation = _user_implementation(entry)
         streams = all(callable(getattr(implementation, method, None)) for method in ("reset", "update", "compute"))
         if not streams and not callable(implementation):
             raise ConfigError("its objects can neither be called nor have reset, update and compute")
         tally = Streamed(implementation).fresh() if streams else _of_function(implementation, output, target)
     if isinstance(tally, Streamed):
-        _alone(tally.made, output.device)
+        _without_sync(tally.metric, output.device)
     originals = output.clone(), target.clone()
     first, second = (_value(tally, output, target) for _ in range(2))
     if not all(torch.equal(current, before) for current, before in zip((output, target), originals, strict=True)):
         raise ConfigError("it writes into what it is given; work on a copy")
     if not torch.allclose(first, second, rtol=1e-5, atol=1e-8, equal_nan=True):
         raise ConfigError("it gives another number every time")
-    minimum_samples, bytes_each = 1, tally.kept() / len(output)
+    minimum_samples, bytes_each = 1, tally.stored_bytes() / len(output)
     try:
         _value(tally, output[:1], target[:1])
     except Exception:  # a score that a single sample does not have
@@ -91,10 +91,10 @@ def built(entry: Entry, task: Task, output: Tensor, target: Tensor, dataset: str
     ways = {True: BETTER[0], False: BETTER[1]}
     says = getattr(getattr(implementation, "func", implementation), "higher_is_better", None)
     better = entry.better or ways.get(says)  # type: ignore[arg-type]
-    return Metric(entry.column, entry.said, better, tally, minimum_samples, bytes_each)
+    return Metric(entry.column, entry.label, better, tally, minimum_samples, bytes_each)
 
 
-def _own(entry: Entry) -> Any:
+def _user_implementation(entry: Entry) -> Any:
     """A callable or object of the user's, with the arguments that were given."""
     target = entry.target
     if isinstance(target, str):
@@ -126,13 +126,13 @@ def _of_function(function: Callable[..., Any], output: Tensor, target: Tensor) -
     return PerSample(function)
 
 
-def _alone(made: Any, device: torch.device) -> None:
+def _without_sync(metric: Any, device: torch.device) -> None:
     """Every rank sees all of a set: there is nothing to gather."""
     for name in ("sync_on_compute", "_to_sync"):
-        if hasattr(made, name):
-            setattr(made, name, False)
-    if isinstance(made, torch.nn.Module):
-        made.to(device)
+        if hasattr(metric, name):
+            setattr(metric, name, False)
+    if isinstance(metric, torch.nn.Module):
+        metric.to(device)
 
 
 def _value(tally: Tally, output: Tensor, target: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def _value(tally: Tally, output: Tensor, target: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def told(sentence: str) -> Iterator[None]:
+def error_context(sentence: str) -> Iterator[None]:
     """Whatever a metric raises, after this sentence."""
     with torch.no_grad():
         try:

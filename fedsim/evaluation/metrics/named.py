@@ -51,7 +51,7 @@ class Task:
         kind = BINARY if output.shape[-1] == 1 else MULTICLASS
         return cls(kind, max(2, output.shape[-1]), target.dim() > 1)
 
-    def probabilities(self, output: Tensor, wanted: str | None) -> Tensor:
+    def probabilities(self, output: Tensor, metric_task: str | None) -> Tensor:
         """[B, …], [B, k] or [B, C, …] float64, for the task that is wanted."""
         scores = output.to(torch.float64)
         if self.kind == MULTILABEL:
@@ -60,12 +60,14 @@ class Task:
             positive_probability = scores[..., 0].sigmoid()
             return (
                 torch.stack([1 - positive_probability, positive_probability], 1)
-                if wanted == MULTICLASS
+                if metric_task == MULTICLASS
                 else positive_probability
             )
         class_probabilities = scores.softmax(-1)
         return (
-            class_probabilities[..., 1] if wanted == BINARY and self.size == 2 else class_probabilities.movedim(-1, 1)
+            class_probabilities[..., 1]
+            if metric_task == BINARY and self.size == 2
+            else class_probabilities.movedim(-1, 1)
         )
 
 
@@ -73,18 +75,18 @@ class Named(Streamed):
     """A metric of torchmetrics'.
 
     Args:
-        made: of its class.
+        metric: of its class.
         task: of the run.
-        wanted: task that the metric is for.
+        metric_task: task that the metric is for.
         scores: it takes scores [B, positions, C] as they are: perplexity.
     """
 
-    def __init__(self, made: Any, task: Task, wanted: str | None, scores: bool) -> None:
-        super().__init__(made)
-        self.task, self.wanted, self.scores = task, wanted, scores
+    def __init__(self, metric: Any, task: Task, metric_task: str | None, scores: bool) -> None:
+        super().__init__(metric)
+        self.task, self.metric_task, self.scores = task, metric_task, scores
 
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        self.made.update(*self.presented(output, target))
+        self.metric.update(*self.presented(output, target))
 
     def presented(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions and targets in the shapes that torchmetrics takes, contiguous since it views them otherwise."""
@@ -95,7 +97,7 @@ class Named(Streamed):
         target = (target > 0.5).to(torch.int64) if target.is_floating_point() else target.to(torch.int64)
         if self.scores:
             return output.to(torch.float64).reshape(len(output), -1, output.shape[-1]), target.reshape(len(output), -1)
-        return self.task.probabilities(output, self.wanted).contiguous(), target
+        return self.task.probabilities(output, self.metric_task).contiguous(), target
 
 
 class Ranked(Named):
@@ -109,8 +111,8 @@ class Ranked(Named):
         negatives: does it need negative samples too? AUROC does.
     """
 
-    def __init__(self, made: Any, task: Task, wanted: str | None, average: str | None, negatives: bool) -> None:
-        super().__init__(made, task, wanted, scores=False)
+    def __init__(self, metric: Any, task: Task, metric_task: str | None, average: str | None, negatives: bool) -> None:
+        super().__init__(metric, task, metric_task, scores=False)
         self.average, self.negatives = average, negatives
         self._forget()
 
@@ -124,11 +126,11 @@ class Ranked(Named):
 
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         preds, target = self.presented(output, target)
-        self.made.update(preds, target)
-        valid_mask = target != (self.made.ignore_index if self.made.ignore_index is not None else IGNORED)
+        self.metric.update(preds, target)
+        valid_mask = target != (self.metric.ignore_index if self.metric.ignore_index is not None else IGNORED)
         if self.average is None:
             positive, count = (target == 1).sum(), valid_mask.sum()
-        elif self.wanted == MULTICLASS:
+        elif self.metric_task == MULTICLASS:
             positive, count = torch.bincount(target[valid_mask], minlength=preds.shape[1]), valid_mask.sum()
         else:
             positive, count = ((target == 1) & valid_mask).sum(0), valid_mask.sum(0)
@@ -137,7 +139,7 @@ class Ranked(Named):
     def value(self) -> Tensor:
         positive = torch.as_tensor(self.positive)
         exists = (positive > 0) & (positive < self.count) if self.negatives else positive > 0
-        class_scores = self.made.compute().to(torch.float64)
+        class_scores = self.metric.compute().to(torch.float64)
         weight = exists * (positive if self.average == "weighted" else torch.ones_like(positive))
         return (torch.where(exists, class_scores, 0) * weight).sum() / weight.sum()
 
@@ -145,15 +147,15 @@ class Ranked(Named):
 RANKED = {"auroc": True, "average_precision": False}  # name → does it need negative samples?
 
 
-def named(name: str, given: Mapping[str, Any], task: Task, dataset: str) -> Streamed:
+def named_metric(name: str, settings: Mapping[str, Any], task: Task, dataset: str) -> Streamed:
     """The metric, for a task.
 
     Raises:
         ConfigError: for names and arguments that torchmetrics does not know, and where it does not have them.
     """
-    function, metric_class = _found(name)
+    function, metric_class = _lookup(name)
     argument_names = [key for key in list(inspect.signature(function).parameters)[2:] if key not in NO_MEANING]
-    for key in given:
+    for key in settings:
         if key not in argument_names:
             alternatives = f"; it has {', '.join(argument_names)}" if argument_names else ""
             raise ConfigError(
@@ -165,7 +167,7 @@ def named(name: str, given: Mapping[str, Any], task: Task, dataset: str) -> Stre
         raise ConfigError(
             f"metrics: perplexity needs scores of several classes, which models of dataset={dataset} do not give"
         )
-    metric_task = given.get("task", task.kind)
+    metric_task = settings.get("task", task.kind)
     filled = {
         "task": task.kind,
         "num_classes": task.size if metric_task == MULTICLASS else None,
@@ -176,7 +178,7 @@ def named(name: str, given: Mapping[str, Any], task: Task, dataset: str) -> Stre
         # What functions see, some classes are told.
         filled["num_outputs"], argument_names = task.size, [*argument_names, "num_outputs"]
     arguments = {key: value for key, value in filled.items() if key in argument_names and value is not None} | dict(
-        given
+        settings
     )
 
     def build(**changed: Any) -> Any:
@@ -184,7 +186,7 @@ def named(name: str, given: Mapping[str, Any], task: Task, dataset: str) -> Stre
             instance = metric_class(**(arguments | changed))
         except (TypeError, ValueError, RuntimeError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            argument_text = ", ".join(f"{key}={value!r}" for key, value in given.items())
+            argument_text = ", ".join(f"{key}={value!r}" for key, value in settings.items())
             raise ConfigError(f"metrics: {name} does not take {argument_text or 'this task'} ({reason})") from error
         return instance.set_dtype(torch.float64)
 
@@ -206,7 +208,7 @@ def prepare() -> None:
     warnings.filterwarnings("ignore", module=r"torchmetrics\.")
 
 
-def _found(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _lookup(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """torchmetrics' function of this name, and the class beside it."""
     try:
         prepare()

@@ -36,7 +36,7 @@ class Tally(ABC):
     def value(self) -> Tensor:
         """[] float64 of all that was seen."""
 
-    def kept(self) -> int:
+    def stored_bytes(self) -> int:
         """Bytes of what was seen and is kept."""
         return 0
 
@@ -69,42 +69,42 @@ class OfOutputs(Tally):
         self.reset()
 
     def reset(self) -> None:
-        self.seen: list[tuple[Tensor, Tensor]] = []
+        self.pairs: list[tuple[Tensor, Tensor]] = []
 
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        self.seen.append((output, target))
+        self.pairs.append((output, target))
 
-    def kept(self) -> int:
-        return sum(tensor.nbytes for pair in self.seen for tensor in pair)
+    def stored_bytes(self) -> int:
+        return sum(tensor.nbytes for pair in self.pairs for tensor in pair)
 
     def value(self) -> Tensor:
-        output, target = (torch.cat(batches) for batches in zip(*self.seen, strict=True))
+        output, target = (torch.cat(batches) for batches in zip(*self.pairs, strict=True))
         return number(self.function(output, target))
 
 
 class Streamed(Tally):
     """An object with `reset`, `update(output, target)` and `compute()`, such as torchmetrics' classes make."""
 
-    def __init__(self, made: Any) -> None:
-        self.made = made
+    def __init__(self, metric: Any) -> None:
+        self.metric = metric
 
     def fresh(self) -> Streamed:
         tally = copy.copy(self)
-        tally.made = copy.deepcopy(self.made)
+        tally.metric = copy.deepcopy(self.metric)
         tally.reset()
         return tally
 
     def reset(self) -> None:
-        self.made.reset()
+        self.metric.reset()
 
     def update(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        self.made.update(output, target)
+        self.metric.update(output, target)
 
     def value(self) -> Tensor:
-        return number(self.made.compute())
+        return number(self.metric.compute())
 
-    def kept(self) -> int:
-        states = getattr(self.made, "metric_state", {}).values()  # of torchmetrics' classes: lists of what was seen
+    def stored_bytes(self) -> int:
+        states = getattr(self.metric, "metric_state", {}).values()  # of torchmetrics' classes: lists of what was seen
         return sum(tensor.nbytes for state in states if isinstance(state, list) for tensor in state)
 
 

@@ -32,25 +32,27 @@ class Answer:
     number where there is no minimum.
 
     Args:
-        wanted: diagnostics, of which 'power' and 'stability' are meant.
+        diagnostics: diagnostics, of which 'power' and 'stability' are meant.
         model, shift, data: of the run.
 
     Raises:
         ConfigError: the data answer no model, by weights alone, or one whose parts stay with clients.
     """
 
-    def __init__(self, wanted: Sequence[str], model: RowModel, shift: Shift, data: ClientData) -> None:
+    def __init__(self, diagnostics: Sequence[str], model: RowModel, shift: Shift, data: ClientData) -> None:
         self.columns = {
-            name: DIAGNOSTICS[name].description for key, name in (("power", POWER), ("stability", GAP)) if key in wanted
+            name: DIAGNOSTICS[name].description
+            for key, name in (("power", POWER), ("stability", GAP))
+            if key in diagnostics
         }
         self.model, self.shift, self.data = model, shift, data
         if self.columns and not shift.active:
-            raise ConfigError(f"diagnostics={list(wanted)}: with shift=none data answer no model; leave it out")
+            raise ConfigError(f"diagnostics={list(diagnostics)}: with shift=none data answer no model; leave it out")
         if self.columns and model.columns.divided:
-            raise ConfigError(f"diagnostics={list(wanted)}: clients deploy parts of their own; set columns=all")
+            raise ConfigError(f"diagnostics={list(diagnostics)}: clients deploy parts of their own; set columns=all")
         if POWER in self.columns and getattr(getattr(shift, "inner", shift), "held", None) is not None:
             raise ConfigError(
-                f"diagnostics={list(wanted)}: power is how far samples move, and this shift moves the "
+                f"diagnostics={list(diagnostics)}: power is how far samples move, and this shift moves the "
                 "weights of stored ones; leave it out"
             )
 
@@ -80,10 +82,10 @@ class Answer:
 
     @staticmethod
     def _distance(
-        here: dict[str, Tensor], there: dict[str, Tensor], weight: Tensor | None, of_clients: Tensor
+        batch: dict[str, Tensor], other_batch: dict[str, Tensor], weight: Tensor | None, of_clients: Tensor
     ) -> float:
-        float_names = [name for name in ("x", "y") if name in here and here[name].is_floating_point()]
-        displacements = [(here[name] - there[name]).reshape(*here[name].shape[:2], -1) for name in float_names]
+        float_names = [name for name in ("x", "y") if name in batch and batch[name].is_floating_point()]
+        displacements = [(batch[name] - other_batch[name]).reshape(*batch[name].shape[:2], -1) for name in float_names]
         return float(weighted_mean(torch.cat(displacements, 2).norm(dim=2), weight) @ of_clients)
 
     def _gap(self, risk: Risk, theta: Tensor) -> float:

@@ -64,7 +64,7 @@ class References(dict[str, Tensor]):
             {name: torch.stack([f[name] for f in points]) for name in names if all(name in f for f in points)}
         )
 
-    def said(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """For summary.json, of θ^PS ('stable') and θ^PO ('optimal') by replicate: the verdict and, null where
         there is no such point, its norm, performative risk and, up to 100 parameters, values."""
         summary: dict[str, Any] = {}

@@ -26,7 +26,7 @@ class Search:
 
     def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds, self._clock, self.doing = seconds, clock, "the risk is evaluated"
-        self._began = self._said = clock()
+        self._began = self._last_message = clock()
         self.evaluations = 0
 
     def tick(self) -> None:
@@ -43,7 +43,7 @@ class Search:
                 "where data answer in jumps, as to a threshold, there may be none to be found; shift.references=none "
                 f"does not seek it, and shift.references_seconds={self.seconds:g} may be more, or null"
             )
-        if current_time - self._said > SILENT:
-            self._said = current_time
+        if current_time - self._last_message > SILENT:
+            self._last_message = current_time
             limit = "" if self.seconds is None else f" of at most {self.seconds:g} (shift.references_seconds)"
             log.info("reference points: %s; %.0f s%s", self.doing, spent, limit)

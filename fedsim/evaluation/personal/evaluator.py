@@ -36,16 +36,21 @@ class PersonalEvaluator:
         options: what is asked.
         federation: who exists.
         strategy: which gives clients their start rows.
-        own: makes the models.
+        own_models: makes the models.
         scores: measures them.
     """
 
     def __init__(
-        self, options: Personal, federation: Federation, strategy: Strategy[Any], own: OwnModels, scores: ClientScores
+        self,
+        options: Personal,
+        federation: Federation,
+        strategy: Strategy[Any],
+        own_models: OwnModels,
+        scores: ClientScores,
     ) -> None:
         self.options, self.federation, self.strategy = options, federation, strategy
-        self.own, self.scores = own, scores
-        self.models = [name for name in MODELS if name != "personal" or own.has_personal]
+        self.own_models, self.scores = own_models, scores
+        self.models = [name for name in MODELS if name != "personal" or own_models.has_personal]
 
     @property
     def columns(self) -> dict[str, str]:
@@ -73,7 +78,7 @@ class PersonalEvaluator:
             t: round that would come next: the localized models train on its batches.
             online: those of the last round; None before the first.
         """
-        cohort = self._whom(online)
+        cohort = self._cohort(online)
         score_blocks: dict[str, list[Tensor]] = {}
         for first in range(0, len(cohort), ROWS):
             block = cohort.subset(np.arange(first, min(first + ROWS, len(cohort))))
@@ -86,7 +91,7 @@ class PersonalEvaluator:
         host, _, bounds = cohort.all_gather_host(host)
         return self._reduced(dict(zip(names, host, strict=True)), bounds)
 
-    def _whom(self, online: Cohort | None) -> Cohort:
+    def _cohort(self, online: Cohort | None) -> Cohort:
         """Rows of the clients that are scored."""
         federation, options = self.federation, self.options
         counts = np.zeros((federation.replicates, federation.clients))
@@ -100,19 +105,21 @@ class PersonalEvaluator:
         """'model measure' → [n] of some clients."""
         start = self.strategy.start(state, block)
         carry = dict(start) if isinstance(start, dict) else {"params": start}
-        columns, predictors = self.own.trainer.model.columns, dict[str, Predictor]()
+        columns, predictors = self.own_models.trainer.model.columns, dict[str, Predictor]()
         deployed = block.broadcast(columns.of_server(state.model, memory, self.federation))
         predictors["global"] = one_row(deployed)
         before = columns.full_rows(carry["params"], block, memory)
         client_state, at_end = (before, memory.gather(block)), self.options.at == "end" and "personal" in self.models
-        if at_end or self.own.plain is None:
-            end_state = self.own.after(carry, block, t, state.model, memory)
+        if at_end or self.own_models.plain is None:
+            end_state = self.own_models.after(carry, block, t, state.model, memory)
             predictors["localized"] = one_row(end_state[0])
             client_state = end_state if at_end else client_state
-        if self.own.plain is not None:
-            predictors["localized"] = one_row(self.own.stepped(carry["params"], block, t, state.model, memory))
+        if self.own_models.plain is not None:
+            predictors["localized"] = one_row(self.own_models.stepped(carry["params"], block, t, state.model, memory))
         if "personal" in self.models:
-            predictors["personal"] = self.own.personal(client_state[0], block, t, state.model, client_state[1], memory)
+            predictors["personal"] = self.own_models.personal(
+                client_state[0], block, t, state.model, client_state[1], memory
+            )
         return {
             f"{model}_{measure}": values
             for model, predictor in predictors.items()

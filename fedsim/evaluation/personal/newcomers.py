@@ -54,7 +54,7 @@ class Newcomers:
         epoch = copy.copy(rule)
         epoch.work = scores.evaluator.data.one_epoch(rule.work)
         self.trainer = trainer_of(epoch)
-        self.own = OwnModels(self.trainer, strategy, trainer_of, options.localize)
+        self.own_models = OwnModels(self.trainer, strategy, trainer_of, options.localize)
 
     @torch.no_grad()
     def __call__(self, state: State, trained: Memory) -> list[Epoch]:
@@ -75,17 +75,17 @@ class Newcomers:
         epochs = []
         for epoch in range(self.options.newcomer_epochs + 1):
             predictors: dict[str, Predictor] = {"global": one_row(first), "localized": one_row(plain)}
-            if self.own.ruled or self.own.adapt is not None:
-                predictors["personal"] = self.own.personal(
+            if self.own_models.ruled or self.own_models.adapt is not None:
+                predictors["personal"] = self.own_models.personal(
                     full_rows, cohort, epoch, model, memory.gather(cohort), memory
                 )
             epochs.append({"epoch": epoch} | self._measured(predictors, cohort, first))
             if epoch < self.options.newcomer_epochs:
-                if self.own.plain is not None:
-                    plain = self.own.stepped(columns.shared_part(plain), cohort, epoch, model, memory)
+                if self.own_models.plain is not None:
+                    plain = self.own_models.stepped(columns.shared_part(plain), cohort, epoch, model, memory)
                 carry = start | {"params": columns.shared_part(full_rows)}
                 full_rows = self.trainer.run(carry, cohort, epoch, model, memory).arrived
-                plain = full_rows if self.own.plain is None else plain
+                plain = full_rows if self.own_models.plain is None else plain
         return epochs
 
     def _with_room(self, state: State) -> State:
@@ -101,11 +101,11 @@ class Newcomers:
         }
         return dataclasses.replace(state, **longer)
 
-    def _measured(self, made: dict[str, Predictor], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
+    def _measured(self, predictors: dict[str, Predictor], cohort: Cohort, deployed: torch.Tensor) -> Epoch:
         """Means per replicate, plain numbers for summary.json; `deployed` [n, d] moves the data where it does so."""
         means: Epoch = {}
-        for name in (name for name in MODELS if name in made):
-            scores = self.scores(made[name], cohort, deployed)
+        for name in (name for name in MODELS if name in predictors):
+            scores = self.scores(predictors[name], cohort, deployed)
             for measure in self.scores.names:
                 values, _, bounds = cohort.all_gather_host(scores[measure].cpu().numpy())
                 replicate_values = [values[a:b] for a, b in itertools.pairwise(bounds)]

@@ -72,7 +72,7 @@ class ClientScores:
         for first in range(0, len(cohort), step):
             pick = slice(first, first + step)
             block = [(share[pick], rows[pick]) for share, rows in predictor]
-            batch = self._moved(samples.batch(cohort.virtual[pick]), block, deployed[pick])
+            batch = self._shifted(samples.batch(cohort.virtual[pick]), block, deployed[pick])
             output = self._output(block, self.evaluator.model.call.inputs(batch), batch["weight"])
             weight, model = batch["weight"], self.evaluator.model
             by_sample = {name: value for name, value in batch.items() if value.dim() > 1}
@@ -84,18 +84,18 @@ class ClientScores:
                 added.append(metrics.of_clients(output, target_of(batch), weight))
         return torch.cat(losses), torch.cat(correct) if correct else None, torch.cat(added, 1) if added else none
 
-    def _moved(self, batch: dict[str, Tensor], part: Predictor, deployed: Tensor) -> dict[str, Tensor]:
+    def _shifted(self, batch: dict[str, Tensor], predictor: Predictor, deployed: Tensor) -> dict[str, Tensor]:
         """The samples as they answer the predictors, or the server's models."""
         shift = self.evaluator.shift
         if not shift.active:
             return batch
-        mixed = torch.stack([share[:, None] * rows for share, rows in part]).sum(0)
+        mixed = torch.stack([share[:, None] * rows for share, rows in predictor]).sum(0)
         return shift.respond_differentiably_all(batch, mixed if shift.deploy == "step" else deployed)
 
-    def _output(self, part: Predictor, x: Inputs, weight: Tensor) -> Tensor:
+    def _output(self, predictor: Predictor, x: Inputs, weight: Tensor) -> Tensor:
         """[n, q, …] the predictors' outputs for inputs [n, q, …]; `weight` [n, q] is 0 for padding."""
-        outputs = [self.evaluator.predict(rows, x, shared=False, weight=weight) for _, rows in part]
-        shares = [share.reshape(-1, *[1] * (o.dim() - 1)) for o, (share, _) in zip(outputs, part, strict=True)]
+        outputs = [self.evaluator.predict(rows, x, shared=False, weight=weight) for _, rows in predictor]
+        shares = [share.reshape(-1, *[1] * (o.dim() - 1)) for o, (share, _) in zip(outputs, predictor, strict=True)]
         output = sum(o * share for o, share in zip(outputs, shares, strict=True))
         assert isinstance(output, Tensor)
         return output

@@ -178,4 +178,4 @@ def test_the_equilibrium_is_left_out_where_gradient_play_would_not_stay() -> Non
     """Demands that answer others more than oneself: (λ + 2γ_i) x_i − Σ κ x_j has a negative eigenvalue."""
     simulation = Simulation(Market(3, cost=0.0), Mean, clients=3, shift=Players(0.5, 0.0, 4.0))
     assert "distance_to_nash" not in simulation.references
-    assert "no Nash equilibrium" in simulation.references.said()["nash"]["verdict"][0]
+    assert "no Nash equilibrium" in simulation.references.summary()["nash"]["verdict"][0]
