@@ -79,8 +79,8 @@ class APFL(SGD):
         self.ratio = ratio_to(personal_lr, self.rates)
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
-        ones = torch.ones(federation.replicates, dtype=federation.dtype, device=federation.device)
-        return {"alpha": federation.broadcast(self.alpha * ones)}
+        per_replicate = torch.ones(federation.replicates, dtype=federation.dtype, device=federation.device)
+        return {"alpha": federation.broadcast(self.alpha * per_replicate)}
 
     def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
         w, v, alpha = carry["params"], carry["personal"], carry["alpha"]

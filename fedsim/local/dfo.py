@@ -106,11 +106,11 @@ class DFO(PFL):
         after = carry | {ASKED: carry[ASKED] + 1, HEARD: loss}
         if self.points == 2:
             slope = self.trained / (2 * self.radius) * (carry[HEARD] - loss)
-            next_carry, pair_complete = self.moved(after, slope * u, lr), carry[ASKED] % 2 == 1
+            next_carry, pair_complete = self.updated(after, slope * u, lr), carry[ASKED] % 2 == 1
             return {name: torch.where(pair_complete, value, after[name]) for name, value in next_carry.items()}, loss
         base = torch.zeros_like(loss)
         if self.baseline:
             base = torch.where(carry[COUNT] > 0, carry[MEAN], loss)
             count = carry[COUNT] + 1
             after = after | {MEAN: carry[MEAN] + (loss - carry[MEAN]) / count, COUNT: count}
-        return self.moved(after, self.trained / self.radius * (loss - base) * u, lr), loss
+        return self.updated(after, self.trained / self.radius * (loss - base) * u, lr), loss

@@ -38,7 +38,7 @@ class Estimator(ABC):
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
         """[c] σ²: n times the total variance of f̂ from n samples, over the components of f."""
 
-    def moved(self, batch: Batch, change: Tensor) -> Batch:
+    def shift_batch(self, batch: Batch, change: Tensor) -> Batch:
         """One client's batch [B, …] after f has changed by `change` [p], differentiable in it: where f is a location.
 
         Raises:
@@ -63,7 +63,7 @@ class NoEstimator(Estimator):
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
         return torch.zeros_like(f[:, :0].sum(1))
 
-    def moved(self, batch: Batch, change: Tensor) -> Batch:
+    def shift_batch(self, batch: Batch, change: Tensor) -> Batch:
         return batch
 
 
@@ -78,13 +78,18 @@ class MeanEstimator(Estimator):
         numbers: components of one flattened z.
         features: which of them f follows; None follows all.
         groups: K; group of a sample: its label y. 1 puts all samples together.
-        known: σ², or None.
+        known_variance: σ², or None.
     """
 
     def __init__(
-        self, entry: str, numbers: int, features: Tensor | None = None, groups: int = 1, known: float | None = None
+        self,
+        entry: str,
+        numbers: int,
+        features: Tensor | None = None,
+        groups: int = 1,
+        known_variance: float | None = None,
     ) -> None:
-        self.entry, self.features, self.groups, self.known = entry, features, groups, known
+        self.entry, self.features, self.groups, self.known_variance = entry, features, groups, known_variance
         self.width = numbers if features is None else len(features)
         self.size = groups * self.width
 
@@ -96,7 +101,7 @@ class MeanEstimator(Estimator):
 
     def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
         z, member = self._samples(batch, weight)
-        residual = z - self._own(member, f)
+        residual = z - self._group_mean(member, f)
         moment = member.mT @ (losses[:, :, None] * residual) / mass(weight)[:, :, None]
         spread = self._spread(z, residual, member)
         return torch.where(spread > 0, moment / torch.where(spread > 0, spread, 1.0), 0.0).flatten(1)
@@ -104,10 +109,10 @@ class MeanEstimator(Estimator):
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
         z, member = self._samples(batch, weight)
         share = member.sum(1)[:, :, None] / mass(weight)[:, :, None]
-        spread = self._spread(z, z - self._own(member, f), member)
+        spread = self._spread(z, z - self._group_mean(member, f), member)
         return torch.where(share > 0, spread / torch.where(share > 0, share, 1.0), 0.0).sum((1, 2))
 
-    def moved(self, batch: Batch, change: Tensor) -> Batch:
+    def shift_batch(self, batch: Batch, change: Tensor) -> Batch:
         z, change = batch[self.entry], change.reshape(self.groups, self.width)
         of_sample = change[batch["y"]] if self.groups > 1 else change.expand(len(z), -1)
         if self.features is not None:
@@ -123,15 +128,15 @@ class MeanEstimator(Estimator):
             return z, weight[:, :, None]
         return z, torch.nn.functional.one_hot(batch["y"], self.groups) * weight[:, :, None]
 
-    def _own(self, member: Tensor, f: Tensor) -> Tensor:
+    def _group_mean(self, member: Tensor, f: Tensor) -> Tensor:
         """[c, B, width] the mean of each sample's group."""
         return (member > 0).to(f.dtype) @ f.reshape(len(f), self.groups, self.width)
 
     def _spread(self, z: Tensor, residual: Tensor, member: Tensor) -> Tensor:
         """[c, K, width] σ² of each group; zero where it is no more than rounding."""
         count = member.sum(1)[:, :, None].clamp(min=torch.finfo(z.dtype).tiny)
-        if self.known is not None:
-            return torch.full_like(member.mT @ z, self.known)
+        if self.known_variance is not None:
+            return torch.full_like(member.mT @ z, self.known_variance)
         variance, size = (member.mT @ values.square() / count for values in (residual, z))
         rounding = torch.finfo(z.dtype).eps * (count + 16)  # of a mean of so many numbers
         return torch.where(variance > rounding.square() * size, variance, 0.0)
@@ -145,11 +150,11 @@ class CoefficientEstimator(Estimator):
 
     Args:
         numbers: components of one flattened x.
-        known: σ², or None.
+        known_variance: σ², or None.
     """
 
-    def __init__(self, numbers: int, known: float | None = None) -> None:
-        self.size, self.known = numbers, known
+    def __init__(self, numbers: int, known_variance: float | None = None) -> None:
+        self.size, self.known_variance = numbers, known_variance
 
     def fit(self, batch: Batch, weight: Tensor, last: Tensor) -> Tensor:
         x, y = self._samples(batch, weight)
@@ -169,7 +174,7 @@ class CoefficientEstimator(Estimator):
         spread = self._spread(y - (x @ f[:, :, None]).squeeze(2), weight)
         return spread[:, 0] * torch.linalg.pinv(gram, hermitian=True).diagonal(dim1=1, dim2=2).sum(1)
 
-    def moved(self, batch: Batch, change: Tensor) -> Batch:
+    def shift_batch(self, batch: Batch, change: Tensor) -> Batch:
         y = batch["y"]
         return batch | {"y": y + (batch["x"].flatten(1) @ change).reshape(y.shape)}
 
@@ -179,8 +184,8 @@ class CoefficientEstimator(Estimator):
 
     def _spread(self, residual: Tensor, weight: Tensor) -> Tensor:
         """[c, 1] σ²."""
-        if self.known is not None:
-            return torch.full_like(residual[:, :1], self.known)
+        if self.known_variance is not None:
+            return torch.full_like(residual[:, :1], self.known_variance)
         return (weight * residual.square()).sum(1, keepdim=True) / mass(weight)
 
 

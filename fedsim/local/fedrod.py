@@ -62,14 +62,14 @@ class FedRoD(FedLC):
         return {HEAD: federation.zeros(len(self.head))}
 
     def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
-        return [(carry["params"].new_ones(()), self.both(carry))]
+        return [(carry["params"].new_ones(()), self.summed_model(carry))]
 
-    def both(self, carry: Carry) -> Tensor:
+    def summed_model(self, carry: Carry) -> Tensor:
         """[d] the body under both heads."""
         return carry["params"].index_add(0, self.head, carry[HEAD])
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
-        gradient, _ = objective.gradient(self.both(carry), batch)
+        gradient, _ = objective.gradient(self.summed_model(carry), batch)
         personal_head = self.descend({"params": carry[HEAD]}, gradient[self.head], lr * self.ratio)
         carry, loss = super().step(carry, batch, lr, objective)
         return carry | {HEAD: personal_head}, loss

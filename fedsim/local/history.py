@@ -55,17 +55,17 @@ class History:
         """[c] has the client H earlier models to compare with?"""
         return carry[STEPS] >= self.length
 
-    def past(self, carry: Carry, more: int) -> Tensor:
+    def past(self, carry: Carry, extra_steps: int) -> Tensor:
         """[c] has the client made so many steps more than the window holds?"""
-        return carry[STEPS] >= self.length + more
+        return carry[STEPS] >= self.length + extra_steps
 
-    def least(self, dimension: int) -> int:
+    def min_length(self, dimension: int) -> int:
         """How many earlier models a client needs for an estimate of df/dθ in d dimensions."""
         return min(dimension, self.length) if self.growing else self.length
 
     def ready(self, carry: Carry) -> Tensor:
         """[c] can the client estimate df/dθ?"""
-        return carry[STEPS] >= self.least(carry[MODELS].shape[2])
+        return carry[STEPS] >= self.min_length(carry[MODELS].shape[2])
 
     def differences(self, carry: Carry, theta: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
         """Δθ [c, H, d] and Δf [c, H, p]; rows of zeros, which no least squares notice, where nothing is stored yet."""

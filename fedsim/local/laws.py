@@ -48,7 +48,7 @@ def estimator(name: str, variance: float | None, data: ClientData, shift: Shift)
             )
         return FractionEstimator(shift.groups, shift.group_entry)
     if name == "mean_x":
-        return MeanEstimator("x", numbers, shift.moving, known=variance)
+        return MeanEstimator("x", numbers, shift.moving, known_variance=variance)
     target = data.pair(torch.float32).get("y")
     if target is None:
         raise ConfigError(
@@ -61,5 +61,5 @@ def estimator(name: str, variance: float | None, data: ClientData, shift: Shift)
     if dataset.classes is not None:
         raise ConfigError(f"local.estimator={name} needs numbers as targets, but dataset={dataset.name} has classes")
     if name == "mean_y":
-        return MeanEstimator("y", target[0].numel(), known=variance)
+        return MeanEstimator("y", target[0].numel(), known_variance=variance)
     return CoefficientEstimator(numbers, variance)

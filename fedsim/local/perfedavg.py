@@ -72,7 +72,7 @@ class PerFedAvg(SGD):
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         params = carry["params"]
-        inner, outer = parts(batch, 2)
+        inner, outer = split_batch(batch, 2)
         slope, loss = objective.gradient(params, inner)
         adapted = params - self.inner_lr * slope
         gradient, _ = objective.gradient(adapted, outer)
@@ -80,15 +80,15 @@ class PerFedAvg(SGD):
             carry = carry | {"params": adapted}
         if self.second_order:
             gradient = gradient - self.inner_lr * objective.hessian_product(params, gradient, inner)
-        return self.moved(carry, gradient, lr), loss
+        return self.updated(carry, gradient, lr), loss
 
 
-def parts(batch: Batch, many: int) -> list[Batch]:
-    """One client's batch dealt out, sample j of it to part j mod `many`; a part that gets none is the first part.
+def split_batch(batch: Batch, count: int) -> list[Batch]:
+    """One client's batch dealt out, sample j of it to part j mod `count`; a part that gets none is the first part.
 
     Every part draws dropout masks of its own.
     """
-    first, *remaining = ({k: v[start::many] if v.dim() else v for k, v in batch.items()} for start in range(many))
+    first, *remaining = ({k: v[start::count] if v.dim() else v for k, v in batch.items()} for start in range(count))
     dealt = [first]
     for number, sub_batch in enumerate(remaining, 1):
         if not len(sub_batch["x"]):

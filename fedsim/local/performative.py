@@ -90,7 +90,7 @@ class PoFL(PFL):
             ("history", "history.length"),
             ("rcond", "history.rcond"),
             ("growing", "history.growing"),
-            ("variance", "known"),
+            ("variance", "known_variance"),
         )
     )
 
@@ -109,10 +109,10 @@ class PoFL(PFL):
     ) -> None:
         super().__init__(**options)
         self.history = History(history, rcond, growing)
-        self.named, self.known = estimator, variance
+        self.estimator_name, self.known_variance = estimator, variance
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
-        self.estimator: Estimator = laws.estimator(self.named, self.known, data, shift)
+        self.estimator: Estimator = laws.estimator(self.estimator_name, self.known_variance, data, shift)
 
     def memory(self, federation: Federation, dimension: int) -> Carry:
         return self.history.memory(federation, dimension, self.estimator.size)
@@ -128,7 +128,7 @@ class PoFL(PFL):
         draw = Draw(batch, weight, theta, f, first, (share * losses).sum(1))
         carry, second = self.answer(carry, draw, self.estimator.moment(batch, weight, f, losses))
         carry = self.learn(carry, draw, lr)
-        carry = self.moved(carry, first + second, lr[:, None])
+        carry = self.updated(carry, first + second, lr[:, None])
         return self.history.push(carry, theta, f), draw.loss
 
     def point(self, carry: Carry, batch: Batch) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedsim.core.constraints import Count, Positive
 from fedsim.data.samples import Batch
-from fedsim.local.perfedavg import parts
+from fedsim.local.perfedavg import split_batch
 from fedsim.local.rule import Carry, Objective
 from fedsim.local.sgd import SGD
 
@@ -56,9 +56,9 @@ class PFedMe(SGD):
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         w = carry["params"]
         theta, losses = carry["personal"] if self.warm_start else w, []
-        batches = parts(batch, self.drawn)
+        batches = split_batch(batch, self.drawn)
         for k in range(self.inner_steps):
             gradient, loss = objective.gradient(theta, batches[k % self.drawn])
             theta = theta - self.inner_lr * (gradient + self.penalty * (theta - w))
             losses.append(loss)
-        return self.moved(carry, self.penalty * (w - theta), lr) | {"personal": theta}, losses[0]
+        return self.updated(carry, self.penalty * (w - theta), lr) | {"personal": theta}, losses[0]

@@ -117,7 +117,7 @@ class Play(PFL):
             return samples | {"x": samples["x"] + change @ carry[SLOPE]}
 
         gradient, loss = objective.gradient_through(params, batch, answer)
-        return self.moved(carry, gradient, lr), loss
+        return self.updated(carry, gradient, lr), loss
 
     def heard(self, carry: Carry, z: Tensor) -> Carry:
         """The regression, with the mean z [p] of this step's batch."""

@@ -67,7 +67,7 @@ class PlugIn(PFL):
     ) -> None:
         super().__init__(**options)
         self.explore, self.spread = explore, spread
-        self.shared, self.named = shared, estimator
+        self.shared, self.estimator_name = shared, estimator
         self.base = 0.0 if self.project.box is None else 0.5 * sum(self.project.box)
 
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
@@ -76,7 +76,7 @@ class PlugIn(PFL):
                 "local=plugin learns how data answer what each client deploys, and here they do not: set "
                 "shift.deploy=step and a shift, or use local=pfl"
             )
-        self.estimator, self.trained = laws.estimator(self.named, None, data, shift), model.trained
+        self.estimator, self.trained = laws.estimator(self.estimator_name, None, data, shift), model.trained
         if isinstance(self.estimator, FractionEstimator):
             raise ConfigError(
                 f"local=plugin learns how a location moves, but shift={type(shift).__name__} moves fractions of "
@@ -126,10 +126,10 @@ class PlugIn(PFL):
         explores, slope = self.explores(carry), carry[SLOPE]
 
         def answer(samples: Batch, theta: Tensor) -> Batch:
-            return self.estimator.moved(samples, (theta - self.base) @ slope)
+            return self.estimator.shift_batch(samples, (theta - self.base) @ slope)
 
         gradient, loss = objective.gradient_through(carry["params"], batch, answer)
-        next_carry = self.moved(carry, gradient, lr)
+        next_carry = self.updated(carry, gradient, lr)
         after = {name: torch.where(explores, carry[name], value) for name, value in next_carry.items()}
         chunk = {name: value[None] for name, value in batch.items()}
         weight = chunk.get("weight", torch.ones_like(chunk["x"].flatten(2)[:, :, 0]))

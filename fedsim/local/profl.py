@@ -174,7 +174,7 @@ class ProFL(PoFL):
             return
         carry = {name: cohort.gather(memory[name]) for name in (STEPS, MODELS, ESTIMATES, SLOPE)}
         if self.server_method == "mean":
-            ready = (carry[STEPS] > self.history.least(carry[MODELS].shape[2])).to(cohort.count.dtype)
+            ready = (carry[STEPS] > self.history.min_length(carry[MODELS].shape[2])).to(cohort.count.dtype)
             mean = cohort.mean(carry[SLOPE], ready)
         else:
             ready = self.history.full(carry).to(cohort.count.dtype)

@@ -60,14 +60,14 @@ class RobustGradient:
             finished = finished | mean_settled | unchanged | (kept_mask.sum(1) <= half)
         return kept_mask
 
-    def _below_tail(self, tau: Tensor, kept: Tensor) -> Tensor:
+    def _below_tail(self, tau: Tensor, mask: Tensor) -> Tensor:
         """[c, B] is τ_j below φ?"""
         top = tau.amax(1, keepdim=True)
         share = (tau / torch.where(top > 0, top, 1.0)).nan_to_num(nan=0.0)  # NaN of a client that diverged has no bin
         bin_index = (share * self.bins).to(torch.int64).clamp(0, self.bins - 1)
         counts = torch.zeros(len(tau), self.bins, dtype=tau.dtype, device=tau.device)
-        counts.scatter_add_(1, bin_index, kept.to(tau.dtype))
-        dense = counts >= self.sparse * kept.sum(1, keepdim=True)
+        counts.scatter_add_(1, bin_index, mask.to(tau.dtype))
+        dense = counts >= self.sparse * mask.sum(1, keepdim=True)
         tail = ~dense & (dense.cumsum(1) > 0)
         first = torch.where(tail.any(1), tail.to(torch.int64).argmax(1), self.bins)
         return bin_index < first[:, None]

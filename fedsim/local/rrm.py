@@ -46,4 +46,4 @@ class RRM(PFL):
         params = carry["params"]
         samples = {name: value for name, value in batch.items() if name != "deployed"}
         gradient, loss = objective.gradient(params, samples)
-        return self.moved(carry, gradient + 2 * self.reg * (params - batch["deployed"]), lr), loss
+        return self.updated(carry, gradient + 2 * self.reg * (params - batch["deployed"]), lr), loss

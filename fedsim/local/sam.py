@@ -36,4 +36,4 @@ class SAM(SGD):
         scale = params.abs() + 0.01 if self.adaptive else gradient.new_ones(())
         ascent = self.rho * scale.square() * gradient / ((scale * gradient).norm() + 1e-12)
         gradient, _ = objective.gradient(params + ascent, batch)
-        return self.moved(carry, gradient, lr), loss
+        return self.updated(carry, gradient, lr), loss

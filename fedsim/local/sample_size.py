@@ -40,26 +40,26 @@ class SampleSize:
         loss: Tensor,
         gradient: Tensor,
         derivative: Tensor,
-        moved: Tensor,
+        displacement: Tensor,
         variance: Tensor,
         curvature: Tensor,
-        least: int,
+        minimum: int,
     ) -> Tensor:
-        """n [c] int64, between `least` and the cap.
+        """n [c] int64, between `minimum` and the cap.
 
         Args:
             history: H.
             lr, loss, variance, curvature: [c] η, ℓ, σ², M.
             gradient: [c, d] L̂₁.
             derivative: [c, p, d] df/dθ.
-            moved: [c, H, d] the rows of Δθ.
-            least: fewest samples from which f can be estimated.
+            displacement: [c, H, d] the rows of Δθ.
+            minimum: fewest samples from which f can be estimated.
         """
-        squared = moved.square().sum((1, 2))
+        squared = displacement.square().sum((1, 2))
         steepness = derivative.square().sum((1, 2))
         need = 2 * (2 * loss.square() * history / squared + steepness) * variance * math.log(2 / self.failure)
         curved = curvature * lr * gradient.square().sum(1) * history**3 * loss
         room = 2 * self.tolerance - curved.square() * squared
         n = torch.where((room > 0) & (squared > 0), need / torch.where(room > 0, room, 1.0), self.cap)
-        bounded = torch.nan_to_num(n, nan=self.cap).clamp(min=min(least, self.cap), max=self.cap)
+        bounded = torch.nan_to_num(n, nan=self.cap).clamp(min=min(minimum, self.cap), max=self.cap)
         return bounded.ceil().to(torch.int64)

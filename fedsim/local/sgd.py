@@ -39,9 +39,9 @@ class SGD(LocalRule):
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)
-        return self.moved(carry, gradient, lr), loss
+        return self.updated(carry, gradient, lr), loss
 
-    def moved(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
+    def updated(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
         """The carry after a step along the gradient of the mean loss, which it notes if it is asked to."""
         noted = {"gradient": self.direction({"params": carry["params"]}, gradient)} if "gradient" in carry else {}
         return carry | {"params": self.descend(carry, gradient, lr)} | noted

@@ -44,10 +44,10 @@ class StatefulPerfGD(PoFL):
 
     effective_if = (
         EffectiveIf(
-            "spread", lambda component, run: component.estimator.size > 0, "data that answer the model: a shift"
+            "spread", lambda row_carry, run: row_carry.estimator.size > 0, "data that answer the model: a shift"
         ),
         EffectiveIf(
-            "horizon", lambda component, run: component.estimator.size > 0, "data that answer the model: a shift"
+            "horizon", lambda row_carry, run: row_carry.estimator.size > 0, "data that answer the model: a shift"
         ),
     )
 
@@ -79,7 +79,7 @@ class StatefulPerfGD(PoFL):
     def deploys(self, carry: Carry) -> Tensor:
         if not self.spread:
             return carry["params"]
-        drawn = vmap(lambda component: noise(component, component[STEPS], self.trained))(carry)
+        drawn = vmap(lambda row_carry: noise(row_carry, row_carry[STEPS], self.trained))(carry)
         return carry["params"] + self.spread * drawn
 
     def point(self, carry: Carry, batch: Batch) -> Tensor:

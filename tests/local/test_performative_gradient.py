@@ -83,7 +83,7 @@ def test_a_linear_shift_of_the_mean(name: str, known: float | None) -> None:
 
     for length in (2, 6):
         thetas = around([1.0, -0.5], 0.7, length)
-        found = estimated(MeanEstimator("x", 2, known=known), loss, sample, thetas, length)
+        found = estimated(MeanEstimator("x", 2, known_variance=known), loss, sample, thetas, length)
         torch.testing.assert_close(found, exact(lambda t: loss(t, sample(t)).mean(), thetas[-1]), rtol=0, atol=1e-8)
 
 

@@ -223,7 +223,7 @@ def test_the_second_terms_variance_is_that_of_the_features_kurtosis(rare: float,
     draw, n, theta = np.random.default_rng(0), 2000, 0.5
     z = draw.standard_normal((2000, n)) + far * (draw.random((2000, n)) < rare) * draw.choice([-1.0, 1.0], (2000, n))
     variance, fourth = 1 + rare * far**2, 3 + rare * (6 * far**2 + far**4)
-    estimator, x = MeanEstimator("x", 1, known=variance), torch.as_tensor(z)
+    estimator, x = MeanEstimator("x", 1, known_variance=variance), torch.as_tensor(z)
     batch, weight = {"x": x[:, :, None]}, torch.ones_like(x)
     u = estimator.moment(batch, weight, estimator.fit(batch, weight, torch.zeros(2000, 1)), theta * x)
     assert u.mean().item() == pytest.approx(theta, rel=0.05)
