@@ -21,38 +21,38 @@ class Calling:
     Args:
         output: where the module returns a mapping or an object, the name of its output, such as 'logits'; where it
             returns a tuple, its number. None for a module that returns a tensor.
-        more: names of further inputs, which the module gets as keywords.
+        extra_inputs: names of further inputs, which the module gets as keywords.
 
     Attributes:
-        whole: a loss of the user's takes whatever the module returns, where that is no tensor and `output` is not set.
+        passes_objects: a loss of the user's takes whatever the module returns, where that is no tensor and `output` is not set.
         aliases: names of tensors that are another one's too (tied weights) → that one, see `tied_names`.
         classes_second: outputs for labels of positions are [B, C, …], as convolutions give them, and not [B, …, C].
     """
 
-    def __init__(self, output: str | int | None = None, more: tuple[str, ...] = ()) -> None:
-        self.output, self.more, self.classes_second, self.whole = output, more, False, False
+    def __init__(self, output: str | int | None = None, extra_inputs: tuple[str, ...] = ()) -> None:
+        self.output, self.extra_inputs, self.classes_second, self.passes_objects = output, extra_inputs, False, False
         self.aliases: dict[str, str] = {}
 
     def inputs(self, batch: Mapping[str, Tensor]) -> Inputs:
         """What of a batch the module gets: x, or where there is more, x and that by name."""
-        return batch["x"] if not self.more else {name: batch[name] for name in ("x", *self.more)}
+        return batch["x"] if not self.extra_inputs else {name: batch[name] for name in ("x", *self.extra_inputs)}
 
     def __call__(self, module: Callable[..., Any], inputs: Inputs) -> Any:
         """[B, …], or [B, …, C] for classes."""
         if isinstance(inputs, Tensor):
             return self._result(module(inputs))
-        return self._result(module(inputs["x"], **{name: inputs[name] for name in self.more}))
+        return self._result(module(inputs["x"], **{name: inputs[name] for name in self.extra_inputs}))
 
-    def functional(self, module: nn.Module, parts: dict[str, Tensor], inputs: Inputs) -> Any:
+    def functional(self, module: nn.Module, tensors_by_name: dict[str, Tensor], inputs: Inputs) -> Any:
         """The same with these parameters and buffers in the place of the module's own."""
         x, keywords = inputs, {}
         if not isinstance(inputs, Tensor):
-            x, keywords = inputs["x"], {name: inputs[name] for name in self.more}
-        tied = {alias: parts[name] for alias, name in self.aliases.items() if name in parts}
-        tensors = parts | tied if tied else parts
+            x, keywords = inputs["x"], {name: inputs[name] for name in self.extra_inputs}
+        tied = {alias: tensors_by_name[name] for alias, name in self.aliases.items() if name in tensors_by_name}
+        tensors = tensors_by_name | tied if tied else tensors_by_name
         returned = functional_call(module, tensors, (x,), keywords, tie_weights=False)
         if tied:  # what the pass put in the place of a buffer
-            parts.update({name: tensors[name] for name in parts})
+            tensors_by_name.update({name: tensors[name] for name in tensors_by_name})
         return self._result(returned)
 
     def _result(self, returned: Any) -> Any:
@@ -60,8 +60,8 @@ class Calling:
 
         Heads that exist in training only (GoogLeNet) leave a tensor in evaluation.
         """
-        output = returned if self.output is None or isinstance(returned, Tensor) else self._named(returned)
-        if self.whole and self.output is None and not isinstance(output, Tensor):
+        output = returned if self.output is None or isinstance(returned, Tensor) else self._named_output(returned)
+        if self.passes_objects and self.output is None and not isinstance(output, Tensor):
             return output
         if not isinstance(output, Tensor):
             names = ", ".join(map(repr, self._names(returned)))
@@ -71,7 +71,7 @@ class Calling:
             )
         return output.movedim(1, -1) if self.classes_second else output
 
-    def _named(self, returned: Any) -> Any:
+    def _named_output(self, returned: Any) -> Any:
         """By name or number; None where there is no such thing."""
         if isinstance(returned, Mapping):
             return returned.get(self.output)

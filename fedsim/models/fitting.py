@@ -13,9 +13,9 @@ from fedsim.core.errors import ConfigError, keys_under
 
 
 def fitted(
-    model: Callable[..., nn.Module] | nn.Module, shape: tuple[int, ...], classes: int | None, every: bool | None
+    model: Callable[..., nn.Module] | nn.Module, shape: tuple[int, ...], classes: int | None, per_position: bool | None
 ) -> Callable[[], nn.Module] | nn.Module:
-    """The model's constructor with `shape`, `classes` and `every` (position has a label), as far as it takes them and
+    """The model's constructor with `shape`, `classes` and `per_position` (position has a label), as far as it takes them and
     they are not set; None: it is not known.
 
     Raises:
@@ -30,8 +30,8 @@ def fitted(
     fixed = model.keywords if isinstance(model, functools.partial) else {}
     arguments: dict[str, Any] = {"shape": shape, "classes": classes}
     arguments = {name: value for name, value in arguments.items() if value and name not in fixed}
-    if every is not None and fixed.get("every") is None:
-        arguments["every"] = every
+    if per_position is not None and fixed.get("every") is None:
+        arguments["every"] = per_position
     return functools.partial(_built, model, **{name: value for name, value in arguments.items() if name in accepted})
 
 

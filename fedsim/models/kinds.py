@@ -20,16 +20,16 @@ FUNCTIONAL = frozenset((
 ))  # fmt: skip
 
 
-def _builds_model(made: Any) -> bool:
+def _builds_model(candidate: Any) -> bool:
     """`from_torchvision`, or a function by which torchvision registers a model."""
-    if made is from_torchvision:
+    if candidate is from_torchvision:
         return True
     models = torchvision().models
-    return any(models.get_model_builder(name) is made for name in models.list_models())
+    return any(models.get_model_builder(name) is candidate for name in models.list_models())
 
 
-def _is_loss(made: Any) -> bool:
-    return made.__name__ in FUNCTIONAL or made.__module__ == "fedsim.models.losses"
+def _is_loss(candidate: Any) -> bool:
+    return candidate.__name__ in FUNCTIONAL or candidate.__module__ == "fedsim.models.losses"
 
 
 MODEL = Kind(

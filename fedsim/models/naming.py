@@ -71,7 +71,7 @@ class Naming:
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """[d] a row → what the module's `load_state_dict` takes: copies of its own shapes and types."""
-        tensors = {name: value.clone() for name, value in named(row, self.shapes | self.statistics).items()}
+        tensors = {name: value.clone() for name, value in named_views(row, self.shapes | self.statistics).items()}
         for name, kind in self.kinds.items():
             dtype = getattr(torch, kind)
             tensors[name] = (tensors[name] if dtype.is_floating_point else tensors[name].round()).to(dtype)
@@ -83,16 +83,16 @@ class Naming:
         return asdict(self) | {"constants": sorted(self.constants)}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any], constants: Mapping[str, Tensor]) -> Naming:
+    def from_json(cls, content: Mapping[str, Any], constants: Mapping[str, Tensor]) -> Naming:
         """As `as_json` told it; `constants` holds the values.
 
         Raises:
             KeyError: for one that is missing there.
         """
-        return cls(**{**told, "constants": {name: constants[name] for name in told["constants"]}})
+        return cls(**{**content, "constants": {name: constants[name] for name in content["constants"]}})
 
 
-def named(row: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+def named_views(row: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """The first entries of a row by name, as views."""
     views, start = {}, 0
     for name, shape in shapes.items():

@@ -44,10 +44,10 @@ def tensor_cores(precision: str) -> Iterator[None]:
 
 
 @functools.cache
-def bfloat16_units(told: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | None:
+def bfloat16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...] | None:
     """What the processor has for products in bfloat16; None where no such file says it."""
     try:
-        lines = told.read_text().splitlines()
+        lines = cpuinfo.read_text().splitlines()
     except OSError:
         return None
     entries = (line.partition(":") for line in lines)

@@ -200,7 +200,7 @@ def _writes(call: Calling, module: nn.Module, batches: list[Any]) -> _Writes:
     return writes
 
 
-def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, found: _Writes, number: int) -> None:
+def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, writes: _Writes, number: int) -> None:
     """Add what one pass writes; inputs of another kind may be refused by the module."""
     parameters = dict(module.named_parameters())
     storages = {name: storage_of(value) for name, value in parameters.items()}
@@ -216,16 +216,16 @@ def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, found:
                 raise
     parameters_after = dict(module.named_parameters())
     if training:
-        found.assigns = found.assigns or assigned.count > 0
+        writes.assigns = writes.assigns or assigned.count > 0
         buffers_after = dict(module.named_buffers())
-        found.buffers |= {
+        writes.buffers |= {
             n for n, value in buffers.items() if n in buffers_after and not _identical(value, buffers_after[n])
         }
     for name, value in parameters_after.items():
         if name not in storages:
             continue  # of a kind of input that the run may never meet
         has_changed = storage_of(value) != storages[name] or not _identical(value.detach(), values[name])
-        if name not in recorder.written and not has_changed:
+        if name not in recorder.written_names and not has_changed:
             continue
         if value.requires_grad or not training:
             raise ConfigError(
@@ -233,7 +233,7 @@ def _watch_pass(call: Calling, module: nn.Module, x: Any, training: bool, found:
                 f"{'' if training else ' in evaluation'}; a client's step begins at the row that the server sent, so "
                 "constrain it by torch.nn.utils.parametrize, or in the loss (an Embedding's max_norm writes too)"
             )
-        found.frozen.add(name)
+        writes.frozen.add(name)
 
 
 def _refuse_new_parameters(module: nn.Module, odd: Set[str]) -> None:
@@ -244,9 +244,9 @@ def _refuse_new_parameters(module: nn.Module, odd: Set[str]) -> None:
         )
 
 
-def _refuse_state_outside(module: nn.Module, around: Node) -> None:
-    """Refuse what a pass has changed outside of the module since the snapshot `around`."""
-    changes = changed(around, snapshot(_surroundings(module)))
+def _refuse_state_outside(module: nn.Module, before: Node) -> None:
+    """Refuse what a pass has changed outside of the module since the snapshot `before`."""
+    changes = changed(before, snapshot(_surroundings(module)))
     if changes:
         raise ConfigError(
             f"model: the forward pass of {type(module).__name__} changes {changes[0]}, which lies outside of the "
@@ -294,10 +294,10 @@ def second_of_two(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     return vmap(function)(*tree_map(lambda value: torch.stack([value, value]), arguments))[1]
 
 
-def output_of(call: Calling, module: nn.Module, x: Any, parts: dict[str, Tensor] | None = None) -> Any:
-    """The module's output, random calls keyed where it trains; `parts` replace parameters and buffers."""
+def output_of(call: Calling, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
+    """The module's output, random calls keyed where it trains; `tensors` replace parameters and buffers."""
     with KeyedRandomness(_key(x)) if module.training else contextlib.nullcontext():
-        return call(module, x) if parts is None else call.functional(module, parts, x)
+        return call(module, x) if tensors is None else call.functional(module, tensors, x)
 
 
 def _key(x: Any) -> Tensor:
@@ -349,14 +349,14 @@ def _refuse_unkeyed(call: Calling, module: nn.Module, x: Any) -> None:
     layers = dict(module.named_modules())
     guilty = next((n for n in order if n in outputs[1] and not same_output(outputs[0].get(n), outputs[1][n])), "")
     raise ConfigError(
-        f"model: {_where(guilty, layers)} draws random numbers that cannot be keyed by client and step, or keeps state "
+        f"model: {_layer_text(guilty, layers)} draws random numbers that cannot be keyed by client and step, or keeps state "
         "where no copy of the module has its own (a closure, a file), so that its output for the same input would "
         "differ from call to call; draw them by torch.rand, torch.randn, torch.bernoulli or dropout in the forward "
         "pass, and keep state in a buffer"
     )
 
 
-def _where(name: str, layers: dict[str, nn.Module]) -> str:
+def _layer_text(name: str, layers: dict[str, nn.Module]) -> str:
     """A layer as a user knows it."""
     kind = type(layers[name]).__name__
     return f"layer {name!r} ({kind})" if name else kind
@@ -414,12 +414,12 @@ def _hidden_state(
     if not accumulated:
         return None
     name, attribute = _layer_and_attribute(accumulated[0])
-    return f"{_where(name, dict(module.named_modules()))} changes its attribute {attribute!r} in each forward pass"
+    return f"{_layer_text(name, dict(module.named_modules()))} changes its attribute {attribute!r} in each forward pass"
 
 
 def _refuse_state(module: nn.Module, attribute: str) -> None:
     name, attribute_name = _layer_and_attribute(attribute)
-    layer = _where(name, dict(module.named_modules()))
+    layer = _layer_text(name, dict(module.named_modules()))
     raise ConfigError(
         f"model: {layer} keeps {attribute_name!r} from one forward pass to the next in a plain attribute, which all "
         "clients would share; keep it in a buffer (self.register_buffer), and every client has its own"

@@ -97,8 +97,10 @@ def _bernoulli_(mode: KeyedRandomness, func: Any, x: Tensor, p: Any = 0.5, **_: 
     return x.copy_((mode.uniform(x.shape, torch.float32) < p).to(x.dtype))
 
 
-def _uniform_(mode: KeyedRandomness, func: Any, x: Tensor, low: float = 0.0, high: float = 1.0, **named: Any) -> Tensor:
-    low, high = named.get("from", low), named.get("to", high)
+def _uniform_(
+    mode: KeyedRandomness, func: Any, x: Tensor, low: float = 0.0, high: float = 1.0, **options: Any
+) -> Tensor:
+    low, high = options.get("from", low), options.get("to", high)
     return x.copy_(mode.uniform(x.shape, x.dtype) * (high - low) + low)
 
 
@@ -139,8 +141,8 @@ def _dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: 
     if wide:
         batched = x.dim() - (int(func.__name__[-2]) if func.__name__[-1] == "d" else x.dim() - 2) > 1
         leading = 2 if batched else 1
-        return _kept(x, mode.dropped(x, p, x.shape[:leading] + (1,) * (x.dim() - leading)), arguments)
-    return _kept(x, mode.dropped(x, p), arguments)
+        return _in_place_or_new(x, mode.dropped(x, p, x.shape[:leading] + (1,) * (x.dim() - leading)), arguments)
+    return _in_place_or_new(x, mode.dropped(x, p), arguments)
 
 
 def _train(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -148,9 +150,9 @@ def _train(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"training" if name == "train" else name: value for name, value in kwargs.items()}
 
 
-def _kept(x: Tensor, answer: Tensor, given: dict[str, Any]) -> Tensor:
+def _in_place_or_new(x: Tensor, answer: Tensor, arguments: dict[str, Any]) -> Tensor:
     """In the place of x, where the call says so."""
-    return x.copy_(answer) if given.get("inplace") else answer
+    return x.copy_(answer) if arguments.get("inplace") else answer
 
 
 def _alpha_dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -162,14 +164,14 @@ def _alpha_dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kw
     shape = x.shape[:2] + (1,) * (x.dim() - 2) if "feature" in func.__name__ else x.shape
     keep_mask = (mode.uniform(shape, x.dtype) >= p).to(x.dtype)
     scale = ((1 - p) * (1 + p * ALPHA**2)) ** -0.5 if p < 1 else 0.0
-    return _kept(x, scale * (x * keep_mask + ALPHA * (1 - keep_mask) - ALPHA * p), arguments)
+    return _in_place_or_new(x, scale * (x * keep_mask + ALPHA * (1 - keep_mask) - ALPHA * p), arguments)
 
 
 def _rrelu(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     arguments = inspect.signature(F.rrelu).bind(x, *args, **kwargs).arguments
     low, high = arguments.get("lower", 1 / 8), arguments.get("upper", 1 / 3)
     slope = mode.uniform(x.shape, x.dtype) * (high - low) + low if arguments.get("training") else (low + high) / 2
-    return _kept(x, torch.where(x >= 0, x, x * slope), arguments)
+    return _in_place_or_new(x, torch.where(x >= 0, x, x * slope), arguments)
 
 
 def _gumbel_softmax(
@@ -186,12 +188,12 @@ def _gumbel_softmax(
 
 def _attention(
     mode: KeyedRandomness, func: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, **more: Any,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, **options: Any,
 ) -> Tensor:  # fmt: skip
     """F.scaled_dot_product_attention, written out where it drops attention weights."""
     if dropout_p == 0:
-        return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
-    if more.get("enable_gqa"):
+        return func(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **options)
+    if options.get("enable_gqa"):
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if is_causal:

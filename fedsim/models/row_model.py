@@ -26,7 +26,7 @@ from fedsim.models.calling import Calling, Inputs, cast_output, tied_names
 from fedsim.models.copying import copy_module, refuse_parameter_hooks, tensor_of
 from fedsim.models.dropout import key_dropouts
 from fedsim.models.losses import LOSSES, UNLABELLED, Loss, weighted_mean
-from fedsim.models.naming import Naming, named
+from fedsim.models.naming import Naming, named_views
 from fedsim.models.precision import checked
 from fedsim.models.probe import OTHER, ForwardTraits, probe, said_of_forward, second_of_two, why_not
 from fedsim.models.randomness import KeyedRandomness
@@ -133,7 +133,7 @@ class RowModel:
         if isinstance(build, nn.Module):
             refuse_parameter_hooks(build)
         self._build = (lambda: copy_module(build)) if isinstance(build, nn.Module) else build
-        self._given = build if isinstance(build, nn.Module) else None
+        self._given_module = build if isinstance(build, nn.Module) else None
         self._original: nn.Module | None = None  # which the template is a copy of, until `check`
         self._shared_memory: list[SharedMemory] = []
         self._pair, self.call = pair, Calling(output, tuple(sorted((pair or {}).keys() - {"x", "y"})))
@@ -159,7 +159,7 @@ class RowModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # frozen parameters and random buffers come from the template
             try:
-                template = self._made()
+                template = self._build_module()
             except TypeError as error:
                 raise ConfigError(f"model cannot be built: {error}") from error
         if not isinstance(template, nn.Module):
@@ -167,11 +167,14 @@ class RowModel:
         refuse_parameter_hooks(template)
         trained = [name for name, parameter in template.named_parameters() if parameter.requires_grad]
         refuse_complex(template, trained)
-        self._shared_memory, self._original = shared_memory(self._given or template), self._given or template
+        self._shared_memory, self._original = (
+            shared_memory(self._given_module or template),
+            self._given_module or template,
+        )
         # A copy, since what `build` returns may share layers with the user's other modules.
         return copy_module(template).to(self.device, self.dtype)
 
-    def _made(self) -> nn.Module:
+    def _build_module(self) -> nn.Module:
         """A module of the user's, its lazy layers' parameters drawn."""
         module = self._build()
         lazy = isinstance(module, nn.Module) and any(map(is_lazy, [*module.parameters(), *module.buffers()]))
@@ -199,7 +202,7 @@ class RowModel:
         """Must a batch in training be without padding, since the module or the loss sees the batch as a whole?"""
         return self.traits.mixes_samples or self.loss_mixes_samples
 
-    def told(self) -> tuple[Hashable, ...]:
+    def structure_key(self) -> tuple[Hashable, ...]:
         """What the time of a step depends on."""
         return str(self.training_module), *self.shapes.values(), self.device, self.dtype, self.precision
 
@@ -209,7 +212,7 @@ class RowModel:
         for seed in dict.fromkeys(seeds):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(rng.generator(seed, rng.Purpose.MODEL).integers(2**63)))
-                module = self._made()
+                module = self._build_module()
             flat_tensors = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
             flat_tensors += [tensor_of(module, name).detach().reshape(-1).to(self.dtype) for name in self.statistics]
             rows[seed] = torch.cat([tensor.to(self.device, self.dtype) for tensor in flat_tensors])
@@ -257,11 +260,11 @@ class RowModel:
 
     def unflatten(self, row: Tensor) -> dict[str, Tensor]:
         """[d] → the named trained parameters, as views."""
-        return named(row, self.shapes)
+        return named_views(row, self.shapes)
 
     def statistics_of(self, row: Tensor) -> dict[str, Tensor]:
         """[d] → the named statistics, copies of the buffers' types."""
-        statistics = named(row[self.trained :], self.statistics) if self.statistics else {}
+        statistics = named_views(row[self.trained :], self.statistics) if self.statistics else {}
         return {
             name: value.clone() if (kind := self._kinds[name]).is_floating_point else value.round().to(kind)
             for name, value in statistics.items()
@@ -361,13 +364,13 @@ class RowModel:
         """
         samples = {name: value[:2] for name, value in batch.items()}
         row, x, y, inputs = self.initial([0])[0], samples["x"], samples.get("y"), self.call.inputs(samples)
-        self.call.whole = self.loss not in LOSSES.values()
+        self.call.passes_objects = self.loss not in LOSSES.values()
         unfit = f"model does not fit dataset={dataset}, whose inputs have shape {list(x.shape[1:])}"
         output = self._first_output(row, inputs, unfit)
         if classes is not None and y is not None and self.loss is LOSSES["cross_entropy"]:
             expected = (*y.shape, classes)
-            own = not type(self.training_module).__module__.startswith("fedsim.")
-            if own and _may_be_second(output, y, classes) and _scores_classes(output, y, classes):
+            is_users = not type(self.training_module).__module__.startswith("fedsim.")
+            if is_users and _may_be_second(output, y, classes) and _scores_classes(output, y, classes):
                 raise ConfigError(
                     f"model returns shape {list(output.shape)}, and dataset={dataset} has {classes} classes and as "
                     "many positions: it cannot be told which dimension holds the classes; set model.loss to a loss of "
@@ -451,8 +454,8 @@ class RowModel:
                 if count == 2:
                     raise
                 continue
-            given = list(self._original.parameters()) if self._original is not None else []
-            self.loss = resolve_loss(self.loss, output, samples, dataset, self.device, self.dtype, given)
+            parameters = list(self._original.parameters()) if self._original is not None else []
+            self.loss = resolve_loss(self.loss, output, samples, dataset, self.device, self.dtype, parameters)
             return
 
     @functools.cached_property

@@ -93,7 +93,7 @@ class Head(Selector):
                 f"columns.layers={self.layers}, but {type(module).__name__} has {len(order)} layers with parameters; "
                 "some must travel and some must stay"
             )
-        head = _within(names, order[-self.layers :])
+        head = _names_in(names, order[-self.layers :])
         return set(names) - head if self.travels else head
 
 
@@ -103,7 +103,7 @@ def last_layers(shapes: Mapping[str, torch.Size], layers: int) -> Tensor:
     if layers > len(order):
         raise ConfigError(f"local.layers={layers}, but the model has {len(order)} with parameters; lower it")
     sizes = {name: shape.numel() for name, shape in shapes.items()}
-    return ParameterPartition.of(sizes, set(), _within(shapes, order[-layers:])).private
+    return ParameterPartition.of(sizes, set(), _names_in(shapes, order[-layers:])).private
 
 
 def _layers(names: Iterable[str]) -> list[str]:
@@ -111,6 +111,6 @@ def _layers(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[0] for name in names))
 
 
-def _within(names: Iterable[str], layers: Iterable[str]) -> set[str]:
+def _names_in(names: Iterable[str], layers: Iterable[str]) -> set[str]:
     """Those of the names that belong to these layers."""
     return {name for name in names if name.rpartition(".")[0] in set(layers)}

@@ -33,12 +33,12 @@ class SharedMemory:
 
     Attributes:
         name: of a parameter or buffer.
-        other: of another parameter, buffer or attribute.
+        partner: of another parameter, buffer or attribute.
         registered: whether the other one is a parameter or buffer.
     """
 
     name: str
-    other: str
+    partner: str
     registered: bool
 
 
@@ -67,20 +67,23 @@ def shared_memory(module: nn.Module) -> list[SharedMemory]:
         attributes = {key: value for key, value in vars(layer).items() if key not in _OF_TORCH}
         for leaf, value in (*registered.items(), *attributes.items()):
             name = f"{prefix}.{leaf}" if prefix else leaf
-            entries += [(name, one, leaf in registered) for one in tree_leaves(value) if _has_memory(one)]
+            entries += [(name, tensor, leaf in registered) for tensor in tree_leaves(value) if _has_memory(tensor)]
     shared: list[SharedMemory] = []
     spans = sorted((_span(value), number) for number, (_, value, _) in enumerate(entries))
     reached: list[tuple[int, int]] = []  # end, number
     for (start, end), number in spans:
-        reached = [(other_end, other) for other_end, other in reached if other_end > start]
-        for _, other in reached:
-            (name, value, kept), (other_name, other_value, other_kept) = entries[number], entries[other]
+        reached = [(other_end, number_before) for other_end, number_before in reached if other_end > start]
+        for _, number_before in reached:
+            (name, value, is_registered), (other_name, other_value, other_kept) = (
+                entries[number],
+                entries[number_before],
+            )
             if value is other_value and (isinstance(value, nn.Parameter) or name == other_name):
                 continue
-            if kept:
+            if is_registered:
                 shared.append(SharedMemory(name, other_name, other_kept))
             if other_kept:
-                shared.append(SharedMemory(other_name, name, kept))
+                shared.append(SharedMemory(other_name, name, is_registered))
         reached.append((end, number))
     return shared
 
@@ -109,9 +112,9 @@ def refuse_shared_memory(
         ConfigError: names both.
     """
     for pair in shared:
-        if pair.name in names and (pair.registered or _depends_on(module, pair.other, x, call)):
+        if pair.name in names and (pair.registered or _depends_on(module, pair.partner, x, call)):
             raise ConfigError(
-                f"model: {pair.name!r} of {type(module).__name__} shares memory with {pair.other!r}, which copies of "
+                f"model: {pair.name!r} of {type(module).__name__} shares memory with {pair.partner!r}, which copies of "
                 "the module do not keep; compute one from the other in the forward pass"
             )
 
@@ -154,10 +157,10 @@ def check_substitution(
     with torch.no_grad(), streams.restored(), contextlib.suppress(_Raised):
         for training in (True, False):
             if original is not None:
-                own = _trained(module, trained)
-                before = _attempt(call, copy_module(module).train(training), x, dict(own))
-                with _moved(original):
-                    after = _attempt(call, copy_module(module).train(training), x, dict(own))
+                own_tensors = _trained(module, trained)
+                before = _attempt(call, copy_module(module).train(training), x, dict(own_tensors))
+                with _restored_afterwards(original):
+                    after = _attempt(call, copy_module(module).train(training), x, dict(own_tensors))
                 if not same_output(before, after, ALIKE):
                     raise ConfigError(
                         f"model: a copy of {kind} still uses parameters of the module that it is a copy of, by a "
@@ -171,20 +174,20 @@ def _compare(
     module: nn.Module, x: Any, call: Calling, traits: ForwardTraits, trained: Sequence[str], training: bool
 ) -> None:
     mode, kind = "training" if training else "evaluation", type(module).__name__
-    other = _trained(module, trained)
-    for value in other.values():
+    changed_tensors = _trained(module, trained)
+    for value in changed_tensors.values():
         value.add_(_wave(value))
-    written = copy_module(module).eval().train()
-    for name, parameter in written.named_parameters():
-        if name in other:
-            parameter.data.copy_(other[name])
-    expected = _attempt(call, written.train(training), x)
+    copy_with_values = copy_module(module).eval().train()
+    for name, parameter in copy_with_values.named_parameters():
+        if name in changed_tensors:
+            parameter.data.copy_(changed_tensors[name])
+    expected = _attempt(call, copy_with_values.train(training), x)
 
     def substituted(copied: nn.Module, values: dict[str, Tensor]) -> Any:
         statistics = {name: tensor_of(module, name).detach().clone() for name in traits.statistics}
         return _attempt(call, copied, x, values | statistics)
 
-    if not same_output(expected, substituted(copy_module(module).train(training), other), ALIKE):
+    if not same_output(expected, substituted(copy_module(module).train(training), changed_tensors), ALIKE):
         raise ConfigError(
             f"model: in {mode} {kind} uses more of its parameters than what they hold when it is called: it prepares "
             "them in train() or eval(), counts those calls, or reaches them by a list or another attribute; read "
@@ -192,7 +195,7 @@ def _compare(
         )
     reused = copy_module(module).train(training)
     substituted(reused, _trained(module, trained))
-    if not same_output(expected, substituted(reused, other), ALIKE):
+    if not same_output(expected, substituted(reused, changed_tensors), ALIKE):
         raise ConfigError(
             f"model: in {mode} {kind} keeps what it computed from its parameters in an earlier pass, and uses it for "
             "other parameters; compute it in each forward pass"
@@ -207,16 +210,16 @@ class _Raised(Exception):
     """The module does not take these parameters; what it raises on the run's own is said elsewhere."""
 
 
-def _attempt(call: Calling, module: nn.Module, x: Any, parts: dict[str, Tensor] | None = None) -> Any:
+def _attempt(call: Calling, module: nn.Module, x: Any, tensors: dict[str, Tensor] | None = None) -> Any:
     streams.reseed(0)
     try:
-        return output_of(call, module, tree_map(lambda value: value.clone(), x), parts)
+        return output_of(call, module, tree_map(lambda value: value.clone(), x), tensors)
     except Exception as error:
         raise _Raised from error
 
 
 @contextlib.contextmanager
-def _moved(module: nn.Module) -> Iterator[None]:
+def _restored_afterwards(module: nn.Module) -> Iterator[None]:
     """Other parameters and buffers within the block, in place and unseen by autograd."""
     with contextlib.ExitStack() as stack:
         for value in itertools.chain(module.parameters(), module.buffers()):

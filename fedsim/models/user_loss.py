@@ -97,13 +97,13 @@ def resolve_loss(
     """
     name = describe_loss(loss)
     function = _prepared(loss, name, device, dtype)
-    output = tree_map(_moved, output)
+    output = tree_map(_displaced, output)
     with torch.no_grad(), streams.restored():
         takes_batch = _takes_batch(function, name, output, batch, dataset)
         resolved = UserLoss(function, takes_batch)
         before, input_snapshot = streams.rng_state(), snapshot([output, dict(batch)])
         with KeyedRandomness(torch.tensor(EVALUATION_KEY, device=device)) as keyed:
-            value = _called(resolved, name, output, batch, dataset)
+            value = _loss_value(resolved, name, output, batch, dataset)
         if not streams.equal(before, streams.rng_state()):
             raise ConfigError(
                 f"{name} draws random numbers that cannot be keyed by client and step, so that results would differ "
@@ -162,7 +162,7 @@ def _takes_batch(
             function(output, batch)
     except Exception as of_batch:
         if "y" not in batch:
-            raise ConfigError(f"{name} raised {_said(of_batch)} when called as (output, batch)") from of_batch
+            raise ConfigError(f"{name} raised {_error_text(of_batch)} when called as (output, batch)") from of_batch
         return False
     return True
 
@@ -170,7 +170,7 @@ def _takes_batch(
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def _called(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], dataset: str) -> Any:
+def _loss_value(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], dataset: str) -> Any:
     try:
         return loss(output, batch)
     except ConfigError:
@@ -180,12 +180,12 @@ def _called(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor],
     except Exception as error:
         signature = "(output, batch)" if loss.takes_batch else "(output, target)"
         raise ConfigError(
-            f"model.loss does not fit the model's output on dataset={dataset}: {name} raised {_said(error)} when "
+            f"model.loss does not fit the model's output on dataset={dataset}: {name} raised {_error_text(error)} when "
             f"called as {signature}"
         ) from error
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)[:200]}"
 
 
@@ -253,7 +253,7 @@ def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[st
     for chosen in ([0], [0, 1], list(range(count - 1, -1, -1))):
         pick = torch.tensor(chosen, device=value.device)
         output_subset, batch_subset = (
-            tree_map(lambda v, p=pick: _taken(v, p, count), of) for of in (output, dict(batch))
+            tree_map(lambda v, p=pick: _rows_of(v, p, count), of) for of in (output, dict(batch))
         )
         try:
             subset_loss = loss(output_subset, batch_subset)
@@ -270,12 +270,12 @@ def _mixes_samples(loss: UserLoss, value: Tensor, output: Any, batch: Mapping[st
     return False
 
 
-def _taken(value: Any, pick: Tensor, count: int) -> Any:
+def _rows_of(value: Any, pick: Tensor, count: int) -> Any:
     """These samples, of what has an entry for each of them."""
     return value[pick] if isinstance(value, Tensor) and value.dim() and len(value) == count else value
 
 
-def _moved(value: Any) -> Any:
+def _displaced(value: Any) -> Any:
     """Another output of the same kind: that of an untrained model may be all zeros, which hides what a loss does."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value

@@ -21,7 +21,7 @@ class WriteRecorder(TorchDispatchMode):
         watched: tensors by name.
 
     Attributes:
-        written: names of those that were.
+        written_names: names of those that were.
     """
 
     def __init__(self, watched: Mapping[str, Tensor]) -> None:
@@ -30,7 +30,7 @@ class WriteRecorder(TorchDispatchMode):
         for name, tensor in watched.items():
             self._names.setdefault(storage_of(tensor), []).append(name)
         self._names.pop(0, None)
-        self.written: set[str] = set()
+        self.written_names: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -40,7 +40,7 @@ class WriteRecorder(TorchDispatchMode):
                 if argument.alias_info is not None and argument.alias_info.is_write:
                     for value in tree_leaves(arguments.get(argument.name)):
                         if isinstance(value, Tensor):
-                            self.written.update(self._names.get(storage_of(value), ()))
+                            self.written_names.update(self._names.get(storage_of(value), ()))
         return func(*args, **kwargs)
 
 
@@ -57,18 +57,18 @@ class WriteGuard:
 
     def __init__(self, module: nn.Module, moving: Collection[str]) -> None:
         self._kind = type(module).__name__
-        self._places = [
+        self._storage_ranges = [
             (name, tensors, leaf) for name, tensors, leaf in _tensors_by_place(module) if name not in moving
         ]
         self._before: list[tuple[Tensor | None, int]] = []
 
     def __enter__(self) -> None:
-        self._before = [self._state(tensors[leaf]) for _, tensors, leaf in self._places]
+        self._before = [self._state(tensors[leaf]) for _, tensors, leaf in self._storage_ranges]
 
     def __exit__(self, *error: object) -> None:
         if error[0] is not None:
             return
-        for (name, tensors, leaf), (tensor, version) in zip(self._places, self._before, strict=True):
+        for (name, tensors, leaf), (tensor, version) in zip(self._storage_ranges, self._before, strict=True):
             current_tensor = tensors.get(leaf)
             if current_tensor is not tensor or self._state(current_tensor)[1] != version:
                 raise RunError(

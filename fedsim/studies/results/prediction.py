@@ -70,7 +70,7 @@ class Predictor:
             raise ConfigError(
                 f"inputs have shape {list(x.shape)}; give [n, {', '.join(map(str, self.dataset.shape))}] of n samples"
             )
-        if missing := sorted(set(self.model.call.more) - more.keys()):
+        if missing := sorted(set(self.model.call.extra_inputs) - more.keys()):
             raise ConfigError(f"the model has further inputs; give {', '.join(f'{name}=…' for name in missing)} too")
         module, results = self.module(state), []
         for first in range(0, len(x), BATCH):
