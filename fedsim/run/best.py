@@ -29,12 +29,12 @@ class BestModels:
     Args:
         folder: of the run.
         metric: by which models are judged.
-        more: is more of it better?
-        about: what is told of the models, see `fedsim.studies.results.StoredModels`.
+        higher_is_better: is more of it better?
+        header: what is told of the models, see `fedsim.studies.results.StoredModels`.
     """
 
-    def __init__(self, folder: Path, metric: str, more: bool, about: dict[str, Any]) -> None:
-        self.path, self.metric, self.more, self.about = folder / BEST, metric, more, about
+    def __init__(self, folder: Path, metric: str, higher_is_better: bool, header: dict[str, Any]) -> None:
+        self.path, self.metric, self.higher_is_better, self.header = folder / BEST, metric, higher_is_better, header
         self.models: Tensor | None = None
         self.rounds: list[int] = []
         self.values: list[float] = []
@@ -65,7 +65,7 @@ class BestModels:
         if self.models is None:
             self.models = torch.empty(models.shape, dtype=models.dtype)
             self.rounds, self.values = [-1] * len(models), [float("nan")] * len(models)
-        sign = 1 if self.more else -1
+        sign = 1 if self.higher_is_better else -1
         for r, value in enumerate(values.tolist()):
             if value == value and not sign * value <= sign * self.values[r]:
                 self.models[r] = models[r].cpu()
@@ -76,12 +76,12 @@ class BestModels:
         if not self._changed or self.models is None:
             return
         record = {"metric": self.metric, "rounds": self.rounds, "values": self.values}
-        header = {"format": "fedsim-best", "best": json.dumps(record), HEADER: json.dumps(self.about)}
+        header = {"format": "fedsim-best", "best": json.dumps(record), HEADER: json.dumps(self.header)}
         tensors = {"model": self.models.contiguous()}
         with replacing(self.path, "wb", durable=True) as file:
             file.write(save(tensors, metadata=checksums.signed(header, tensors)))
         self._changed = False
 
-    def said(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """For summary.json."""
         return {"metric": self.metric, "rounds": self.rounds, "values": self.values}

@@ -49,7 +49,7 @@ def write(
     identity: dict[str, Any],
     memory: Memory | None = None,
     layout: Layout = UNDIVIDED,
-    about: dict[str, Any] | None = None,
+    header: dict[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint so that at every moment either the old or the new file is whole.
 
@@ -62,7 +62,7 @@ def write(
         identity: what the run is; a checkpoint is only resumed by a run of the same identity.
         memory: of rule and shift.
         layout: how ranks divide the tensors; the file is that of a single process, whoever wrote it.
-        about: more entries of the header, such as what `fedsim.studies.results.StoredModels` reads.
+        header: more entries of the header, such as what `fedsim.studies.results.StoredModels` reads.
 
     Raises:
         OutputError: it cannot be written; the old one is as it was.
@@ -72,15 +72,19 @@ def write(
     local_tensors = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | memory.named_tensors()
     full_tensors = {name: layout.gather(name, value) for name, value in local_tensors.items()}
     if layout.ranks.first:
-        _write(path, full_tensors, progress, identity, about or {})
+        _write(path, full_tensors, progress, identity, header or {})
     layout.ranks.wait()
 
 
 def _write(
-    path: Path, kept: dict[str, torch.Tensor], progress: Progress, identity: dict[str, Any], about: dict[str, Any]
+    path: Path,
+    full_tensors: dict[str, torch.Tensor],
+    progress: Progress,
+    identity: dict[str, Any],
+    extra_header: dict[str, Any],
 ) -> None:
-    tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
-    entries = {"progress": vars(progress), "identity": identity} | about
+    tensors = {name: value.detach().cpu().contiguous() for name, value in full_tensors.items()}
+    entries = {"progress": vars(progress), "identity": identity} | extra_header
     header = {"format": FORMAT} | {name: json.dumps(value) for name, value in entries.items()}
     with replacing(path, "wb", durable=True) as file:
         file.write(save(tensors, metadata=checksums.signed(header, tensors)))
@@ -158,7 +162,7 @@ def _load(
         raise CheckpointError(f"checkpoint {path} cannot be read ({reason}); delete it to start afresh") from error
     if header.get("format") != FORMAT:
         raise CheckpointError(f"checkpoint {path} was not written by this version of fedsim; delete it to start afresh")
-    stored_identity, progress, made_of, versions = _told(path, header, tensors)
+    stored_identity, progress, made_of, versions = _read_header(path, header, tensors)
     stored_identity = current_names(stored_identity)
     for key in sorted(stored_identity.keys() | identity.keys(), key=lambda name: (name.count("."), name)):
         if stored_identity.get(key) != json.loads(json.dumps(identity.get(key))):
@@ -181,7 +185,7 @@ def _load(
     return tensors, progress, made_of
 
 
-def _told(
+def _read_header(
     path: Path, header: dict[str, str], tensors: dict[str, torch.Tensor]
 ) -> tuple[dict[str, Any], Progress, dict[str, Any], dict[str, Any]]:
     """Identity, progress, content and versions, or an error where the header does not hold them, or holds another sum
@@ -222,9 +226,9 @@ class Checkpointer:
         identity: dict[str, Any],
         memory: Memory,
         layout: Layout = UNDIVIDED,
-        about: dict[str, Any] | None = None,
+        header: dict[str, Any] | None = None,
     ) -> None:
-        self.about = (about or {}) | {VERSIONS: _versions()}
+        self.header = (header or {}) | {VERSIONS: _versions()}
         self.path = None if folder is None else folder / NAME
         self.every, self.identity, self.memory, self.layout = every, identity, memory, layout
         self._last, self._cost = time.monotonic(), 0.0
@@ -240,16 +244,16 @@ class Checkpointer:
             CheckpointError: the file is damaged, or another run's.
         """
         assert self.path is not None
-        content = self.about.get(CONTENT)
+        content = self.header.get(CONTENT)
         return read(self.path, like, self.identity, self.memory, self.layout, content)
 
-    def due(self, rounds: int, together: int = 1) -> bool:
+    def due(self, rounds: int, num_runs: int = 1) -> bool:
         """Is it time to write after this many completed rounds? Of several ranks the first says so; so many runs as go
         on together share the time."""
         if self.path is None or not self.layout.ranks.first:
             return False
         if self.every == "auto":
-            return time.monotonic() - self._last >= self._cost * together / OVERHEAD
+            return time.monotonic() - self._last >= self._cost * num_runs / OVERHEAD
         return rounds % int(self.every) == 0
 
     def write(self, state: State, progress: Progress) -> None:
@@ -257,6 +261,6 @@ class Checkpointer:
         if self.path is None:
             return
         begin = time.monotonic()
-        write(self.path, state, progress, self.identity, self.memory, self.layout, self.about)
+        write(self.path, state, progress, self.identity, self.memory, self.layout, self.header)
         self._last = time.monotonic()
         self._cost = self._last - begin

@@ -29,29 +29,29 @@ TOLERANCE = 1e-6  # of sums, relative to the length of the array as a vector
 
 def content(run: Setup) -> dict[str, list[Any]]:
     """What stands in for everything of this run that may have come from a file, by what it is called."""
-    return {name: fingerprint(values) for name, values in _parts(run)}
+    return {name: fingerprint(values) for name, values in _arrays_by_name(run)}
 
 
-def check(path: Path, was: dict[str, Any], now: dict[str, list[Any]]) -> None:
+def check(path: Path, recorded: dict[str, Any], current: dict[str, list[Any]]) -> None:
     """Refuse to go on with a checkpoint of other content; what the checkpoint does not know of is not compared.
 
     Raises:
         CheckpointError: something differs; the message says what.
     """
-    for name in sorted(was.keys() & now.keys()):
-        if not match(was[name], now[name]):
+    for name in sorted(recorded.keys() & current.keys()):
+        if not match(recorded[name], current[name]):
             raise CheckpointError(
                 f"checkpoint {path} was written with other content: {name} changed since; restore what the run began "
                 "with, or choose another out"
             )
-    for name in sorted(was.keys() ^ now.keys()) if was else ():
+    for name in sorted(recorded.keys() ^ current.keys()) if recorded else ():
         raise CheckpointError(
-            f"checkpoint {path} was written with other content: {name} is {'new' if name in now else 'gone'}; restore "
+            f"checkpoint {path} was written with other content: {name} is {'new' if name in current else 'gone'}; restore "
             "what the run began with, or choose another out"
         )
 
 
-def _parts(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
+def _arrays_by_name(run: Setup) -> Iterator[tuple[str, np.ndarray]]:
     for name, value in vars(run.dataset).items():
         if not name.startswith("_") and name != "optimum":  # which follows from the others
             values_by_name = value if isinstance(value, dict) else {"": value}
@@ -101,13 +101,14 @@ def fingerprint(values: np.ndarray) -> list[Any]:
     return [shape, finite, float(np.sqrt(sums[0])), float(sums[1]), float(sums[2])]
 
 
-def match(was: Any, now: list[Any]) -> bool:
+def match(recorded: Any, current: list[Any]) -> bool:
     """Do two of what `stands_for` gives say the same?"""
-    if not isinstance(was, list) or len(was) != len(now):
+    if not isinstance(recorded, list) or len(recorded) != len(current):
         return False
-    if len(now) == 2 or was[:2] != now[:2]:
-        return bool(was == now)
-    length = abs(now[2])
+    if len(current) == 2 or recorded[:2] != current[:2]:
+        return bool(recorded == current)
+    length = abs(current[2])
     return all(
-        isinstance(a, (int, float)) and abs(a - b) <= TOLERANCE * length for a, b in zip(was[2:], now[2:], strict=True)
+        isinstance(a, (int, float)) and abs(a - b) <= TOLERANCE * length
+        for a, b in zip(recorded[2:], current[2:], strict=True)
     )

@@ -65,50 +65,52 @@ def refuse(_of: Any, broken: str) -> None:
     raise ConfigError(broken)
 
 
-def is_user_defined(part: Any) -> bool:
+def is_user_defined(component: Any) -> bool:
     """Is it somebody's own?"""
-    return not type(part).__module__.startswith("fedsim.")
+    return not type(component).__module__.startswith("fedsim.")
 
 
-def brings_foreign(part: Any, depth: int = 3) -> bool:
+def brings_foreign(component: Any, depth: int = 3) -> bool:
     """Is it somebody's own, or does it hold something that is, such as a schedule?"""
-    if part is None or isinstance(part, (*OF_RUN, Tensor, np.ndarray, nn.Module, str, bytes, int, float, type)):
+    if component is None or isinstance(
+        component, (*OF_RUN, Tensor, np.ndarray, nn.Module, str, bytes, int, float, type)
+    ):
         return False
-    if isinstance(part, (list, tuple, Mapping)):
-        members = list(part.values()) if isinstance(part, Mapping) else list(part)
+    if isinstance(component, (list, tuple, Mapping)):
+        members = list(component.values()) if isinstance(component, Mapping) else list(component)
         return any(brings_foreign(member, depth - 1) for member in members[:100]) if depth else False
-    if type(part).__module__.startswith("fedsim."):
+    if type(component).__module__.startswith("fedsim."):
         return (
-            any(brings_foreign(member, depth - 1) for member in getattr(part, "__dict__", {}).values())
+            any(brings_foreign(member, depth - 1) for member in getattr(component, "__dict__", {}).values())
             if depth
             else False
         )
-    return bool(getattr(type(part), "__module__", "").partition(".")[0] not in LIBRARIES)
+    return bool(getattr(type(component), "__module__", "").partition(".")[0] not in LIBRARIES)
 
 
-def trial_copy(part: P, *of_run: Any) -> P:
+def trial_copy(component: P, *of_run: Any) -> P:
     """A part to be tried, which shares with the run what it was set up with."""
-    return PartCopies(*of_run, *_of_run(part, 4))(part)
+    return PartCopies(*of_run, *_of_run(component, 4))(component)
 
 
-def _of_run(part: Any, depth: int) -> Iterator[Any]:
-    if isinstance(part, OF_RUN):
-        yield part
-    elif depth and not isinstance(part, (Tensor, np.ndarray, str, bytes, int, float, type)):
-        members = list(part.values()) if isinstance(part, Mapping) else []
-        members += list(part) if isinstance(part, (list, tuple)) else []
-        for member in [*members, *getattr(part, "__dict__", {}).values()]:
+def _of_run(component: Any, depth: int) -> Iterator[Any]:
+    if isinstance(component, OF_RUN):
+        yield component
+    elif depth and not isinstance(component, (Tensor, np.ndarray, str, bytes, int, float, type)):
+        members = list(component.values()) if isinstance(component, Mapping) else []
+        members += list(component) if isinstance(component, (list, tuple)) else []
+        for member in [*members, *getattr(component, "__dict__", {}).values()]:
             yield from _of_run(member, depth - 1)
 
 
-def look(part: Any) -> Node:
+def look(component: Any) -> Node:
     """A snapshot of a part, but for what it was set up with."""
-    return snapshot(part, skip=OF_RUN)
+    return snapshot(component, skip=OF_RUN)
 
 
-def moved(part: Any, before: Node) -> list[str]:
+def changed_paths(component: Any, before: Node) -> list[str]:
     """Where a part has changed since a snapshot of `look`."""
-    return changed(before, look(part))
+    return changed(before, look(component))
 
 
 def enlarged(value: Any) -> Any:
@@ -120,9 +122,13 @@ def enlarged(value: Any) -> Any:
     return value * 1000 + 1000
 
 
-def counters(part: Any, before: Node) -> list[str]:
+def counters(component: Any, before: Node) -> list[str]:
     """Names of a part's own attributes that have moved since a snapshot of `look`."""
-    return [path for path in moved(part, before) if path.isidentifier() and path in getattr(part, "__dict__", {})]
+    return [
+        path
+        for path in changed_paths(component, before)
+        if path.isidentifier() and path in getattr(component, "__dict__", {})
+    ]
 
 
 def close_to(first: Tensor, second: Tensor, scale: float | None = None) -> bool:
@@ -149,7 +155,7 @@ def identical(first: Named, second: Named) -> str | None:
 
 
 @contextlib.contextmanager
-def user_code_errors(what: str, part: Any) -> Iterator[None]:
+def user_code_errors(label: str, component: Any) -> Iterator[None]:
     """Errors of somebody's own part in one sentence; nothing may be drawn from a global stream."""
     before = streams.rng_state()
     try:
@@ -157,14 +163,14 @@ def user_code_errors(what: str, part: Any) -> Iterator[None]:
     except (ConfigError, MemoryError):
         raise
     except Exception as error:
-        if not is_user_defined(part):
+        if not is_user_defined(component):
             raise
         user_frames = [f for f in traceback.extract_tb(error.__traceback__) if _elsewhere(f.filename)]
         location = f" ({Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno})" if user_frames else ""
-        raise ConfigError(f"{what} raised {type(error).__name__}: {first_line(error)}{location}") from error
+        raise ConfigError(f"{label} raised {type(error).__name__}: {first_line(error)}{location}") from error
     if not streams.equal(before, streams.rng_state()):
         raise ConfigError(
-            f"{what} draws from a global random stream, which depends on all that was drawn before; use "
+            f"{label} draws from a global random stream, which depends on all that was drawn before; use "
             "fedsim.core.rng, whose numbers are functions of seed, round and client"
         )
 

@@ -47,13 +47,13 @@ class DelayedUpdates:
         strategy, trainer: of the run, which must allow it.
 
     Attributes:
-        held: [R] clients that began in the last round and have not arrived, less those that began before it and have.
+        held_back: [R] clients that began in the last round and have not arrived, less those that began before it and have.
     """
 
     def __init__(self, delay: Delay, pace: RoundClock, strategy: Strategy[Any], trainer: Trainer) -> None:
         self.delay, self.pace, self.federation = delay, pace, pace.batches.federation
         self.strategy, self.trainer = strategy, trainer
-        self.held = np.zeros(self.federation.replicates, dtype=np.int64)
+        self.held_back = np.zeros(self.federation.replicates, dtype=np.int64)
 
     def setup(self) -> None:
         """Set the delay up for the clients: once, before the first round.
@@ -90,7 +90,7 @@ class DelayedUpdates:
 
     def idle(self, active: Cohort, memory: Memory) -> Cohort:
         """Those of the cohort who have nothing under way."""
-        self.held = np.zeros(self.federation.replicates, dtype=np.int64)
+        self.held_back = np.zeros(self.federation.replicates, dtype=np.int64)
         if not memory.in_flight:
             return active
         free = ~np.isin(active.host.virtual, memory.in_flight["virtual"].numpy())
@@ -102,7 +102,7 @@ class DelayedUpdates:
             return report
         t, virtual = report.cohort.round, report.cohort.host.virtual
         delays = self.delay.rounds(t, virtual) if self.delay.active else self.pace.behind[virtual]
-        new_rows = _parts(report, t + delays)
+        new_rows = _rows_by_name(report, t + delays)
         in_flight = memory.in_flight or {name: rows[:0] for name, rows in new_rows.items()}
         due_mask, on_time_mask = in_flight["due"].numpy() <= t, delays == 0
         device = self.federation.device
@@ -116,28 +116,30 @@ class DelayedUpdates:
             _at(new_rows, np.flatnonzero(~on_time_mask), storage_device),
         )
         memory.in_flight = {name: torch.cat([waiting_rows[name], delayed_rows[name]]) for name in new_rows}
-        (self.held,) = self.federation.ranks.all_reduce_host(self._counted(delayed_rows) - self._counted(arrived_rows))
+        (self.held_back,) = self.federation.ranks.all_reduce_host(
+            self._counted(delayed_rows) - self._counted(arrived_rows)
+        )
         order = torch.argsort(torch.cat([arrived_rows["virtual"], on_time_rows["virtual"]]))
         return self._report(
             report, {name: _picked(torch.cat([arrived_rows[name], on_time_rows[name]]), order) for name in new_rows}
         )
 
-    def _counted(self, parts: dict[str, Tensor]) -> np.ndarray:
+    def _counted(self, rows_by_name: dict[str, Tensor]) -> np.ndarray:
         """[R] clients of each replicate among those that take part."""
-        virtual = parts["virtual"][parts["count"] > 0].numpy()
+        virtual = rows_by_name["virtual"][rows_by_name["count"] > 0].numpy()
         return np.bincount(virtual // self.federation.clients, minlength=self.federation.replicates)
 
-    def _report(self, now: Report, parts: dict[str, Tensor]) -> Report:
+    def _report(self, report: Report, rows_by_name: dict[str, Tensor]) -> Report:
         """A report of these rows; what it says of the round and of replicates is that of the round."""
-        virtual, began, _, samples, count, probability = (parts[name].numpy() for name in HOST)
-        cohort = Cohort(self.federation, self.federation.rows_of(virtual), count, probability, now.cohort.round)
-        carry = {name.removeprefix(CARRY): rows for name, rows in parts.items() if name.startswith(CARRY)}
-        of_rows = {attribute: parts[name] for name, attribute in ROWS.items() if name in parts}
-        staleness = now.cohort.round - began
-        return replace(now, cohort=cohort, carry=carry, samples=samples, staleness=staleness, **of_rows)  # type: ignore[arg-type]
+        virtual, began, _, samples, count, probability = (rows_by_name[name].numpy() for name in HOST)
+        cohort = Cohort(self.federation, self.federation.rows_of(virtual), count, probability, report.cohort.round)
+        carry = {name.removeprefix(CARRY): rows for name, rows in rows_by_name.items() if name.startswith(CARRY)}
+        of_rows = {attribute: rows_by_name[name] for name, attribute in ROWS.items() if name in rows_by_name}
+        staleness = report.cohort.round - began
+        return replace(report, cohort=cohort, carry=carry, samples=samples, staleness=staleness, **of_rows)  # type: ignore[arg-type]
 
 
-def _parts(report: Report, due: np.ndarray) -> dict[str, Tensor]:
+def _rows_by_name(report: Report, due: np.ndarray) -> dict[str, Tensor]:
     """Everything that a report says of its rows, by name: [n, …] each."""
     host, n = report.cohort.host, len(report.cohort)
     began = np.full(n, report.cohort.round)
@@ -153,8 +155,8 @@ def _picked(rows: Tensor, at: Tensor) -> Tensor:
     return rows[at.to(rows.device)]
 
 
-def _at(parts: dict[str, Tensor], at: np.ndarray, device: torch.device) -> dict[str, Tensor]:
+def _at(rows_by_name: dict[str, Tensor], at: np.ndarray, device: torch.device) -> dict[str, Tensor]:
     """Some of the rows; all but the host's numbers on a device."""
     pick = torch.as_tensor(at)
-    picked = {name: _picked(rows, pick) for name, rows in parts.items()}
+    picked = {name: _picked(rows, pick) for name, rows in rows_by_name.items()}
     return {name: rows if name in HOST else rows.to(device) for name, rows in picked.items()}

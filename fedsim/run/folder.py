@@ -50,7 +50,7 @@ def locked_folder(path: Path | None, ranks: Ranks) -> Iterator[None]:
             problem = str(error)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", error)
-            problem = f"out={_said(path)} cannot be written ({reason}); choose another folder"
+            problem = f"out={_shown_path(path)} cannot be written ({reason}); choose another folder"
     problem = ranks.broadcast_object(problem)
     if problem is not None:
         raise ConfigError(problem)
@@ -61,7 +61,7 @@ def locked_folder(path: Path | None, ranks: Ranks) -> Iterator[None]:
             lock.release()
 
 
-def _said(path: Path) -> Path:
+def _shown_path(path: Path) -> Path:
     """As seen from here."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
@@ -88,13 +88,13 @@ class RunFolder:
         complete: whether no round is left.
 
     Attributes:
-        kept: rows of metrics.csv from before, once the folder is prepared.
+        kept_rows: rows of metrics.csv from before, once the folder is prepared.
         finished: whether nothing is left to do: the summary was there before the folder was prepared.
     """
 
     def __init__(self, path: Path, columns: dict[str, str], progress: Progress, complete: bool) -> None:
         self.path, self.columns, self.progress, self.complete = path, columns, progress, complete
-        self.kept: list[Row] = []
+        self.kept_rows: list[Row] = []
         self.finished = False
         self._csv: MetricsCSV
 
@@ -125,7 +125,7 @@ class RunFolder:
         keep = progress.rounds if resumed else -1
         self.finished = self.complete and (path / SUMMARY).exists()
         if (path / CONFIG).exists() and not (path / ENVIRONMENT).exists():
-            raise ConfigError(f"out={_said(path)} holds a {CONFIG} that no run wrote; choose another folder")
+            raise ConfigError(f"out={_shown_path(path)} holds a {CONFIG} that no run wrote; choose another folder")
         # what cannot be kept is refused before anything is written
         kept_rows(path / METRICS, self.columns, keep, progress.rows, progress.crc)
         try:
@@ -146,7 +146,7 @@ class RunFolder:
             self._csv = MetricsCSV.open(path / METRICS, self.columns, keep)
         except OSError as error:
             raise ConfigError(f"out={path}: {error}; choose another folder") from error
-        self.kept = list(self._csv.kept)
+        self.kept_rows = list(self._csv.kept)
 
     def record(self, rows: list[Row]) -> None:
         """One evaluation: a row per replicate."""
@@ -156,9 +156,9 @@ class RunFolder:
         """Wait until all rows are on the disk: a checkpoint says that they are there."""
         self._csv.on_disk()
 
-    def know(self, known: Clients) -> None:
+    def know(self, known_clients: Clients) -> None:
         """What is known of each client in the end."""
-        clients.write(self.path / clients.NAME, known)
+        clients.write(self.path / clients.NAME, known_clients)
 
     def pictures(self) -> Iterator[tuple[str, Figure]]:
         """Headings and figures of the run."""

@@ -76,18 +76,18 @@ class Layout:
             rank_rows.copy_(ranks.receive(rank_rows, rank))
         return full_tensor.flatten(0, 1)
 
-    def gather_rows(self, kept: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gather_rows(self, in_flight: dict[str, Tensor]) -> dict[str, Tensor]:
         """What is under way, name → [k', …] here → [k, …] on rank 0, on the host, in a single process's order: by the
-        round in which rows began, then by client. Elsewhere `kept`."""
+        round in which rows began, then by client. Elsewhere `in_flight`."""
         ranks = self.ranks
-        if ranks.count == 1 or not kept:  # before the first round, or where nothing is late: on every rank
-            return kept
-        counts = ranks.gather(len(kept["virtual"]))
-        local_rows = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
+        if ranks.count == 1 or not in_flight:  # before the first round, or where nothing is late: on every rank
+            return in_flight
+        counts = ranks.gather(len(in_flight["virtual"]))
+        local_rows = {name: value.detach().cpu().contiguous() for name, value in in_flight.items()}
         if not ranks.first:
             for name in sorted(local_rows):
                 ranks.send(local_rows[name], 0)
-            return kept
+            return in_flight
         gathered_rows = {}
         for name in sorted(local_rows):
             buffers = (local_rows[name].new_empty(k, *local_rows[name].shape[1:]) for k in counts[1:])
@@ -97,14 +97,14 @@ class Layout:
         order = torch.from_numpy(np.lexsort((gathered_rows["virtual"].numpy(), gathered_rows["began"].numpy())))
         return {name: value[order] for name, value in gathered_rows.items()}
 
-    def deal_rows(self, whole: dict[str, Tensor]) -> dict[str, Tensor]:
+    def deal_rows(self, in_flight: dict[str, Tensor]) -> dict[str, Tensor]:
         """Those of the rows under way that are of this rank's clients, of what rank 0 holds."""
         ranks = self.ranks
         if ranks.count == 1:
-            return whole
-        owner = whole["virtual"] % self.shape[1] % ranks.count if whole else torch.zeros(0)
+            return in_flight
+        owner = in_flight["virtual"] % self.shape[1] % ranks.count if in_flight else torch.zeros(0)
         counts = [int((owner == rank).sum()) for rank in range(ranks.count)]
-        like = {name: (tuple(rows.shape[1:]), rows.dtype) for name, rows in sorted(whole.items())}
+        like = {name: (tuple(rows.shape[1:]), rows.dtype) for name, rows in sorted(in_flight.items())}
         like, counts = ranks.broadcast_object((like, counts))
         if not ranks.first:
             empty = {
@@ -112,17 +112,17 @@ class Layout:
             }
             return {name: ranks.receive(rows, 0) for name, rows in empty.items()}
         for rank, name in itertools.product(range(1, ranks.count), like):
-            ranks.send(whole[name][owner == rank].contiguous(), rank)
-        return {name: rows[owner == 0] for name, rows in whole.items()}
+            ranks.send(in_flight[name][owner == rank].contiguous(), rank)
+        return {name: rows[owner == 0] for name, rows in in_flight.items()}
 
-    def deal(self, name: str, whole: Tensor | None, like: Tensor) -> Tensor:
+    def deal(self, name: str, full_tensor: Tensor | None, like: Tensor) -> Tensor:
         """This rank's part, on the host, of what rank 0 holds (None elsewhere); `like` has its shape and dtype."""
         ranks = self.ranks
         if name not in self.divided:
-            return ranks.broadcast_tensor(whole, like)
-        if whole is None:
+            return ranks.broadcast_tensor(full_tensor, like)
+        if full_tensor is None:
             return ranks.receive(like, 0)
-        rows_by_client = whole.unflatten(0, self.shape)
+        rows_by_client = full_tensor.unflatten(0, self.shape)
         for rank in range(1, ranks.count):
             ranks.send(rows_by_client[:, rank :: ranks.count].contiguous(), rank)
         return rows_by_client[:, ranks.share].flatten(0, 1)

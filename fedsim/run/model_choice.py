@@ -71,11 +71,11 @@ def _check_more(dataset: Dataset) -> None:
 def _builder(
     model: Callable[..., nn.Module] | nn.Module, dataset: Dataset, loss: str | Loss
 ) -> Callable[[], nn.Module] | nn.Module:
-    """Give a model's constructor the data set's `shape` and `classes`, and whether `every` position has a label, if it
+    """Give a model's constructor the data set's `shape` and `classes`, and whether `per_position` position has a label, if it
     takes them and they are not set.
 
     Logistic loss takes one output for its two classes.
     """
     labels = dataset.train_y if dataset.classes else None
-    every = None if labels is None else labels.dim() > 1 and not labels.is_floating_point()
-    return fitted(model, dataset.shape, 1 if loss == "logistic" else dataset.classes, every)
+    per_position = None if labels is None else labels.dim() > 1 and not labels.is_floating_point()
+    return fitted(model, dataset.shape, 1 if loss == "logistic" else dataset.classes, per_position)

@@ -48,13 +48,13 @@ class PartCopies:
         self._memo: dict[int, Any] = {id(thing): thing for thing in shared}
         self._alive: list[Any] = [*shared]
 
-    def __call__(self, part: T) -> T:
+    def __call__(self, component: T) -> T:
         """The simulation's own copy of a part."""
-        min_bytes = 0 if isinstance(part, Dataset) else LARGE
-        shared = [value for value in _tensors(part, DEPTH) if value.nbytes >= min_bytes]
+        min_bytes = 0 if isinstance(component, Dataset) else LARGE
+        shared = [value for value in _tensors(component, DEPTH) if value.nbytes >= min_bytes]
         self._memo |= {id(value): value for value in shared}
         self._alive += shared
-        return self._copied(part, type(part).__name__)
+        return self._copied(component, type(component).__name__)
 
     def _copied(self, value: Any, name: str) -> Any:
         if id(value) in self._memo:

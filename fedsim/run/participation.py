@@ -30,16 +30,26 @@ class Participation:
     a client has gained per opportunity to take part; a gain is taken here to be what its loss has fallen since round 0.
 
     Args:
-        wanted: diagnostics.
+        diagnostics: diagnostics.
         federation, availability: of the run.
         evaluator: whose numbers of clients are looked at.
         owners: whether test samples were held out of the run's own clients.
     """
 
     def __init__(
-        self, wanted: list[str], federation: Federation, availability: Availability, evaluator: Evaluator, owners: bool
+        self,
+        diagnostics: list[str],
+        federation: Federation,
+        availability: Availability,
+        evaluator: Evaluator,
+        owners: bool,
     ) -> None:
-        self.wanted, self.federation, self.availability, self.evaluator = wanted, federation, availability, evaluator
+        self.diagnostics, self.federation, self.availability, self.evaluator = (
+            diagnostics,
+            federation,
+            availability,
+            evaluator,
+        )
         judged = evaluator.primary_column
         self.of = judged if owners or judged != TEST.format(evaluator.of) else evaluator.local_column
         self.last, self.longest, self.away = np.zeros(0, int), np.zeros(0, int), np.zeros(0)
@@ -48,19 +58,19 @@ class Participation:
     def memory(self) -> dict[str, Tensor]:
         """[R·m'] each, before round 0; the same memory as the arrays that a round changes."""
         rows, arrays = self.federation.rows, dict[str, np.ndarray]()
-        if {"absent", "staleness"} & set(self.wanted):
+        if {"absent", "staleness"} & set(self.diagnostics):
             arrays["last_round"] = self.last = np.full(rows, -1, dtype=np.int64)
-        if "staleness" in self.wanted:
+        if "staleness" in self.diagnostics:
             arrays["longest_absence"] = self.longest = np.zeros(rows, dtype=np.int64)
             arrays["past_staleness"] = self.away = np.zeros(rows)
-        if "utility" in self.wanted:
+        if "utility" in self.diagnostics:
             arrays["opportunities"] = self.opportunities = np.zeros(rows, dtype=np.int64)
             arrays["first_loss"] = self.before = np.full(rows, np.nan)
         return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
     def update(self, t: int, cohort: Cohort) -> None:
         """Round t is complete."""
-        if "utility" in self.wanted:
+        if "utility" in self.diagnostics:
             self.opportunities += (self.availability.counts(t)[:, self.federation.local_clients] > 0).reshape(-1)
         if not len(self.last):
             return
@@ -75,38 +85,38 @@ class Participation:
     def columns(self) -> dict[str, str]:
         """Column → what it is."""
         descriptions = {}
-        if "absent" in self.wanted:
+        if "absent" in self.diagnostics:
             mean = subject(self.of)
             descriptions[f"{self.of}_absent"] = (
                 f"mean over the clients that did not take part in the last round, of {mean}"
             )
             descriptions[f"{self.of}_unseen"] = f"mean over the clients that never took part so far, of {mean}"
-        if "drift" in self.wanted:
+        if "drift" in self.diagnostics:
             descriptions[DRIFT] = DIAGNOSTICS[DRIFT].description
-        descriptions |= {name: DIAGNOSTICS[name].description for name in STALE if "staleness" in self.wanted}
-        if "utility" in self.wanted:
+        descriptions |= {name: DIAGNOSTICS[name].description for name in STALE if "staleness" in self.diagnostics}
+        if "utility" in self.diagnostics:
             descriptions |= {name: DIAGNOSTICS[name].description for name in (UTILITY, f"{UTILITY}_cv")}
         return descriptions
 
-    def __call__(self, found: Measured, completed: int, report: Report | None) -> dict[str, np.ndarray]:
+    def __call__(self, measured: Measured, completed: int, report: Report | None) -> dict[str, np.ndarray]:
         """Columns [R] after so many rounds; `report` is the last's. NaN where they are of nobody."""
         column_values: dict[str, np.ndarray] = {}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Mean of empty slice|Degrees of freedom", RuntimeWarning)
-            if "absent" in self.wanted:
-                column_values |= self._absent(found.by_client[self.of], completed)
-            if "utility" in self.wanted:
-                column_values |= self._utility(found, completed)
-        if "drift" in self.wanted:
+            if "absent" in self.diagnostics:
+                column_values |= self._absent(measured.by_client[self.of], completed)
+            if "utility" in self.diagnostics:
+                column_values |= self._utility(measured, completed)
+        if "drift" in self.diagnostics:
             column_values[DRIFT] = self._drift(report)
-        if "staleness" in self.wanted:
+        if "staleness" in self.diagnostics:
             age = self._replicates(completed - 1 - self._everywhere(self.last))
             column_values |= {"staleness_mean": age.mean(1), "staleness_max": age.max(1)}
         return column_values
 
-    def said(self, completed: int) -> dict[str, Any]:
+    def summary(self, completed: int) -> dict[str, Any]:
         """For summary.json: τ_max and τ_avg of every replicate over clients and rounds."""
-        if "staleness" not in self.wanted or not completed:
+        if "staleness" not in self.diagnostics or not completed:
             return {}
         age = completed - 1 - self.last
         longest = self._replicates(self._everywhere(np.maximum(self.longest, age))).max(1)
@@ -122,8 +132,8 @@ class Participation:
             column_values[f"{self.of}_{name}"] = np.nanmean(np.where(client_mask, values, np.nan), axis=1)
         return column_values
 
-    def _utility(self, found: Measured, completed: int) -> dict[str, np.ndarray]:
-        everyone, loss = self.evaluator.everyone, found.client_loss
+    def _utility(self, measured: Measured, completed: int) -> dict[str, np.ndarray]:
+        everyone, loss = self.evaluator.everyone, measured.client_loss
         assert loss is not None
         if not completed:
             local_mask = np.isin(self.federation.local_clients, everyone)

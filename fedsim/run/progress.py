@@ -63,9 +63,9 @@ class Progress:
         counts += [
             (name, number)
             for name in ("samples", "links", "unanswered")
-            for number in _each(name, getattr(progress, name))
+            for number in _entries_of(name, getattr(progress, name))
         ]
-        for entry in _each("dropped", progress.dropped):
+        for entry in _entries_of("dropped", progress.dropped):
             entry_keys = (
                 ("replicate", "round", "clients") if "clients" in entry else ("replicate", "round", "client", "times")
             )
@@ -75,7 +75,7 @@ class Progress:
             *(
                 (name, number)
                 for name in ("participants", "virtual")
-                for number in _each(name, getattr(progress, name))
+                for number in _entries_of(name, getattr(progress, name))
             ),
         ]
         for name, value in counts:
@@ -95,7 +95,7 @@ def _flat(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _each(name: str, values: Any) -> list[Any]:
+def _entries_of(name: str, values: Any) -> list[Any]:
     if not isinstance(values, list):
         raise TypeError(f"its {name} are no list")
     return values

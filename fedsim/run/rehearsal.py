@@ -33,12 +33,12 @@ from fedsim.run.contracts import (
     Invariance,
     Named,
     brings_foreign,
+    changed_paths,
     counters,
     enlarged,
     is_user_defined,
     kind,
     look,
-    moved,
     trial_copy,
     user_code_errors,
 )
@@ -146,7 +146,7 @@ def _availability(run: Setup) -> None:
         for t in (*rounds, *reversed(rounds)):
             for name, values in ask(tried, t).items():
                 if not np.array_equal(first[t][name], values):
-                    paths = moved(tried, before)
+                    paths = changed_paths(tried, before)
                     detail = f" ({paths[0]} has changed)" if paths else ""
                     raise ConfigError(
                         f"{label}: {name}({t}) is not the same when asked twice{detail}; draw by "

@@ -25,7 +25,7 @@ class RoundClock:
 
     Attributes:
         seconds: [R] virtual ones so far.
-        late: [R] clients that were sent the model in the last round and do not count in it.
+        late_clients: [R] clients that were sent the model in the last round and do not count in it.
         cut: [R] those of them that never will.
         behind: [R·m] how many rounds later they arrive, where the clock delivers what is late.
     """
@@ -48,42 +48,44 @@ class RoundClock:
         """Before the first round, or after so many virtual seconds [R]."""
         replicates = self.batches.federation.replicates
         self.seconds = np.array(seconds) if seconds else np.zeros(replicates)
-        self.late, self.cut = np.zeros(replicates, dtype=np.int64), np.zeros(replicates, dtype=np.int64)
+        self.late_clients, self.cut = np.zeros(replicates, dtype=np.int64), np.zeros(replicates, dtype=np.int64)
         self.behind = np.zeros(replicates * self.batches.federation.clients, dtype=np.int64)
 
-    def __call__(self, asked: Cohort, t: int) -> Cohort:
+    def __call__(self, requested: Cohort, t: int) -> Cohort:
         """Those of the asked who count, with the steps that they do."""
-        clock, host = self.clock, asked.host
+        clock, host = self.clock, requested.host
         if not (clock.active or self.work.active):
-            return asked
-        load = self.batches.load(asked)
+            return requested
+        load = self.batches.load(requested)
         steps = self.work.steps(t, host.virtual, load) if self.work.active else load.steps
         if not clock.active:
-            return Cohort(asked.federation, host.rows, host.count, host.probability, t, steps)
+            return Cohort(requested.federation, host.rows, host.count, host.probability, t, steps)
         times = clock.times(t, host.virtual, self.traffic.down, self.traffic.up)
-        steps, samples, minimum_samples = self._within(times, load, steps)
+        steps, samples, minimum_samples = self._steps_in_time(times, load, steps)
         waited = host.count > 0  # for whoever computes without taking part nobody waits
         needed = np.where(steps > 0, times.link + samples * times.sample, np.inf)
         if clock.delivers:
-            return self._tick(asked, needed, steps)
-        counts = self._wait(asked, needed, waited) | ~waited
+            return self._tick(requested, needed, steps)
+        counts = self._wait(requested, needed, waited) | ~waited
         chance = clock.chance(times, host.virtual, minimum_samples) if clock.cuts else 1.0
-        cohort = Cohort(asked.federation, host.rows, host.count, host.probability * chance, t, steps)
+        cohort = Cohort(requested.federation, host.rows, host.count, host.probability * chance, t, steps)
         return cohort if counts.all() else cohort.subset(np.flatnonzero(counts))
 
-    def _tick(self, asked: Cohort, needed: np.ndarray, steps: np.ndarray) -> Cohort:
+    def _tick(self, requested: Cohort, needed: np.ndarray, steps: np.ndarray) -> Cohort:
         """All of them; who needs more than a round arrives in that in which it is done."""
         assert self.clock.deadline is not None
-        host, replicates = asked.host, len(self.seconds)
+        host, replicates = requested.host, len(self.seconds)
         behind = np.maximum(np.ceil(needed / self.clock.deadline) - 1, 0).astype(np.int64)
         self.behind[host.virtual] = behind
         late_mask = (behind > 0) & (host.count > 0)
-        late_counts = np.bincount(host.virtual[late_mask] // asked.federation.clients, minlength=replicates)
-        self.late = asked.ranks.all_reduce_host(late_counts)[0].astype(np.int64)
+        late_counts = np.bincount(host.virtual[late_mask] // requested.federation.clients, minlength=replicates)
+        self.late_clients = requested.ranks.all_reduce_host(late_counts)[0].astype(np.int64)
         self.seconds += self.clock.server + self.clock.deadline
-        return Cohort(asked.federation, host.rows, host.count, host.probability, asked.round, steps)
+        return Cohort(requested.federation, host.rows, host.count, host.probability, requested.round, steps)
 
-    def _within(self, times: Times, load: Workload, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _steps_in_time(
+        self, times: Times, load: Workload, steps: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """[n] each: the steps that are done, the samples they take, and those without which a client is late."""
         sizes = Workload(load.num_samples, load.size, load.per_pass, steps, load.short_last).batch_sizes()
         if self.clock.late != "partial" or self.clock.deadline is None or not sizes.shape[1]:
@@ -98,10 +100,10 @@ class RoundClock:
             sizes[:, 0],
         )
 
-    def _wait(self, asked: Cohort, needed: np.ndarray, waited: np.ndarray) -> np.ndarray:
+    def _wait(self, requested: Cohort, needed: np.ndarray, waited: np.ndarray) -> np.ndarray:
         """[n] who counts, given what each takes and for whom the server waits; time goes by."""
         clock = self.clock
-        (took, waits), virtual, bounds = asked.all_gather_host(np.stack([needed, waited.astype(float)]))
+        (took, waits), virtual, bounds = requested.all_gather_host(np.stack([needed, waited.astype(float)]))
         deadline = np.inf if clock.deadline is None else clock.deadline
         counts = np.zeros(len(virtual), dtype=bool)
         for r, (a, b) in enumerate(itertools.pairwise(bounds)):
@@ -109,8 +111,8 @@ class RoundClock:
             order = candidates[np.argsort(took[candidates], kind="stable")]
             arrivals = order[took[order] <= deadline][: clock.first]
             counts[arrivals] = True
-            self.late[r] = self.cut[r] = len(candidates) - len(arrivals)
+            self.late_clients[r] = self.cut[r] = len(candidates) - len(arrivals)
             complete = len(arrivals) == min(len(candidates), clock.first or len(candidates)) and len(candidates) > 0
             lasts = took[arrivals[-1]] if complete else deadline
             self.seconds[r] += clock.server + (lasts if np.isfinite(lasts) else 0.0)
-        return counts[np.searchsorted(virtual, asked.host.virtual)]
+        return counts[np.searchsorted(virtual, requested.host.virtual)]

@@ -106,7 +106,7 @@ class Stop(Validated):
             )
         return default_metric
 
-    def why(
+    def reason(
         self, history: list[Row], seconds: float, metric: str | None, meanings: Mapping[str, str] | None = None
     ) -> str | None:
         """Why the run ends here, in a sentence; None: it goes on.
@@ -130,11 +130,11 @@ class Stop(Validated):
                 return f"stop.patience: {metric} was not better {scope} for {self.patience} evaluations {at}"
         if self.seconds is not None and seconds >= self.seconds:
             return f"stop.seconds: {self.seconds:g} seconds were over {at}"
-        if self.virtual_seconds is not None and self.late(self._times(history)[-1]):
+        if self.virtual_seconds is not None and self.out_of_time(self._times(history)[-1]):
             return f"stop.virtual_seconds: {self.virtual_seconds:g} virtual seconds were over {scope} {at}"
         return None
 
-    def late(self, times: np.ndarray) -> bool:
+    def out_of_time(self, times: np.ndarray) -> bool:
         """Is the virtual time over in the replicates that go on, given theirs [R']?"""
         if self.virtual_seconds is None or not len(times):
             return False
@@ -175,8 +175,8 @@ class Stop(Validated):
         return values if given_up or not going.any() else values[:, going]
 
 
-def best_of(values: np.ndarray, more: bool) -> np.ndarray:
+def best_of(values: np.ndarray, higher_is_better: bool) -> np.ndarray:
     """[R] the first evaluation at which values [E, R] were best; what is not a number is not."""
-    worst = -np.inf if more else np.inf
+    worst = -np.inf if higher_is_better else np.inf
     filled_values = np.where(np.isnan(values), worst, values)
-    return np.asarray(filled_values.argmax(0) if more else filled_values.argmin(0))
+    return np.asarray(filled_values.argmax(0) if higher_is_better else filled_values.argmin(0))

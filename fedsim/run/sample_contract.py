@@ -27,13 +27,13 @@ from fedsim.run.contracts import (
     Invariance,
     Named,
     brings_foreign,
+    changed_paths,
     close_to,
     counters,
     enlarged,
     identical,
     is_user_defined,
     look,
-    moved,
     refuse,
     trial_copy,
     user_code_errors,
@@ -210,7 +210,7 @@ def _order(trial: Trial) -> str | None:
 def _remembers(trial: Trial, name: str) -> str:
     labelled_parts = zip(("local", "shift", "contamination"), trial.parts, trial.before, strict=True)
     for kind, part, before in labelled_parts:
-        paths = moved(part, before)
+        paths = changed_paths(part, before)
         if paths and (is_user_defined(part) or brings_foreign(part)):
             remedies = {"local": "return it from `memory`", "shift": "return it from `memory`"}
             return (

@@ -174,5 +174,5 @@ class Simulation(Setup):
     def _guard(self, progress: Progress) -> DivergenceGuard:
         """What notices rows and models that become non-finite; it goes on with those that were dropped."""
         name, advice = type(self.strategy).__name__, remedy(self.trainer.rule, self.strategy)
-        every = self.evaluation.every
-        return DivergenceGuard(self.federation, name, self.on_nonfinite, every, progress.dropped, advice)
+        eval_every = self.evaluation.every
+        return DivergenceGuard(self.federation, name, self.on_nonfinite, eval_every, progress.dropped, advice)

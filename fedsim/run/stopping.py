@@ -40,21 +40,21 @@ class StopSignals:
     _listening: ClassVar[list[StopSignals]] = []
     _handlers: ClassVar[dict[int, Any]] = {}  # what was there before the first of them
     _noted: ClassVar[int | None] = None  # the first signal since the first of them listens
-    _shown: ClassVar[int | None] = None  # what all of them see while a signal is held back
+    _visible: ClassVar[int | None] = None  # what all of them see while a signal is held back
     _holding: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._last: int | None = None  # what it had seen when it stopped listening
 
     @property
-    def seen(self) -> int | None:
+    def signal(self) -> int | None:
         """The first signal's number, None before it."""
         if self not in self._listening:
             return self._last
-        return StopSignals._shown if self._holding else StopSignals._noted
+        return StopSignals._visible if self._holding else StopSignals._noted
 
     @property
-    def together(self) -> int:
+    def agreed_signal(self) -> int:
         """How many runs of this process are under way."""
         return max(1, len(self._listening))
 
@@ -68,7 +68,7 @@ class StopSignals:
     def held_back(cls) -> Iterator[None]:
         """Within the block a new signal is noted, but no run sees it before the end of the block: runs whose rounds end
         one after another in the block all see the same."""
-        StopSignals._shown, StopSignals._holding = cls._noted, True
+        StopSignals._visible, StopSignals._holding = cls._noted, True
         try:
             yield
         finally:
@@ -79,7 +79,7 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             if not self._listening:
                 self._handlers.clear()
-                StopSignals._noted = StopSignals._shown = None
+                StopSignals._noted = StopSignals._visible = None
                 for number in ASKING:
                     if number == HANGUP and signal.getsignal(number) == signal.SIG_IGN:
                         continue  # nohup: the run is meant to outlive its terminal

@@ -24,6 +24,7 @@ from fedsim.core.report import Report
 from fedsim.run.contracts import (
     Invariance,
     Named,
+    changed_paths,
     check_all,
     close_to,
     copied,
@@ -34,7 +35,6 @@ from fedsim.run.contracts import (
     is_user_defined,
     kind,
     look,
-    moved,
     refuse,
     trial_copy,
     user_code_errors,
@@ -202,7 +202,7 @@ class StrategyTrial:
 
     def remembers(self, name: str, strategy: Any) -> str:
         """How another `name` than before came about."""
-        paths = moved(strategy, self.before) or moved(self.run.strategy, self.before)
+        paths = changed_paths(strategy, self.before) or changed_paths(self.run.strategy, self.before)
         location = f" ({paths[0]})" if paths else ""
         return (
             f"{self.what}: the same state and report give another {name} the second time; what it keeps in attributes "

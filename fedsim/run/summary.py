@@ -42,7 +42,7 @@ def summary(run: Setup, result: Result, progress: Progress) -> dict[str, Any]:
     }
     if run.pace.clock.active:
         numbers["virtual_seconds"] = progress.virtual
-    numbers |= run.participation.said(progress.rounds)
+    numbers |= run.participation.summary(progress.rounds)
     if (private := run.privacy(progress.rounds)) is not None:
         numbers["privacy"] = private.as_json()
     return (

@@ -55,11 +55,11 @@ class Lockstep(Generic[T]):
         waiting = enumerate(runs)
         stop_requested = False
         while not stop_requested and (batch := list(itertools.islice(waiting, self.at_once))):
-            for number, outcome in self._together(dict(batch)):
+            for number, outcome in self._run_batch(dict(batch)):
                 stop_requested = stop_requested or isinstance(outcome, Stopped)
                 yield number, outcome
 
-    def _together(self, runs: dict[int, Callable[[], TaskGenerator[T]]]) -> Iterator[tuple[int, T | BaseException]]:
+    def _run_batch(self, runs: dict[int, Callable[[], TaskGenerator[T]]]) -> Iterator[tuple[int, T | BaseException]]:
         in_flight: dict[int, tuple[TaskGenerator[T], LocalTask]] = {}
         try:
             for number, begin in runs.items():
@@ -88,13 +88,13 @@ class Lockstep(Generic[T]):
     def _advance(
         number: int,
         run: TaskGenerator[T] | Callable[[], TaskGenerator[T]],
-        done: LocalResult | Exception | None,
+        outcome: LocalResult | Exception | None,
         in_flight: dict[int, tuple[TaskGenerator[T], LocalTask]],
     ) -> list[tuple[int, T | BaseException]]:
         """To the run's next work, or its end: then what came of it."""
         try:
             steps = run() if callable(run) else run
-            work = steps.throw(done) if isinstance(done, Exception) else steps.send(done)  # type: ignore[arg-type]
+            work = steps.throw(outcome) if isinstance(outcome, Exception) else steps.send(outcome)  # type: ignore[arg-type]
         except StopIteration as end:
             return [(number, end.value)]
         except (Exception, Stopped) as error:

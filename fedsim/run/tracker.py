@@ -67,7 +67,7 @@ class Tracker:
         self.history: list[Row] = []
         self._files: RunFolder | None = None
         self._signals = StopSignals()
-        self._asked = False  # had this or another rank seen a signal in the last round?
+        self._stop_requested = False  # had this or another rank seen a signal in the last round?
         self._result: Result | None = None
         style = options.progress if self.ranks.first else "none"
         self._view = progress_view(style, run.rounds, progress.rounds)
@@ -79,7 +79,7 @@ class Tracker:
         self._wish: str | None = None  # why one of them ends the run
         self._metric: str | None = None  # by which the best models are kept
         self._best: BestModels | None = None
-        self.ended: str | None = None  # why, where a rule ends the run before its last round
+        self.end_reason: str | None = None  # why, where a rule ends the run before its last round
         self._before = progress.seconds
         self._samples_before = sum(progress.samples)
         self._start = time.monotonic()
@@ -103,7 +103,7 @@ class Tracker:
 
     def _stop_if_asked(self, error: BaseException | None) -> None:
         """A signal that no further round of this run could act on is for whoever would go on behind the run."""
-        if self._signals.seen is None and not self._asked:
+        if self._signals.signal is None and not self._stop_requested:
             return
         ending = "ended" if error is None else "failed"
         message = (
@@ -114,7 +114,7 @@ class Tracker:
     @property
     def _signal(self) -> str:
         """Its name."""
-        return "another rank" if self._signals.seen is None else signal.Signals(self._signals.seen).name
+        return "another rank" if self._signals.signal is None else signal.Signals(self._signals.signal).name
 
     def begin(self, state: State) -> None:
         """Open the run folder and evaluate the initial model (a resumed run has done so)."""
@@ -131,7 +131,7 @@ class Tracker:
                 if progress.rounds
                 else []
             )
-        self.ended = self._why() if progress.rounds else None
+        self.end_reason = self._end_reason() if progress.rounds else None
         if self.folder is not None:
             complete = next(self.rounds(), None) is None
             if self._metric is not None:
@@ -142,7 +142,7 @@ class Tracker:
             files.prepare(
                 self.config, self.settings, run.device, self.ranks.count, run.naming.constants, self.checkpoints.path
             )
-            self._files, self.history = files, files.kept
+            self._files, self.history = files, files.kept_rows
         if self.ranks.first and not (self._files is not None and self._files.finished):
             self._observers = Observers(self.options.watching)
             watched = RunStarted(self.folder, self.seeds, run.rounds, progress.rounds, self.settings, self.config)
@@ -152,15 +152,15 @@ class Tracker:
 
     def rounds(self) -> Iterator[int]:
         """The rounds that are left, until a rule ends the run."""
-        while self.progress.rounds < self.run.rounds and self.ended is None:
+        while self.progress.rounds < self.run.rounds and self.end_reason is None:
             yield self.progress.rounds
 
-    def _why(self) -> str | None:
+    def _end_reason(self) -> str | None:
         """What the rules say, which the first rank tells the others: it alone knows earlier rows, and has the clock."""
         stop = self.run.stop
         if not (stop.active or self.options.observers):
             return None
-        reason = stop.why(self.history, self.progress.seconds, self._metric, self.run.column_descriptions)
+        reason = stop.reason(self.history, self.progress.seconds, self._metric, self.run.column_descriptions)
         return self.ranks.broadcast_object(reason or self._wish)
 
     @property
@@ -214,16 +214,16 @@ class Tracker:
         progress.seconds = self._before + time.monotonic() - self._start
         last, limit = t + 1 == run.rounds, run.stop.seconds
         time_over = limit is not None and self.ranks.first and progress.seconds >= limit
-        time_over = time_over or (self.ranks.first and run.stop.late(run.pace.seconds[self._going]))
+        time_over = time_over or (self.ranks.first and run.stop.out_of_time(run.pace.seconds[self._going]))
         wishes = np.array(
-            [self._signals.seen is not None, self.checkpoints.due(t + 1, self._signals.together), time_over]
+            [self._signals.signal is not None, self.checkpoints.due(t + 1, self._signals.agreed_signal), time_over]
         )
         count = cohort.host.count  # a multiset's client is linked once, however often it counts
         counts = (per_replicate(values, cohort.bounds) for values in (count, count > 0, report.samples))
         self._active, self._linked, worked, wishes = self.ranks.all_reduce_host(*counts, wishes)
         progress.participants = [float(a + b) for a, b in zip(progress.participants, self._active, strict=True)]
         progress.links = [int(a + b) for a, b in zip(progress.links, self._linked, strict=True)]
-        self._unheard = run.pace.cut + run.delivery.held
+        self._unheard = run.pace.cut + run.delivery.held_back
         progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, self._unheard, strict=True)]
         progress.virtual = run.pace.seconds.tolist() if run.pace.clock.active else []
         progress.samples = [int(a + b) for a, b in zip(progress.samples, worked, strict=True)]
@@ -235,15 +235,15 @@ class Tracker:
             self.guard.check()
         if time_to_evaluate:
             self._record(self._evaluate(state, t + 1, report))
-            self.ended = None if last else self._why()
-        if time_to_save or self.ended is not None:
+            self.end_reason = None if last else self._end_reason()
+        if time_to_save or self.end_reason is not None:
             if self._files is not None:
                 self._files.on_disk()
             if self._best is not None:
                 self._best.write()
             self.checkpoints.write(state, progress)
-        self._asked = stopping
-        if stopping and not last and self.ended is None:
+        self._stop_requested = stopping
+        if stopping and not last and self.end_reason is None:
             raise Stopped(f"stopped by {self._signal} after round {t + 1} of {run.rounds}")
 
     def _record(self, measured: Measured) -> None:
@@ -262,7 +262,7 @@ class Tracker:
             heard = (sent + int(self._unheard[r]), sent), (progress.links[r] + unanswered, progress.links[r])
             row |= self.run.traffic.columns(*heard)
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}
-            row |= {"virtual_seconds": float(pace.seconds[r]), "late_clients": int(pace.late[r])}
+            row |= {"virtual_seconds": float(pace.seconds[r]), "late_clients": int(pace.late_clients[r])}
             rows.append({name: row[name] for name in self.run.column_descriptions})
         self.history += rows
         progress.rows = None if progress.rows is None else progress.rows + len(rows)
@@ -293,10 +293,18 @@ class Tracker:
         )
         if self._best is not None:
             self._best.write()
-            extra["best"] = self._best.said()
+            extra["best"] = self._best.summary()
         rows = run.models("global", state, self.checkpoints.memory)
         result = Result(
-            self.history, state, progress.seconds, sum(progress.samples), folder, extra, rows, run.naming, self.ended
+            self.history,
+            state,
+            progress.seconds,
+            sum(progress.samples),
+            folder,
+            extra,
+            rows,
+            run.naming,
+            self.end_reason,
         )
         last = self._last or self._on_models(state)
         if self._files is not None:

@@ -11,12 +11,12 @@ from fedsim.core.memory import Memory
 from fedsim.run.contracts import (
     Invariance,
     brings_foreign,
+    changed_paths,
     check_all,
     close_to,
     identical,
     kind,
     look,
-    moved,
     refuse,
     trial_copy,
     user_code_errors,
@@ -35,7 +35,7 @@ class StageTrial:
 
     def __init__(self, run: Setup, memory: Memory, number: int) -> None:
         self.run, self.number = run, number
-        self.what = f"uplink={type(run.uplink.stages[number]).__name__}"
+        self.label = f"uplink={type(run.uplink.stages[number]).__name__}"
         self.stage: Stage = trial_copy(run.uplink.stages[number], run.federation, run.data, run.model)
         self.before = look(self.stage)
         memories = [
@@ -60,12 +60,12 @@ class StageTrial:
             uplink={name: value.clone() for name, value in self.memory.uplink.items()},
             server={name: value.clone() for name, value in self.memory.server.items()},
         )
-        with user_code_errors(f"{self.what}, in round {t}" if t else self.what, self.stage), torch.no_grad():
+        with user_code_errors(f"{self.label}, in round {t}" if t else self.label, self.stage), torch.no_grad():
             arrived_rows = self.stage(rows, StageContext(cohort, memory, self.number))
         if not torch.equal(rows, rows_before):
-            refuse(self, f"{self.what} writes into the rows that it is given; return new ones")
+            refuse(self, f"{self.label} writes into the rows that it is given; return new ones")
         if not isinstance(arrived_rows, Tensor) or (arrived_rows.shape, arrived_rows.dtype) != (rows.shape, rows.dtype):
-            refuse(self, f"{self.what} must return rows {kind(rows)}, and returns {kind(arrived_rows)}")
+            refuse(self, f"{self.label} must return rows {kind(rows)}, and returns {kind(arrived_rows)}")
         return arrived_rows
 
     def rows(self, cohort: Cohort, t: int) -> Tensor:
@@ -75,17 +75,17 @@ class StageTrial:
         return 0.1 * torch.sin(phases[:, None] + wave)
 
 
-def _again(trial: StageTrial) -> str | None:
+def _when_repeated(trial: StageTrial) -> str | None:
     """A second time, other rounds in between; nobody at all."""
     first = [trial.arrives([3, 1], t) for t in trial.rounds]
     for _ in range(2):
         trial.arrives([0, 0], trial.rounds[-1])
         for t in reversed(trial.rounds):
             if identical({"rows": first[t]}, {"rows": trial.arrives([3, 1], t)}) is not None:
-                paths = moved(trial.stage, trial.before)
+                paths = changed_paths(trial.stage, trial.before)
                 hint = f"; it remembers in {paths[0]} what it met before, so return that" if paths else "; return it"
                 return (
-                    f"{trial.what} gives other rows when asked again for the same round{hint} from `memory` or "
+                    f"{trial.label} gives other rows when asked again for the same round{hint} from `memory` or "
                     "`initial_server_memory`, and draw by link.keys"
                 )
     return None
@@ -104,14 +104,14 @@ def _replicates(trial: StageTrial) -> str | None:
     ):
         if not close_to(base_rows[first:], changed_rows[start:]):
             return (
-                f"{trial.what} mixes the clients of different seeds: a change in those of seed {federation.seeds[0]} "
+                f"{trial.label} mixes the clients of different seeds: a change in those of seed {federation.seeds[0]} "
                 f"changes the rows of seed {federation.seeds[1]}; work row by row, or by link.cohort"
             )
     return None
 
 
 INVARIANCES = (
-    Invariance("a second time", _again, refuse),
+    Invariance("a second time", _when_repeated, refuse),
     Invariance("other replicates", _replicates, refuse),
 )
 

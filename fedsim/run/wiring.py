@@ -26,7 +26,7 @@ from fedsim.evaluation import Evaluator
 from fedsim.evaluation.personal import Personal
 from fedsim.evaluation.personal.scores import ClientScores
 from fedsim.local import LocalRule
-from fedsim.run.contracts import brings_foreign, look, moved, user_code_errors
+from fedsim.run.contracts import brings_foreign, changed_paths, look, user_code_errors
 from fedsim.strategies import Strategy
 from fedsim.trainer import Execution
 from fedsim.uplink import Uplink
@@ -97,19 +97,23 @@ def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(seed) for seed in seeds)
 
 
-def check_kinds(kinds: Mapping[str, type], parts: Mapping[str, Any]) -> None:
+def check_kinds(kinds: Mapping[str, type], components: Mapping[str, Any]) -> None:
     """Refuse a part that is no object of the class that its group wants."""
     for group, kind in kinds.items():
-        part = parts[group]
-        if part is None or isinstance(part, kind):
+        component = components[group]
+        if component is None or isinstance(component, kind):
             continue
         home = kind.__module__.rpartition(".")[0] if kind.__module__.count(".") > 1 else kind.__module__
-        if isinstance(part, type):
+        if isinstance(component, type):
             remedy = (
-                f"give an object of it: {part.__name__}(…)" if issubclass(part, kind) else f"give a {kind.__name__}"
+                f"give an object of it: {component.__name__}(…)"
+                if issubclass(component, kind)
+                else f"give a {kind.__name__}"
             )
-            raise ConfigError(f"{group} is the class {part.__name__}; {remedy}")
-        raise ConfigError(f"{group}={type(part).__name__} is no {kind.__name__}; derive from {home}.{kind.__name__}")
+            raise ConfigError(f"{group} is the class {component.__name__}; {remedy}")
+        raise ConfigError(
+            f"{group}={type(component).__name__} is no {kind.__name__}; derive from {home}.{kind.__name__}"
+        )
 
 
 def per_seed_of(strategy: Strategy[Any], rule: LocalRule, seeds: Sequence[int]) -> dict[str, Sequence[float]]:
@@ -212,7 +216,7 @@ def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds
     if not (
         np.array_equal(first.order, repeated_table.order) and np.array_equal(first.offsets, repeated_table.offsets)
     ):
-        paths = moved(partition, before)
+        paths = changed_paths(partition, before)
         detail = f" ({paths[0]} has changed)" if paths else ""
         raise ConfigError(
             f"{setting} divides the samples in another way when it is asked twice for seed {distinct[0]}{detail}; "

@@ -129,8 +129,8 @@ def test_the_best_model_is_that_of_the_lower_doubt(sweep: Path) -> None:
     found = load(sweep / "lr=0.5")
     rounds, values = found.curve("test_auc_doubt")
     assert found.summary["best"]["rounds"] == rounds[values.argmin(0)].tolist() != [0, 0, 0]
-    assert Stop(patience=1).why(found.rows, 0.0, "test_auc_doubt") is not None  # by the name alone
-    assert Stop(patience=1).why(found.rows, 0.0, "test_auc_doubt", found.meanings) is None
+    assert Stop(patience=1).reason(found.rows, 0.0, "test_auc_doubt") is not None  # by the name alone
+    assert Stop(patience=1).reason(found.rows, 0.0, "test_auc_doubt", found.meanings) is None
 
 
 def test_choices_among_runs_know_which_way_is_better(sweep: Path) -> None:

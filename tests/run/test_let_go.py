@@ -29,7 +29,7 @@ def test_a_signal_while_a_run_lets_go_does_not_count_as_a_second(
     monkeypatch.setattr(stopping.signal, "signal", slowly)
     try:
         signals.restore_handlers(leaving)
-        assert signals.seen == signal.SIGTERM
+        assert signals.signal == signal.SIGTERM
         after = [signal.getsignal(number) for number in ASKING]
         assert after[0] == before[0]
         assert after[1] == (signal.SIG_IGN if leaving else before[1])
@@ -45,6 +45,6 @@ def test_the_last_of_several_runs_puts_back_what_was_there() -> None:
     other.listen()
     one.restore_handlers(leaving=False)
     signal.raise_signal(signal.SIGTERM)
-    assert (one.seen, other.seen) == (None, signal.SIGTERM)
+    assert (one.signal, other.signal) == (None, signal.SIGTERM)
     other.restore_handlers(leaving=False)
     assert [signal.getsignal(number) for number in ASKING] == before

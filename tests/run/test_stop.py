@@ -100,7 +100,7 @@ def test_patience_against_a_naive_count(values: list[list[float]], patience: int
     history, ended = [], None
     for t, row in enumerate(values):
         history += [{"round": t, "seed": r, "loss": value} for r, value in enumerate(row)]
-        if rule.why(history, 0.0, "loss") is not None:
+        if rule.reason(history, 0.0, "loss") is not None:
             ended = t
             break
     assert ended == last_round(values, patience, over)
@@ -111,8 +111,8 @@ def test_a_replicate_that_was_given_up_is_not_waited_for() -> None:
     history = [{"round": t, "seed": r, "loss": v} for t, *pair in rows for r, v in enumerate(pair)]
     for over in ("all", "mean"):
         rule = Stop(target={"loss": 0.7}, over=over)
-        assert rule.why(history[:4], 0.0, None) is None
-        assert rule.why(history, 0.0, None) is not None
+        assert rule.reason(history[:4], 0.0, None) is None
+        assert rule.reason(history, 0.0, None) is not None
     assert Stop(target={"loss": 0.7}).targets(history)["targets"]["loss"]["rounds"] == [2, None]
 
 
@@ -160,8 +160,8 @@ def test_a_replicate_that_was_given_up_lets_no_virtual_time_go_by() -> None:
     ]
     for over in ("all", "mean"):
         rule = Stop(virtual_seconds=3.0, over=over)
-        assert rule.why(history[:4], 0.0, None) is None
-        assert "virtual seconds were over" in (rule.why(history, 0.0, None) or "")
+        assert rule.reason(history[:4], 0.0, None) is None
+        assert "virtual seconds were over" in (rule.reason(history, 0.0, None) or "")
 
 
 def test_targets_say_the_virtual_seconds_too(tmp_path: Path) -> None:
