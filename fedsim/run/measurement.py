@@ -45,29 +45,29 @@ class Measurement:
     newcomer_trainers: Trainers | None
 
     @classmethod
-    def build(cls, parts: Parts, population: Population, server: Server, training: Training) -> Measurement:
+    def build(cls, components: Parts, population: Population, server: Server, training: Training) -> Measurement:
         """Build what the user's evaluation, and what is asked about clients' own models, need.
 
         Raises:
             ConfigError: what is to be measured has no meaning for this run.
         """
-        evaluation, strategy, federation = parts.evaluation, server.strategy, population.federation
+        evaluation, strategy, federation = components.evaluation, server.strategy, population.federation
         data, shift, tables = population.data, training.trainers.shift, population.member_tables
         metrics, diagnostics = Metrics(evaluation.metrics, server.model, data), list(evaluation.diagnostics)
         # without `personal.over`, all models are scored on validation samples there
-        validated = parts.personal.over == "none" or diagnostics
+        validated = components.personal.over == "none" or diagnostics
         validation = validation_of(data, tables) if validated else None
-        evaluator = evaluator_of(parts, server, metrics, data, shift, validation)
+        evaluator = evaluator_of(components, server, metrics, data, shift, validation)
         evaluator.extra_metrics = Answer(diagnostics, server.model, shift, data)
         models = EvaluatedModels(evaluation.models, strategy, federation, server.model.columns)
         owners_match = owners_are_clients(data, tables)
         participation = Participation(diagnostics, federation, server.availability, evaluator, owners_match)
         personal = None
-        if parts.personal.over != "none":
-            own_models = OwnModels(training.trainer, strategy, training.trainers, parts.personal.localize)
-            scores = scores_of(evaluator, parts.personal, tables)
-            personal = PersonalEvaluator(parts.personal, federation, strategy, own_models, scores)
-        trainers, newcomers = newcomers_of(parts, population, server, training, metrics)
+        if components.personal.over != "none":
+            own_models = OwnModels(training.trainer, strategy, training.trainers, components.personal.localize)
+            scores = scores_of(evaluator, components.personal, tables)
+            personal = PersonalEvaluator(components.personal, federation, strategy, own_models, scores)
+        trainers, newcomers = newcomers_of(components, population, server, training, metrics)
         return cls(evaluation, evaluator, models, participation, personal, newcomers, trainers)
 
     def columns(self, timed: bool) -> dict[str, str]:
@@ -89,18 +89,23 @@ class Measurement:
 
 
 def evaluator_of(
-    parts: Parts, server: Server, metrics: Metrics, data: ClientData, shift: Shift, validation: ClientData | None = None
+    components: Parts,
+    server: Server,
+    metrics: Metrics,
+    data: ClientData,
+    shift: Shift,
+    validation: ClientData | None = None,
 ) -> Evaluator:
     """What scores models on these clients' samples."""
     return Evaluator(
-        server.model, data, shift, client_samples=parts.evaluation.client_samples,
-        loop=parts.trainer.executor == "loop", metrics=metrics, validation=validation,
-        spreads=spreads(parts.evaluation.diagnostics),
+        server.model, data, shift, client_samples=components.evaluation.client_samples,
+        loop=components.trainer.executor == "loop", metrics=metrics, validation=validation,
+        spreads=spreads(components.evaluation.diagnostics),
     )  # fmt: skip
 
 
 def newcomers_of(
-    parts: Parts, population: Population, server: Server, training: Training, metrics: Metrics
+    components: Parts, population: Population, server: Server, training: Training, metrics: Metrics
 ) -> tuple[Trainers, Newcomers] | tuple[None, None]:
     """Who joins when training is over, with their trainers: of everybody's data, and under a shift of their own, which
     is set up here."""
@@ -108,11 +113,11 @@ def newcomers_of(
     if shift is None:
         return None, None
     contamination, executor_cache = training.contamination, training.trainers.executor_cache
-    trainers = Trainers(everybody, shift, server.model, contamination, parts.trainer, executor_cache)
+    trainers = Trainers(everybody, shift, server.model, contamination, components.trainer, executor_cache)
     trainers.setup_shift()
-    evaluator = evaluator_of(parts, server, metrics, everybody, shift)
-    scores = scores_of(evaluator, parts.personal, population.tables)
-    newcomers = Newcomers(parts.personal, population.federation, strategy, trainers, parts.local, scores)
+    evaluator = evaluator_of(components, server, metrics, everybody, shift)
+    scores = scores_of(evaluator, components.personal, population.tables)
+    newcomers = Newcomers(components.personal, population.federation, strategy, trainers, components.local, scores)
     if strategy.needs_full_gradients:
         everybody.federation.ask = FullDataQuery.of(trainers, newcomers.trainer)
     return trainers, newcomers

@@ -57,13 +57,13 @@ class Parts:
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
 
     @classmethod
-    def copied(cls, copies: PartCopies, dataset: Dataset, **given: Any) -> Parts:
+    def copied(cls, copies: PartCopies, dataset: Dataset, **components: Any) -> Parts:
         """From what a user gave, by group; None stands for the default.
 
         Raises:
             ConfigError: `uplink` is neither an uplink nor stages of one.
         """
-        chosen = {group: part for group, part in given.items() if part is not None}
+        chosen = {group: component for group, component in components.items() if component is not None}
         for group in (group for group in chosen if group not in NEVER_WRITTEN):
             chosen[group] = copies(as_uplink(chosen[group]) if group == "uplink" else chosen[group])
         return cls(dataset, **chosen)

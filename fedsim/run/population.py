@@ -43,12 +43,12 @@ class Population:
 
     @classmethod
     def build(
-        cls, parts: Parts, dataset: Dataset, clients: int | str, seeds: tuple[int, ...], compute: Compute
+        cls, components: Parts, dataset: Dataset, clients: int | str, seeds: tuple[int, ...], compute: Compute
     ) -> Population:
         """Deal the samples out.
 
         Args:
-            parts: of the run.
+            components: of the run.
             dataset: the run's own, on its device.
             clients: how many, or 'all' that come with the data.
             seeds: of the replicates.
@@ -57,19 +57,19 @@ class Population:
         Raises:
             ConfigError: data, partition, clients and newcomers do not fit together.
         """
-        dataset, clients = clients_of(dataset, parts.partition, clients)
-        partition, shift = parts.partition, parts.shift
-        if parts.local.pooled:
+        dataset, clients = clients_of(dataset, components.partition, clients)
+        partition, shift = components.partition, components.shift
+        if components.local.pooled:
             log.info("one client holds the data of all %d; partition and availability do not apply", clients)
             shift = PooledShift(shift, dataset, clients)
-            dataset = PooledData(dataset, clients, parts.local.one_at_a_time)
+            dataset = PooledData(dataset, clients, components.local.one_at_a_time)
             clients, partition = 1, None
         tables = split(dataset, partition, clients, seeds)
-        parts.personal.check(clients, not tables or tables[0].validation is not None)
-        newcomers = parts.personal.newcomers
+        components.personal.check(clients, not tables or tables[0].validation is not None)
+        newcomers = components.personal.newcomers
         members = clients - newcomers
         member_tables = [table.first(members) for table in tables]
-        of = functools.partial(client_data, compute=compute, weighting=parts.strategy.weighting)
+        of = functools.partial(client_data, compute=compute, weighting=components.strategy.weighting)
         data = of(seeds, members, dataset, member_tables, num_newcomers=newcomers)
         everybody = of(seeds, clients, dataset, tables, members=members) if newcomers else data
         return cls(dataset, tables, member_tables, data, everybody, newcomers, shift)

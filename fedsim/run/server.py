@@ -35,11 +35,11 @@ class Server:
     uplink: Uplink
 
     @classmethod
-    def build(cls, parts: Parts, population: Population, choice: ModelChoice, rounds: int) -> Server:
+    def build(cls, components: Parts, population: Population, choice: ModelChoice, rounds: int) -> Server:
         """Build the model, and set up availability and uplink for the population.
 
         Args:
-            parts: of the run.
+            components: of the run.
             population: its clients.
             choice: the model that the user chose.
             rounds: T.
@@ -47,18 +47,18 @@ class Server:
         Raises:
             ConfigError: they do not fit together, or not the population.
         """
-        federation, strategy = population.federation, parts.strategy
+        federation, strategy = population.federation, components.strategy
         model = choice.build(population.data)
-        if parts.columns is not None:
-            model.divide(parts.columns)
+        if components.columns is not None:
+            model.divide(components.columns)
         check_columns(population, model, strategy)
-        process = None if parts.local.pooled else parts.availability
+        process = None if components.local.pooled else components.availability
         with among_members(population.newcomers):
             availability = bound(process, federation, rounds, population.member_tables)
             with keys_under("strategy"):
-                strategy.check(DeadlineFilter.unless_all_count(availability, parts.clock))
-        strategy.check_local(parts.local)
-        uplink = uplink_of(strategy, parts.uplink, parts.attack)
+                strategy.check(DeadlineFilter.unless_all_count(availability, components.clock))
+        strategy.check_local(components.local)
+        uplink = uplink_of(strategy, components.uplink, components.attack)
         uplink.setup(federation, availability)
         return cls(model, availability, strategy, uplink)
 

@@ -25,14 +25,14 @@ class RunFacts:
     """What declarations of `fedsim.core.effects` may ask of a run.
 
     Attributes:
-        parts: what the run was given, an attribute for each group; None where nothing was.
+        components: what the run was given, an attribute for each group; None where nothing was.
         rounds: T.
         federation, dataset, availability, strategy, rule: of the run, set up.
         setup: the `Simulation` itself.
     """
 
     def __init__(self, run: Any) -> None:
-        self.parts, self.rounds = run.parts, run.rounds
+        self.components, self.rounds = run.components, run.rounds
         self.federation, self.dataset, self.availability = run.federation, run.dataset, run.availability
         self.strategy, self.rule, self.setup = run.strategy, run.trainer.rule, run
 
@@ -65,7 +65,7 @@ class RunFacts:
     @property
     def clients_are_judged(self) -> bool:
         """Are clients' own models scored?"""
-        personal = self.parts.personal
+        personal = self.components.personal
         return personal is not None and personal.active
 
     @property
@@ -130,13 +130,13 @@ def report_standstill(run: Any, before: Tensor, after: Tensor, rounds: int) -> N
 
 
 def _without_effect(run: RunFacts) -> Iterator[str]:
-    for group, part in (("", run.setup), *vars(run.parts).items()):
-        yield from without_effect(group, part, run)
+    for group, component in (("", run.setup), *vars(run.components).items()):
+        yield from without_effect(group, component, run)
 
 
 def _stops_training(run: RunFacts) -> Iterator[str]:
-    for group, part in vars(run.parts).items():
-        yield from stops_training(group, part, run)
+    for group, component in vars(run.components).items():
+        yield from stops_training(group, component, run)
     process = run.availability
     rounds = range(min(run.rounds, LOOKED_AT))
     if not process.unknown_reason and not any((process.probabilities(t) > 0).any() for t in rounds):

@@ -97,7 +97,7 @@ class Setup:
         ranks: the processes that share the run (`Ranks.join()` under torchrun); a lone one unless given.
 
     Attributes:
-        parts: the run's own copies of what was given.
+        components: the run's own copies of what was given.
         population: the clients, and the samples that each of them holds.
         server: the model, who is available, the strategy, the uplink.
         training: how clients train, and when what they send arrives.
@@ -109,13 +109,13 @@ class Setup:
     effective_if: Declarations = (
         EffectiveIf(
             "uplink",
-            lambda component, run: run.clients_send or not component.parts.uplink.stages,
+            lambda component, run: run.clients_send or not component.components.uplink.stages,
             "a strategy whose clients send something",
             attribute="parts.uplink",
         ),
         EffectiveIf(
             "attack",
-            lambda component, run: run.clients_send or not component.parts.attack.active,
+            lambda component, run: run.clients_send or not component.components.attack.active,
             "a strategy whose clients send something",
             attribute="parts.attack",
         ),
@@ -156,7 +156,7 @@ class Setup:
         self.start = start
         self.on_nonfinite = on_nonfinite
         copies = PartCopies()
-        self.parts = Parts.copied(
+        self.components = Parts.copied(
             copies, dataset, evaluation=evaluation, uplink=uplink, partition=partition, availability=availability,
             strategy=strategy, local=local, shift=shift, contamination=contamination, attack=attack, columns=columns,
             clock=clock, work=work, delay=delay, personal=personal, stop=stop, trainer=execution,
@@ -165,30 +165,30 @@ class Setup:
         seeds = check_seeds(seeds)
         compute = Compute.of(self.execution, ranks or Ranks())
         self.device = compute.device
-        self.per_seed = per_seed_of(self.parts.strategy, self.parts.local, seeds)
+        self.per_seed = per_seed_of(self.components.strategy, self.components.local, seeds)
         check_samples(dataset, loss)
         dataset = copies(dataset.to(self.device))
         choice = ModelChoice(model, loss, ridge, output, self.execution.precision)
-        self.population = Population.build(self.parts, dataset, clients, seeds, compute)
-        self.server = Server.build(self.parts, self.population, choice, self.rounds)
-        self.training = Training.build(self.parts, self.population, self.server)
-        self.measurement = Measurement.build(self.parts, self.population, self.server, self.training)
+        self.population = Population.build(self.components, dataset, clients, seeds, compute)
+        self.server = Server.build(self.components, self.population, choice, self.rounds)
+        self.training = Training.build(self.components, self.population, self.server)
+        self.measurement = Measurement.build(self.components, self.population, self.server, self.training)
         report_settings(self)
 
     @property
     def execution(self) -> Execution:
         """Where and how everything is computed."""
-        return self.parts.trainer
+        return self.components.trainer
 
     @property
     def evaluation(self) -> EvaluationOptions:
         """When which model is evaluated."""
-        return self.parts.evaluation
+        return self.components.evaluation
 
     @property
     def stop(self) -> Stop:
         """When the run ends before its last round."""
-        return self.parts.stop
+        return self.components.stop
 
     @property
     def strategy(self) -> Strategy[Any]:

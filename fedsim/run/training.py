@@ -40,26 +40,26 @@ class Training:
     delivery: DelayedUpdates
 
     @classmethod
-    def build(cls, parts: Parts, population: Population, server: Server) -> Training:
+    def build(cls, components: Parts, population: Population, server: Server) -> Training:
         """Set up shift, contamination, local rule, clock, work and delay for the population and the model.
 
         Raises:
             ConfigError: they do not fit together.
         """
-        contamination = parts.contamination
+        contamination = components.contamination
         for stage in server.uplink.stages:
             contamination = stage.of_samples(contamination) if isinstance(stage, Attack) else contamination
         contamination.setup(population.everybody.federation, population.dataset)
         # before the members' is set up: newcomers' is set up for everybody
         newcomer_shift = copy.deepcopy(population.shift) if population.newcomers else None
-        trainers = Trainers(population.data, population.shift, server.model, contamination, parts.trainer)
+        trainers = Trainers(population.data, population.shift, server.model, contamination, components.trainer)
         trainers.setup_shift()
-        trainer = trainers(parts.local)
+        trainer = trainers(components.local)
         if server.strategy.needs_full_gradients:
             population.federation.ask = FullDataQuery.of(trainers, trainer)
         traffic = Traffic.of(server.strategy, trainer.rule, server.model, server.uplink)
-        pace = RoundClock(parts.clock, parts.work, trainer, traffic)
+        pace = RoundClock(components.clock, components.work, trainer, traffic)
         pace.setup()
-        delivery = DelayedUpdates(parts.delay, pace, server.strategy, trainer)
+        delivery = DelayedUpdates(components.delay, pace, server.strategy, trainer)
         delivery.setup()
         return cls(contamination, newcomer_shift, trainers, trainer, traffic, pace, delivery)

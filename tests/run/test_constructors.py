@@ -139,7 +139,7 @@ def test_a_population_needs_no_model() -> None:
 def test_steps_of_a_setup_cannot_be_written_into() -> None:
     run = built()
     for step, name in (
-        (run.parts, "strategy"),
+        (run.components, "strategy"),
         (run.population, "data"),
         (run.server, "model"),
         (run.training, "trainer"),
