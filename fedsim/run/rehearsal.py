@@ -100,16 +100,16 @@ def try_evaluation(run: Setup) -> None:
             run.evaluator(run.model.initial(run.federation.seeds))
 
 
-def _known_by(run: Setup, parts: tuple[Any, ...]) -> tuple[Hashable, ...]:
+def _known_by(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
     """By what a part that is tried again is known: itself, and all that it is tried with."""
     model, federation, dataset = run.model, run.federation, run.dataset
     with_it = (repr(model.training_module), model.dimension, model.dtype, str(model.device), key(look(model.loss)))
     of_data = (dataset.name, dataset.shape, dataset.classes, federation.replicates, federation.clients, run.rounds)
     algorithms = (run.execution.executor, type(run.trainer.rule), type(run.strategy))
-    return (*with_it, *of_data, *algorithms, *(key(look(part)) for part in parts))
+    return (*with_it, *of_data, *algorithms, *(key(look(component)) for component in components))
 
 
-def _local_steps(run: Setup, state: State, memory: Memory, known: Hashable) -> None:
+def _local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) -> None:
     trial, violations = Trial(run, state, memory), []
     for invariance in INVARIANCES:
         violation = invariance.violation(trial)
@@ -117,7 +117,7 @@ def _local_steps(run: Setup, state: State, memory: Memory, known: Hashable) -> N
             invariance.otherwise(trial, violation)
             violations.append((invariance, violation))
             log.info("%s: clients are trained one at a time, on batches without padding", violation)
-    _outcomes[known] = violations
+    _outcomes[trial_key] = violations
 
 
 def _availability(run: Setup) -> None:
@@ -154,15 +154,17 @@ def _availability(run: Setup) -> None:
                     )
 
     for name in counters(tried, before):
-        kept = vars(tried)[name]
-        value = enlarged(kept) if isinstance(kept, (int, float)) else None  # an array may be remembered by its round
+        original_value = vars(tried)[name]
+        value = (
+            enlarged(original_value) if isinstance(original_value, (int, float)) else None
+        )  # an array may be remembered by its round
         later: list[tuple[int, dict[str, np.ndarray]]] = []
         with contextlib.suppress(ConfigError):
             for t in rounds if value is not None else ():
                 vars(tried)[name] = value
                 later.append((t, ask(tried, t)))
-        vars(tried)[name] = kept
-        if any(not np.array_equal(first[t][asked], of[asked]) for t, of in later for asked in of):
+        vars(tried)[name] = original_value
+        if any(not np.array_equal(first[t][order], of[order]) for t, of in later for order in of):
             raise ConfigError(
                 f"{label}: its answers depend on {name}, which changes when it is asked; draw by "
                 "fedsim.core.rng.generator, a function of seed, purpose and round"
@@ -198,51 +200,55 @@ def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
     batch = first(chunk.batch(0, 0, 1, run.model.dtype))
     if shift.active:
         theta = client_carry["params"].clone()
-        shifted_batch = _moved(f"shift={type(shift).__name__}", shift, lambda given: shift(given, theta), batch)
+        shifted_batch = _changed_batch(
+            f"shift={type(shift).__name__}", shift, lambda samples: shift(samples, theta), batch
+        )
         batch = shifted_batch | ({"deployed": theta} if rule.knows_deployed else {})
     contamination = batches.contamination
     if contamination.active:
-        batch = _moved(
+        batch = _changed_batch(
             f"contamination={type(contamination).__name__}", contamination,
-            lambda given: first(chunk.contaminate(chunk_of(given), 0, 0, 1)), batch,
+            lambda samples: first(chunk.contaminate(chunk_of(samples), 0, 0, 1)), batch,
         )  # fmt: skip
     if is_user_defined(rule):
         _step(run, client_carry, batch)
 
 
-def _moved(what: str, part: Any, move: Any, batch: Named) -> Named:
+def _changed_batch(label: str, component: Any, move: Any, batch: Named) -> Named:
     """The batch that shift or contamination make of one, which must be whole."""
-    if not is_user_defined(part):
+    if not is_user_defined(component):
         output_batch: Named = move(batch)
         return output_batch
     input_batch = {name: value.clone() for name, value in batch.items()}
-    with user_code_errors(what, part):
+    with user_code_errors(label, component):
         output_batch = move(input_batch)
     if not isinstance(output_batch, dict):
-        raise ConfigError(f"{what} must return a batch, a dictionary of tensors, and returns {kind(output_batch)}")
+        raise ConfigError(f"{label} must return a batch, a dictionary of tensors, and returns {kind(output_batch)}")
     for name, value in batch.items():
         if not torch.equal(input_batch[name], value):
-            raise ConfigError(f"{what} writes into the batch that it is given ({name}); return batch | {{{name!r}: …}}")
+            raise ConfigError(
+                f"{label} writes into the batch that it is given ({name}); return batch | {{{name!r}: …}}"
+            )
         if name not in output_batch:
-            raise ConfigError(f"{what} loses {name!r} of the batch; return batch | {{…}} with what it changes")
+            raise ConfigError(f"{label} loses {name!r} of the batch; return batch | {{…}} with what it changes")
         if name in ("x", "y") and (output_batch[name].shape, output_batch[name].dtype) != (value.shape, value.dtype):
             raise ConfigError(
-                f"{what} must return {name} {kind(value)}, as it was, and returns {kind(output_batch[name])}"
+                f"{label} must return {name} {kind(value)}, as it was, and returns {kind(output_batch[name])}"
             )
     return output_batch
 
 
-def _step(run: Setup, own: Named, batch: Named) -> None:
+def _step(run: Setup, carry: Named, batch: Named) -> None:
     rule = run.trainer.rule
     label = f"local={type(rule).__name__}"
     objective = BufferRecordingObjective(PlainObjective(run.model), by_rows if rule.batched else None)
     lr = run.trainer.rates[0]
-    before, batch_before = {name: value.clone() for name, value in own.items()}, dict(batch)
+    before, batch_before = {name: value.clone() for name, value in carry.items()}, dict(batch)
     with user_code_errors(label, rule):
         if rule.batched:
-            outcome: Any = objective.step(rule, chunk_of(own), chunk_of(batch), lr[None])
+            outcome: Any = objective.step(rule, chunk_of(carry), chunk_of(batch), lr[None])
         else:
-            outcome = objective.step(rule, own, batch, lr)
+            outcome = objective.step(rule, carry, batch, lr)
     if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[0], dict)):
         raise ConfigError(f"{label}: step must return the new carry and the loss, and returns {kind(outcome)}")
     after, loss = outcome
@@ -256,7 +262,7 @@ def _step(run: Setup, own: Named, batch: Named) -> None:
             f"{label}: step {verb} {odd!r}; a carry keeps its names, and `memory` says what is remembered"
         )
     for name, value in before.items():
-        if not torch.equal(own[name], value):
+        if not torch.equal(carry[name], value):
             raise ConfigError(f"{label}: step writes into {name!r} that it is given; return a new tensor")
         if after[name].shape != value.shape:
             raise ConfigError(f"{label}: step must return {name!r} {kind(value)}, and returns {kind(after[name])}")

@@ -101,15 +101,15 @@ class Trial:
         self.began = time.perf_counter()
         trainer = run.trainer
         run_parts = (trainer.rule, trainer.shift, trainer.batches.contamination)
-        self.parts = trial_copy(run_parts, run.federation, run.data, run.model, run.dataset)
-        self.rule, self.shift, self.contamination = self.parts
+        self.components = trial_copy(run_parts, run.federation, run.data, run.model, run.dataset)
+        self.rule, self.shift, self.contamination = self.components
         self.carry, self.rows, self.deployed = self._carry(state, memory)
         self.clients = self.rows % run.federation.clients
         width = run.data.width(7)
         fixed = run.data.fixed(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
         self._fixed = {name: value for name, value in fixed.items() if name not in ("client", "row")}
         self.exact: list[tuple[Named, Tensor]] = []  # of every client alone, in round 0
-        self.before = [look(part) for part in self.parts]
+        self.before = [look(component) for component in self.components]
 
     def _carry(self, state: State, memory: Memory) -> tuple[Carry, Tensor, Tensor | None]:
         """What three clients begin with, who they are, and what they answer to where the server deploys it."""
@@ -165,24 +165,26 @@ class Trial:
 
     def label(self) -> str:
         """The user's parts among those that are tried."""
-        labelled_parts = zip(("local", "shift", "contamination"), self.parts, strict=True)
-        return " and ".join(f"{kind}={type(part).__name__}" for kind, part in labelled_parts if brings_foreign(part))
+        labelled_parts = zip(("local", "shift", "contamination"), self.components, strict=True)
+        return " and ".join(
+            f"{kind}={type(component).__name__}" for kind, component in labelled_parts if brings_foreign(component)
+        )
 
     def foreign(self) -> Any:
         """One of the user's parts, for `within`."""
-        return next((part for part in self.parts if is_user_defined(part)), self)
+        return next((component for component in self.components if is_user_defined(component)), self)
 
     def rates(self, rows: list[int]) -> Tensor:
         replicate = self.rows[rows] // self.run.federation.clients
         return self.run.trainer.rates[replicate].expand(max(STEPS), len(rows)).clone()
 
-    def local_steps(self, how: Any, rows: list[int], t: int) -> tuple[Named, Tensor]:
+    def local_steps(self, executor: Any, rows: list[int], t: int) -> tuple[Named, Tensor]:
         """Carries and losses of some of the clients after their steps."""
         carry = {name: value[rows].clone() for name, value in self.carry.items()}
         if "round" in carry:
             carry["round"] = torch.full_like(carry["round"], t)
         deployed = None if self.deployed is None else self.deployed[rows].clone()
-        return how.run(MadeUpChunk(self, rows, t), carry, self.rates(rows), deployed)
+        return executor.run(MadeUpChunk(self, rows, t), carry, self.rates(rows), deployed)
 
     def loop(self) -> LoopExecutor:
         return LoopExecutor(self.rule, self.run.model, self.shift, 1, self.contamination.active)
@@ -208,13 +210,13 @@ def _order(trial: Trial) -> str | None:
 
 
 def _remembers(trial: Trial, name: str) -> str:
-    labelled_parts = zip(("local", "shift", "contamination"), trial.parts, trial.before, strict=True)
-    for kind, part, before in labelled_parts:
-        paths = changed_paths(part, before)
-        if paths and (is_user_defined(part) or brings_foreign(part)):
+    labelled_parts = zip(("local", "shift", "contamination"), trial.components, trial.before, strict=True)
+    for kind, component, before in labelled_parts:
+        paths = changed_paths(component, before)
+        if paths and (is_user_defined(component) or brings_foreign(component)):
             remedies = {"local": "return it from `memory`", "shift": "return it from `memory`"}
             return (
-                f"{kind}={type(part).__name__} remembers in {paths[0]} what it computed before, which clients share "
+                f"{kind}={type(component).__name__} remembers in {paths[0]} what it computed before, which clients share "
                 f"and no checkpoint holds; {remedies.get(kind, 'draw it from the keys that it is given')}"
             )
     return (
@@ -223,23 +225,25 @@ def _remembers(trial: Trial, name: str) -> str:
     )
 
 
-def _waits(trial: Trial, how: LoopExecutor) -> str | None:
+def _waits(trial: Trial, executor: LoopExecutor) -> str | None:
     """State that changed and made no difference so far: does it, once it has changed a thousand times as much?"""
-    for kind, part, before in zip(("local", "shift", "contamination"), trial.parts, trial.before, strict=True):
-        for name in counters(part, before):
-            original_value, enlarged_value = vars(part)[name], enlarged(vars(part)[name])
+    for kind, component, before in zip(
+        ("local", "shift", "contamination"), trial.components, trial.before, strict=True
+    ):
+        for name in counters(component, before):
+            original_value, enlarged_value = vars(component)[name], enlarged(vars(component)[name])
             if enlarged_value is None or trial.slow():
                 continue
-            vars(part)[name] = enlarged_value
+            vars(component)[name] = enlarged_value
             with contextlib.suppress(Exception), torch.no_grad():
-                carry, loss = trial.local_steps(how, [0], 0)
+                carry, loss = trial.local_steps(executor, [0], 0)
                 right, right_loss = trial.exact[0]
                 if identical(right | {"loss": right_loss}, carry | {"loss": loss}) is not None:
                     return (
-                        f"{kind}={type(part).__name__} counts in {name} what later steps depend on, which clients "
+                        f"{kind}={type(component).__name__} counts in {name} what later steps depend on, which clients "
                         "share and no checkpoint holds; return it from `memory`"
                     )
-            vars(part)[name] = original_value
+            vars(component)[name] = original_value
     return None
 
 
@@ -263,7 +267,7 @@ def _shift_padding(trial: Trial) -> str | None:
                 with torch.no_grad():
                     joint_result: Named = vmap(move)(joint_batch, theta)
             except Exception as error:
-                return f"{label} cannot be vmapped ({_said(error)})"
+                return f"{label} cannot be vmapped ({_error_text(error)})"
             if any(
                 _differs(single_result, {k: v[row] for k, v in joint_result.items()})
                 for row, single_result in enumerate(single_results)
@@ -272,17 +276,17 @@ def _shift_padding(trial: Trial) -> str | None:
     return None
 
 
-def _differs(alone: Named, padded: Named) -> bool:
+def _differs(unpadded: Named, padded: Named) -> bool:
     """Is a batch another one but for padding? Padding must keep the weight 0."""
-    size = len(alone["x"])
-    for name, value in alone.items():
+    size = len(unpadded["x"])
+    for name, value in unpadded.items():
         if name in OF_CLIENTS or name == "weight" or name not in padded:
             continue
         padded_value = padded[name][:size] if value.dim() and len(value) == size else padded[name]
         if not close_to(padded_value, value):
             return True
     weight = padded.get("weight", torch.ones(1))
-    expected_weight = alone.get("weight", torch.ones_like(weight[:size]))
+    expected_weight = unpadded.get("weight", torch.ones_like(weight[:size]))
     return not close_to(weight[:size] if len(weight) > 1 else expected_weight, expected_weight) or bool(
         (weight[size:] != 0).any()
     )
@@ -304,7 +308,7 @@ def _contamination_padding(trial: Trial) -> str | None:
             with torch.no_grad():
                 joint_result = chunk.contaminate(chunk.batch(step, 0, 3, trial.dtype), step, 0, 3)
         except Exception as error:
-            return f"{label} takes batches of one client alone ({_said(error)})"
+            return f"{label} takes batches of one client alone ({_error_text(error)})"
         for row, single_result in enumerate(single_results):
             if _differs({k: v[0] for k, v in single_result.items()}, {k: v[row] for k, v in joint_result.items()}):
                 return f"{label} gives other samples where a batch is padded or clients go together"
@@ -322,7 +326,7 @@ def _executors(trial: Trial) -> str | None:
             with torch.no_grad():
                 carry, loss = trial.local_steps(candidate_executor, [0, 1, 2], 0)
         except Exception as error:
-            return f"{trial.label()} cannot be run for several clients at once ({_said(error)})"
+            return f"{trial.label()} cannot be run for several clients at once ({_error_text(error)})"
         for row, (right, right_loss) in enumerate(trial.exact):
             start = {name: value[row] for name, value in trial.carry.items()}
             for name, value in right.items():
@@ -334,7 +338,7 @@ def _executors(trial: Trial) -> str | None:
     return None
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """The first sentence of what PyTorch says."""
     return " ".join((str(error) or type(error).__name__).split()).partition(". ")[0].rstrip(".")[:120]
 

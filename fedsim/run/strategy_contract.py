@@ -81,7 +81,7 @@ class StrategyTrial:
 
     def __init__(self, run: Setup, memory: Memory) -> None:
         self.run, self.memory = run, memory
-        self.what = f"strategy={type(run.strategy).__name__}"
+        self.label = f"strategy={type(run.strategy).__name__}"
         federation = run.federation
         self.rounds = range(min(3, max(run.rounds, 1)))
         self.models = run.model.columns.shared_part(run.model.initial(federation.seeds[:2]))
@@ -90,7 +90,7 @@ class StrategyTrial:
         self.models = self.models + 0.05 * wave.to(self.models)
         self.before = look(run.strategy)
         self.counters: dict[str, Any] = {}  # attributes that a copy begins with
-        self.last, self.begun = run.strategy, self.before  # the copy that played, and how it began
+        self.last, self.initial_look = run.strategy, self.before  # the copy that played, and how it began
         self.began = time.perf_counter()
         # a process that always sends as many clients may be all that a strategy is for
         self.steady = run.availability.law in ("full", "uniform_k")
@@ -143,13 +143,13 @@ class StrategyTrial:
         before it is played with other numbers.
         """
         federation = self._federation(replicates)
-        strategy, label = self.strategy(replicates), self.what
+        strategy, label = self.strategy(replicates), self.label
         self.last = strategy
         models = self.models[replicates.start : replicates.stop]
         with user_code_errors(f"{label}: initial", strategy):
             state = strategy.initial(models.clone(), federation)
         if not fresh:
-            self.begun = look(strategy)
+            self.initial_look = look(strategy)
         vars(strategy).update(self.counters)
         states: list[State] = []
         earlier: tuple[State, Report] | None = None
@@ -205,7 +205,7 @@ class StrategyTrial:
         paths = changed_paths(strategy, self.before) or changed_paths(self.run.strategy, self.before)
         location = f" ({paths[0]})" if paths else ""
         return (
-            f"{self.what}: the same state and report give another {name} the second time; what it keeps in attributes "
+            f"{self.label}: the same state and report give another {name} the second time; what it keeps in attributes "
             f"of its own{location} is in no checkpoint, so make it a field of its State"
         )
 
@@ -227,9 +227,11 @@ def _other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: l
     """The same rounds with others in between, and by a copy that has counted a thousand times as long."""
     everybody, tried = range(len(trial.models)), dict[str, Any]()
     trial.play(counts, everybody)
-    for counter in counters(trial.last, trial.begun):
-        kept = vars(trial.last)[counter]
-        value = enlarged(kept) if isinstance(kept, (int, float)) else None  # an array may be remembered by its round
+    for counter in counters(trial.last, trial.initial_look):
+        original_value = vars(trial.last)[counter]
+        value = (
+            enlarged(original_value) if isinstance(original_value, (int, float)) else None
+        )  # an array may be remembered by its round
         tried |= {} if value is None else {counter: value}
     for between, trial.counters in ((True, {}), *((False, {counter: value}) for counter, value in tried.items())):
         try:
@@ -260,7 +262,7 @@ def _nobody(trial: StrategyTrial) -> str | None:
         for t, state in enumerate(trial.play(counts, range(len(trial.models)))):
             if not torch.isfinite(state.model).all():
                 return (
-                    f"{trial.what}: the model is not finite after a round in which {'nobody' if not t else 'few'} took "
+                    f"{trial.label}: the model is not finite after a round in which {'nobody' if not t else 'few'} took "
                     "part; an empty round changes nothing: use cohort.unless_empty"
                 )
     return None
@@ -276,7 +278,7 @@ def _replicates(trial: StrategyTrial) -> str | None:
             try:
                 single_states = trial.play([[row[r]] for row in counts], range(r, r + 1))
             except ConfigError:  # it was set up for all replicates
-                return _apart(trial)
+                return _replicates_differ(trial)
             for t, (single_state, joint_state) in enumerate(zip(single_states, joint_states, strict=True)):
                 if not close_to(joint_state.model[r], single_state.model[0]):
                     return _mixes(trial, 1 - r, r, f" in round {t}" if t else "")
@@ -285,7 +287,7 @@ def _replicates(trial: StrategyTrial) -> str | None:
     return None
 
 
-def _apart(trial: StrategyTrial) -> str | None:
+def _replicates_differ(trial: StrategyTrial) -> str | None:
     """What the first replicate's clients bring, however many they are, must change no other replicate's model."""
     counts = [[3, 1], [2, 3], [1, 2]]
     right = trial.play(counts, range(2))
@@ -297,11 +299,11 @@ def _apart(trial: StrategyTrial) -> str | None:
     return None
 
 
-def _mixes(trial: StrategyTrial, changed: int, other: int, when: str) -> str:
+def _mixes(trial: StrategyTrial, changed: int, affected: int, moment: str) -> str:
     seeds = trial.run.federation.seeds
     return (
-        f"{trial.what} mixes the clients of different seeds: a change in those of seed {seeds[changed]} changes the "
-        f"model of seed {seeds[other]}{when}; use cohort.mean, sum, median, quantile, trimmed_mean or each, which work "
+        f"{trial.label} mixes the clients of different seeds: a change in those of seed {seeds[changed]} changes the "
+        f"model of seed {seeds[affected]}{moment}; use cohort.mean, sum, median, quantile, trimmed_mean or each, which work "
         "seed by seed, or derive from PerReplicate"
     )
 
@@ -348,16 +350,16 @@ def _report(
     )  # fmt: skip
 
 
-def _next(strategy: Any, what: str, state: State, report: Report, t: int) -> State:
+def _next(strategy: Any, label: str, state: State, report: Report, t: int) -> State:
     """The state after the round, from copies of its own."""
     state_copy = copied(state)
-    with user_code_errors(f"{what}: aggregate, in round {t}" if t else what, strategy):
+    with user_code_errors(f"{label}: aggregate, in round {t}" if t else label, strategy):
         after = strategy.aggregate(state_copy, copied(report), t)
     if type(after) is not type(state):
-        raise ConfigError(f"{what}: aggregate must return a {type(state).__name__}, and returns {kind(after)}")
+        raise ConfigError(f"{label}: aggregate must return a {type(state).__name__}, and returns {kind(after)}")
     for name, value in fields(state).items():
         got = fields(after)[name]
         if not isinstance(got, Tensor) or (got.shape, got.dtype) != (value.shape, value.dtype):
-            raise ConfigError(f"{what}: {name} must stay {kind(value)} in the next state, and becomes {kind(got)}")
+            raise ConfigError(f"{label}: {name} must stay {kind(value)} in the next state, and becomes {kind(got)}")
     next_state: State = after
     return next_state
