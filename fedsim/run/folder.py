@@ -146,7 +146,7 @@ class RunFolder:
             self._csv = MetricsCSV.open(path / METRICS, self.columns, keep)
         except OSError as error:
             raise ConfigError(f"out={path}: {error}; choose another folder") from error
-        self.kept_rows = list(self._csv.kept)
+        self.kept_rows = list(self._csv.kept_rows)
 
     def record(self, rows: list[Row]) -> None:
         """One evaluation: a row per replicate."""

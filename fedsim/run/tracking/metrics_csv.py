@@ -91,11 +91,11 @@ class MetricsCSV:
         path: of the file.
         columns: name → what it is, in order.
         file: the same, open for appending; `close` closes it.
-        kept: rows that it has already.
+        kept_rows: rows that it has already.
     """
 
-    def __init__(self, path: Path, columns: Mapping[str, str], file: TextIO, kept: list[Row]) -> None:
-        self.kept, self._path, self._file = kept, path, file
+    def __init__(self, path: Path, columns: Mapping[str, str], file: TextIO, kept_rows: list[Row]) -> None:
+        self.kept_rows, self._path, self._file = kept_rows, path, file
         self._writer = csv.DictWriter(file, list(columns))
 
     @classmethod

@@ -99,11 +99,11 @@ class Observer(Validated):
     def begin(self, run: RunStarted) -> None:
         """Before the first round, or the next one of a run that is resumed; its folder is there."""
 
-    def evaluated(self, seen: EvaluationEvent) -> str | None:
+    def evaluated(self, event: EvaluationEvent) -> str | None:
         """After each evaluation. A sentence that is returned ends the run, as `stop` does: checkpoint and summary are
         written, and `resume` goes on with it."""
 
-    def finish(self, ended: RunEnded) -> None:
+    def finish(self, event: RunEnded) -> None:
         """After the last round; not where the run is interrupted."""
 
     def close(self) -> None:
@@ -120,8 +120,8 @@ class Calling(Observer):
     def __init__(self, function: Callable[[EvaluationEvent], str | None]) -> None:
         self.function = function
 
-    def evaluated(self, seen: EvaluationEvent) -> str | None:
-        return self.function(seen)
+    def evaluated(self, event: EvaluationEvent) -> str | None:
+        return self.function(event)
 
 
 class Observers:
@@ -138,24 +138,24 @@ class Observers:
         return bool(self._watching)
 
     def begin(self, run: RunStarted) -> None:
-        self._each(lambda observer: observer.begin(run), "as the run began")
+        self._notify(lambda observer: observer.begin(run), "as the run began")
 
     def evaluated(self, seen: EvaluationEvent) -> str | None:
         """The first sentence that ends the run, with who said it."""
-        replies = self._each(lambda observer: observer.evaluated(seen), f"after round {seen.round}")
+        replies = self._notify(lambda observer: observer.evaluated(seen), f"after round {seen.round}")
         wishes = [
             f"observer {name}: {reason} after round {seen.round}" for name, reason in replies if isinstance(reason, str)
         ]
         return wishes[0] if wishes else None
 
     def finish(self, ended: RunEnded) -> None:
-        self._each(lambda observer: observer.finish(ended), "as the run ended")
+        self._notify(lambda observer: observer.finish(ended), "as the run ended")
 
     def close(self) -> None:
-        self._each(lambda observer: observer.close(), "as it was closed")
+        self._notify(lambda observer: observer.close(), "as it was closed")
         self._watching = []
 
-    def _each(self, call: Callable[[Observer], Any], when: str) -> Sequence[tuple[str, Any]]:
+    def _notify(self, call: Callable[[Observer], Any], moment: str) -> Sequence[tuple[str, Any]]:
         replies = []
         for observer in list(self._watching):
             name = _name(observer)
@@ -167,7 +167,7 @@ class Observers:
                 reason = next(iter(str(error).splitlines()), "")
                 log.warning(
                     "observer %s failed %s (%s: %s); it is left out from here on, and the run goes on",
-                    *(name, when, type(error).__name__, reason),
+                    *(name, moment, type(error).__name__, reason),
                 )
                 self._watching.remove(observer)
                 with contextlib.suppress(Exception):
@@ -180,17 +180,17 @@ def _name(observer: Observer) -> str:
     return str(getattr(implementation, "__name__", type(implementation).__name__))
 
 
-def as_observer(given: Any) -> Observer:
+def as_observer(candidate: Any) -> Observer:
     """An observer, or a function that is made one.
 
     Raises:
         ConfigError: it is neither.
     """
-    if isinstance(given, Observer):
-        return given
-    if callable(given) and not isinstance(given, type):
-        return Calling(given)
+    if isinstance(candidate, Observer):
+        return candidate
+    if callable(candidate) and not isinstance(candidate, type):
+        return Calling(candidate)
     raise ConfigError(
-        f"tracking.observers: {given!r} is no observer; give wandb, mlflow or trackio, or {{_target_: package.Class}} "
+        f"tracking.observers: {candidate!r} is no observer; give wandb, mlflow or trackio, or {{_target_: package.Class}} "
         "of one derived from fedsim.run.tracking.Observer"
     )

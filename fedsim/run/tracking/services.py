@@ -30,12 +30,12 @@ def library(name: str) -> Any:
         raise ConfigError(f"tracking.observers={name} is an extra; pip install 'fedsim-torch[{name}]'") from error
 
 
-def numbers(seen: EvaluationEvent, names: list[str]) -> Row:
+def numbers(event: EvaluationEvent, names: list[str]) -> Row:
     """What is shown of an evaluation: the mean over replicates by the column's name, and each replicate's below its
     own; what is not a number is left out."""
-    scalars = {name: value for name, value in seen.mean().items() if name != "round"}
-    if len(seen.rows) > 1:
-        for replicate_name, row in zip(names, seen.rows, strict=True):
+    scalars = {name: value for name, value in event.mean().items() if name != "round"}
+    if len(event.rows) > 1:
+        for replicate_name, row in zip(names, event.rows, strict=True):
             scalars |= {
                 f"{replicate_name}/{name}": value for name, value in row.items() if name not in ("round", "seed")
             }
@@ -66,8 +66,8 @@ class Service(Observer):
             with replacing(run.folder / IDENTITY) as file:
                 file.write(json.dumps(identities | {self.package: run_id}) + "\n")
 
-    def start(self, run: RunStarted, name: str | None, kept: str | None) -> str:
-        """Begin there, or go on with the run of the identity `kept`; returns the identity."""
+    def start(self, run: RunStarted, name: str | None, identity: str | None) -> str:
+        """Begin there, or go on with the run of the identity `identity`; returns the identity."""
         raise NotImplementedError
 
 
@@ -76,10 +76,10 @@ def _identities(folder: Path | None) -> dict[str, str]:
     return dict(json.loads(path.read_text())) if path is not None and path.exists() else {}
 
 
-def _flat(ended: RunEnded) -> Row:
+def _flat(event: RunEnded) -> Row:
     """Results by 'final/NAME', and what took how long."""
-    final = {f"final/{name}": statistics["mean"] for name, statistics in ended.summary["final"].items()}
-    totals = {name: ended.summary[name] for name in ("rounds", "seconds", "samples", "parameters")}
+    final = {f"final/{name}": statistics["mean"] for name, statistics in event.summary["final"].items()}
+    totals = {name: event.summary[name] for name in ("rounds", "seconds", "samples", "parameters")}
     return {name: value for name, value in (final | totals).items() if value is not None and math.isfinite(value)}
 
 
@@ -98,20 +98,20 @@ class WandB(Service):
         self.mode = mode
         self._run: Any = None
 
-    def start(self, run: RunStarted, name: str | None, kept: str | None) -> str:
+    def start(self, run: RunStarted, name: str | None, identity: str | None) -> str:
         self._run = self.api.init(
-            project=self.project, name=name, config=run.settings, mode=self.mode, id=kept, resume="allow",
+            project=self.project, name=name, config=run.settings, mode=self.mode, id=identity, resume="allow",
             dir=None if run.folder is None else str(run.folder), settings=self.api.Settings(console="off", silent=True),
         )  # fmt: skip
         return str(self._run.id)
 
-    def evaluated(self, seen: EvaluationEvent) -> None:
-        self._run.log(numbers(seen, self._names), step=seen.round)
+    def evaluated(self, event: EvaluationEvent) -> None:
+        self._run.log(numbers(event, self._names), step=event.round)
 
-    def finish(self, ended: RunEnded) -> None:
-        self._run.summary.update(_flat(ended))
-        for heading, figure in ended.pictures():
-            self._run.log({f"figures/{heading}": self.api.Image(figure)}, step=ended.round)
+    def finish(self, event: RunEnded) -> None:
+        self._run.summary.update(_flat(event))
+        for heading, figure in event.pictures():
+            self._run.log({f"figures/{heading}": self.api.Image(figure)}, step=event.round)
 
     def close(self) -> None:
         if self._run is not None:
@@ -132,14 +132,14 @@ class MLflow(Service):
 
     def __init__(self, project: str = "fedsim", name: str | None = None, uri: str | None = None) -> None:
         super().__init__(project, name)
-        self.uri, self._run, self._ended = uri, "", "KILLED"
+        self.uri, self._run, self._status = uri, "", "KILLED"
 
-    def start(self, run: RunStarted, name: str | None, kept: str | None) -> str:
+    def start(self, run: RunStarted, name: str | None, identity: str | None) -> str:
         self._client = self.api.MlflowClient(tracking_uri=self.uri)
-        if kept is not None:
-            self._run = kept
-            self._client.update_run(kept, status="RUNNING")
-            return kept
+        if identity is not None:
+            self._run = identity
+            self._client.update_run(identity, status="RUNNING")
+            return identity
         existing_experiment = self._client.get_experiment_by_name(self.project)
         experiment = (
             self._client.create_experiment(self.project)
@@ -153,8 +153,8 @@ class MLflow(Service):
             self._client.log_batch(self._run, params=params)
         return str(self._run)
 
-    def evaluated(self, seen: EvaluationEvent) -> None:
-        self._log(numbers(seen, self._names), seen.round)
+    def evaluated(self, event: EvaluationEvent) -> None:
+        self._log(numbers(event, self._names), event.round)
 
     def _log(self, values: Row, step: int) -> None:
         timestamp = self.api.utils.time.get_current_time_millis()
@@ -162,15 +162,15 @@ class MLflow(Service):
         for first in range(0, len(metrics), 10 * MOST):
             self._client.log_batch(self._run, metrics=metrics[first : first + 10 * MOST])
 
-    def finish(self, ended: RunEnded) -> None:
-        self._log(_flat(ended), ended.round)
-        for heading, figure in ended.pictures():
+    def finish(self, event: RunEnded) -> None:
+        self._log(_flat(event), event.round)
+        for heading, figure in event.pictures():
             self._client.log_figure(self._run, figure, f"figures/{heading}.png")
-        self._ended = "FINISHED"
+        self._status = "FINISHED"
 
     def close(self) -> None:
         if self._run:
-            self._client.set_terminated(self._run, self._ended)
+            self._client.set_terminated(self._run, self._status)
             self._run = ""
 
 
@@ -183,14 +183,14 @@ class Trackio(Service):
 
     package = "trackio"
 
-    def start(self, run: RunStarted, name: str | None, kept: str | None) -> str:
-        name = kept or name
+    def start(self, run: RunStarted, name: str | None, identity: str | None) -> str:
+        name = identity or name
         self.api.init(project=self.project, name=name, config=run.settings, resume="allow")
         self._open = True
         return str(name)
 
-    def evaluated(self, seen: EvaluationEvent) -> None:
-        self.api.log(numbers(seen, self._names), step=seen.round)
+    def evaluated(self, event: EvaluationEvent) -> None:
+        self.api.log(numbers(event, self._names), step=event.round)
 
     def close(self) -> None:
         if getattr(self, "_open", False):
@@ -198,4 +198,4 @@ class Trackio(Service):
             self.api.finish()
 
 
-SERVICES = {made.package: made for made in (WandB, MLflow, Trackio)}
+SERVICES = {service.package: service for service in (WandB, MLflow, Trackio)}

@@ -67,23 +67,23 @@ class TensorBoard(Observer):
             for name in ["mean", *names] if len(names) > 1 else names:
                 self._writers.append(SummaryWriter(str(real_folder(run.folder / name)), purge_step=purge))
 
-    def evaluated(self, seen: EvaluationEvent) -> None:
+    def evaluated(self, event: EvaluationEvent) -> None:
         """The scalars of every replicate, their mean, and what was measured of every client as histograms."""
         if not self._writers:
             return
         mean, *replicate_writers = self._writers
         with atomic_write(self._files):
-            for name in seen.rows[0]:
+            for name in event.rows[0]:
                 if (scalar_tag := describe(name).tag) is not None:
-                    mean.add_scalar(scalar_tag, mean_std([row[name] for row in seen.rows])[0], seen.round)
-                    for writer, row in zip(replicate_writers, seen.rows, strict=False):
-                        writer.add_scalar(scalar_tag, row[name], seen.round)
-            for name, values in seen.clients.items():
+                    mean.add_scalar(scalar_tag, mean_std([row[name] for row in event.rows])[0], event.round)
+                    for writer, row in zip(replicate_writers, event.rows, strict=False):
+                        writer.add_scalar(scalar_tag, row[name], event.round)
+            for name, values in event.clients.items():
                 if len(values):
-                    mean.add_histogram(f"clients/{name}", values, seen.round, bins="auto")
+                    mean.add_histogram(f"clients/{name}", values, event.round, bins="auto")
             self._flush()
 
-    def finish(self, ended: RunEnded) -> None:
+    def finish(self, event: RunEnded) -> None:
         """The pictures, and the settings for the HPARAMS table, whose results are the last points of the metrics' own
         curves.
 
@@ -95,8 +95,8 @@ class TensorBoard(Observer):
         from torch.utils.tensorboard.summary import hparams
 
         with atomic_write(self._files):
-            for heading, figure in ended.pictures():
-                self._writers[0].add_figure(f"figures/{heading}", figure, ended.round)
+            for heading, figure in event.pictures():
+                self._writers[0].add_figure(f"figures/{heading}", figure, event.round)
             plain = {k: v if isinstance(v, (bool, int, float, str)) else str(v) for k, v in self._settings.items()}
             _columns, start, end = hparams(plain, {})
             for summary in (start, end):

@@ -39,14 +39,14 @@ class Notebook(Observer):
         self.heard.append(run)
         self.folder = run.folder
 
-    def evaluated(self, seen: EvaluationEvent) -> str | None:
-        self.heard.append(seen)
+    def evaluated(self, event: EvaluationEvent) -> str | None:
+        self.heard.append(event)
         if self.folder is not None:
-            (self.folder / "notes.txt").write_text(f"{seen.round}: {seen.mean()['train_loss']}")
-        return "that will do" if self.end_at is not None and seen.round >= self.end_at else None
+            (self.folder / "notes.txt").write_text(f"{event.round}: {event.mean()['train_loss']}")
+        return "that will do" if self.end_at is not None and event.round >= self.end_at else None
 
-    def finish(self, ended: RunEnded) -> None:
-        self.heard += [ended, [heading for heading, _ in ended.pictures()]]
+    def finish(self, event: RunEnded) -> None:
+        self.heard += [event, [heading for heading, _ in event.pictures()]]
 
     def close(self) -> None:
         self.heard.append("closed")
