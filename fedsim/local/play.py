@@ -111,7 +111,7 @@ class Play(PFL):
         def answer(samples: Batch, theta: Tensor) -> Batch:
             change = theta - params  # zero, with a gradient
             if self.concept == "nash":
-                change = change * self.game.own(samples["client"], change)
+                change = change * self.game.own_mask(samples["client"], change)
             if not self.learns:
                 return self.game(samples, change)  # linear: what it adds to samples that have answered
             return samples | {"x": samples["x"] + change @ carry[SLOPE]}

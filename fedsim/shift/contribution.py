@@ -73,10 +73,10 @@ class Contribution(Shift):
         mixture = getattr(dataset, "fractions", None)
         if mixture is not None:
             self.groups = len(mixture)
-            self.held, self.group_entry = None, "group"
+            self.held_fractions, self.group_entry = None, "group"
         elif isinstance(data, Stored) and dataset.classes is not None and federation.class_fractions is not None:
             self.groups = dataset.classes
-            self.held = torch.as_tensor(federation.class_fractions, device=federation.device).flatten(0, 1)
+            self.held_fractions = torch.as_tensor(federation.class_fractions, device=federation.device).flatten(0, 1)
         else:
             raise ConfigError(
                 f"shift=contribution moves the fractions of groups, which dataset={dataset.name} does not have; use "
@@ -94,8 +94,8 @@ class Contribution(Shift):
     def fractions(self, batch: dict[str, Tensor], theta: Tensor) -> Tensor:
         """[K] ν_{i,k}(θ) of the batch's client; they sum to 1."""
         fractions = self.attraction(theta, batch)
-        if self.held is not None:
-            held_fractions = entry(self.held, batch["row"])
+        if self.held_fractions is not None:
+            held_fractions = entry(self.held_fractions, batch["row"])
             fractions = fractions * (held_fractions > 0)
             # nobody it holds is attracted: all stay
             fractions = torch.where(fractions.sum() > 0, fractions, held_fractions.to(fractions.dtype))
@@ -103,7 +103,7 @@ class Contribution(Shift):
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         fractions = self.fractions(batch, theta)
-        if self.held is not None:
+        if self.held_fractions is not None:
             return self._weighted(batch, fractions)
         group = pick_group(fractions, batch["uniform"])
         shifted_batch = batch | {"group": group}
@@ -116,7 +116,7 @@ class Contribution(Shift):
 
     def respond_differentiably(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         fractions = self.fractions(batch, theta)
-        if self.held is not None:
+        if self.held_fractions is not None:
             return self._weighted(batch, fractions)
         expanded, group = components(batch, self.groups)
         weight = fractions[group]
@@ -125,7 +125,7 @@ class Contribution(Shift):
         return expanded | {"weight": weight, "group": group, "client": batch["client"], "row": batch["row"]}
 
     def _weighted(self, batch: dict[str, Tensor], fractions: Tensor) -> dict[str, Tensor]:
-        assert self.held is not None
-        held_fractions = entry(self.held, batch["row"]).to(fractions.dtype)
+        assert self.held_fractions is not None
+        held_fractions = entry(self.held_fractions, batch["row"]).to(fractions.dtype)
         weight = torch.where(held_fractions > 0, fractions / held_fractions.clamp(min=1e-12), 0.0)[batch["y"]]
         return batch | {"weight": weight * batch["weight"] if "weight" in batch else weight}

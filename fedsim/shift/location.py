@@ -35,16 +35,18 @@ class Location(Shift):
     effective_if = (
         EffectiveIf(
             "epsilon",
-            lambda component, run: component.given is None,
+            lambda component, run: component.given_epsilons is None,
             "{at}.epsilons=null, which gives all sensitivities",
         ),
         EffectiveIf(
             "variance",
-            lambda component, run: component.given is None,
+            lambda component, run: component.given_epsilons is None,
             "{at}.epsilons=null, which gives all sensitivities",
         ),
         EffectiveIf(
-            "seed", lambda component, run: component.given is None, "{at}.epsilons=null, which gives all sensitivities"
+            "seed",
+            lambda component, run: component.given_epsilons is None,
+            "{at}.epsilons=null, which gives all sensitivities",
         ),
         EffectiveIf("seed", lambda component, run: component.variance > 0, "{at}.variance above 0"),
     )
@@ -62,23 +64,23 @@ class Location(Shift):
         super().__init__(**options)
         self.epsilon = epsilon
         self.variance = variance
-        self.given, self.seed = epsilons, seed
+        self.given_epsilons, self.seed = epsilons, seed
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         m = federation.clients
         need_one_parameter_per_input("location", data.dataset, model)
-        if self.given is not None:
-            if len(self.given) != (total_clients := m + federation.num_newcomers):
+        if self.given_epsilons is not None:
+            if len(self.given_epsilons) != (total_clients := m + federation.num_newcomers):
                 raise ConfigError(
-                    f"shift.epsilons has {len(self.given)} entries, but clients={total_clients}; give one per client"
+                    f"shift.epsilons has {len(self.given_epsilons)} entries, but clients={total_clients}; give one per client"
                 )
-            drawn = torch.as_tensor(self.given[:m], dtype=torch.float64)
+            drawn = torch.as_tensor(self.given_epsilons[:m], dtype=torch.float64)
         else:
             noise = rng.generator(self.seed, rng.Purpose.SHIFT).standard_normal(m)
             weights = federation.client_weights[0]
             drawn = torch.as_tensor(of_moments("shift.variance", self.epsilon, self.variance, weights, noise))
         average = float((federation.client_weights @ drawn.numpy()).max())  # of the replicate where it is largest
-        if self.given is None:
+        if self.given_epsilons is None:
             average = max(average, self.epsilon)  # whatever rounding left of it
         if average >= 1:
             raise ConfigError(

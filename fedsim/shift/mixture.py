@@ -21,7 +21,7 @@ class Mixture:
     """The weights a_k, and samples that answer a model each: the lag k of every sample is drawn by them.
 
     Args:
-        given: λ ∈ [0, 1), a_k = (1 − λ) λ^k: each deployment moves a share 1 − λ of the samples, the others stay as
+        weights: λ ∈ [0, 1), a_k = (1 − λ) λ^k: each deployment moves a share 1 − λ of the samples, the others stay as
             they are, D_t = λ D_{t−1} + (1 − λ) D(θ_t). All that is older than the L-th model counts as the L-th,
             λ^{L−1} ≤ 10⁻³. Or a_0, a_1, … themselves.
 
@@ -29,9 +29,9 @@ class Mixture:
         weights: [L] float64.
     """
 
-    def __init__(self, given: float | Sequence[float]) -> None:
-        if isinstance(given, (str, bytes)) or not isinstance(given, Sequence):
-            decay = float(given)
+    def __init__(self, weights: float | Sequence[float]) -> None:
+        if isinstance(weights, (str, bytes)) or not isinstance(weights, Sequence):
+            decay = float(weights)
             length = 1 if decay == 0 else math.inf if decay == 1 else 1 + math.ceil(math.log(REST) / math.log(decay))
             if length > MOST:
                 raise ConfigError(
@@ -40,10 +40,10 @@ class Mixture:
             powers = decay ** torch.arange(int(length), dtype=torch.float64)
             self.weights = torch.cat([(1 - decay) * powers[:-1], powers[-1:]])
             return
-        self.weights = torch.tensor(list(given), dtype=torch.float64)
+        self.weights = torch.tensor(list(weights), dtype=torch.float64)
         if not len(self.weights) or abs(float(self.weights.sum()) - 1) > 1e-9 or not self.weights[0]:
             raise ConfigError(
-                f"{{mixture}}={list(given)} must be shares of the newest deployment, which is not 0, of the one "
+                f"{{mixture}}={list(weights)} must be shares of the newest deployment, which is not 0, of the one "
                 "before, …, that sum to 1",
                 mentions=("mixture",),
             )

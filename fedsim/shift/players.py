@@ -81,9 +81,9 @@ class Players(Shift):
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         joint = theta.reshape(self.players, self.goods)
         demand = entry(self.answer, batch["client"]).to(theta.dtype) @ joint  # [d]
-        return batch | {"x": batch["x"] + self.own(batch["client"], theta) * demand.repeat(self.players)}
+        return batch | {"x": batch["x"] + self.own_mask(batch["client"], theta) * demand.repeat(self.players)}
 
-    def own(self, client: Tensor, like: Tensor) -> Tensor:
+    def own_mask(self, client: Tensor, like: Tensor) -> Tensor:
         """[m·d] 1 in the client's block."""
         block = torch.arange(self.players * self.goods, device=client.device) // self.goods
         return (block == client).to(like.dtype)

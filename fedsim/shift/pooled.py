@@ -53,12 +53,12 @@ class PooledShift(Shift):
         self.groups, self.group_entry = inner.groups, inner.group_entry
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        return self._each(self.inner, batch, theta)
+        return self._apply_to_each(self.inner, batch, theta)
 
     def respond_differentiably(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        return self._each(self.inner.respond_differentiably, batch, theta)
+        return self._apply_to_each(self.inner.respond_differentiably, batch, theta)
 
-    def _each(
+    def _apply_to_each(
         self, move: Callable[..., dict[str, Tensor]], batch: dict[str, Tensor], theta: Tensor
     ) -> dict[str, Tensor]:
         """The samples one by one, as batches of their members."""

@@ -67,11 +67,11 @@ class FedStale(RemembersClients[FedStaleState]):
         super().__init__(server_lr, memory_dtype, weighting)
         self.beta = per_seed(beta)
         self.probabilities = probabilities
-        self.known = self.probabilities == "known"
+        self.uses_known = self.probabilities == "known"
         self.cutoff = cutoff
 
     def check(self, availability: Availability) -> None:
-        if self.known:
+        if self.uses_known:
             availability.require_known_probabilities("strategy=fedstale with strategy.probabilities=known")
 
     def initial(self, model: Tensor, federation: Federation) -> FedStaleState:
@@ -79,7 +79,7 @@ class FedStale(RemembersClients[FedStaleState]):
 
     def aggregate(self, state: FedStaleState, report: Report, t: int) -> FedStaleState:
         cohort = report.cohort
-        seldom = 1 / cohort.probability if self.known else state.mean_interval[cohort.rows]  # 1 / p_i
+        seldom = 1 / cohort.probability if self.uses_known else state.mean_interval[cohort.rows]  # 1 / p_i
         surprise = report.innovation - cohort.of_rows(self.beta) * self.recall(state, cohort)
         step = cohort.sum(surprise, cohort.weights(self.weighting) * seldom) + self.beta * state.mean
         model = cohort.unless_empty(state.model - self.server_lr * step, state.model)

@@ -107,13 +107,13 @@ class IFCA(ServerStep[IFCAState]):
         # where models are equal the first, as in `start`
         chosen = torch.stack(matches, dim=1).to(torch.uint8).argmax(1)
         mine, w = one_hot(chosen, self.k), cohort.weights(self.weighting)
-        clusters = torch.stack([self.moved(state, report, j, mine[:, j] * w) for j in range(self.k)], dim=1)
+        clusters = torch.stack([self.updated_model(state, report, j, mine[:, j] * w) for j in range(self.k)], dim=1)
         joined = mine - one_hot(before.clamp(min=0), self.k) * (before >= 0)[:, None]
         members = state.members + cohort.sum(joined, 1.0 / cohort.count.clamp(min=1)).round().to(torch.int64)
         state.choice[cohort.rows] = chosen
         return IFCAState(_largest(clusters, members), clusters, state.choice, members)
 
-    def moved(self, state: IFCAState, report: Report, j: int, weights: Tensor) -> Tensor:
+    def updated_model(self, state: IFCAState, report: Report, j: int, weights: Tensor) -> Tensor:
         """[R, d] the next x_j, for weights [n] that are 0 where another was chosen."""
         cohort = report.cohort
         if self.average == "models":

@@ -106,7 +106,7 @@ class Oort(FedAvg):
     def exploited(
         self,
         draw: np.random.Generator,
-        known: np.ndarray,
+        explored: np.ndarray,
         utility: np.ndarray,
         last: np.ndarray,
         t: int,
@@ -115,16 +115,16 @@ class Oort(FedAvg):
     ) -> np.ndarray:
         """So many of the known ones, by utility, which is exact up to `rounding`, relative to its size."""
         if not count:
-            return known[:0]
-        capped = np.minimum(utility[known], np.quantile(utility[known], self.clip))
+            return explored[:0]
+        capped = np.minimum(utility[explored], np.quantile(utility[explored], self.clip))
         utility_range = np.ptp(capped)
         equal = utility_range <= rounding * np.abs(capped).max()  # then the range is rounding alone, and scales nothing
         scores = (0.0 if equal else (capped - capped.min()) / utility_range) + np.sqrt(
-            0.1 * np.log(t + 1) / (last[known] + 1)
+            0.1 * np.log(t + 1) / (last[explored] + 1)
         )
         admitted = scores >= (self.cutoff - rounding) * np.sort(scores)[-count]  # also where rounding lowers one
-        keys = np.log(draw.random(len(known))) / np.maximum(scores, 1e-12)  # the largest are such a draw
-        return known[np.argsort(-np.where(admitted, keys, -np.inf), kind="stable")[:count]]
+        keys = np.log(draw.random(len(explored))) / np.maximum(scores, 1e-12)  # the largest are such a draw
+        return explored[np.argsort(-np.where(admitted, keys, -np.inf), kind="stable")[:count]]
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         assert isinstance(state, OortState)

@@ -21,15 +21,15 @@ class Rows:
     """What one replicate's k ≥ 1 clients that take part in a round bring home, those of all ranks; of a multiset a
     client is there as often as it was drawn."""
 
-    def __init__(self, report: Report, replicate: int, found: dict[str, list[Tensor]]) -> None:
-        self._report, self._replicate, self._found = report, replicate, found
+    def __init__(self, report: Report, replicate: int, cache: dict[str, list[Tensor]]) -> None:
+        self._report, self._replicate, self._cache = report, replicate, cache
 
     def of_replicate(self, name: str, rows: Tensor) -> Tensor:
         """[k, …] this replicate's part of [n, …], one row for every row of the cohort; `name` is whatever else is
         called so."""
-        if name not in self._found:
-            self._found[name] = self._report.cohort.by_replicate(rows)
-        return self._found[name][self._replicate]
+        if name not in self._cache:
+            self._cache[name] = self._report.cohort.by_replicate(rows)
+        return self._cache[name][self._replicate]
 
     def number(self, setting: Setting) -> float:
         """This replicate's, where replicates have theirs (`fedsim.core.per_seed`)."""
@@ -136,12 +136,12 @@ class PerReplicate(Strategy[State]):
             state, model=torch.stack(models), **{name: torch.stack(rows) for name, rows in after.items()}
         )
 
-    def _checked(self, what: str, value: Tensor, like: Tensor) -> Tensor:
+    def _checked(self, noun: str, value: Tensor, like: Tensor) -> Tensor:
         """A tensor of this shape, or one sentence."""
         if not isinstance(value, Tensor) or value.shape != like.shape:
             got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ConfigError(
-                f"strategy={type(self).__name__}: the {what} of a replicate must be a tensor {list(like.shape)}, and "
+                f"strategy={type(self).__name__}: the {noun} of a replicate must be a tensor {list(like.shape)}, and "
                 f"is {got}"
             )
         return value

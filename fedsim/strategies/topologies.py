@@ -37,9 +37,9 @@ class Network:
                 "set clients to another, or choose strategy.topology=ring"
             )
 
-    def linked(self, some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    def linked(self, receivers: np.ndarray, senders: np.ndarray) -> np.ndarray:
         """[k, l] bool: are these two clients [k], [l] neighbours? Nobody is its own."""
-        i, j, m = some[:, None], others[None], self.clients
+        i, j, m = receivers[:, None], senders[None], self.clients
         if self.topology == "ring":
             links = ((i - j) % m == 1) | ((j - i) % m == 1)
         elif self.topology == "torus":
@@ -54,12 +54,12 @@ class Network:
             key = rng.row_keys(torch.tensor(self.seed), rng.Purpose.STRATEGY, pair)
             links = (rng.uniform(key, torch.zeros_like(key), torch.float64) < self.probability).numpy()
         else:
-            links = np.ones((len(some), len(others)), dtype=bool)
+            links = np.ones((len(receivers), len(senders)), dtype=bool)
         return links & (i != j)
 
-    def degrees(self, some: np.ndarray) -> np.ndarray:
+    def degrees(self, receivers: np.ndarray) -> np.ndarray:
         """[k] how many neighbours these clients have."""
-        return self.linked(some, np.arange(self.clients)).sum(1)
+        return self.linked(receivers, np.arange(self.clients)).sum(1)
 
     def connected(self) -> bool:
         """Is there a way from everybody to everybody?"""
@@ -72,17 +72,17 @@ class Network:
             edge = unreached[self.linked(unreached, edge).any(1)]
         return bool(reached.all())
 
-    def mixing(self, there: np.ndarray, everybody: bool) -> np.ndarray:
+    def mixing(self, present: np.ndarray, everybody: bool) -> np.ndarray:
         """[k, k] W on the clients that are there [k]: symmetric, rows and columns sum to 1.
 
         W_ij = 1 / (1 + max(degrees)) of neighbours (Metropolis weights), the rest on the diagonal. The rows of
         those who are away are the identity's.
 
         Args:
-            there: numbers of clients, ascending.
+            present: numbers of clients, ascending.
             everybody: are degrees those of the whole network? Else those among who is there.
         """
-        links = self.linked(there, there)
-        degrees = self.degrees(there) if everybody else links.sum(1)
+        links = self.linked(present, present)
+        degrees = self.degrees(present) if everybody else links.sum(1)
         weights = links / (1.0 + np.maximum(degrees[:, None], degrees[None]))
         return weights + np.diag(1.0 - weights.sum(1))

@@ -69,7 +69,7 @@ def test_it_comes_to_the_optimum_though_clients_come_unequally_often(strategy, l
 
 @pytest.mark.parametrize("strategy", [MimiC(), AREA(), FedStale(0.4), FedStale(0.4, probabilities="known")])
 def test_with_everybody_there_it_is_fedavg(strategy, models, Scripted):
-    if getattr(strategy, "known", False):  # the script's probabilities are not 1
+    if getattr(strategy, "uses_known", False):  # the script's probabilities are not 1
         strategy = FedStale(0.0)
     torch.testing.assert_close(models(strategy, counts=everybody()), models(FedAvg(), counts=everybody()), **SAME)
 

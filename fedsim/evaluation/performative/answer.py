@@ -50,7 +50,7 @@ class Answer:
             raise ConfigError(f"diagnostics={list(diagnostics)}: with shift=none data answer no model; leave it out")
         if self.columns and model.columns.divided:
             raise ConfigError(f"diagnostics={list(diagnostics)}: clients deploy parts of their own; set columns=all")
-        if POWER in self.columns and getattr(getattr(shift, "inner", shift), "held", None) is not None:
+        if POWER in self.columns and getattr(getattr(shift, "inner", shift), "held_fractions", None) is not None:
             raise ConfigError(
                 f"diagnostics={list(diagnostics)}: power is how far samples move, and this shift moves the "
                 "weights of stored ones; leave it out"

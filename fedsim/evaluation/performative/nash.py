@@ -28,7 +28,7 @@ def nash_point(risk: Risk, start: Tensor, box: Box = None, tolerance: float = TO
     shift = risk.shift
     assert isinstance(shift, Players)
     clients = risk.base["client"]
-    own_masks = torch.stack([shift.own(client, risk.weights) for client in clients])  # [m, d]
+    own_masks = torch.stack([shift.own_mask(client, risk.weights) for client in clients])  # [m, d]
 
     def losses(theta: Tensor) -> Tensor:
         return vmap(risk.of_client, in_dims=(None, None, 0))(theta, theta, risk.base)
