@@ -15,21 +15,21 @@ from fedsim.core.errors import ConfigError
 
 
 @contextlib.contextmanager
-def described(kind: str, name: str, folder: Path, known: list[str], command: str) -> Iterator[dict[str, Any]]:
+def described(kind: str, name: str, folder: Path, names: list[str], command: str) -> Iterator[dict[str, Any]]:
     """The content of a file, for something to be made of it within.
 
     Args:
         kind: 'recipe', 'board', for messages.
         name: of the file, without its ending.
         folder: it is below.
-        known: all names.
+        names: all names.
         command: that lists them.
 
     Raises:
         ConfigError: there is no such file, or nothing can be made of it.
     """
-    if name not in known:
-        raise ConfigError(f"{name} is no {kind}{checks.nearest(name, known)}; {command} --list names them")
+    if name not in names:
+        raise ConfigError(f"{name} is no {kind}{checks.nearest(name, names)}; {command} --list names them")
     path = folder / f"{name}.yaml"
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)

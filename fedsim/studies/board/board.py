@@ -120,14 +120,14 @@ class Board:
     def cells(self, track: str | None = None) -> list[Cell]:
         """Those of a track, or all, in their order."""
         names = list(self.tracks) if track is None else [track]
-        return [self.cell(name, dict(at)) for name in names for at in self._places(self.tracks[name])]
+        return [self.cell(name, dict(at)) for name in names for at in self._variants(self.tracks[name])]
 
     def cell(self, track: str, at: Mapping[str, str]) -> Cell:
         """The one at these labels."""
         overrides = [*self.tracks[track].overrides, *(o for axis in self.axes for o in self.axes[axis][at[axis]])]
         return Cell(track, tuple((axis, at[axis]) for axis in self.axes), tuple(overrides))
 
-    def found(self, name: str) -> Cell:
+    def cell_named(self, name: str) -> Cell:
         """A cell by its name.
 
         Raises:
@@ -136,7 +136,7 @@ class Board:
         cells = {cell.name: cell for cell in self.cells()}
         return cells[checks.choice("--cell", name, cells)]
 
-    def _places(self, track: Track) -> list[tuple[tuple[str, str], ...]]:
+    def _variants(self, track: Track) -> list[tuple[tuple[str, str], ...]]:
         labels = [[(axis, label) for label in track.axes.get(axis, self.axes[axis])] for axis in self.axes]
         return list(itertools.product(*labels))
 
@@ -203,15 +203,15 @@ def _board(name: str, content: dict[str, Any]) -> Board:
     content["entries"] = {str(key): entry(value) for key, value in content["entries"].items()}
     content["tuning"] = Tuning(**content["tuning"])
     content["measures"] = {key: Measured(**value) for key, value in content["measures"].items()}
-    content["findings"] = [Finding.given(finding) for finding in content.get("findings") or []]
+    content["findings"] = [Finding.from_content(finding) for finding in content.get("findings") or []]
     return Board(name, **content)
 
 
-def entry(given: Any) -> Entry:
+def entry(content_or_text: Any) -> Entry:
     """From YAML: one override, or the attributes of an `Entry`."""
-    if isinstance(given, str):
-        return Entry([given])
-    content = dict(given)
+    if isinstance(content_or_text, str):
+        return Entry([content_or_text])
+    content = dict(content_or_text)
     if isinstance(content["overrides"], str):
         content["overrides"] = [content["overrides"]]
     knob = content.pop("knob", None)

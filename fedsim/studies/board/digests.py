@@ -38,13 +38,13 @@ def digests(simulation: Simulation) -> Digests:
     return {
         **{f"data: {name}": values for name, values in content(simulation).items() if name.endswith("of the data")},
         "models": models,
-        "splits": _whole(splits),
-        "traces": _whole([simulation.availability.counts(t).astype(np.int64) for t in range(rounds)]),
+        "splits": _sums(splits),
+        "traces": _sums([simulation.availability.counts(t).astype(np.int64) for t in range(rounds)]),
         "batches": fingerprint(np.stack([_first_batch(simulation, t, all_rows) for t in {0, rounds - 1}])),
     }
 
 
-def _whole(arrays: list[np.ndarray]) -> list[Any]:
+def _sums(arrays: list[np.ndarray]) -> list[Any]:
     """How many arrays, and a digest of all, their shapes with them."""
     digest = hashlib.blake2b(digest_size=12)
     for array in arrays:
@@ -52,24 +52,26 @@ def _whole(arrays: list[np.ndarray]) -> list[Any]:
     return [[len(arrays)], digest.hexdigest()]
 
 
-def _first_batch(simulation: Simulation, t: int, every: np.ndarray) -> np.ndarray:
+def _first_batch(simulation: Simulation, t: int, positions: np.ndarray) -> np.ndarray:
     """[R·m] the sum of the numbers that each client meets in its first step of a round."""
     all_active = np.ones((simulation.federation.replicates, simulation.federation.clients))
     cohort = simulation.federation.cohort(all_active, all_active, t)
-    batch = simulation.trainer.batches.plan(cohort, t).chunk(every).batch(0, 0, len(every), simulation.model.dtype)
+    batch = (
+        simulation.trainer.batches.plan(cohort, t).chunk(positions).batch(0, 0, len(positions), simulation.model.dtype)
+    )
     return np.asarray(batch["x"].detach().cpu().double().flatten(1).sum(1).numpy())
 
 
-def check(whose: str, found: Digests, committed: Digests, compared: list[str]) -> None:
+def check(label: str, digests: Digests, committed: Digests, compared: list[str]) -> None:
     """Refuse a row made with other traces, splits, data, initial models or batches than the cell's.
 
     Raises:
         ConfigError: they differ; the message says in what.
     """
-    shared = [name for name in found if name in committed and name.partition(":")[0] in compared]
-    mismatches = [name for name in shared if not match(committed[name], found[name])]
+    shared = [name for name in digests if name in committed and name.partition(":")[0] in compared]
+    mismatches = [name for name in shared if not match(committed[name], digests[name])]
     if mismatches:
         raise ConfigError(
-            f"{whose} was made with other {', '.join(mismatches)} than the rows it would stand beside; make it with "
+            f"{label} was made with other {', '.join(mismatches)} than the rows it would stand beside; make it with "
             "the board's own settings, seeds and version"
         )

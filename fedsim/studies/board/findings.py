@@ -36,21 +36,21 @@ class Comparison:
     but: list[str] = field(default_factory=list)
     within: float = 0.0
 
-    def check(self, place: str, entries: Collection[str], measures: Collection[str], cells: Collection[str]) -> None:
+    def check(self, label: str, entries: Collection[str], measures: Collection[str], cells: Collection[str]) -> None:
         """Refuse what a board with these entries, measures and cells does not have."""
         for key in ("one", "other"):
-            checks.choice(f"{place}.{key}", getattr(self, key), entries)
-        checks.choice(f"{place}.how", self.how, (AHEAD, ALIKE))
+            checks.choice(f"{label}.{key}", getattr(self, key), entries)
+        checks.choice(f"{label}.how", self.how, (AHEAD, ALIKE))
         if self.measure is not None:
-            checks.choice(f"{place}.measure", self.measure, measures)
+            checks.choice(f"{label}.measure", self.measure, measures)
         for key in ("cells", "but"):
             for pattern in getattr(self, key):
                 if not fnmatch.filter(cells, pattern):
-                    raise ConfigError(f"{place}.{key}: {pattern!r} matches none of the board's cells")
+                    raise ConfigError(f"{label}.{key}: {pattern!r} matches none of the board's cells")
         if not any(map(self.of, cells)):
-            raise ConfigError(f"{place}.but={self.but} leaves none of its cells")
-        if (self.how == ALIKE) != (checks.not_negative(f"{place}.within", self.within) > 0):
-            raise ConfigError(f"{place}.within={self.within} goes with how=alike, which needs it")
+            raise ConfigError(f"{label}.but={self.but} leaves none of its cells")
+        if (self.how == ALIKE) != (checks.not_negative(f"{label}.within", self.within) > 0):
+            raise ConfigError(f"{label}.within={self.within} goes with how=alike, which needs it")
 
     def of(self, cell: str) -> bool:
         """Is this cell one of its own?"""
@@ -59,12 +59,12 @@ class Comparison:
         )
         return is_included and not is_excluded
 
-    def shown(self, by: Paired, more: bool) -> bool:
-        """Do these differences show it? `more`: larger numbers are better."""
+    def is_shown(self, by: Paired, higher_is_better: bool) -> bool:
+        """Do these differences show it? `higher_is_better`: larger numbers are better."""
         low, high = by.interval
         if self.how == ALIKE:
             return -self.within <= low and high <= self.within
-        return low > 0 if more else high < 0
+        return low > 0 if higher_is_better else high < 0
 
 
 @dataclass
@@ -79,6 +79,6 @@ class Finding:
     shown_by: list[Comparison]
 
     @classmethod
-    def given(cls, content: dict[str, Any]) -> Finding:
+    def from_content(cls, content: dict[str, Any]) -> Finding:
         """From YAML."""
         return cls(content["says"], [Comparison(**comparison) for comparison in content["shown_by"]])

@@ -114,7 +114,7 @@ def _board(board: Board, options: argparse.Namespace) -> None:
     else:
         torch.set_num_threads(1)
         jobs = jobs_at_once(options.jobs, "cpu", len(cells))
-        compute(board, cells, entries_wanted, folder, options.out / board.name, jobs, made())
+        compute(board, cells, entries_wanted, folder, options.out / board.name, jobs, _provenance_of_run())
 
 
 def chosen(board: Board, globs: list[str]) -> list[Cell]:
@@ -158,7 +158,7 @@ def _check(board: Board, cells: list[Cell], entries: list[str], folder: Path, to
     print(f"{message}; data, splits, traces, initial models and batches are the same")
 
 
-def made() -> dict[str, Any]:
+def _provenance_of_run() -> dict[str, Any]:
     """What rows say of their making."""
     provenance = environment(torch.device("cpu"))
     versions = {name: provenance["versions"][name] for name in VERSIONS}

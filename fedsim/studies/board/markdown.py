@@ -25,46 +25,46 @@ CAPTIONS = {
 }
 
 
-def markdown(found: Standings, drawn: Sequence[str]) -> str:
+def markdown(standings: Standings, drawn: Sequence[str]) -> str:
     """The page; `drawn` are names of its pictures."""
-    board = found.board
+    board = standings.board
     command = code_span(f"fedsim-leaderboard {board.name} --page")
     planned = len(board.cells())
-    row_counts = Counter(row.status for cells in found.cells for row in cells.rows.values())
+    row_counts = Counter(row.status for cells in standings.cells for row in cells.rows.values())
     lines = [
         f"# {in_markdown(board.title)}: {in_markdown(board.about)}",
         "",
         f"Written by {command} from the results in this folder; do not edit.",
-        f"{len(found.cells)} of {planned} cells, {row_counts[DONE]} rows with numbers, {len(board.seeds)} seeds each; "
+        f"{len(standings.cells)} of {planned} cells, {row_counts[DONE]} rows with numbers, {len(board.seeds)} seeds each; "
         "`index.html` beside this page has the same with filters; it opens from disk. "
         "[What a cell is, how to cite, and how to submit an algorithm](../../../../docs/leaderboard.md).",
         "",
         *_tuning(board),
         "",
     ]
-    if len(found.cells) < planned:
-        missing = [t for t in board.tracks if t not in found.tracks]
-        lines += [f"**Not complete**: {planned - len(found.cells)} cells are not computed yet"]
+    if len(standings.cells) < planned:
+        missing = [t for t in board.tracks if t not in standings.tracks]
+        lines += [f"**Not complete**: {planned - len(standings.cells)} cells are not computed yet"]
         lines[-1] += f", none of {', '.join(map(in_markdown, missing))}." if missing else "."
         lines.append("")
-    lines += findings(found)
-    lines += _table(found)
-    if found.test is not None:
-        settled, test = found.settled(), found.test
+    lines += findings(standings)
+    lines += _table(standings)
+    if standings.test is not None:
+        settled, test = standings.settled(), standings.test
         lines += [
             f"Friedman's test of equal ranks: χ² = {test.chi_square:.1f}, p = {test.p:.2g}. Order after half of the "
             f"rounds against that at the end, Kendall's τ: {settled.tau:.2f} in the mean over cells, "
-            f"{settled.least:.2f} at least.",
+            f"{settled.min_tau:.2f} at least.",
         ]
-        if settled.told:
+        if settled.separated_pairs:
             lines[-1] += (
-                f" Of the {settled.told} pairs that a cell's paired intervals tell apart at the end, "
-                f"{settled.kept / settled.told:.1%} stood in that order by then."
+                f" Of the {settled.separated_pairs} pairs that a cell's paired intervals tell apart at the end, "
+                f"{settled.kept_pairs / settled.separated_pairs:.1%} stood in that order by then."
             )
         lines.append("")
     for name in drawn:
         lines += [f"![{name}]({name})", "", CAPTIONS[name.removesuffix(".png")], ""]
-    if unranked := found.others:
+    if unranked := standings.other_names:
         reasons = dict.fromkeys(unranked.values())
         bullets = [
             f"- {in_markdown(', '.join(n for n, cause in unranked.items() if cause == reason))}: "
@@ -72,15 +72,15 @@ def markdown(found: Standings, drawn: Sequence[str]) -> str:
             for reason in reasons
         ]
         lines += ["Not ranked:", "", *bullets, ""]
-    for track in found.tracks if len(found.tracks) > 1 else ():
+    for track in standings.tracks if len(standings.tracks) > 1 else ():
         lines += [
             f"## {in_markdown(track)}",
             "",
             f"{in_markdown(board.tracks[track].about)}.",
             "",
-            *_table(found.at(track)),
+            *_table(standings.at(track)),
         ]
-    return "\n".join([*lines, *_made(found)]).rstrip() + "\n"
+    return "\n".join([*lines, *_provenance(standings)]).rstrip() + "\n"
 
 
 def _tuning(board: Board) -> list[str]:
@@ -95,52 +95,54 @@ def _tuning(board: Board) -> list[str]:
     ]
 
 
-def _table(found: Standings) -> list[str]:
+def _table(standings: Standings) -> list[str]:
     """A line for every ranked entry: rank, the main measure, its difference, wins and losses, the others, memory,
     processor time."""
-    board, names = found.board, found.ranked
+    board, names = standings.board, standings.ranked
     against = board.against if board.against in names else None
     other_measures = [m for m in board.measures if m != board.main]
     heads = ["", "rank", board.main, f"to {board.against}", "won/lost", *other_measures, "memory", "ms a round"]
     lines = ["| " + " | ".join(map(in_markdown, heads)) + " |", "|---" + "|--:" * (len(heads) - 1) + "|"]
-    ranks = found.test.ranks if found.test is not None else np.arange(1.0, len(names) + 1)
+    ranks = standings.test.ranks if standings.test is not None else np.arange(1.0, len(names) + 1)
     for index, name in enumerate(names):
         comparison = ["", ""]
         if against is not None and name != against:
             row, column = index, names.index(against)
             comparison = [
-                _difference(found.paired(name, against), board.measures[board.main]),
-                f"{found.wins[row, column]}/{found.wins[column, row]}",
+                _difference(standings.paired(name, against), board.measures[board.main]),
+                f"{standings.wins[row, column]}/{standings.wins[column, row]}",
             ]
-        cells = [in_markdown(name), f"{ranks[index]:.1f}", _mean(found, name, board.main), *comparison]
-        cells += [_mean(found, name, measure) for measure in other_measures]
-        ms = found.milliseconds(name)
-        cells += [_memory(found, name), "–" if ms is None else f"{ms:.3g}"]
+        cells = [in_markdown(name), f"{ranks[index]:.1f}", _mean(standings, name, board.main), *comparison]
+        cells += [_mean(standings, name, measure) for measure in other_measures]
+        ms = standings.milliseconds(name)
+        cells += [_memory(standings, name), "–" if ms is None else f"{ms:.3g}"]
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
 
 
-def findings(found: Standings) -> list[str]:
+def findings(standings: Standings) -> list[str]:
     """The board's sentences, and under each what shows it, or that its numbers do not."""
     lines = []
-    for number, finding in enumerate(found.board.findings, 1):
+    for number, finding in enumerate(standings.board.findings, 1):
         lines += [f"{number}. **{in_markdown(finding.says)}**", ""]
-        lines += [f"   - {compared(found, comparison, in_markdown)}" for comparison in finding.shown_by]
+        lines += [f"   - {compared(standings, comparison, in_markdown)}" for comparison in finding.shown_by]
         lines.append("")
     return ["## What the numbers say", "", *lines] if lines else []
 
 
-def compared(found: Standings, what: Comparison, shown: Callable[[str], str] = str) -> str:
-    """A comparison with its numbers, and whether they show it; `shown` makes text of names."""
-    by, cells, holds = found.compared(what)
-    name = what.measure or found.board.main
-    measure = found.board.measures[name]
-    among = [_patterns(what.cells)] if what.cells != [EVERYWHERE] else []
-    among += [f"but {_patterns(what.but)}"] if what.but else []
+def compared(standings: Standings, comparison: Comparison, formatter: Callable[[str], str] = str) -> str:
+    """A comparison with its numbers, and whether they show it; `formatter` makes text of names."""
+    by, cells, holds = standings.compared(comparison)
+    name = comparison.measure or standings.board.main
+    measure = standings.board.measures[name]
+    among = [_patterns(comparison.cells)] if comparison.cells != [EVERYWHERE] else []
+    among += [f"but {_patterns(comparison.but)}"] if comparison.but else []
     scope = f" ({' '.join(among)})" if among else ""
-    names = f"{shown(what.one)} less {shown(what.other)}, {shown(name)}"
+    names = f"{formatter(comparison.one)} less {formatter(comparison.other)}, {formatter(name)}"
     statement = f"{names}, {cells} cell{'s' * (cells != 1)}{scope}: {_difference(by, measure)}"
-    margin = f", within ±{100 * what.within if measure.percent else what.within:g}" if what.within else ""
+    margin = (
+        f", within ±{100 * comparison.within if measure.percent else comparison.within:g}" if comparison.within else ""
+    )
     return statement + margin + ("" if holds else "; **not shown**")
 
 
@@ -148,15 +150,15 @@ def _patterns(of: list[str]) -> str:
     return ", ".join(map(code_span, of))
 
 
-def _mean(found: Standings, name: str, measure: str) -> str:
+def _mean(standings: Standings, name: str, measure: str) -> str:
     """Mean over cells and seeds; of costs the median over those that got there, and how many did."""
-    by = found.board.measures[measure]
-    values = np.concatenate([cells.rows[name].of(measure) for cells in found.cells])
+    by = standings.board.measures[measure]
+    values = np.concatenate([cells.rows[name].of(measure) for cells in standings.cells])
     finite_values = values[np.isfinite(values)]
     if not len(finite_values):
         return "–"
     if by.until is not None:
-        share = len(finite_values) / (len(found.board.seeds) * len(found.cells))
+        share = len(finite_values) / (len(standings.board.seeds) * len(standings.cells))
         return f"{_count(float(np.median(finite_values)))} ({100 * share:.0f} %)"
     text = f"{100 * finite_values.mean():.1f} %" if by.percent else f"{finite_values.mean():.4g}"
     return text if len(finite_values) == len(values) else f"{text} ({len(finite_values)} of {len(values)})"
@@ -173,8 +175,8 @@ def _difference(by: Paired, measure: Measured) -> str:
     return f"**{text}**" if sure else text
 
 
-def _memory(found: Standings, name: str) -> str:
-    sizes = sorted({cells.rows[name].remembered for cells in found.cells if cells.rows[name].status == DONE})
+def _memory(standings: Standings, name: str) -> str:
+    sizes = sorted({cells.rows[name].remembered for cells in standings.cells if cells.rows[name].status == DONE})
     return (
         "–"
         if not sizes or sizes[-1] == 0
@@ -190,9 +192,9 @@ def _count(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _made(found: Standings) -> list[str]:
+def _provenance(standings: Standings) -> list[str]:
     """Which commands and versions made the rows."""
-    rows = [row for cells in found.cells for row in cells.rows.values() if row.status != REFUSED]
+    rows = [row for cells in standings.cells for row in cells.rows.values() if row.status != REFUSED]
     origins = Counter(
         (str(row.made.get("command")), _commit(row.made), _versions(row.made)) for row in rows if row.made
     )
@@ -203,11 +205,11 @@ def _made(found: Standings) -> list[str]:
     return ["## Made by", "", *lines] if lines else []
 
 
-def _commit(made: dict[str, Any]) -> str:
+def _commit(provenance: dict[str, Any]) -> str:
     """Its first letters, and whether there were changes."""
-    commit = str(made.get("commit") or "unknown")
+    commit = str(provenance.get("commit") or "unknown")
     return commit[:7] + (" with changes" if commit.endswith("+") else "")
 
 
-def _versions(made: dict[str, dict[str, str]]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in (made.get("versions") or {}).items())
+def _versions(provenance: dict[str, dict[str, str]]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in (provenance.get("versions") or {}).items())

@@ -44,7 +44,7 @@ class Measured:
         return [factor * float(value) for value in cost(run, self.metric, target, SPENT[self.until])]
 
     @property
-    def more(self) -> bool:
+    def higher_is_better(self) -> bool:
         """Is more of it better?"""
         return self.until is None and rises(self.metric)
 

@@ -42,19 +42,21 @@ def write_pages(board: Board, folder: Path) -> list[Path]:
     return [*(folder / name for name in texts), *drawn]
 
 
-def pictures(found: Standings, folder: Path) -> list[Path]:
+def pictures(standings: Standings, folder: Path) -> list[Path]:
     """Critical differences, wins, and cell by cell the difference to the entry that all are held against: percentage
     points where they are what the board's first measure is in, and else ranks."""
-    if found.test is None:
+    if standings.test is None:
         return []
-    board, names = found.board, found.ranked
+    board, names = standings.board, standings.ranked
     drawn = {
-        "critical_differences": plots.critical_differences(names, found.test.ranks, found.difference, found.groups()),
-        "wins": plots.wins(names, found.wins, len(found.cells)),
+        "critical_differences": plots.critical_differences(
+            names, standings.test.ranks, standings.difference, standings.groups()
+        ),
+        "wins": plots.wins(names, standings.wins, len(standings.cells)),
     }
-    columns = [" ".join(label for _, label in cells.cell.at) for cells in found.cells]
-    blocks = [(track, len(list(group))) for track, group in itertools.groupby(c.cell.track for c in found.cells)]
-    scores = found.scores()
+    columns = [" ".join(label for _, label in cells.cell.at) for cells in standings.cells]
+    blocks = [(track, len(list(group))) for track, group in itertools.groupby(c.cell.track for c in standings.cells)]
+    scores = standings.scores()
     if not board.measures[board.main].percent:  # of another size in every track
         drawn["cells"] = plots.places(names, columns, np.where(np.isfinite(scores), ranked(scores), np.nan).T, blocks)
     elif board.against in names:
@@ -72,43 +74,45 @@ def pictures(found: Standings, folder: Path) -> list[Path]:
     return paths
 
 
-def html(found: Standings) -> str:
+def html(standings: Standings) -> str:
     """The page with filters."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    payload = json.dumps(without_nan(data(found)), separators=(",", ":"), ensure_ascii=False)
+    payload = json.dumps(without_nan(data(standings)), separators=(",", ":"), ensure_ascii=False)
     return template.render(
-        title=found.board.title,
-        about=found.board.about,
+        title=standings.board.title,
+        about=standings.board.about,
         findings=[
-            (finding.says, [compared(found, comparison) for comparison in finding.shown_by])
-            for finding in found.board.findings
+            (finding.says, [compared(standings, comparison) for comparison in finding.shown_by])
+            for finding in standings.board.findings
         ],
         data=Markup(payload.replace("<", "\\u003c")),
     )
 
 
-def data(found: Standings) -> dict[str, Any]:
+def data(standings: Standings) -> dict[str, Any]:
     """All numbers, for the page's own program."""
-    board = found.board
+    board = standings.board
     return {
         "title": board.title,
         "seeds": len(board.seeds),
         "t": float(stats.t.ppf(0.975, len(board.seeds) - 1)) if len(board.seeds) > 1 else 0.0,
         "measures": [
-            {"name": name, "about": m.about or m.metric, "more": m.more, "percent": m.percent}
+            {"name": name, "about": m.about or m.metric, "more": m.higher_is_better, "percent": m.percent}
             for name, m in board.measures.items()
         ],
         "against": board.against,
-        "tracks": {name: board.tracks[name].about for name in found.tracks},
-        "times": {track: {name: found.times.ms(track, name) for name in board.entries} for track in found.tracks},
+        "tracks": {name: board.tracks[name].about for name in standings.tracks},
+        "times": {
+            track: {name: standings.times.ms(track, name) for name in board.entries} for track in standings.tracks
+        },
         "axes": {
-            axis: [label for label in labels if any(dict(c.cell.at)[axis] == label for c in found.cells)]
+            axis: [label for label in labels if any(dict(c.cell.at)[axis] == label for c in standings.cells)]
             for axis, labels in board.axes.items()
         },
         "entries": {name: {"about": e.about, "remembers": e.remembers} for name, e in board.entries.items()},
-        "cells": [_cell(cells) for cells in found.cells],
-        "versions": [" ".join(text) for text in dict.fromkeys(_versions(found))],
+        "cells": [_cell(cells) for cells in standings.cells],
+        "versions": [" ".join(text) for text in dict.fromkeys(_versions(standings))],
     }
 
 
@@ -129,7 +133,7 @@ def _cell(cells: Cells) -> dict[str, Any]:
     }
 
 
-def _versions(found: Standings) -> list[tuple[str, ...]]:
+def _versions(standings: Standings) -> list[tuple[str, ...]]:
     """Of every row that is done: what made it."""
-    rows = [row for cells in found.cells for row in cells.rows.values() if row.status == DONE]
+    rows = [row for cells in standings.cells for row in cells.rows.values() if row.status == DONE]
     return [tuple(f"{k} {v}" for k, v in (row.made.get("versions") or {}).items()) for row in rows]

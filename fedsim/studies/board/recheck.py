@@ -33,7 +33,7 @@ def recheck(board: Board, cell: Cell, entries: list[str], folder: Path, scratch:
     names = [name for name in entries if name in old_cells.rows]
     if not names:
         raise ConfigError(f"{cell.name} has no row yet that could be made again")
-    rates = Rates.read(folder).found[cell.track]
+    rates = Rates.read(folder).by_track[cell.track]
     Fill(board, names, scratch / "runs", scratch / "results", {}, cell, rates)()
     new_cells = read(scratch / "results", cell, board)
     worst = 0.0

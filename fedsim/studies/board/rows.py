@@ -166,11 +166,11 @@ class Rates(TrackSettings):
 def tuned(chosen: Trial | None, scores: dict[Trial, list[float]], tuning: Tuning, track: Track) -> dict[str, Any]:
     """What `Rates` keeps of an algorithm: what was chosen, of which trials, by which budget."""
 
-    def said(value: float) -> float | None:
+    def finite_or_none(value: float) -> float | None:
         return float(f"{value:.6g}") if math.isfinite(value) else None
 
-    trials = [[t.lr, t.knob, *(said(v) for v in values)] for t, values in scores.items()]
-    best = None if chosen is None else said(sum(scores[chosen]) / len(scores[chosen]))
+    trials = [[t.lr, t.knob, *(finite_or_none(v) for v in values)] for t, values in scores.items()]
+    best = None if chosen is None else finite_or_none(sum(scores[chosen]) / len(scores[chosen]))
     return {
         "lr": None if chosen is None else chosen.lr,
         "knob": None if chosen is None else chosen.knob,
@@ -183,10 +183,10 @@ def tuned(chosen: Trial | None, scores: dict[Trial, list[float]], tuning: Tuning
     }
 
 
-def overrides_of(found: dict[str, Any], knob: TunedParameter | None) -> list[str]:
+def overrides_of(rates: dict[str, Any], knob: TunedParameter | None) -> list[str]:
     """The overrides that make what tuning chose."""
-    chosen = [f"lr={found['lr']}"]
-    return chosen if knob is None else [*chosen, knob.set(found["knob"])]
+    chosen = [f"lr={rates['lr']}"]
+    return chosen if knob is None else [*chosen, knob.set(rates["knob"])]
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:

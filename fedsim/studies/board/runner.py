@@ -31,7 +31,7 @@ def compute(
     folder: Path,
     runs: Path,
     jobs: int,
-    made: dict[str, Any],
+    provenance: dict[str, Any],
     say: Callable[[str], None] = print,
 ) -> None:
     """Make what is missing of these cells and entries.
@@ -42,7 +42,7 @@ def compute(
         folder: of the board's results: rates.json, times.json and a file for every cell.
         runs: folder of runs that are under way; a command that was killed goes on with them.
         jobs: processes.
-        made: what rows say of their making.
+        provenance: what rows say of their making.
         say: hears of every piece of work that is done.
 
     Raises:
@@ -56,28 +56,28 @@ def compute(
         for name in entries:
             rates.check(board, track, name)
         batches = [missing[first : first + TUNED_TOGETHER] for first in range(0, len(missing), TUNED_TOGETHER)]
-        tunings += [Tune(board, batch, runs, folder, made, track) for batch in batches]
-    for number, (tune, results) in enumerate(_each(tunings, jobs), 1):
-        rates.take(tune.track, results)
+        tunings += [Tune(board, batch, runs, folder, provenance, track) for batch in batches]
+    for number, (tune, results) in enumerate(_completed(tunings, jobs), 1):
+        rates.update(tune.track, results)
         rates.write(folder)
         say(f"[{number}/{len(tunings)}] tuned in {tune.track}: {', '.join(tune.entries)}")
     fillings = []
     for cell in cells:
         rows = read(folder, cell, board).rows
         if missing := [name for name in entries if name not in rows]:
-            fillings.append(Fill(board, missing, runs, folder, made, cell, rates.found[cell.track]))
-    for number, (fill, name) in enumerate(_each(fillings, jobs), 1):
+            fillings.append(Fill(board, missing, runs, folder, provenance, cell, rates.by_track[cell.track]))
+    for number, (fill, name) in enumerate(_completed(fillings, jobs), 1):
         say(f"[{number}/{len(fillings)}] {name}: {len(fill.entries)} rows")
     times = Times.read(folder)
     for track in tracks:
         if missing := [name for name in entries if times.of(track, name) is None]:
-            results = Time(board, missing, runs, folder, made, track, rates.found[track])()
-            times.take(track, results)
+            results = Time(board, missing, runs, folder, provenance, track, rates.by_track[track])()
+            times.update(track, results)
             times.write(folder)
             say(f"timed in {track}: {', '.join(results)}")
 
 
-def _each(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
+def _completed(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
     """The tasks, each as it ends, with what came of it."""
     if jobs == 1 or len(tasks) < 2:
         for task in tasks:
@@ -85,7 +85,7 @@ def _each(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
         return
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_worker)
     try:
-        waiting = {pool.submit(_done, task): task for task in tasks}
+        waiting = {pool.submit(_run_task, task): task for task in tasks}
         progress = JobProgress(len(tasks), "pieces of work")
         for future in as_they_end(list(waiting), progress):
             progress.finished()
@@ -99,7 +99,7 @@ def _each(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
     pool.shutdown()
 
 
-def _done(task: Callable[[], T]) -> tuple[str | None, T | None]:
+def _run_task(task: Callable[[], T]) -> tuple[str | None, T | None]:
     """In a worker: why it was stopped, or what came of it."""
     try:
         outcome: tuple[str | None, T | None] = None, task()

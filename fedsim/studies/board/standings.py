@@ -26,15 +26,15 @@ class HalfwayOrder(NamedTuple):
 
     Attributes:
         tau: Kendall's τ between them, the mean over cells; NaN where there are no curves.
-        least: τ in the cell where it is least.
-        told: pairs that the paired interval of a cell tells apart at the end, in all cells.
-        kept: how many of them half of the rounds had put in that order.
+        min_tau: τ in the cell where it is least.
+        separated_pairs: pairs that the paired interval of a cell tells apart at the end, in all cells.
+        kept_pairs: how many of them half of the rounds had put in that order.
     """
 
     tau: float
-    least: float
-    told: int
-    kept: int
+    min_tau: float
+    separated_pairs: int
+    kept_pairs: int
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Standings:
         return name in cells.rows and cells.rows[name].status != REFUSED
 
     @property
-    def others(self) -> dict[str, str]:
+    def other_names(self) -> dict[str, str]:
         """Entries that are not ranked, and why."""
         reasons = {}
         for name in self.board.entries:
@@ -106,7 +106,7 @@ class Standings:
 
     def _score(self, row: Row, measure: str) -> float:
         """To six digits, of the seven that are kept: what is equal but for rounding shares a rank."""
-        sign = 1 if self.board.measures[measure].more else -1
+        sign = 1 if self.board.measures[measure].higher_is_better else -1
         values = row.of(measure)
         if row.status != DONE or not np.isfinite(values).all():
             return WORST
@@ -128,27 +128,31 @@ class Standings:
         assert self.test is not None
         return not_told_apart(self.test.ranks, self.difference)
 
-    def paired(self, one: str, other: str, measure: str | None = None) -> Paired:
+    def paired(self, first: str, second: str, measure: str | None = None) -> Paired:
         """Differences by seed of the means over cells: what one has more than the other. Cells where either has no
         number are left out."""
-        pairs = self._both(one, other, measure or self.board.main)
+        pairs = self._value_pairs(first, second, measure or self.board.main)
         if not pairs:
             return Paired(np.zeros(0))
         a, b = np.array(pairs).mean(0)
         return paired(a, b, self.board.seeds, self.board.seeds)
 
-    def _both(self, one: str, other: str, measure: str) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _value_pairs(self, first: str, second: str, measure: str) -> list[tuple[np.ndarray, np.ndarray]]:
         """The numbers of two entries in the cells where both have them."""
-        rows = [cells.rows for cells in self.cells if {one, other} <= cells.rows.keys()]
-        pairs = [(of[one].of(measure), of[other].of(measure)) for of in rows]
+        rows = [cells.rows for cells in self.cells if {first, second} <= cells.rows.keys()]
+        pairs = [(of[first].of(measure), of[second].of(measure)) for of in rows]
         return [(a, b) for a, b in pairs if len(a) and len(b) and np.isfinite([a, b]).all()]
 
-    def compared(self, what: Comparison) -> tuple[Paired, int, bool]:
+    def compared(self, comparison: Comparison) -> tuple[Paired, int, bool]:
         """Differences by seed, of how many cells they are, and whether they show what is said."""
-        subset = Standings(self.board, [cells for cells in self.cells if what.of(cells.cell.name)])
-        measure = what.measure or self.board.main
-        by = subset.paired(what.one, what.other, measure)
-        return by, len(subset._both(what.one, what.other, measure)), what.shown(by, self.board.measures[measure].more)
+        subset = Standings(self.board, [cells for cells in self.cells if comparison.of(cells.cell.name)])
+        measure = comparison.measure or self.board.main
+        by = subset.paired(comparison.one, comparison.other, measure)
+        return (
+            by,
+            len(subset._value_pairs(comparison.one, comparison.other, measure)),
+            comparison.is_shown(by, self.board.measures[measure].higher_is_better),
+        )
 
     @functools.cached_property
     def wins(self) -> np.ndarray:
@@ -161,23 +165,23 @@ class Standings:
     def _better(self) -> list[np.ndarray]:
         """Cell by cell, [k, k] whether the one of a line is better than the one of a column there."""
         main = self.board.main
-        higher_is_better = self.board.measures[main].more
+        higher_is_better = self.board.measures[main].higher_is_better
         rows = [[cells.rows[name] for name in self.ranked] for cells in self.cells]
         return [
             np.array([[a is not b and self._beats(a, b, main, higher_is_better) for b in of] for a in of])
             for of in rows
         ]
 
-    def _beats(self, one: Row, other: Row, measure: str, more: bool) -> bool:
-        failed = [self._score(row, measure) == WORST for row in (one, other)]
+    def _beats(self, first: Row, second: Row, measure: str, higher_is_better: bool) -> bool:
+        failed = [self._score(row, measure) == WORST for row in (first, second)]
         if any(failed):
             return not failed[0]
-        low, high = paired(one.of(measure), other.of(measure), self.board.seeds, self.board.seeds).interval
-        return low > 0 if more else high < 0
+        low, high = paired(first.of(measure), second.of(measure), self.board.seeds, self.board.seeds).interval
+        return low > 0 if higher_is_better else high < 0
 
     def settled(self) -> HalfwayOrder:
         """Whether half of the rounds had given the same order, by the curves of who was not given up."""
-        sign = 1 if self.board.measures[self.board.main].more else -1
+        sign = 1 if self.board.measures[self.board.main].higher_is_better else -1
         taus, agreeing_pairs, separated_pairs = [], 0, 0
         for cells, better in zip(self.cells, self._better, strict=True):
             curves = [np.array(cells.rows[name].curve, dtype=float) for name in self.ranked]

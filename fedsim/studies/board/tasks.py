@@ -35,14 +35,14 @@ class Task:
     entries: whose.
     runs: folder of runs that are under way; they are deleted when their numbers are kept.
     folder: of the board's results.
-    made: command, commit, versions: what rows say of their making.
+    provenance: command, commit, versions: what rows say of their making.
     """
 
     board: Board
     entries: list[str]
     runs: Path
     folder: Path
-    made: dict[str, Any]
+    provenance: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Tune(Task):
                     knob = [] if entry.knob is None else [entry.knob.set(value)]
                     overrides = (*entry.overrides, *self._trial(rates), *knob)
                     planned.append((name, value, rates, _job(board, cell, name, overrides, self.runs)))
-        outcomes = dict(_together([job for *_, job in planned]))
+        outcomes = dict(_run_jobs([job for *_, job in planned]))
         scores: dict[str, dict[Trial, list[float]]] = {name: {} for name in self.entries}
         refused: dict[str, str] = {}
         for name, value, rates, job in planned:
@@ -115,21 +115,21 @@ class Fill(Task):
             entry, entry_rates = board.entries[name], rates[name]
             if entry_rates["lr"] is None:
                 reason = entry_rates.get("message") or "no trial of its tuning ended well"
-                cells.add(name, Row(REFUSED, reason, entry.overrides, made=self.made), board.compared)
+                cells.add(name, Row(REFUSED, reason, entry.overrides, made=self.provenance), board.compared)
                 continue
             overrides = (*entry.overrides, *overrides_of(entry_rates, entry.knob), f"seeds={board.seeds}")
-            row = Row(DONE, "", list(overrides), made=self.made)
+            row = Row(DONE, "", list(overrides), made=self.provenance)
             try:
                 job = _job(board, cell, name, overrides, self.runs)
                 simulation, _, _ = build(job.config, shared=shared)
                 row.digests, row.remembered = digests(simulation), remembered(simulation)
             except ConfigError as error:
-                cells.add(name, Row(REFUSED, str(error), list(overrides), made=self.made), board.compared)
+                cells.add(name, Row(REFUSED, str(error), list(overrides), made=self.provenance), board.compared)
                 continue
             rows[job.folder] = name, row
             jobs.append(job)
         for company in in_company(jobs):
-            for folder, outcome in _together(company):
+            for folder, outcome in _run_jobs(company):
                 name, row = rows[folder]
                 row.status, row.message = outcome.status, outcome.message if outcome.status != DONE else ""
                 if outcome.status == DONE:
@@ -165,7 +165,7 @@ class Time(Task):
         shared: dict[str, Any] = {}
         for name in self.entries:
             entry, entry_rates = board.entries[name], rates[name]
-            timings[name] = {"ms": None, "made": self.made}
+            timings[name] = {"ms": None, "made": self.provenance}
             if entry_rates["lr"] is None:
                 continue
             job = _job(board, cell, name, (*entry.overrides, *overrides_of(entry_rates, entry.knob), *short), self.runs)
@@ -180,7 +180,7 @@ def _job(board: Board, cell: Cell, name: str, overrides: Sequence[str], runs: Pa
     return plan([setting], runs, ())[0]
 
 
-def _together(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
+def _run_jobs(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
     """Run these in lockstep, company by company, and yield where each was and how it ended.
 
     Raises:

@@ -16,12 +16,12 @@ from fedsim.core.files import write_json
 class TrackSettings:
     """Attributes:
 
-    found: track → entry → what is known of it.
+    by_track: track → entry → what is known of it.
     """
 
     file: ClassVar[str]
 
-    found: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    by_track: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -32,17 +32,17 @@ class TrackSettings:
     def write(self, folder: Path) -> None:
         """Keep them."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / self.file, self.found)
+        write_json(folder / self.file, self.by_track)
 
-    def take(self, track: str, found: dict[str, dict[str, Any]]) -> None:
+    def update(self, track: str, settings: dict[str, dict[str, Any]]) -> None:
         """Entry → what is known of it in this track."""
-        self.found.setdefault(track, {}).update(found)
+        self.by_track.setdefault(track, {}).update(settings)
 
     def of(self, track: str, entry: str) -> dict[str, Any] | None:
         """What is known of it; None: nothing yet."""
-        return self.found.get(track, {}).get(entry)
+        return self.by_track.get(track, {}).get(entry)
 
     def forget(self, entry: str) -> None:
         """Nothing is known of it any more."""
-        for track in self.found.values():
+        for track in self.by_track.values():
             track.pop(entry, None)

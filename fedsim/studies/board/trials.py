@@ -58,12 +58,12 @@ class Tuning:
     last: int = 1
     overrides: list[str] = field(default_factory=list)
 
-    def check(self, place: str, knob: TunedParameter | None) -> None:
+    def check(self, label: str, knob: TunedParameter | None) -> None:
         """Refuse a knob whose values do not share the trials out."""
         checks.whole_number("tuning.trials", self.trials)
         if knob is not None and (not knob.values or self.trials % len(knob.values)):
             raise ConfigError(
-                f"{place}: knob.values={knob.values} must be as many as divide tuning.trials={self.trials}"
+                f"{label}: knob.values={knob.values} must be as many as divide tuning.trials={self.trials}"
             )
 
     def grid(self, knob: TunedParameter | None, rates: tuple[float, float]) -> dict[Any, list[float]]:

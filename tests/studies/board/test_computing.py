@@ -35,7 +35,7 @@ def composed(overrides: list[str]) -> tuple[Any, dict[str, str]]:
 
 
 def test_a_row_has_the_numbers_of_the_run_alone(small: Board, results: Path, tmp_path: Path) -> None:
-    cell = small.found("digits/rare")
+    cell = small.cell_named("digits/rare")
     row = read(results, cell, small).rows["MIFA"]
     config, choices = composed([*small.base, *cell.overrides, *row.overrides, f"out={tmp_path / 'alone'}"])
     run(config, tmp_path / "alone", choices)
@@ -67,7 +67,7 @@ def test_times_are_medians_of_the_later_half_of_a_runs_rounds(
     small: Board, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = Times.read(results)
-    assert known.found["digits"].keys() == small.entries.keys()
+    assert known.by_track["digits"].keys() == small.entries.keys()
     assert all(0.1 < ms < 1000 for ms in (known.ms("digits", name) for name in small.entries) if ms is not None)
     assert known.ms("digits", "FedAU") is None
     clock = iter([n * 60.0 if n < 4 else 1000.0 + 3 * (n - 4) for n in range(10)])  # rounds of 60 s, then of 3
@@ -100,7 +100,7 @@ def test_a_trials_score_is_that_of_its_rate_alone(small: Board, results: Path, t
     found = Rates.read(results).of("digits", "MIFA")
     assert found is not None
     lr, _, score = found["trials"][1]
-    cell = small.found("digits/rare")
+    cell = small.cell_named("digits/rare")
     own = ["strategy=mifa", f"lr={lr}", "rounds=3", "seeds=[10,11]", f"out={tmp_path / 'alone'}"]
     config, choices = composed([*(o for o in small.base if not o.startswith("rounds")), *cell.overrides, *own])
     run(config, tmp_path / "alone", choices)
@@ -118,7 +118,7 @@ def test_what_is_there_is_not_computed_again(small: Board, results: Path, made: 
         *(f"[{n}/2] digits/{at}: 1 rows" for n, at in enumerate(("full", "rare"), 1)),
         "timed in digits: FedAU",
     ]
-    cell = small.found("digits/rare")
+    cell = small.cell_named("digits/rare")
     assert set(read(results, cell, small).rows) == {"FedAvg", "MIFA", "FedAU"}
     assert before[path_of(results, cell)] != path_of(results, cell).read_text()
 
@@ -144,7 +144,7 @@ def test_rows_of_one_cell_share_their_digests_and_what_differs_is_told(small: Bo
 
 
 def test_a_row_made_with_other_traces_is_refused(small: Board, results: Path) -> None:
-    full, rare = (read(results, small.found(f"digits/{at}"), small) for at in ("full", "rare"))
+    full, rare = (read(results, small.cell_named(f"digits/{at}"), small) for at in ("full", "rare"))
     with pytest.raises(ConfigError, match="theirs in digits/rare was made with other traces than the rows"):
         rare.add("theirs", full.rows["MIFA"], small.compared)
     rare.rows["theirs"] = full.rows["MIFA"]
@@ -167,12 +167,12 @@ def test_a_row_made_with_other_traces_is_refused(small: Board, results: Path) ->
 def test_damaged_files_are_one_sentence(
     small: Board, results: Path, changed: Callable[[dict[str, Any]], None], said: str
 ) -> None:
-    path = path_of(results, small.found("digits/full"))
+    path = path_of(results, small.cell_named("digits/full"))
     content = json.loads(path.read_text())
     changed(content)
     path.write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=said):
-        read(results, small.found("digits/full"), small)
+        read(results, small.cell_named("digits/full"), small)
 
 
 def test_rates_of_other_trials_are_refused(small: Board, results: Path, made: Made) -> None:
@@ -192,7 +192,7 @@ def test_the_performative_board_compares_a_pooled_rule_by_its_models_alone(tmp_p
     board = load("performative")
     other = [o for o in board.base if not o.startswith(("rounds", "eval_every"))]
     board.base = [*other, "rounds=40", "eval_every=2"]
-    cell = board.found("kinked/full")
+    cell = board.cell_named("kinked/full")
     rates = {name: {"lr": 0.01, "knob": None if name == "PFL" else 20} for name in ("PFL", "PoFL", "PG")}
     Fill(board, list(rates), tmp_path / "runs", tmp_path / "results", {}, cell, rates)()
     found = read(tmp_path / "results", cell, board)
@@ -206,7 +206,7 @@ def test_the_performative_board_compares_a_pooled_rule_by_its_models_alone(tmp_p
 
 @pytest.mark.slow
 def test_a_cell_made_again_gives_its_numbers(small: Board, results: Path, tmp_path: Path) -> None:
-    cell = small.found("digits/full")
+    cell = small.cell_named("digits/full")
     assert recheck(small, cell, list(small.entries), results, tmp_path / "one") < 1e-6
     found = read(results, cell, small)
     found.rows["MIFA"].numbers["accuracy"][0] *= 1.01
@@ -241,7 +241,7 @@ def test_what_cannot_run_diverges_or_breaks_is_a_row_that_says_so(
         "breaks": Entry(["strategy=custom", "strategy._target_=breaks_here.Breaks"]),
     }
     made(small, results)
-    rows = read(results, small.found("digits/full"), small).rows
+    rows = read(results, small.cell_named("digits/full"), small).rows
     assert (rows["two of all"].status, rows["far"].status, rows["breaks"].status) == (REFUSED, REFUSED, FAILED)
     assert "uniform_k" in rows["two of all"].message
     assert rows["far"].message == "no trial of its tuning ended well"

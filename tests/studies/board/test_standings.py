@@ -65,7 +65,7 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
 
 def test_ranks_wins_and_differences_are_those_of_a_loop(found: Standings) -> None:
     assert sorted(found.ranked) == ["FedAvg", "MIFA", "lost", "slow"]
-    assert found.others == {"elsewhere": "needs everybody"}
+    assert found.other_names == {"elsewhere": "needs everybody"}
     scores = {name: naive_scores(found, name) for name in found.ranked}
     means = {
         name: np.mean([1 + sum(scores[o][n] > scores[name][n] for o in scores) for n in range(6)]) for name in scores
@@ -143,7 +143,10 @@ def test_sentences_are_shown_by_intervals_or_said_not_to_be(found: Standings) ->
     ]
     cheaper = Comparison("MIFA", "FedAvg", measure="rounds")
     by, cells, shown = found.compared(cheaper)
-    assert (cells, shown) == (len(found._both("MIFA", "FedAvg", "rounds")), by.interval[1] < 0)  # fewer are better
+    assert (cells, shown) == (
+        len(found._value_pairs("MIFA", "FedAvg", "rounds")),
+        by.interval[1] < 0,
+    )  # fewer are better
     but = Comparison("MIFA", "FedAvg", "alike", "received", ["digits/a3", "*/a4"], ["digits/a3"], 1.0)
     alone = Standings(found.board, found.cells[4:5]).paired("MIFA", "FedAvg", "received")
     assert (found.compared(but)[0].interval, found.compared(but)[1]) == (alone.interval, 1)
@@ -163,7 +166,7 @@ def test_sentences_are_shown_by_intervals_or_said_not_to_be(found: Standings) ->
 def test_milliseconds_are_those_of_all_tracks_that_have_rows(found: Standings) -> None:
     assert found.milliseconds("MIFA") == 2.5
     assert found.milliseconds("elsewhere") is None
-    found.times.found["other"] = {"MIFA": {"ms": 100.0}}
+    found.times.by_track["other"] = {"MIFA": {"ms": 100.0}}
     assert found.milliseconds("MIFA") == 2.5  # it has no rows here
     assert [line.split(" | ")[-1] for line in markdown(found, []).splitlines() if line.startswith("| MIFA")] == [
         "2.5 |"
