@@ -58,7 +58,9 @@ def pictures(standings: Standings, folder: Path) -> list[Path]:
     blocks = [(track, len(list(group))) for track, group in itertools.groupby(c.cell.track for c in standings.cells)]
     scores = standings.scores()
     if not board.measures[board.main].percent:  # of another size in every track
-        drawn["cells"] = plots.places(names, columns, np.where(np.isfinite(scores), ranked(scores), np.nan).T, blocks)
+        drawn["cells"] = plots.ranks_by_cell(
+            names, columns, np.where(np.isfinite(scores), ranked(scores), np.nan).T, blocks
+        )
     elif board.against in names:
         ours = scores[:, [names.index(board.against)]]
         finite_mask = np.isfinite(scores) & np.isfinite(ours)

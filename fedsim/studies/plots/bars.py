@@ -17,7 +17,7 @@ def bars(
     colours: str | None = None,
     panel: str | None = None,
     unit: str = "",
-    least: float | None = None,
+    minimum: float | None = None,
 ) -> Figure:
     """A bar per run, mean ± 1 standard deviation over replicates, hatched where fitted; a dot for the paper's number.
 
@@ -27,7 +27,7 @@ def bars(
         group, colours, panel: the axes whose labels make groups of bars, colours and panels; without groups, colours'
             labels stand below the bars.
         unit: on the vertical axis.
-        least: where the vertical axis begins.
+        minimum: where the vertical axis begins.
     """
     if group is None:
         group, colours = colours, None
@@ -58,9 +58,9 @@ def bars(
                             )
             axes.set_xticks(range(len(groups)), [wrapped(name, 14) for name in groups])
             axes.set_ylabel(formulas(unit))
-            if least is not None:
+            if minimum is not None:
                 highest = axes.dataLim.ymax
-                axes.set_ylim(least, highest + 0.1 * (highest - least))
+                axes.set_ylim(minimum, highest + 0.1 * (highest - minimum))
         if any(cell.fitted for cell in cells):
             axes.bar(0, 0, color="grey", label=FITTED, **HATCHED)
         legend_below(drawing, grid)

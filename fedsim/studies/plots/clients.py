@@ -63,7 +63,7 @@ def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
 
 def availability(runs: list[Run]) -> Figure | None:
     """Who could take part: a row per client, a column per round, how many there were above; a panel per process."""
-    groups = _alike(runs, "present")
+    groups = _group_runs(runs, "present")
     if all(presence.all() for _, presence, _ in groups):  # nothing to see, or nothing known
         return None
     columns = min(len(groups), 3)
@@ -92,7 +92,7 @@ def availability(runs: list[Run]) -> Figure | None:
                 presence, cmap=ListedColormap([ABSENT, PRESENT]), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
             )
             below.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-            _called(below.yaxis, clients.names)
+            _label_ticks(below.yaxis, clients.names)
             below.xaxis.set_major_locator(MaxNLocator(integer=True))
             below.set_xlabel("round")
             below.set_ylabel("client")
@@ -102,7 +102,7 @@ def availability(runs: list[Run]) -> Figure | None:
 
 def partitions(runs: list[Run]) -> Figure | None:
     """Who holds what: bubbles of the first clients' classes; a panel per partition."""
-    groups = _alike(runs, "class_fractions")
+    groups = _group_runs(runs, "class_fractions")
     if not groups:
         return None
     with matplotlib.rc_context(parameters()):
@@ -110,8 +110,8 @@ def partitions(runs: list[Run]) -> Figure | None:
         drawing, grid = panels(len(groups), width=max(3.6, 0.3 * class_count), height=4.6, columns=min(len(groups), 3))
         for axes, (heading, shares, clients) in zip(grid, groups, strict=True):
             draw_bubbles(axes, shares[:MOST_BUBBLES])
-            _called(axes.yaxis, clients.names)
-            _called(axes.xaxis, clients.labels)
+            _label_ticks(axes.yaxis, clients.names)
+            _label_ticks(axes.xaxis, clients.labels)
             axes.set_title(wrapped(heading, 40))
     return drawing
 
@@ -129,33 +129,33 @@ def draw_bubbles(axes: Axes, shares: np.ndarray) -> None:
     axes.invert_yaxis()
 
 
-def _called(axis: Axis, names: np.ndarray | None) -> None:
+def _label_ticks(axis: Axis, names: np.ndarray | None) -> None:
     """Clients or classes by their names in the data, where they have some."""
     if names is not None:
 
-        def name(place: float, _: int | None = None) -> str:
-            in_range = place == int(place) and 0 <= place < len(names)
-            return shortened(str(names[int(place)]), LONGEST_NAME) if in_range else ""
+        def name(position: float, _: int | None = None) -> str:
+            in_range = position == int(position) and 0 <= position < len(names)
+            return shortened(str(names[int(position)]), LONGEST_NAME) if in_range else ""
 
         axis.set_major_formatter(FuncFormatter(name))
 
 
-def shortened(name: str, most: int) -> str:
+def shortened(name: str, max_length: int) -> str:
     """Its beginning, where it is longer than so many signs."""
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    return name if len(name) <= max_length else f"{name[: max_length - 1]}…"
 
 
-def _alike(runs: list[Run], what: str) -> list[tuple[str, np.ndarray, Clients]]:
+def _group_runs(runs: list[Run], attribute: str) -> list[tuple[str, np.ndarray, Clients]]:
     """Of every group of runs in which an array and the clients' names are the same: what the group is called, the
     array, and what else is known of its clients; the first few groups."""
     groups: dict[tuple[object, ...], list[tuple[Run, Clients]]] = {}
     for run, clients in ((run, run.clients) for run in runs if run.clients is not None):
-        array = getattr(clients, what)
+        array = getattr(clients, attribute)
         if array is not None:
             names = None if clients.names is None else clients.names.tobytes()
             groups.setdefault((array.shape, array.tobytes(), names), []).append((run, clients))
     panel_groups = list(groups.values())[:MOST_PANELS]
     return [
-        (shared_name([run for run, _ in group], runs), getattr(group[0][1], what), group[0][1])
+        (shared_name([run for run, _ in group], runs), getattr(group[0][1], attribute), group[0][1])
         for group in panel_groups
     ]

@@ -42,7 +42,7 @@ class Picture:
 def pictures(
     runs: list[Run],
     metrics: list[str] | None = None,
-    most: int = 2,
+    max_metrics: int = 2,
     x: str | None = None,
     limits: Mapping[str, tuple[float, float]] | None = None,
 ) -> Iterator[Picture]:
@@ -51,16 +51,16 @@ def pictures(
     Args:
         runs: to compare.
         metrics: whose curves are drawn; by default the most telling ones.
-        most: how many those are.
+        max_metrics: how many those are.
         x: the column along which curves are drawn; None: rounds.
         limits: metric → ends of the curves' vertical axis.
     """
     runs = [dataclasses.replace(run, label=literal(run.label)) for run in runs]
     several, count = max(run.replicates for run in runs) > 1, replicates(runs)
-    few = f" {FEW_REPLICATES}" if few_replicates(runs) else ""
-    band = f" Bands are ±1 standard deviation over {count}.{few}" if several else ""
-    inner = f" Bands hold the replicates ({count}) from the 10 % to the 90 % quantile.{few}" if several else ""
-    chosen = metrics or beside_a_loss([name for name in telling(runs) if name not in DISTANCES][:most], runs)
+    few_note = f" {FEW_REPLICATES}" if few_replicates(runs) else ""
+    band = f" Bands are ±1 standard deviation over {count}.{few_note}" if several else ""
+    inner = f" Bands hold the replicates ({count}) from the 10 % to the 90 % quantile.{few_note}" if several else ""
+    chosen = metrics or beside_a_loss([name for name in telling(runs) if name not in DISTANCES][:max_metrics], runs)
     if chosen:
         over = "Over the rounds" if x is None else f"Over {describe(x).label}"
         logarithmic = any(name in DISTANCES for name in chosen)
@@ -68,7 +68,9 @@ def pictures(
         text += " On logarithmic axes bands hold the middle 80 % of them." if several and logarithmic else ""
         yield Picture("curves", over, text, figure(runs, chosen, x, limits))
     if len(runs) > 1:
-        whiskers = f" Whiskers are ±1 standard deviation over {count}, dots the replicates.{few}" if several else ""
+        whiskers = (
+            f" Whiskers are ±1 standard deviation over {count}, dots the replicates.{few_note}" if several else ""
+        )
         ends = f"After the last round.{whiskers}"
         yield Picture("final", "Where the runs ended", ends, final(runs))
     if distances := [name for name in DISTANCES if any(name in run.metrics for run in runs)]:
@@ -136,7 +138,7 @@ def final(runs: list[Run]) -> Figure:
                     axes.errorbar(mean, position, xerr=spread, color="#333333", capsize=3, linewidth=1.2)
                     axes.plot(values, np.full(len(values), position), ".", color="#333333", markersize=4, alpha=0.6)
                 axes.annotate(
-                    written(metric, mean, spread) if run.has(metric) else ABSENT, (1, position), (6, 0),
+                    mean_text(metric, mean, spread) if run.has(metric) else ABSENT, (1, position), (6, 0),
                     xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=points(9),
                 )  # fmt: skip
             axes.set_xlabel(measured_in(metric))
@@ -149,7 +151,7 @@ def final(runs: list[Run]) -> Figure:
     return drawing
 
 
-def written(metric: str, mean: float, std: float) -> str:
+def mean_text(metric: str, mean: float, std: float) -> str:
     """Accuracies in per cent, everything else to four digits; no deviation where there is none (NaN)."""
     if fraction(metric):
         return f"{100 * mean:.1f}" + ("" if np.isnan(std) else f" ± {100 * std:.1f}") + " %"

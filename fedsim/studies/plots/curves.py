@@ -166,7 +166,7 @@ def curves(
     first: int = 0,
     iterations: bool = False,
     also: str | None = None,
-    least: float | None = None,
+    minimum: float | None = None,
     x: str | None = None,
 ) -> Figure:
     """Panels of curves; fitted ones dashed, and named so.
@@ -180,7 +180,7 @@ def curves(
         first: round from which on curves are shown.
         iterations: count local steps instead of rounds.
         also: beside every curve, dotted, that of another model, where the run evaluates it too: client_mean.
-        least: where the vertical axes begin.
+        minimum: where the vertical axes begin.
         x: the column along which they are drawn, such as virtual_seconds (`Run.along`), and counted by `first`; None:
             rounds.
     """
@@ -219,20 +219,20 @@ def curves(
                     visible_mask = rounds >= first
                     along = rounds[visible_mask] * (cell.run.settings["local_steps"] if iterations else 1)
                     draw_curve(axes, along, values[visible_mask], quantity, ", ".join(words), tint, style)
-        if least is not None:
-            _begin_at(least, grid, [name for name, _ in boxes])
+        if minimum is not None:
+            _begin_at(minimum, grid, [name for name, _ in boxes])
         legend_below(drawing, grid)
     return drawing
 
 
-def _begin_at(least: float, grid: list[Axes], names: list[str]) -> None:
+def _begin_at(minimum: float, grid: list[Axes], names: list[str]) -> None:
     """The vertical axes begin there, and end above what panels of the same name show."""
     for axes, name in zip(grid, names, strict=True):
         highest = max(
             panel_axes.dataLim.ymax for panel_axes, panel_name in zip(grid, names, strict=True) if panel_name == name
         )
         logarithmic = axes.get_yscale() == "log"
-        axes.set_ylim(least, 1.3 * highest if logarithmic else highest + 0.05 * (highest - least))
+        axes.set_ylim(minimum, 1.3 * highest if logarithmic else highest + 0.05 * (highest - minimum))
 
 
 def metrics_of(options: dict[str, Any]) -> list[str]:

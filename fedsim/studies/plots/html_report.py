@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from fedsim.core.settings import spoken_key
-from fedsim.studies.plots.compare import pictures, written
+from fedsim.studies.plots.compare import mean_text, pictures
 from fedsim.studies.plots.curves import telling
 from fedsim.studies.plots.looks import looks
 from fedsim.studies.results.differences import ABSENT, differing, of_their_own, shared_name, value
@@ -45,7 +45,7 @@ def html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None
     return template.render(
         heading=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
         made=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
-        about=_about(runs),
+        about=_description(runs),
         runs=[
             {"label": run.label, "colour": look.tint, "dashes": STROKES.get(look.dashes, "0 99"), "marker": look.marker}
             for run, look in zip(runs, looks(runs).of, strict=True)
@@ -70,7 +70,7 @@ def _formula(text: str) -> Markup:
     return Markup(re.sub(r"\^(\w+)", r"<sup>\1</sup>", str(escape(text))))
 
 
-def _about(runs: list[Run]) -> str:
+def _description(runs: list[Run]) -> str:
     """One line that says what was trained: data, clients, rounds, replicates, as far as the runs agree."""
     facts = []
     for key, form in (
@@ -113,13 +113,13 @@ def _of_one_class(runs: list[Run], key: str, class_options: set[str]) -> bool:
 def _hidden(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
     """The settings that `_differences` leaves out: name, whose they are, and their value."""
     class_options = of_their_own(keys)
-    found = []
+    hidden_rows = []
     for key in keys:
         if _of_one_class(runs, key, class_options):
             holders = [run for run in runs if key in run.settings]
             label = shared_name(holders, runs)
-            found.append({"name": spoken_key(key), "run": label, "value": value(holders[0].settings, key)})
-    return found
+            hidden_rows.append({"name": spoken_key(key), "run": label, "value": value(holders[0].settings, key)})
+    return hidden_rows
 
 
 def _results(runs: list[Run]) -> list[dict[str, Any]]:
@@ -133,7 +133,7 @@ def _results(runs: list[Run]) -> list[dict[str, Any]]:
         comparable_means = [mean for mean in means if described.better and not math.isnan(mean)]
         best = (max if first.rises(metric) else min)(comparable_means, default=math.nan)
         texts = [
-            written(metric, mean, std) if run.has(metric) else ABSENT
+            mean_text(metric, mean, std) if run.has(metric) else ABSENT
             for run, (mean, std) in zip(runs, ends, strict=True)
         ]
         marks = [len(runs) > 1 and mean == best for mean in means]

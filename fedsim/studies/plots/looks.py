@@ -100,15 +100,15 @@ def _fits(counts: list[int]) -> bool:
 
 
 def _looks_by_key(
-    told: dict[str, list[str]], values: dict[str, list[str]], keys: list[str], shapes: list[tuple[Any, str]]
+    texts_by_key: dict[str, list[str]], values: dict[str, list[str]], keys: list[str], shapes: list[tuple[Any, str]]
 ) -> Looks:
     """The first key by colours, the second by shapes, the third by markers."""
     tint, shape, *mark = keys
     of = []
-    for number, text in enumerate(told[tint]):
-        dashes, marker = shapes[values[shape].index(told[shape][number])]
+    for number, text in enumerate(texts_by_key[tint]):
+        dashes, marker = shapes[values[shape].index(texts_by_key[shape][number])]
         if mark:
-            marker = MARKERS[values[mark[0]].index(told[mark[0]][number])]
+            marker = MARKERS[values[mark[0]].index(texts_by_key[mark[0]][number])]
         of.append(Look(colour(values[tint].index(text)), dashes, marker))
     legend = [(text, Look(colour(n))) for n, text in enumerate(values[tint])]
     legend += [(text, Look(NEUTRAL, *shapes[n])) for n, text in enumerate(values[shape])]

@@ -138,7 +138,7 @@ def _save(drawn: Iterable[Picture], out: Path, formats: list[str]) -> str:
             with replacing(out / f"{picture.name}.caption.txt") as file:
                 file.write(f"{picture.heading}. {picture.caption}\nColours: {PALETTE}.\n")
     except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written ({_why(error)}); choose another folder") from error
+        raise ConfigError(f"--out {out} cannot be written ({_error_text(error)}); choose another folder") from error
     return f"{out / names[0]}.{formats[0]}" + (f", {', '.join(names[1:])}" if names[1:] else "")
 
 
@@ -148,11 +148,11 @@ def _write(path: Path, text: str) -> Path:
         with replacing(path) as file:
             file.write(text)
     except OSError as error:
-        raise ConfigError(f"--html {path} cannot be written ({_why(error)}); choose another file") from error
+        raise ConfigError(f"--html {path} cannot be written ({_error_text(error)}); choose another file") from error
     return path
 
 
-def _why(error: OSError) -> str:
+def _error_text(error: OSError) -> str:
     return error.strerror or str(error)
 
 

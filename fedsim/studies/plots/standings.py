@@ -106,7 +106,7 @@ def heat(
     return _by_cell(names, columns, values, blocks, unit, "both", shades)
 
 
-def places(
+def ranks_by_cell(
     names: Sequence[str], columns: Sequence[str], ranks: np.ndarray, blocks: Sequence[tuple[str, int]] = ()
 ) -> Figure:
     """The rank of each algorithm, cell by cell; arguments as of `heat`, ranks [k, N]."""
@@ -115,7 +115,7 @@ def places(
 
 
 def _by_cell(
-    names: Sequence[str], columns: Sequence[str], values: np.ndarray, blocks: Sequence[tuple[str, int]], said: str,
+    names: Sequence[str], columns: Sequence[str], values: np.ndarray, blocks: Sequence[tuple[str, int]], label: str,
     extend: str, shades: dict[str, Any],
 ) -> Figure:  # fmt: skip
     """A line for every algorithm, a column for every cell, × where there is no number."""
@@ -134,5 +134,5 @@ def _by_cell(
                 axes.axvline(first - 0.5, color="black", linewidth=1)
             axes.text(first + (count - 1) / 2, -0.7, literal(name), ha="center", va="bottom", fontsize=7)
             first += count
-        drawing.colorbar(picture, ax=axes, label=said, extend=extend, shrink=0.7)
+        drawing.colorbar(picture, ax=axes, label=label, extend=extend, shrink=0.7)
     return drawing

@@ -22,7 +22,7 @@ def cells() -> list[Cell]:
 
 
 def test_the_other_model_is_dotted_in_the_same_colour_and_named():
-    axes = curves(cells(), **OPTIONS, least=-1.0).axes[0]
+    axes = curves(cells(), **OPTIONS, minimum=-1.0).axes[0]
     drawn = {line.get_label(): line for line in axes.lines}
     assert list(drawn) == ["FedPBC", "FedPBC, mean of all clients' models", "FedAvg"]
     first, other, rival = drawn.values()
