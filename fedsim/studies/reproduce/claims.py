@@ -70,9 +70,9 @@ class Claim:
         if "than" not in fields and "than_measure" not in fields:
             raise KeyError("than")
         fields["relation"] = fields.pop("is")
-        fields["of"] = places(fields.get("of"))
-        fields["where"] = places(fields.get("where"))
-        fields["than"] = places(than) if isinstance(than, Mapping) else than
+        fields["of"] = where_of(fields.get("of"))
+        fields["where"] = where_of(fields.get("where"))
+        fields["than"] = where_of(than) if isinstance(than, Mapping) else than
         return Claim(**fields)
 
     def check(self, recipe: str, axes: Iterable[str], measures: Iterable[str], fitted: bool = False) -> None:
@@ -98,26 +98,26 @@ class Claim:
                 f"{prefix}: shown_by={self.shown_by!r} must be tests/FILE.py::TEST or PAPER/NAME of a recipe"
             )
 
-    def _check_statistics(self, place: str) -> None:
+    def _check_statistics(self, label: str) -> None:
         for key in ("within", "errors", "surely"):
-            checks.not_negative(f"{place}: {key}", getattr(self, key))
+            checks.not_negative(f"{label}: {key}", getattr(self, key))
         if self.errors and self.surely:
             raise ConfigError(
-                f"{place}: errors={self.errors} gives slack and surely={self.surely} takes it; choose one"
+                f"{label}: errors={self.errors} gives slack and surely={self.surely} takes it; choose one"
             )
         if self.paired and not (self.errors or self.surely):
-            raise ConfigError(f"{place}: paired: true needs a number of standard errors: errors or surely")
+            raise ConfigError(f"{label}: paired: true needs a number of standard errors: errors or surely")
         if self.paired and not isinstance(self.than, dict):
-            raise ConfigError(f"{place}: paired: true needs runs on both sides, not than={self.than}")
+            raise ConfigError(f"{label}: paired: true needs runs on both sides, not than={self.than}")
 
-    def judge(self, numbers: list[Number], others: list[Number] | None = None) -> Verdict:
-        """Compare the numbers among themselves, or with `others`, those of `than_measure`. Held only if all holds."""
+    def judge(self, numbers: list[Number], candidates: list[Number] | None = None) -> Verdict:
+        """Compare the numbers among themselves, or with `candidates`, those of `than_measure`. Held only if all holds."""
         lines, outcomes = [], []
         try:
-            for left in numbers:
-                if left.inside(self.of) and left.inside(self.where):
-                    for right in self._right(left, numbers, others):
-                        holds, line = self._compare(left, right)
+            for number in numbers:
+                if number.matches(self.of) and number.matches(self.where):
+                    for right in self._right(number, numbers, candidates):
+                        holds, line = self._compare(number, right)
                         outcomes.append(holds)
                         lines.append(line)
         except Undecided as why:
@@ -131,50 +131,53 @@ class Claim:
             all(outcomes), f"{sum(outcomes)} of {len(outcomes)}; " + "; ".join(report_lines[:4]) + suffix
         )
 
-    def _verdict(self, held: bool | None, detail: str) -> Verdict:
-        return Verdict(self.claim, held, detail, self.reason, self.shown_by, self.fitted)
+    def _verdict(self, holds: bool | None, detail: str) -> Verdict:
+        return Verdict(self.claim, holds, detail, self.reason, self.shown_by, self.fitted)
 
-    def _right(self, left: Number, numbers: list[Number], others: list[Number] | None) -> list[Right]:
+    def _right(self, number: Number, numbers: list[Number], candidates: list[Number] | None) -> list[Right]:
         """Everything the number is compared with."""
         if not isinstance(self.than, dict):
-            target = left.paper if self.than == "paper" else float(self.than)
-            comparable = target is not None and left.fitted == self.fitted
+            target = number.paper if self.than == "paper" else float(self.than)
+            comparable = target is not None and number.fitted == self.fitted
             return [Right("", self.times * target + self.plus)] if comparable and target is not None else []
-        if others is not None:
-            counterparts = [candidate for candidate in others if candidate.at == left.at]
+        if candidates is not None:
+            counterparts = [candidate for candidate in candidates if candidate.at == number.at]
             names = [str(self.than_measure)] * len(counterparts)
         else:
             free = set(self.than) | set(self.of)
             counterparts = [
                 candidate
                 for candidate in numbers
-                if candidate is not left
-                and candidate.inside(self.than)
-                and all(candidate.at[axis] == label for axis, label in left.at.items() if axis not in free)
+                if candidate is not number
+                and candidate.matches(self.than)
+                and all(candidate.at[axis] == label for axis, label in number.at.items() if axis not in free)
             ]
             names = [" / ".join(candidate.at[axis] for axis in self.than) for candidate in counterparts]
         sides = [
             (name, Number(candidate.at, self.times * candidate.values + self.plus, seeds=candidate.seeds))
             for name, candidate in zip(names, counterparts, strict=True)
-            if (left.fitted or candidate.fitted) == self.fitted
+            if (number.fitted or candidate.fitted) == self.fitted
         ]
         return [Right(f" ({name})", side.mean, side) for name, side in sides]
 
-    def _compare(self, left: Number, right: Right) -> tuple[bool, str]:
+    def _compare(self, number: Number, right: Right) -> tuple[bool, str]:
         """Does it hold, and the line that says so."""
         counted = self.errors or self.surely
-        error = standard_error(left, right.number, self.paired) if counted else 0.0
+        error = standard_error(number, right.number, self.paired) if counted else 0.0
         room = (self.errors - self.surely) * error
-        difference = left.mean - right.mean
-        if math.isnan(left.mean) or math.isnan(right.mean):
-            raise Undecided(f"{left.name}{right.name} is not a number")
+        difference = number.mean - right.mean
+        if math.isnan(number.mean) or math.isnan(right.mean):
+            raise Undecided(f"{number.name}{right.name} is not a number")
         if self.relation == "near":
             holds = abs(difference) <= self.within + room
         else:
             holds = (difference if self.relation == "below" else -difference) < room
         sign = {"below": "<", "above": ">", "near": "≈"}[self.relation]
         suffix = f", {abs(difference) / error:.3g} standard errors apart" if error > 0 else ""
-        return holds, f"{'' if holds else '✗ '}{left.name}: {left.mean:.4g} {sign} {right.mean:.4g}{right.name}{suffix}"
+        return (
+            holds,
+            f"{'' if holds else '✗ '}{number.name}: {number.mean:.4g} {sign} {right.mean:.4g}{right.name}{suffix}",
+        )
 
 
 @dataclass
@@ -191,14 +194,14 @@ class Verdict:
     """Attributes:
 
     claim: what was claimed.
-    held: did the comparison hold? None where there was nothing to compare, or too few seeds to.
+    holds: did the comparison hold? None where there was nothing to compare, or too few seeds to.
     detail: the comparisons; the failed ones where there are any.
     reason, shown_by: why it does not hold, and what shows that.
     fitted: does it speak of fitted constants?
     """
 
     claim: str
-    held: bool | None
+    holds: bool | None
     detail: str
     reason: str = ""
     shown_by: str = ""
@@ -207,14 +210,14 @@ class Verdict:
     @property
     def word(self) -> str:
         """'held', 'refuted' where it fails for a reason, else 'open'."""
-        if self.held:
+        if self.holds:
             return HELD
-        return REFUTED if self.held is False and self.reason else OPEN
+        return REFUTED if self.holds is False and self.reason else OPEN
 
 
-def places(given: Mapping[str, Any] | None) -> Where:
+def where_of(labels_by_axis: Mapping[str, Any] | None) -> Where:
     """axis → labels; a single label may stand without a list."""
     return {
         axis: [str(v) for v in (labels if isinstance(labels, list) else [labels])]
-        for axis, labels in (given or {}).items()
+        for axis, labels in (labels_by_axis or {}).items()
     }

@@ -19,10 +19,10 @@ from fedsim.run.rules import TOLERANCE, reached
 from fedsim.studies.results.runs import Run
 
 
-def read(**given: Any) -> Measure:
+def read(**options: Any) -> Measure:
     """A measure of the kind that its keys tell, from a recipe."""
-    kind = next((kind for key, kind in KINDS.items() if key in given), Value)
-    return kind(**given)
+    kind = next((kind for key, kind in KINDS.items() if key in options), Value)
+    return kind(**options)
 
 
 @dataclass(kw_only=True)
@@ -56,8 +56,8 @@ class Measure(ABC):
             rivals: those of the recipe's runs that `compares` names.
         """
 
-    def compares(self, one: dict[str, str], other: dict[str, str]) -> bool:
-        """Is the run at the labels `one` needed to judge that at `other`? Labels are axis → label."""
+    def compares(self, first: dict[str, str], second: dict[str, str]) -> bool:
+        """Is the run at the labels `first` needed to judge that at `second`? Labels are axis → label."""
         return False
 
     def curve(self, run: Run) -> tuple[np.ndarray, np.ndarray]:
@@ -133,8 +133,10 @@ class Until(Measure):
             reached_mask = np.logical_and.accumulate(reached_mask[::-1])[::-1]
         return np.array([float(rounds[looked][reached_mask][0]) if reached_mask.any() else math.nan])
 
-    def compares(self, one: dict[str, str], other: dict[str, str]) -> bool:
-        return self.best_over is not None and all(one[axis] == other[axis] for axis in one if axis != self.best_over)
+    def compares(self, first: dict[str, str], second: dict[str, str]) -> bool:
+        return self.best_over is not None and all(
+            first[axis] == second[axis] for axis in first if axis != self.best_over
+        )
 
     def _target(self, rivals: list[Run]) -> float:
         if self.target is not None:
@@ -163,8 +165,8 @@ class Ahead(Measure):
         lead = np.cumsum(values[shared] - rival_values[np.isin(rival_rounds, rounds[shared])], axis=0)
         return np.where(lead.max(0) > 0, rounds[shared][lead.argmax(0)], 0).astype(float)
 
-    def compares(self, one: dict[str, str], other: dict[str, str]) -> bool:
-        return one != other and one == other | self.ahead_of
+    def compares(self, first: dict[str, str], second: dict[str, str]) -> bool:
+        return first != second and first == second | self.ahead_of
 
 
 @dataclass(kw_only=True)

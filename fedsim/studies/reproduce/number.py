@@ -52,16 +52,16 @@ class Number:
         """Standard error of the mean."""
         return self.std / math.sqrt(len(self.values))
 
-    def inside(self, where: Where) -> bool:
+    def matches(self, labels_by_axis: Where) -> bool:
         """Is it at one of these places?"""
-        return all(self.at.get(axis) in labels for axis, labels in where.items())
+        return all(self.at.get(axis) in labels for axis, labels in labels_by_axis.items())
 
 
 class Undecided(Exception):
     """A statistic that these runs do not give; the message says why."""
 
 
-def standard_error(left: Number, right: Number | None, paired: bool = False) -> float:
+def standard_error(number: Number, right: Number | None, paired: bool = False) -> float:
     """Of the difference of two means over seeds; without `right`, of the left one: a printed number has no error.
 
     Independent: √(s²/R + s'²/R'). Paired, where both sides have the same seeds: that of the differences by seed.
@@ -69,14 +69,14 @@ def standard_error(left: Number, right: Number | None, paired: bool = False) -> 
     Raises:
         Undecided: for a side of one value, or one whose partner has other seeds.
     """
-    for side in (left, right):
+    for side in (number, right):
         if side is not None and len(side.values) < 2:
             raise Undecided(f"a standard error needs two seeds or more, and {side.name} has one")
     if right is None:
-        return left.error
+        return number.error
     if not paired:
-        return math.hypot(left.error, right.error)
+        return math.hypot(number.error, right.error)
     try:
-        return differences(left.values, right.values, left.seeds or (), right.seeds or ()).error
+        return differences(number.values, right.values, number.seeds or (), right.seeds or ()).error
     except ConfigError as error:
-        raise Undecided(f"{error}: {left.name} against {right.name}") from error
+        raise Undecided(f"{error}: {number.name} against {right.name}") from error

@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.studies.described import choices, described
 from fedsim.studies.plots.figure_kinds import KINDS
 from fedsim.studies.reproduce import measures
-from fedsim.studies.reproduce.claims import Claim, places
+from fedsim.studies.reproduce.claims import Claim, where_of
 from fedsim.studies.reproduce.measures import Measure
 from fedsim.studies.reproduce.tuning import Tune
 
@@ -164,7 +164,7 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     content["tune"] = Tune(**content["tune"]) if content.get("tune") else None
     content["paper"] = _by_name(content.get("paper", {}))
     content["claims"] = [Claim.read(value) for value in content.get("claims", [])]
-    content["fitted"] = places(content.get("fitted"))
+    content["fitted"] = where_of(content.get("fitted"))
     recipe = Recipe(name, **content)
     missing = [scale for scale in SCALES if scale not in recipe.scales]
     if missing:

@@ -53,9 +53,9 @@ def measure(recipe: Recipe, cells: list[Cell]) -> None:
                 cell.paper[name] = printed
 
 
-def is_rival(measure: Measure, one: Cell, other: Cell) -> bool:
+def is_rival(measure: Measure, first: Cell, second: Cell) -> bool:
     """Does the measure compare the other with this one? The best of a fitted one is sought among fitted ones."""
-    return measure.compares(one.at, other.at) and (one.fitted == other.fitted or isinstance(measure, Ahead))
+    return measure.compares(first.at, second.at) and (first.fitted == second.fitted or isinstance(measure, Ahead))
 
 
 def judge(recipe: Recipe, cells: list[Cell], scale: str) -> list[Verdict]:
@@ -102,7 +102,7 @@ def _row(v: Verdict) -> Row:
     return Row(
         v.claim,
         claim=v.claim,
-        held=v.held,
+        held=v.holds,
         verdict=v.word,
         reason=v.reason or None,
         shown_by=v.shown_by or None,
@@ -159,19 +159,21 @@ def summary(recipes: dict[str, list[Row]]) -> str:
     return "\n".join(out)
 
 
-def save_rows(path: Path, lines: list[Row], about: dict[str, Any]) -> None:
+def save_rows(path: Path, lines: list[Row], metadata: dict[str, Any]) -> None:
     """results.csv: what made it in '#' lines, then a line per number and per claim."""
     with replacing(path) as file:
-        _header(file, about)
+        _header(file, metadata)
         writer = csv.DictWriter(file, list(asdict(Row(""))))
         writer.writeheader()
         writer.writerows(asdict(row) for row in lines)
 
 
-def save_curves(path: Path, cells: list[Cell], metrics: list[str], about: dict[str, Any], most: int = 200) -> None:
+def save_curves(
+    path: Path, cells: list[Cell], metrics: list[str], metadata: dict[str, Any], max_points: int = 200
+) -> None:
     """curves.csv: what the picture shows, mean and standard deviation, thinned to at most so many rounds a run."""
     with replacing(path) as file:
-        _header(file, about)
+        _header(file, metadata)
         writer = csv.writer(file)
         writer.writerow([*(cells[0].at if cells else []), "metric", "round", "mean", "std"])
         for cell in cells:
@@ -179,17 +181,17 @@ def save_curves(path: Path, cells: list[Cell], metrics: list[str], about: dict[s
                 if cell.run is None or not cell.run.has(name):
                     continue
                 rounds, values = cell.run.curve(name)
-                for e in range(0, len(rounds), -(-len(rounds) // most)):
+                for e in range(0, len(rounds), -(-len(rounds) // max_points)):
                     number = Number(cell.at, values[e])
                     writer.writerow([*cell.at.values(), name, rounds[e], f"{number.mean:.6g}", f"{number.std:.3g}"])
 
 
-def _header(file: Any, about: dict[str, Any]) -> None:
+def _header(file: Any, metadata: dict[str, Any]) -> None:
     for key in ("recipe", "source", "scale", "reduced", "command", "seeds", "machine"):
-        if about.get(key):
-            file.write(f"# {key}: {about[key]}\n")
+        if metadata.get(key):
+            file.write(f"# {key}: {metadata[key]}\n")
 
 
-def save_json(path: Path, lines: list[Row], about: dict[str, Any]) -> None:
+def save_json(path: Path, lines: list[Row], metadata: dict[str, Any]) -> None:
     """report.json: everything."""
-    write_json(path, about | {"rows": [asdict(row) for row in lines]})
+    write_json(path, metadata | {"rows": [asdict(row) for row in lines]})

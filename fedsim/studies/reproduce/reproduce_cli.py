@@ -128,7 +128,7 @@ def reproduce(
         cells = _trained(trials, jobs, device, skipped)
         report.measure(recipe, cells)
         tuned = recipe.tune.choose(cells)
-        settings = [s for s in settings if tuned.get(recipe.tune.place(s.at)) == s.at[recipe.tune.axis]]
+        settings = [s for s in settings if tuned.get(recipe.tune.group_label(s.at)) == s.at[recipe.tune.axis]]
     planned = plan(settings, runs, common_overrides, trusted_by(overrides))
     cells = _trained(planned, jobs, device, skipped) if recipe.train else _configured(planned, skipped)
     if recipe.tune is not None:
@@ -136,7 +136,7 @@ def reproduce(
             del cell.at[recipe.tune.axis]
     report.measure(recipe, cells)
     lines = report.rows(recipe, cells, report.judge(recipe, cells, scale))
-    metadata = _about(recipe, scale, device, planned, skipped, tuned)
+    metadata = _metadata(recipe, scale, device, planned, skipped, tuned)
     report.save_json(folder / "report.json", lines, metadata)
     if lines:
         report.save_rows(folder / "results.csv", lines, metadata)
@@ -187,7 +187,7 @@ def _configured(planned: list[Job], skipped: dict[str, str]) -> list[Cell]:
     return cells
 
 
-def _about(
+def _metadata(
     recipe: Recipe, scale: str, device: str, planned: list[Job], skipped: dict[str, str], tuned: dict[str, str]
 ) -> dict[str, Any]:
     """What made the report."""

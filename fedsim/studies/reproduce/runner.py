@@ -152,9 +152,9 @@ def carry_out(job: Job, quiet: bool = False, shared: dict[str, Any] | None = Non
     return Outcome("done", f"{result.seconds:.0f} s, {', '.join(finals[:3])}")
 
 
-def in_company(jobs: list[Job], parts: int = 1) -> list[list[Job]]:
+def in_company(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
     """Jobs that go together: those whose clients may meet in one call of a trainer, up to `TOGETHER` of them, and in at
-    least `parts` parts where there are so many jobs."""
+    least `num_batches` parts where there are so many jobs."""
 
     def kind(job: Job) -> str:
         settings = OmegaConf.to_container(job.config, resolve=True)
@@ -166,7 +166,7 @@ def in_company(jobs: list[Job], parts: int = 1) -> list[list[Job]]:
     kinds: dict[str, list[Job]] = {}
     for job in jobs:
         kinds.setdefault(kind(job), []).append(job)
-    batch_size = max(1, min(TOGETHER, -(-len(jobs) // parts)))
+    batch_size = max(1, min(TOGETHER, -(-len(jobs) // num_batches)))
     return [
         similar_jobs[first : first + batch_size]
         for similar_jobs in kinds.values()
@@ -182,7 +182,7 @@ def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]
     if at_once == 1 or len(companies) == 1:
         for company in companies:
             stopped = False
-            for job, outcome in together(company, progress=progress):
+            for job, outcome in run_in_lockstep(company, progress=progress):
                 stopped = stopped or outcome.status == "stopped"
                 yield job, outcome
             if stopped:
@@ -204,7 +204,7 @@ def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]
     pool.shutdown()
 
 
-def together(
+def run_in_lockstep(
     company: list[Job], quiet: bool = False, progress: JobProgress | None = None
 ) -> Iterator[tuple[Job, Outcome]]:
     """Run these jobs in lockstep; of one alone its progress is shown, of several that of `progress`."""
@@ -236,10 +236,10 @@ def end_with_parent() -> None:
 
 
 def _in_worker(company: list[Job], threads: int) -> list[Outcome]:
-    """`together` in a process of the pool, whose main thread does its work."""
+    """`run_in_lockstep` in a process of the pool, whose main thread does its work."""
     torch.set_num_threads(threads)
     logging.getLogger("fedsim").setLevel(logging.WARNING)
-    outcomes = {id(job): outcome for job, outcome in together(company, quiet=True)}
+    outcomes = {id(job): outcome for job, outcome in run_in_lockstep(company, quiet=True)}
     leave_if_alone()
     return [outcomes[id(job)] for job in company]
 
@@ -251,11 +251,11 @@ def leave_if_alone() -> None:
         os._exit(1)
 
 
-def jobs_at_once(asked: str, device: str, pending: int) -> int:
+def jobs_at_once(requested: str, device: str, pending: int) -> int:
     """'auto': one process per core on a CPU, a single one where a GPU does the work."""
-    if asked != "auto":
-        if not asked.isdigit() or int(asked) < 1:
-            raise ConfigError(f"--jobs {asked} must be 'auto' or a whole number of at least 1")
-        return int(asked)
+    if requested != "auto":
+        if not requested.isdigit() or int(requested) < 1:
+            raise ConfigError(f"--jobs {requested} must be 'auto' or a whole number of at least 1")
+        return int(requested)
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     return 1 if on_gpu else max(1, min(os.cpu_count() or 1, pending, MOST_JOBS))

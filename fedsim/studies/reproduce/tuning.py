@@ -35,7 +35,7 @@ class Tune:
         """Place on the other axes → the best label there; a trial that did not end well is never the best."""
         groups: dict[str, list[Cell]] = {}
         for cell in cells:
-            groups.setdefault(self.place(cell.at), []).append(cell)
+            groups.setdefault(self.group_label(cell.at), []).append(cell)
         sign = 1 if self.best == "lowest" else -1
         chosen = {}
         for position, members in groups.items():
@@ -44,6 +44,6 @@ class Tune:
             chosen[position] = members[int(np.argmin(finite))].at[self.axis]
         return chosen
 
-    def place(self, at: dict[str, str]) -> str:
+    def group_label(self, at: dict[str, str]) -> str:
         """Where a run stands but for the tuned axis."""
         return " / ".join(label for axis, label in at.items() if axis != self.axis) or "all"

@@ -45,20 +45,20 @@ def claim(**content: Any) -> Claim:
     ],
 )
 def test_a_claim_holds_only_if_every_comparison_does(content: dict[str, Any], held: bool) -> None:
-    assert claim(**content).judge(numbers(TABLE)).held is held
+    assert claim(**content).judge(numbers(TABLE)).holds is held
 
 
 def test_the_papers_number_can_be_the_right_side() -> None:
-    assert claim(**{"is": "near", "than": "paper", "within": 1}).judge(numbers(TABLE, paper=4.0)).held is True
-    assert claim(**{"is": "near", "than": "paper", "within": 0.5}).judge(numbers(TABLE, paper=4.0)).held is False
-    assert claim(**{"is": "near", "than": "paper", "within": 1}).judge(numbers(TABLE)).held is None
+    assert claim(**{"is": "near", "than": "paper", "within": 1}).judge(numbers(TABLE, paper=4.0)).holds is True
+    assert claim(**{"is": "near", "than": "paper", "within": 0.5}).judge(numbers(TABLE, paper=4.0)).holds is False
+    assert claim(**{"is": "near", "than": "paper", "within": 1}).judge(numbers(TABLE)).holds is None
 
 
 def test_another_measure_of_the_same_runs_can_be_the_right_side() -> None:
     twice = numbers({place: [2 * v for v in values] for place, values in TABLE.items()})
     half = claim(**{"is": "below", "than_measure": "largest", "times": 0.6, "than": {}})
-    assert half.judge(numbers(TABLE), twice).held is True  # v < 0.6 · 2v
-    assert claim(**{"is": "below", "than_measure": "largest", "times": 0.5}).judge(numbers(TABLE), twice).held is False
+    assert half.judge(numbers(TABLE), twice).holds is True  # v < 0.6 · 2v
+    assert claim(**{"is": "below", "than_measure": "largest", "times": 0.5}).judge(numbers(TABLE), twice).holds is False
 
 
 def test_what_failed_is_told_and_nan_decides_nothing() -> None:
@@ -67,12 +67,12 @@ def test_what_failed_is_told_and_nan_decides_nothing() -> None:
     for relation in ("above", "below", "near"):
         lost = numbers({("A", "x"): [np.nan], ("B", "x"): [1.0]})
         lost_for_a_reason = claim(**{"is": relation, "within": 10.0, "reason": "…"}).judge(lost)
-        assert (lost_for_a_reason.held, lost_for_a_reason.word) == (None, "open")
+        assert (lost_for_a_reason.holds, lost_for_a_reason.word) == (None, "open")
 
 
 def test_nothing_to_compare_is_neither_held_nor_not() -> None:
-    assert claim().judge(numbers({("A", "x"): [1.0], ("B", "y"): [2.0]})).held is None
-    assert claim().judge([]).held is None
+    assert claim().judge(numbers({("A", "x"): [1.0], ("B", "y"): [2.0]})).holds is None
+    assert claim().judge([]).holds is None
 
 
 @pytest.mark.parametrize(

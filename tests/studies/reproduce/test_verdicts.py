@@ -61,43 +61,43 @@ def test_the_right_sides_error_is_that_of_times_its_values(times: float, plus: f
                     **{"is": relation, "times": times, "plus": plus, "paired": paired, key: between * factor}
                 )
                 expected = factor < 1 and holds if key == "surely" else holds or factor > 1
-                assert judged.judge(numbers).held is bool(expected)
+                assert judged.judge(numbers).holds is bool(expected)
     for factor in (0.99, 1.01):
         near = {"is": "near", "times": times, "plus": plus, "paired": paired}
-        assert claim(**near, errors=between * factor).judge(numbers).held is (factor > 1)
+        assert claim(**near, errors=between * factor).judge(numbers).holds is (factor > 1)
         room = abs(left.mean() - bound) + error
-        assert claim(**near, within=room * factor, surely=1).judge(numbers).held is (factor > 1)
+        assert claim(**near, within=room * factor, surely=1).judge(numbers).holds is (factor > 1)
 
 
 def test_within_and_errors_add_up() -> None:
     numbers = two([0.0, 2.0], [4.0, 4.0])  # difference 3, standard error 1
-    assert claim(**{"is": "near", "within": 1, "errors": 2.01}).judge(numbers).held is True
-    assert claim(**{"is": "near", "within": 1, "errors": 1.99}).judge(numbers).held is False
+    assert claim(**{"is": "near", "within": 1, "errors": 2.01}).judge(numbers).holds is True
+    assert claim(**{"is": "near", "within": 1, "errors": 1.99}).judge(numbers).holds is False
 
 
 def test_a_printed_number_has_no_error() -> None:
     mine = [number([0.0, 2.0], paper=3.0, algorithm="A")]  # 2 standard errors below the print
     near = {"is": "near", "than": "paper"}
-    assert claim(**near, errors=2.01).judge(mine).held is True
-    assert claim(**near, errors=1.99).judge(mine).held is False
-    assert claim(**{"is": "below", "than": 3.0, "surely": 1.99}).judge(mine).held is True
-    assert claim(**{"is": "below", "than": 3.0, "surely": 2.01}).judge(mine).held is False
+    assert claim(**near, errors=2.01).judge(mine).holds is True
+    assert claim(**near, errors=1.99).judge(mine).holds is False
+    assert claim(**{"is": "below", "than": 3.0, "surely": 1.99}).judge(mine).holds is True
+    assert claim(**{"is": "below", "than": 3.0, "surely": 2.01}).judge(mine).holds is False
 
 
 def test_another_measure_is_paired_by_seed_with_its_own_run() -> None:
     ends, tops = [number(A, (0, 1, 2), algorithm="A")], [number(A + 1, (0, 1, 2), algorithm="A")]
     below = {"is": "below", "than": {}, "than_measure": "largest"}
-    assert claim(**below, surely=5).judge(ends, tops).held is False
-    assert claim(**below, surely=5, paired=True).judge(ends, tops).held is True
+    assert claim(**below, surely=5).judge(ends, tops).holds is False
+    assert claim(**below, surely=5, paired=True).judge(ends, tops).holds is True
 
 
 @pytest.mark.parametrize("statistic", [{"errors": 1}, {"surely": 1}])
 @pytest.mark.parametrize(("a", "b"), [([1.0], [2.0, 3.0]), ([2.0, 3.0], [1.0]), ([1.0], [1.0])])
 def test_one_seed_has_no_standard_error(statistic: dict[str, int], a: list[float], b: list[float]) -> None:
     verdict = claim(**statistic, reason="why", shown_by="p/r").judge(two(a, b))
-    assert (verdict.held, verdict.word) == (None, "open")
+    assert (verdict.holds, verdict.word) == (None, "open")
     assert verdict.detail == f"a standard error needs two seeds or more, and {'A' if len(a) == 1 else 'B'} has one"
-    assert claim(**{"is": "below"}).judge(two([1.0], [2.0])).held is True  # which a plain comparison does not ask for
+    assert claim(**{"is": "below"}).judge(two([1.0], [2.0])).holds is True  # which a plain comparison does not ask for
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ REASON = {"reason": "it cannot be", "shown_by": "tests/papers/test_p.py::test_it
 )
 def test_a_verdict_is_the_comparison_and_its_reason(content: dict[str, Any], held: bool | None, word: str) -> None:
     verdict = claim(**content).judge(two([2.0], [1.0]))
-    assert (verdict.held, verdict.word) == (held, word)
+    assert (verdict.holds, verdict.word) == (held, word)
 
 
 def fitted_and_literal() -> list[Number]:
@@ -153,7 +153,7 @@ def fitted_and_literal() -> list[Number]:
 )
 def test_fitted_constants_are_seen_by_claims_about_them_alone(content: dict[str, Any], compared: list[str]) -> None:
     verdict = claim(**{"is": "near", "within": 100, **content}).judge(fitted_and_literal())
-    assert (verdict.held, verdict.detail.count("≈")) == ((True, len(compared)) if compared else (None, 0))
+    assert (verdict.holds, verdict.detail.count("≈")) == ((True, len(compared)) if compared else (None, 0))
     assert all(f"{name}: " in verdict.detail for name in compared)
     other = claim(
         **{"is": "near", "than": {}, "than_measure": "end", "within": 100, "fitted": bool(content.get("fitted"))}
