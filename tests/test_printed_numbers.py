@@ -81,7 +81,9 @@ def test_tables_of_runs_are_those_of_the_committed_results(page: Path, folder: P
             header = cells[1:]
         elif cells[0] in runs and len(cells) == len(header) + 1:
             run = runs[cells[0]]
-            assert cells[1:] == [Cell(run.ended(name)).entry(metric(name, [run]))[0] for name in header], cells[0]
+            assert cells[1:] == [Cell(run.final_values(name)).entry(metric(name, [run]))[0] for name in header], cells[
+                0
+            ]
             met.add(cells[0])
     assert met == set(runs)
     assert len(met) == count

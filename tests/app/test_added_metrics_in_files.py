@@ -139,7 +139,9 @@ def test_choices_among_runs_know_which_way_is_better(sweep: Path) -> None:
     ends = {run.label: run.final("test_auc_doubt")[0] for run in runs}
     assert best(runs, "test_auc_doubt").label == min(ends, key=ends.__getitem__)
     assert best(runs, "test_f1").rises("test_f1")
-    assert [metric(name, runs).more for name in ("test_f1", "test_auc_doubt", "test_accuracy", "test_loss")] == [
+    assert [
+        metric(name, runs).higher_is_better for name in ("test_f1", "test_auc_doubt", "test_accuracy", "test_loss")
+    ] == [
         1,
         0,
         1,

@@ -37,8 +37,8 @@ class Measured:
     def __call__(self, run: Run, target: float) -> list[float]:
         """[R] numbers; NaN where a replicate has none: it was given up, or never reached the target."""
         if self.until is None:
-            return [float(value) for value in run.ended(self.metric, self.last)]
-        if not run.has(self.metric):
+            return [float(value) for value in run.final_values(self.metric, self.last)]
+        if not run.has_metric(self.metric):
             return [float("nan")] * run.replicates
         factor = deployed(run) if self.until == "deployments" else 1.0
         return [factor * float(value) for value in cost(run, self.metric, target, SPENT[self.until])]
@@ -64,7 +64,7 @@ def deployed(run: Run) -> float:
 
 def curve(run: Run, metric: str) -> tuple[list[int], list[float]]:
     """Rounds, and the metric's mean over the replicates that are left; nothing where it is not measured."""
-    if not run.has(metric):
+    if not run.has_metric(metric):
         return [], []
     rounds, values = run.curve(metric)
     with np.errstate(invalid="ignore"):

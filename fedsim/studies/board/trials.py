@@ -78,7 +78,7 @@ class Tuning:
     def scores(self, run: Run, rates: list[float]) -> list[float]:
         """Of every rate, larger ones better; −∞ where a seed ended as no number."""
         sign = 1 if rises(self.metric) else -1
-        values = sign * run.ended(self.metric, self.last).reshape(len(rates), len(self.seeds)).mean(1)
+        values = sign * run.final_values(self.metric, self.last).reshape(len(rates), len(self.seeds)).mean(1)
         return [float(value) if math.isfinite(value) else -math.inf for value in values]
 
 

@@ -130,15 +130,15 @@ def final(runs: list[Run]) -> Figure:
         drawing, grid = panels(len(metrics), width=width, height=1.0 + 0.42 * len(runs))
         for axes, metric in zip(grid, metrics, strict=True):
             for position, run in enumerate(runs):
-                values = run.ended(metric)
+                values = run.final_values(metric)
                 mean, spread = run.final(metric)
-                if run.has(metric):
+                if run.has_metric(metric):
                     axes.barh(position, mean, 0.62, color=tints[position], alpha=0.85)
                 if len(values) > 1:
                     axes.errorbar(mean, position, xerr=spread, color="#333333", capsize=3, linewidth=1.2)
                     axes.plot(values, np.full(len(values), position), ".", color="#333333", markersize=4, alpha=0.6)
                 axes.annotate(
-                    mean_text(metric, mean, spread) if run.has(metric) else ABSENT, (1, position), (6, 0),
+                    mean_text(metric, mean, spread) if run.has_metric(metric) else ABSENT, (1, position), (6, 0),
                     xycoords=("axes fraction", "data"), textcoords="offset points", va="center", fontsize=points(9),
                 )  # fmt: skip
             axes.set_xlabel(measured_in(metric))

@@ -107,7 +107,7 @@ def figure(
             _prepare(axes, metric, "", metric in DISTANCES, x)
             axes.set_ylabel(measured_in(metric, _signs_beside(axes)))
             for run, look in zip(runs, looking.of, strict=True):
-                if run.has(metric):
+                if run.has_metric(metric):
                     draw_curve(axes, *run.along(metric, x), metric, "", look.tint, look.dashes, look.marker)
             _without_round_0(axes)
             if limits and metric in limits:
@@ -144,7 +144,7 @@ def beside_a_loss(metrics: list[str], runs: list[Run]) -> list[str]:
     """The metrics, a loss among them where runs have one: accuracy alone does not show that a loss grows."""
     if any("loss" in name or "risk" in name for name in metrics):
         return metrics
-    return metrics[:1] + [name for name in LOSSES if any(run.has(name) for run in runs)][:1] + metrics[1:]
+    return metrics[:1] + [name for name in LOSSES if any(run.has_metric(name) for run in runs)][:1] + metrics[1:]
 
 
 def telling(runs: list[Run]) -> list[str]:
@@ -152,7 +152,7 @@ def telling(runs: list[Run]) -> list[str]:
     available_metrics = measured_by(runs)
     order = [*PREFERRED, *(name for name in available_metrics if name not in PREFERRED)]
     selected_metrics = [name for name in PREFERRED if name in available_metrics] or available_metrics
-    return sorted(selected_metrics, key=lambda name: (not all(run.has(name) for run in runs), order.index(name)))
+    return sorted(selected_metrics, key=lambda name: (not all(run.has_metric(name) for run in runs), order.index(name)))
 
 
 def curves(
@@ -210,7 +210,7 @@ def curves(
                     dash = FITTED_DASHES if dashes else "--"
                     names += [FITTED] * all(FITTED not in name for name in names)
                 drawn_here = [(name, names, dash)]
-                if also and cell.run.has(companion_metric := f"{also}_{name}"):
+                if also and cell.run.has_metric(companion_metric := f"{also}_{name}"):
                     drawn_here.append((companion_metric, [*names, MODELS[also].removeprefix("the ")], ":"))
                 for quantity, words, style in drawn_here:
                     rounds, values = cell.run.along(quantity, x)

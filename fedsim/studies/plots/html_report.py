@@ -133,7 +133,7 @@ def _results(runs: list[Run]) -> list[dict[str, Any]]:
         comparable_means = [mean for mean in means if described.better and not math.isnan(mean)]
         best = (max if first.rises(metric) else min)(comparable_means, default=math.nan)
         texts = [
-            mean_text(metric, mean, std) if run.has(metric) else ABSENT
+            mean_text(metric, mean, std) if run.has_metric(metric) else ABSENT
             for run, (mean, std) in zip(runs, ends, strict=True)
         ]
         marks = [len(runs) > 1 and mean == best for mean in means]

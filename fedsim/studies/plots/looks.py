@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from fedsim.core.settings import spoken_key
 from fedsim.studies.plots.style import COLOURS, DASHES, MARKERS, colour
-from fedsim.studies.results.differences import named, swept_settings
+from fedsim.studies.results.differences import swept_settings, value_text
 from fedsim.studies.results.display_names import key_name
 from fedsim.studies.results.runs import Run
 
@@ -73,7 +73,7 @@ def _by_keys(runs: list[Run]) -> Looks | None:
     a third by markers. Numbers of a single key are deep to pale colours. None where keys are more, or their values.
     """
     keys = swept_settings(runs)
-    texts_by_key = {key: [named(run, key, keys) for run in runs] for key in keys}
+    texts_by_key = {key: [value_text(run, key, keys) for run in runs] for key in keys}
     values = {key: list(dict.fromkeys(texts)) for key, texts in texts_by_key.items()}
     if len(keys) == 2 and all(len(key_values) <= len(SHAPES) for key_values in values.values()):
         return _looks_by_key(

@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def growing(runs: list[Run]) -> list[str]:
     """Columns along which the curves of all these runs can be drawn."""
-    return [name for name in GROWING if all(run.has(name) for run in runs)]
+    return [name for name in GROWING if all(run.has_metric(name) for run in runs)]
 
 
 def _formats(text: str) -> list[str]:

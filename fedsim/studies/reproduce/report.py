@@ -178,7 +178,7 @@ def save_curves(
         writer.writerow([*(cells[0].at if cells else []), "metric", "round", "mean", "std"])
         for cell in cells:
             for name in metrics:
-                if cell.run is None or not cell.run.has(name):
+                if cell.run is None or not cell.run.has_metric(name):
                     continue
                 rounds, values = cell.run.curve(name)
                 for e in range(0, len(rounds), -(-len(rounds) // max_points)):

@@ -22,7 +22,7 @@ def distinguishable(first: Cell, second: Cell, confidence: float = 0.95) -> bool
         differences = paired(first.values, second.values, first.seeds, second.seeds, confidence)
         (low, high), has_interval = differences.interval, differences.pairs > 1
     else:
-        has_interval = min(len(first.known), len(second.known)) > 1
+        has_interval = min(len(first.finite_values), len(second.finite_values)) > 1
         low, high = _welch(first, second, confidence) if has_interval else (math.nan, math.nan)
     return not low <= 0 <= high if has_interval else first.mean != second.mean
 
@@ -33,7 +33,7 @@ def _welch(first: Cell, second: Cell, confidence: float) -> tuple[float, float]:
     if not sum(variances):
         return difference, difference
     freedom = sum(variances) ** 2 / sum(
-        variance**2 / (len(cell.known) - 1) for variance, cell in zip(variances, (first, second), strict=True)
+        variance**2 / (len(cell.finite_values) - 1) for variance, cell in zip(variances, (first, second), strict=True)
     )
     reach = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * math.sqrt(sum(variances))
     return difference - reach, difference + reach
@@ -48,7 +48,7 @@ def best_lines(cells: Sequence[object], measure: Measure, confidence: float) -> 
     candidates = {n: cell for n, cell in enumerate(cells) if isinstance(cell, Cell) and not math.isnan(cell.mean)}
     if not measure.directed or len(candidates) < 2:
         return set()
-    share = max(len(cell.known) / len(cell.values) for cell in candidates.values())
-    complete = {n: cell for n, cell in candidates.items() if len(cell.known) / len(cell.values) == share}
-    best = (max if measure.more else min)(complete, key=lambda n: complete[n].mean)
+    share = max(len(cell.finite_values) / len(cell.values) for cell in candidates.values())
+    complete = {n: cell for n, cell in candidates.items() if len(cell.finite_values) / len(cell.values) == share}
+    best = (max if measure.higher_is_better else min)(complete, key=lambda n: complete[n].mean)
     return {n for n, cell in complete.items() if n == best or not distinguishable(complete[best], cell, confidence)}

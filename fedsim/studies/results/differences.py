@@ -46,7 +46,7 @@ def of_their_own(keys: Sequence[str]) -> set[str]:
     return {key for key in keys if not key.endswith(_CLASS) and key.startswith(class_prefixes)}
 
 
-def named(run: Run, key: str, among: Sequence[str] = ()) -> str:
+def value_text(run: Run, key: str, among: Sequence[str] = ()) -> str:
     """A run's value of a key as a label has it: a target class by the name that its paper prints, else the key's last
     word with it, the whole key where others of them end alike; nothing where the run knows no such key."""
     if key not in run.settings:
@@ -57,15 +57,15 @@ def named(run: Run, key: str, among: Sequence[str] = ()) -> str:
     return f"{short([*among, key])[key]}={shortened(value(run.settings, key))}"
 
 
-def shortened(text: str, most: int = 24) -> str:
+def shortened(text: str, max_length: int = 24) -> str:
     """A path by its last word, a long text by its beginning and end."""
     last = text.rstrip("/").rpartition("/")[2] or text
-    return last if len(last) <= most else f"{last[: most - 9]}…{last[-8:]}"
+    return last if len(last) <= max_length else f"{last[: max_length - 9]}…{last[-8:]}"
 
 
 def name(run: Run, keys: Sequence[str]) -> str:
     """A run by its values of some keys."""
-    return " ".join(text for text in (named(run, key, keys) for key in keys) if text)
+    return " ".join(text for text in (value_text(run, key, keys) for key in keys) if text)
 
 
 def label(runs: list[Run]) -> None:
@@ -165,16 +165,16 @@ def swept_settings(runs: Sequence[Run]) -> list[str]:
     class_options = of_their_own(keys)
     first = [key for key in keys if key not in class_options]
 
-    def apart(chosen: Sequence[str]) -> int:
+    def num_labels(chosen: Sequence[str]) -> int:
         return len({tuple(str(run.settings.get(key)) for key in chosen) for run in runs})
 
     for key in (key for key in keys if key in class_options):
-        if apart(first) < apart([*first, key]):
+        if num_labels(first) < num_labels([*first, key]):
             first.append(key)
     return first
 
 
-def given(run: Run, key: str) -> Any:
+def recorded_value(run: Run, key: str) -> Any:
     """A run's value of a key as it was given: a group's choice, or the name of its class, or a plain value; None where
     the run knows no such key."""
     if key in (chosen := run.environment.get("settings", {})):
@@ -184,9 +184,9 @@ def given(run: Run, key: str) -> Any:
     return run.settings.get(key)
 
 
-def same(run: Run, key: str, text: str) -> bool:
+def shows_text(run: Run, key: str, text: str) -> bool:
     """Is this the run's value of the key? A class goes by its name too, however it is written."""
-    run_values = {str(given(run, key)), str(run.settings.get(f"{key}.{_CLASS}", "")).rpartition(".")[2]}
+    run_values = {str(recorded_value(run, key)), str(run.settings.get(f"{key}.{_CLASS}", "")).rpartition(".")[2]}
     return _plain(text) in map(_plain, run_values)
 
 

@@ -61,16 +61,16 @@ class Renaming:
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
-    _used: set[str] = field(default_factory=set)
-    _seen: dict[str, None] = field(default_factory=dict)
+    _used_names: set[str] = field(default_factory=set)
+    _seen_names: dict[str, None] = field(default_factory=dict)
 
     def __call__(self, name: str, *other_names: str) -> str:
         """The user's name for what goes by these names; the first of them where there is none."""
-        for known in (name, *other_names):
-            self._seen[known] = None
-            if known in self.names:
-                self._used.add(known)
-                return self.names[known]
+        for candidate in (name, *other_names):
+            self._seen_names[candidate] = None
+            if candidate in self.names:
+                self._used_names.add(candidate)
+                return self.names[candidate]
         return name
 
     def check(self) -> None:
@@ -80,7 +80,7 @@ class Renaming:
             ConfigError: an old name stands nowhere.
         """
         for name in self.names:
-            if name not in self._used:
+            if name not in self._used_names:
                 raise ConfigError(
-                    f"--rename {name}={self.names[name]}: the table has no {name}; it has {', '.join(self._seen)}"
+                    f"--rename {name}={self.names[name]}: the table has no {name}; it has {', '.join(self._seen_names)}"
                 )

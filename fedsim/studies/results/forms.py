@@ -13,37 +13,37 @@ from fedsim.studies.results.latex import latex
 from fedsim.studies.results.table import Table
 
 
-def on_one_line(found: Table) -> Table:
+def on_one_line(table: Table) -> Table:
     """The same with every text on one line, whatever a run is called."""
 
-    def one(texts: list[str]) -> list[str]:
+    def joined(texts: list[str]) -> list[str]:
         return [printable(" ".join(text.split())) for text in texts]
 
-    lines = [(one(keys), cells) for keys, cells in found.lines]
-    return dataclasses.replace(found, keys=one(found.keys), lines=lines, notes=one(found.notes))
+    lines = [(joined(keys), cells) for keys, cells in table.lines]
+    return dataclasses.replace(table, keys=joined(table.keys), lines=lines, notes=joined(table.notes))
 
 
-def terminal(found: Table) -> str:
+def terminal(table: Table) -> str:
     """Columns that line up; notes below."""
-    found = on_one_line(found)
-    return "\n".join([_lined(found, "", "  ", ""), *([""] if found.notes else []), *found.notes])
+    table = on_one_line(table)
+    return "\n".join([_lined(table, "", "  ", ""), *([""] if table.notes else []), *table.notes])
 
 
-def markdown(found: Table) -> str:
+def markdown(table: Table) -> str:
     """A table of Markdown, the best of each column and block in bold, with what is not distinguishable from it; notes
     as a list."""
-    found = on_one_line(found)
-    explained = [sentence for sentence in found.explained() if sentence.startswith("Bold")]
-    notes = "".join(f"\n- {in_markdown(note)}" for note in [*explained, *found.notes])
-    return _lined(found, "| ", " | ", " |", bold="**{}**") + (f"\n{notes}" if notes else "")
+    table = on_one_line(table)
+    explained = [sentence for sentence in table.explained() if sentence.startswith("Bold")]
+    notes = "".join(f"\n- {in_markdown(note)}" for note in [*explained, *table.notes])
+    return _lined(table, "| ", " | ", " |", bold="**{}**") + (f"\n{notes}" if notes else "")
 
 
-def _lined(found: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str:
+def _lined(table: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str:
     escape = in_markdown if edge else printable
-    cells = [[escape(text) for text in (*found.keys, *(measure.heading for measure in found.measures))]]
-    cells += _entries(found, bold, escape)
+    cells = [[escape(text) for text in (*table.keys, *(measure.heading for measure in table.measures))]]
+    cells += _entries(table, bold, escape)
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    count = len(found.keys)
+    count = len(table.keys)
     lines = [
         (edge + gap.join(f"{t:{'<' if c < count else '>'}{widths[c]}}" for c, t in enumerate(row)) + end).rstrip()
         for row in cells
@@ -53,34 +53,34 @@ def _lined(found: Table, edge: str, gap: str, end: str, bold: str = "{}") -> str
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
-def _entries(found: Table, bold: str, shown: Callable[[str], str]) -> list[list[str]]:
-    """Every line's texts; `shown` makes text of keys."""
-    best = [found.bold(column) for column in range(len(found.measures))]
+def _entries(table: Table, bold: str, formatter: Callable[[str], str]) -> list[list[str]]:
+    """Every line's texts; `formatter` makes text of keys."""
+    best = [table.bold(column) for column in range(len(table.measures))]
     lines = []
-    for number, (keys, cells) in enumerate(found.lines):
-        line = [shown(text) for text in keys]
-        for column, (cell, measure) in enumerate(zip(cells, found.measures, strict=True)):
+    for number, (keys, cells) in enumerate(table.lines):
+        line = [formatter(text) for text in keys]
+        for column, (cell, measure) in enumerate(zip(cells, table.measures, strict=True)):
             text = "" if cell is None else cell.entry(measure)[0]
             line.append(bold.format(text) if number in best[column] and text else text)
         lines.append(line)
     return lines
 
 
-def comma_separated(found: Table) -> str:
+def comma_separated(table: Table) -> str:
     """Numbers as they are, not rounded nor in per cent: the mean under the heading, what belongs to it under headings
     that begin with it; notes in lines that begin with '#'."""
-    found = on_one_line(found)
+    table = on_one_line(table)
     file = io.StringIO()
-    file.writelines(f"# {note}\n" for note in found.notes)
-    suffixes = [_suffixes(found, column) for column in range(len(found.measures))]
+    file.writelines(f"# {note}\n" for note in table.notes)
+    suffixes = [_suffixes(table, column) for column in range(len(table.measures))]
     writer = csv.writer(file, lineterminator="\n")
     headings = [
         m.heading + suffix
-        for m, column_suffixes in zip(found.measures, suffixes, strict=True)
+        for m, column_suffixes in zip(table.measures, suffixes, strict=True)
         for suffix in column_suffixes
     ]
-    writer.writerow([_no_formula(text) for text in (*found.keys, *headings)])
-    for keys, cells in found.lines:
+    writer.writerow([_no_formula(text) for text in (*table.keys, *headings)])
+    for keys, cells in table.lines:
         numbers: list[float] = []
         for cell, column_suffixes in zip(cells, suffixes, strict=True):
             cell_numbers = {} if cell is None else cell.numbers()
@@ -98,9 +98,9 @@ def _no_formula(text: str) -> str:
     return text
 
 
-def _suffixes(found: Table, column: int) -> list[str]:
+def _suffixes(table: Table, column: int) -> list[str]:
     """What CSV tells of a column: that of the first cell there is."""
-    present_cells = [cell for _, cells in found.lines if (cell := cells[column]) is not None]
+    present_cells = [cell for _, cells in table.lines if (cell := cells[column]) is not None]
     return list(present_cells[0].numbers()) if present_cells else [""]
 
 

@@ -33,14 +33,14 @@ class Friedman:
     problems: int
 
 
-def ranked(scores: np.ndarray, more: bool = True) -> np.ndarray:
+def ranked(scores: np.ndarray, higher_is_better: bool = True) -> np.ndarray:
     """[N, k] ranks from 1, the best, of scores [N, k] problem by problem; equal scores share the mean of theirs.
 
     Args:
         scores: no number among them is NaN; what failed is infinitely bad.
-        more: whether larger scores are better.
+        higher_is_better: whether larger scores are better.
     """
-    return np.asarray(stats.rankdata(-scores if more else scores, axis=1))
+    return np.asarray(stats.rankdata(-scores if higher_is_better else scores, axis=1))
 
 
 def friedman(ranks: np.ndarray) -> Friedman:

@@ -85,10 +85,10 @@ def _sentence(text: str) -> str:
 def _headings(keys: list[str], measures: list[Measure]) -> list[str]:
     """A line of headings; where swept keys make columns two, the upper one over what its columns share."""
     labels = [f"{measure.label or measure.heading}{_unit(measure)}" for measure in measures]
-    places = [measure.place for measure in measures]
-    if not any(places):
+    place_labels = [measure.place_label for measure in measures]
+    if not any(place_labels):
         return [" & ".join([*keys, *map(_heading, labels)]) + r" \\"]
-    upper, lower = (labels, places) if len(set(labels)) == 1 else (places, labels)
+    upper, lower = (labels, place_labels) if len(set(labels)) == 1 else (place_labels, labels)
     groups, rules, column = [], [], len(keys) + 1
     for text, members in itertools.groupby(upper):
         width = len(list(members))

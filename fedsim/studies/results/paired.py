@@ -59,7 +59,7 @@ class Paired:
         """How many pairs are better; ties are not. `rises`: larger numbers are."""
         return int(((self.values > 0) if rises else (self.values < 0)).sum())
 
-    def said(self, rises: bool, percent: bool = False) -> str:
+    def sentence(self, rises: bool, percent: bool = False) -> str:
         """What may be said; `percent`: numbers are fractions that are read in per cent."""
         pairs = f"{self.pairs} pair" + "s" * (self.pairs != 1)
         if self.pairs < 2:
@@ -74,8 +74,8 @@ class Paired:
 
 
 def paired(
-    one: np.ndarray,
-    other: np.ndarray,
+    first: np.ndarray,
+    second: np.ndarray,
     seeds: Sequence[int] | None,
     other_seeds: Sequence[int] | None,
     confidence: float = 0.95,
@@ -86,8 +86,8 @@ def paired(
     Raises:
         ConfigError: the runs have other seeds.
     """
-    if seeds is None or other_seeds is None or list(seeds) != list(other_seeds) or len(one) != len(other):
+    if seeds is None or other_seeds is None or list(seeds) != list(other_seeds) or len(first) != len(second):
         were = " and ".join("unknown" if s is None else str(list(s)) for s in (seeds, other_seeds))
         raise ConfigError(f"differences by seed need the same seeds on both sides, and they are {were}")
-    difference = np.asarray(one, dtype=float) - np.asarray(other, dtype=float)
+    difference = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
     return Paired(difference[np.isfinite(difference)], confidence)

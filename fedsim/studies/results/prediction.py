@@ -35,15 +35,15 @@ class Predictor:
     def __init__(self, settings: Mapping[str, Any], dataset: Dataset) -> None:
         self.dataset = dataset
         node = {name: value for name, value in settings.items() if name not in OPTIONS}
-        part = targets.parse("model", node, MODEL)
+        model_part = targets.parse("model", node, MODEL)
         loss = _loss(settings.get("loss"), dataset)
         labels = dataset.train_y if dataset.classes else None
-        every = None if labels is None else labels.dim() > 1 and not labels.is_floating_point()
+        per_position = None if labels is None else labels.dim() > 1 and not labels.is_floating_point()
         build = fitted(
-            functools.partial(part.call, **{name: node[name] for name in part.arguments}),
+            functools.partial(model_part.call, **{name: node[name] for name in model_part.arguments}),
             dataset.shape,
             1 if loss == "logistic" else dataset.classes,
-            every,
+            per_position,
         )
         if len(dataset.train_x) > 1:
             samples = self._samples(dataset.train_x[:2], dataset.train_y, dataset.more)
@@ -64,19 +64,19 @@ class Predictor:
         return module.eval()
 
     @torch.no_grad()
-    def outputs(self, state: Mapping[str, Tensor], x: Tensor, more: Mapping[str, Tensor]) -> Any:
+    def outputs(self, state: Mapping[str, Tensor], x: Tensor, extra_inputs: Mapping[str, Tensor]) -> Any:
         """Outputs [n, …] for raw inputs [n, *shape]: bytes are scaled and normalised as in the run."""
         if x.dim() != 1 + len(self.dataset.shape) or tuple(x.shape[1:]) != self.dataset.shape:
             raise ConfigError(
                 f"inputs have shape {list(x.shape)}; give [n, {', '.join(map(str, self.dataset.shape))}] of n samples"
             )
-        if missing := sorted(set(self.model.call.extra_inputs) - more.keys()):
+        if missing := sorted(set(self.model.call.extra_inputs) - extra_inputs.keys()):
             raise ConfigError(f"the model has further inputs; give {', '.join(f'{name}=…' for name in missing)} too")
         module, results = self.module(state), []
         for first in range(0, len(x), BATCH):
             pick = slice(first, first + BATCH)
             batch = {"x": self.dataset.prepare(x[pick], torch.float32), **self.dataset.extra_inputs(
-                dict(more), pick, torch.float32)}  # fmt: skip
+                dict(extra_inputs), pick, torch.float32)}  # fmt: skip
             results.append(self.model.call(module, self.model.call.inputs(batch)))
         return torch.cat(results) if results and isinstance(results[0], Tensor) else results
 
@@ -99,11 +99,11 @@ class Predictor:
         return {"test_loss": loss / count} | ({"test_accuracy": correct / count} if model.labelled else {})
 
     def _samples(
-        self, x: Tensor, y: Tensor | None, more: dict[str, Tensor], pick: slice = slice(2)
+        self, x: Tensor, y: Tensor | None, extra_inputs: dict[str, Tensor], pick: slice = slice(2)
     ) -> dict[str, Tensor]:
         batch = {
             "x": self.dataset.prepare(x[pick], torch.float32),
-            **self.dataset.extra_inputs(more, pick, torch.float32),
+            **self.dataset.extra_inputs(extra_inputs, pick, torch.float32),
         }
         if y is not None:
             batch["y"] = y[pick].to(torch.float32) if y.is_floating_point() else y[pick]

@@ -43,10 +43,10 @@ def intact(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path} is damaged ({reason}); restore it, or run again") from error
 
 
-def demand(fact: bool, why: str) -> None:
+def demand(fact: bool, reason: str) -> None:
     """Raise ValueError unless it is so."""
     if not fact:
-        raise ValueError(why)
+        raise ValueError(reason)
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -72,14 +72,14 @@ def read_rows(path: Path) -> list[Row]:
 
 def read_config(path: Path) -> dict[str, Any]:
     """The nested configuration; nothing where there is no file."""
-    if not _there(path):
+    if not _exists(path):
         return {}
     with intact(path):
         plain = OmegaConf.to_container(OmegaConf.load(regular(path)))
         demand(isinstance(plain, dict), "it holds no settings")
         assert isinstance(plain, dict)
         rounds = plain.get("rounds")
-        demand(rounds is None or _whole(rounds), f"rounds is {rounds!r}")
+        demand(rounds is None or _is_whole(rounds), f"rounds is {rounds!r}")
         return {str(key): value for key, value in plain.items()}
 
 
@@ -87,7 +87,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     """summary.json; empty where there is none."""
     with intact(path):
         summary = _json(path)
-        _has(summary, {"stopped": str, "samples_per_second": Real, "final": dict, "newcomers": list})
+        _demand_entries(summary, {"stopped": str, "samples_per_second": Real, "final": dict, "newcomers": list})
         newcomers = summary.get("newcomers") or []
         for epoch in newcomers:
             demand(isinstance(epoch, dict) and epoch.keys() == newcomers[0].keys(), "newcomers are no rows")
@@ -101,13 +101,13 @@ def read_environment(path: Path) -> dict[str, Any]:
     with intact(path):
         environment = _json(path)
         kinds: dict[str, type] = dict.fromkeys(("command", "device", "gpu", "commit", "started"), str)
-        _has(environment, {"settings": dict, "versions": dict} | kinds)
+        _demand_entries(environment, {"settings": dict, "versions": dict} | kinds)
         return environment
 
 
 def read_clients(path: Path) -> Clients | None:
     """clients.npz; None where there is none."""
-    if not _there(path):
+    if not _exists(path):
         return None
     with intact(path):
         stored_clients = clients.read(regular(path))
@@ -138,14 +138,14 @@ def read_clients(path: Path) -> Clients | None:
         return stored_clients
 
 
-def _there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     """Also a link that leads nowhere, and a folder, are there: neither is what a run has written."""
     return path.exists() or path.is_symlink()
 
 
 def _json(path: Path) -> dict[str, Any]:
     """What the file holds; nothing where there is none."""
-    if not _there(path):
+    if not _exists(path):
         return {}
     content = json.loads(regular(path).read_text(encoding="utf-8"))
     demand(isinstance(content, dict), "it holds no names and values")
@@ -153,9 +153,9 @@ def _json(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def _has(found: dict[str, Any], kinds: dict[str, type]) -> None:
+def _demand_entries(content: dict[str, Any], kinds: dict[str, type]) -> None:
     for name, kind in kinds.items():
-        value = found.get(name)
+        value = content.get(name)
         demand(value is None or (isinstance(value, kind) and not isinstance(value, bool)), f"{name} is {value!r:.40}")
 
 
@@ -163,5 +163,5 @@ def _number(value: Any) -> bool:
     return value is None or (isinstance(value, Real) and not isinstance(value, bool))
 
 
-def _whole(value: Any) -> bool:
+def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 LARGE, SMALL = 1e6, 1e-4  # from which on, and below which, powers of ten are printed
 
 
-def places(error: float) -> int:
+def num_decimals(error: float) -> int:
     """Decimal places (negative left of the point) that show one significant digit of an error, two where it begins
     with 1: 0.034 → 2, 0.014 → 3.
 
@@ -66,7 +66,7 @@ def rounded(mean: float, spread: float, error: float, significant: int = 4) -> R
     exponent = max(math.floor(math.log10(size)), -300) if size and not SMALL <= size < LARGE else 0
     mean, spread, error = (number / 10.0**exponent for number in (mean, spread, error))
     if math.isfinite(error) and error > 0:
-        decimals = places(error)
+        decimals = num_decimals(error)
     else:
         digits = math.floor(math.log10(abs(mean))) if mean else 0
         decimals = max(significant - 1 - digits, 0)

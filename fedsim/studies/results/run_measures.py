@@ -45,22 +45,22 @@ class Measure:
     Attributes:
         heading: above it.
         of: run → [R] numbers, NaN where a replicate has none.
-        more: whether more is better.
+        higher_is_better: whether more is better.
         percent: whether numbers are fractions that are read in per cent.
         label: the heading in a LaTeX table, without its unit; '' is the heading itself.
         unit: of the numbers as they are printed.
         directed: whether one direction is known to be better.
-        place: the values of swept keys that make this column, as a LaTeX table prints them.
+        place_label: the values of swept keys that make this column, as a LaTeX table prints them.
     """
 
     heading: str
     of: Callable[[Run], np.ndarray]
-    more: bool
+    higher_is_better: bool
     percent: bool = False
     label: str = ""
     unit: str = ""
     directed: bool = True
-    place: str = ""
+    place_label: str = ""
 
     @property
     def factor(self) -> int:
@@ -85,7 +85,7 @@ def metric(name: str, runs: list[Run], last: int = 1) -> Measure:
     described = knowing(runs, name).describe(name)
     return Measure(
         name + (f", last {last}" if last > 1 else ""),
-        lambda run: run.ended(name, last),
+        lambda run: run.final_values(name, last),
         described.better == HIGHER,
         fraction(name),
         described.label + (f", mean of the last {last} evaluations" if last > 1 else ""),
@@ -100,19 +100,21 @@ def costs(name: str, target: float, runs: list[Run]) -> list[Measure]:
     described = knowing(runs, name).describe(name)
     shown_target = f"{100 * target:g} %" if fraction(name) else f"{target:g}"
 
-    def measure(what: str, columns: tuple[str, ...]) -> Measure:
+    def measure(cost_name: str, columns: tuple[str, ...]) -> Measure:
         return Measure(
-            f"{what} to {name} {target:g}",
+            f"{cost_name} to {name} {target:g}",
             lambda run: cost(run, name, target, columns),
             False,
-            label=f"{what} to {described.label} {shown_target}",
+            label=f"{cost_name} to {described.label} {shown_target}",
         )
 
-    available_costs = [(what, columns) for what, columns in COSTS.items() if all(_has(run, columns) for run in runs)]
-    return [measure(what, columns) for what, columns in available_costs]
+    available_costs = [
+        (cost_name, columns) for cost_name, columns in COSTS.items() if all(_has_columns(run, columns) for run in runs)
+    ]
+    return [measure(cost_name, columns) for cost_name, columns in available_costs]
 
 
-def _has(run: Run, columns: tuple[str, ...]) -> bool:
+def _has_columns(run: Run, columns: tuple[str, ...]) -> bool:
     return all(name in run.rows[0] for name in columns)
 
 
@@ -124,37 +126,39 @@ class Cell:
     seeds: list[int] | None = None
 
     @property
-    def known(self) -> np.ndarray:
+    def finite_values(self) -> np.ndarray:
         return self.values[np.isfinite(self.values)]
 
     @property
     def mean(self) -> float:
         """NaN where no replicate has a number."""
-        return float(self.known.mean()) if len(self.known) else math.nan
+        return float(self.finite_values.mean()) if len(self.finite_values) else math.nan
 
     @property
     def std(self) -> float:
         """Sample standard deviation; NaN of fewer than two."""
-        return float(self.known.std(ddof=1)) if len(self.known) > 1 else math.nan
+        return float(self.finite_values.std(ddof=1)) if len(self.finite_values) > 1 else math.nan
 
     @property
     def error(self) -> float:
         """Standard error of the mean; NaN of fewer than two."""
-        return self.std / math.sqrt(len(self.known)) if len(self.known) else math.nan
+        return self.std / math.sqrt(len(self.finite_values)) if len(self.finite_values) else math.nan
 
     def numbers(self) -> dict[str, float]:
         """For CSV: suffix of the heading → number."""
-        return {"": self.mean, " std": self.std, " n": len(self.known)}
+        return {"": self.mean, " std": self.std, " n": len(self.finite_values)}
 
     def entry(self, by: Measure) -> Entry:
         """As it is read."""
-        if not len(self.known):
+        if not len(self.finite_values):
             return "–", "--"
-        count_note = f" ({len(self.known)} of {len(self.values)})" if len(self.known) < len(self.values) else ""
+        count_note = (
+            f" ({len(self.finite_values)} of {len(self.values)})" if len(self.finite_values) < len(self.values) else ""
+        )
         mean, unit = by.digits(self.mean), " %" if by.percent else ""
         factor = by.factor
         paper = rounded(factor * self.mean, factor * self.std, factor * self.error, by.significant).latex
-        plain = mean if len(self.known) == 1 else f"{mean} ± {by.spread(self.std)}"
+        plain = mean if len(self.finite_values) == 1 else f"{mean} ± {by.spread(self.std)}"
         return f"{plain}{unit}{count_note}", f"{paper}{count_note}"
 
 
@@ -163,11 +167,11 @@ class Difference:
     """A run's numbers less those of the run it is held against, seed by seed."""
 
     by: Paired
-    more: bool
+    higher_is_better: bool
 
     def numbers(self) -> dict[str, float]:
         low, high = self.by.interval
-        better, pairs = self.by.better(self.more), self.by.pairs
+        better, pairs = self.by.better(self.higher_is_better), self.by.pairs
         return {"": self.by.mean, " low": low, " high": high, " better": better, " pairs": pairs}
 
     def entry(self, by: Measure) -> Entry:
@@ -175,7 +179,7 @@ class Difference:
             return "–", "--"
         low, high = (by.digits(value) for value in self.by.interval)
         mean = ("+" if self.by.mean > 0 else "") + by.digits(self.by.mean)
-        count = f"{self.by.better(self.more)}/{self.by.pairs}"
+        count = f"{self.by.better(self.higher_is_better)}/{self.by.pairs}"
         if self.by.pairs == 1:
             return f"{mean}, {count}", f"${mean}$, {count}"
         return f"{mean} [{low}, {high}], {count}", f"${mean}$ $[{low}, {high}]$, {count}"

@@ -248,19 +248,19 @@ class Run:
         shared = np.linspace(positions[0].max(), positions[-1].min(), len(rounds))
         return shared, np.stack([np.interp(shared, *pair) for pair in zip(positions.T, values.T, strict=True)], axis=1)
 
-    def has(self, metric: str) -> bool:
+    def has_metric(self, metric: str) -> bool:
         """Did the run measure it?"""
         return _first(metric, self.rows[0]) in self.rows[0]
 
-    def ended(self, metric: str, last: int = 1) -> np.ndarray:
+    def final_values(self, metric: str, last: int = 1) -> np.ndarray:
         """[R] the metric's mean over the last so many evaluations; NaN of a run that has not measured it."""
-        if not self.has(metric):
+        if not self.has_metric(metric):
             return np.full(self.replicates, np.nan)
         return np.asarray(self.curve(metric)[1][-last:].mean(0))
 
     def final(self, metric: str) -> tuple[float, float]:
         """Mean and standard deviation over replicates after the last round."""
-        return mean_std(list(self.ended(metric)))
+        return mean_std(list(self.final_values(metric)))
 
 
 def measured_by(runs: Sequence[Run]) -> list[str]:
@@ -270,7 +270,7 @@ def measured_by(runs: Sequence[Run]) -> list[str]:
 
 def knowing(runs: Sequence[Run], metric: str) -> Run:
     """The first run that has measured it, and knows what it means."""
-    return next(run for run in runs if run.has(metric))
+    return next(run for run in runs if run.has_metric(metric))
 
 
 def _first(metric: str, row: Row) -> str:

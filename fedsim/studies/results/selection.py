@@ -25,7 +25,7 @@ def best(runs: Iterable[Run], metric: str, last: int = 1) -> Run:
     first. A run that is not a number is never taken where another is."""
 
     def rank(run: Run) -> float:
-        mean = float(run.ended(metric, last).mean())
+        mean = float(run.final_values(metric, last).mean())
         return (mean if run.rises(metric) else -mean) if mean == mean else -float("inf")
 
     return max(runs, key=rank)

@@ -25,11 +25,11 @@ class _File:
 
     Args:
         path: of the file.
-        seen: tensors that were; more of them are put there.
+        checked_files: tensors that were; more of them are put there.
     """
 
-    def __init__(self, path: Path, seen: set[tuple[Any, ...]]) -> None:
-        self._path, self._seen = path, seen
+    def __init__(self, path: Path, checked_files: set[tuple[Any, ...]]) -> None:
+        self._path, self._checked_files = path, checked_files
         try:
             self._file = safe_open(regular(path), framework="pt")
             self._version = (path.name, path.stat().st_mtime_ns)
@@ -50,17 +50,17 @@ class _File:
         Raises:
             CheckpointError: it, or the header, is damaged.
         """
-        if (*self._version, name) not in self._seen:
+        if (*self._version, name) not in self._checked_files:
             try:
                 damage = checksums.damaged(self.header, {name: self._file.get_tensor(name)})
             except (SafetensorError, ValueError) as error:
                 damage = str(error)
             if damage is not None:
                 raise CheckpointError(f"{self._path} is damaged: {damage} is not what was written; take a copy of it")
-            self._seen.add((*self._version, name))
+            self._checked_files.add((*self._version, name))
         return self._file.get_slice(name)
 
-    def whole(self, name: str) -> Tensor:
+    def full_tensor(self, name: str) -> Tensor:
         """The tensor.
 
         Raises:
@@ -81,15 +81,15 @@ class StoredModels:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._seen: set[tuple[Any, ...]] = set()
+        self._checked_files: set[tuple[Any, ...]] = set()
 
     def last(self, replicate: int) -> dict[str, Tensor]:
         """The server's model as the run's checkpoint has it; what stays with clients is its mean over them."""
         with intact(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
-            naming, header, rows = self._told(file)
+            naming, header, rows = self._read_header(file)
             row = file.rows("model")[replicate]
             if naming.columns.divided:
-                private_columns, averaged = self._kept(file, replicate, range(rows))
+                private_columns, averaged = self._private_columns(file, replicate, range(rows))
                 row = naming.columns.joined(
                     row, private_columns.mean(0) if len(header["naming"]["private_parameters"]) else row[:0], averaged
                 )
@@ -103,7 +103,7 @@ class StoredModels:
                 "samples by partition.validation=0.2, or a metric by stop.metric"
             )
         with intact(self.folder / BEST), self._open(BEST) as file:
-            naming, _, _ = self._told(file)
+            naming, _, _ = self._read_header(file)
             return naming.state_dict(file.rows("model")[replicate])
 
     def of_client(self, replicate: int, client: int) -> dict[str, Tensor]:
@@ -114,7 +114,7 @@ class StoredModels:
             ConfigError: there is no such client, or clients keep nothing.
         """
         with intact(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
-            naming, header, rows = self._told(file)
+            naming, header, rows = self._read_header(file)
             if not 0 <= client < rows:
                 raise ConfigError(f"client={client}, but {self.folder} has the clients 0 to {rows - 1}")
             at = replicate * rows + client
@@ -130,11 +130,11 @@ class StoredModels:
             if clustered and (choice := int(file.rows("choice")[at : at + 1])) >= 0:
                 row = file.rows("clusters")[replicate][choice]
             if naming.columns.divided:
-                private_columns, averaged = self._kept(file, replicate, range(client, client + 1))
+                private_columns, averaged = self._private_columns(file, replicate, range(client, client + 1))
                 row = naming.columns.joined(row, private_columns[0] if naming.private_parameters else row[:0], averaged)
         return naming.state_dict(row)
 
-    def _kept(self, file: _File, replicate: int, clients: range) -> tuple[Tensor, Tensor]:
+    def _private_columns(self, file: _File, replicate: int, clients: range) -> tuple[Tensor, Tensor]:
         """Own columns [c, d_o] of some clients, and the averaged ones [d_a]; empty where there are none."""
         nothing, stored_names = torch.zeros(0), file.names
         private_name, averaged_name = f"clients.{OWN}", f"server.{AVERAGED}"
@@ -145,7 +145,7 @@ class StoredModels:
             file.rows(averaged_name)[replicate] if averaged_name in stored_names else nothing,
         )
 
-    def _told(self, file: _File) -> tuple[Naming, dict[str, Any], int]:
+    def _read_header(self, file: _File) -> tuple[Naming, dict[str, Any], int]:
         """Names, what else the header tells of models, and how many clients each replicate has."""
         try:
             header = json.loads(file.header[HEADER])
@@ -161,7 +161,7 @@ class StoredModels:
         if not (self.folder / CONSTANTS).exists():
             return {}
         with intact(self.folder / CONSTANTS), self._open(CONSTANTS) as file:
-            return {name: file.whole(name) for name in sorted(file.names)}
+            return {name: file.full_tensor(name) for name in sorted(file.names)}
 
     def _open(self, name: str) -> _File:
-        return _File(self.folder / name, self._seen)
+        return _File(self.folder / name, self._checked_files)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.studies.results.bold import FEW, best_lines
-from fedsim.studies.results.differences import given, order, same, swept, value
+from fedsim.studies.results.differences import order, recorded_value, shows_text, swept, value
 from fedsim.studies.results.display_names import Renaming, class_name, key_name
 from fedsim.studies.results.paired import paired
 from fedsim.studies.results.run_measures import Cell, Difference, Measure
@@ -62,14 +62,14 @@ class Table:
 
     def explained(self) -> list[str]:
         """What bold is and what ± is, for a caption."""
-        fewest, most = self.replicates
-        several = f"{fewest} to {most}" if fewest < most else f"{most}"
-        if not most:
+        fewest, max_replicates = self.replicates
+        several = f"{fewest} to {max_replicates}" if fewest < max_replicates else f"{max_replicates}"
+        if not max_replicates:
             return []
-        sentences = [f"Mean ± standard deviation over {several} seeds."] if most > 1 else ["One seed."]
+        sentences = [f"Mean ± standard deviation over {several} seeds."] if max_replicates > 1 else ["One seed."]
         if any(self.bold(column) for column in range(len(self.measures))):
             best = "the best of each column" + (" and block" if self.blocks else "")
-            if most > 1:
+            if max_replicates > 1:
                 seeds = [tuple(c.seeds or ()) for _, cells in self.lines for c in cells if isinstance(c, Cell)]
                 shared = len(set(seeds)) == 1 and seeds[0]
                 way = (
@@ -196,36 +196,36 @@ def table(
     measures = [naming.of_measure(measure) for measure in measures]
     pairs = {id(run): partner(run, runs, keys, against) for run in runs} if against else {}
     for at in across:
-        called = _called(
+        block_label = _block_label(
             [naming.renaming(key, key_name(key)) for key in columns],
             [naming.plain(key, text) for key, text in zip(columns, at, strict=True)],
         )
-        placed = [replace(m, place=naming.of_place(columns, at)) for m in measures]
-        result.measures += [replace(m, heading=" ".join([m.heading, called]).strip()) for m in placed]
+        placed = [replace(m, place_label=naming.of_place(columns, at)) for m in measures]
+        result.measures += [replace(m, heading=" ".join([m.heading, block_label]).strip()) for m in placed]
         if against:
             result.measures += [
                 replace(
                     m,
-                    heading=" ".join([f"difference of {m.heading}", called]).strip(),
+                    heading=" ".join([f"difference of {m.heading}", block_label]).strip(),
                     label=f"difference of {m.label or m.heading}",
                 )
                 for m in placed
             ]
-    for place in sorted(runs_by_row, key=lambda place: [order(text) for text in place]):
+    for row_key in sorted(runs_by_row, key=lambda row_key: [order(text) for text in row_key]):
         cells: list[Cell | Difference | None] = []
         for at in across:
-            cell = runs_by_row[place].get(at)
+            cell = runs_by_row[row_key].get(at)
             cells += [None if cell is None else Cell(m.of(cell), cell.seeds) for m in measures]
             if against:
                 cells += [_difference(m, cell, pairs, confidence) for m in measures]
-        first_run = next(iter(runs_by_row[place].values()))
-        values = list(zip(rows, place, strict=True))
+        first_run = next(iter(runs_by_row[row_key].values()))
+        values = list(zip(rows, row_key, strict=True))
         run_name = [naming.renaming(first_run.label or first_run.folder.name)] if not rows else []
         result.lines.append(([naming.plain(*value) for value in values] or run_name, cells))
         result.paper_lines.append([naming.paper(*value) for value in values] or run_name)
     naming.renaming.check()
     if against:
-        result.notes += _said(result, confidence, against)
+        result.notes += _notes(result, confidence, against)
     return result
 
 
@@ -238,7 +238,9 @@ def partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, str])
     for key in against:
         checks.choice("--against", key, keys)
     shared_keys = [key for key in keys if key not in against and key != "seeds"]  # `paired` refuses other seeds
-    candidates = [candidate for candidate in runs if all(same(candidate, key, text) for key, text in against.items())]
+    candidates = [
+        candidate for candidate in runs if all(shows_text(candidate, key, text) for key, text in against.items())
+    ]
     reference_text = " ".join(f"{key}={text}" for key, text in against.items())
     if not candidates:
         values = {key: ", ".join(dict.fromkeys(_text(candidate, key) for candidate in runs)) for key in against}
@@ -260,18 +262,19 @@ def _difference(
     if run is None or partner_run is None:
         return None
     return Difference(
-        paired(measure.of(run), measure.of(partner_run), run.seeds, partner_run.seeds, confidence), measure.more
+        paired(measure.of(run), measure.of(partner_run), run.seeds, partner_run.seeds, confidence),
+        measure.higher_is_better,
     )
 
 
-def _said(found: Table, confidence: float, against: dict[str, str]) -> list[str]:
+def _notes(table_or_result: Table, confidence: float, against: dict[str, str]) -> list[str]:
     """A sentence for every difference, and what they have in common."""
     reference_text = " ".join(f"{key}={text}" for key, text in against.items())
     sentences = [
         f"{' '.join(row_keys)} against {reference_text}, {measure.heading.removeprefix('difference of ')}: "
-        f"{cell.by.said(cell.more, measure.percent)}"
-        for row_keys, cells in found.lines
-        for measure, cell in zip(found.measures, cells, strict=True)
+        f"{cell.by.sentence(cell.higher_is_better, measure.percent)}"
+        for row_keys, cells in table_or_result.lines
+        for measure, cell in zip(table_or_result.measures, cells, strict=True)
         if isinstance(cell, Difference)
     ]
     method_note = (
@@ -307,7 +310,7 @@ class _Names:
         """A place among the columns: 'learning rate 0.1', a class by its name alone."""
         values = [(key, text, self.paper(key, text)) for key, text in zip(columns, at, strict=True)]
         return ", ".join(
-            shown if order(text)[0] else f"{self.renaming(key_name(key), key)} {shown}" for key, text, shown in values
+            label if order(text)[0] else f"{self.renaming(key_name(key), key)} {label}" for key, text, label in values
         )
 
     def of_measure(self, measure: Measure) -> Measure:
@@ -321,10 +324,10 @@ def _at(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _text(run: Run, key: str) -> str:
-    setting = given(run, key)
+    setting = recorded_value(run, key)
     return value({key: setting}, key) if setting is not None or key in run.settings else value({}, key)
 
 
-def _called(columns: Sequence[str], at: Sequence[str]) -> str:
+def _block_label(columns: Sequence[str], at: Sequence[str]) -> str:
     """A place among the columns: 'lr=0.1', a class by its name alone."""
     return ", ".join(text if order(text)[0] else f"{key}={text}" for key, text in zip(columns, at, strict=True))

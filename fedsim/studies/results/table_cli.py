@@ -129,14 +129,14 @@ def _check_latex_options(form: str, caption: str | None, label: str | None) -> N
         raise ConfigError(f"--label {label!r} must be letters, digits and :.+/-_ such as tab:accuracy")
 
 
-def _metrics(runs: list[Run], asked: list[str] | None) -> list[str]:
+def _metrics(runs: list[Run], requested: list[str] | None) -> list[str]:
     """What is told of the runs: what was asked for, else the most telling column and what validation samples say."""
     shared = _shared(runs)
-    for name in asked or []:
+    for name in requested or []:
         checks.choice("--metric", name, measured_by(runs))
     first = [name for name in FIRST if name in shared][:1] or shared[:1] or measured_by(runs)[:1]
     chosen = validation_metric(shared)
-    return asked or [*first, *([chosen] if chosen else [])]
+    return requested or [*first, *([chosen] if chosen else [])]
 
 
 def _shared(runs: list[Run]) -> list[str]:
@@ -147,10 +147,10 @@ def _listed(text: str) -> list[str]:
     return [name for name in text.replace(" ", "").split(",") if name]
 
 
-def _pairs(option: str, given: list[str]) -> dict[str, str]:
+def _pairs(option: str, texts: list[str]) -> dict[str, str]:
     """NAME=VALUE, several times."""
     pairs = {}
-    for text in given:
+    for text in texts:
         name, sign, value = text.partition("=")
         if not (name and sign and value):
             raise ConfigError(f"{option} {text} must be NAME=VALUE")

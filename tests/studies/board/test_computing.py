@@ -104,7 +104,7 @@ def test_a_trials_score_is_that_of_its_rate_alone(small: Board, results: Path, t
     own = ["strategy=mifa", f"lr={lr}", "rounds=3", "seeds=[10,11]", f"out={tmp_path / 'alone'}"]
     config, choices = composed([*(o for o in small.base if not o.startswith("rounds")), *cell.overrides, *own])
     run(config, tmp_path / "alone", choices)
-    assert load_run(tmp_path / "alone").ended("validation_accuracy").mean() == pytest.approx(score, abs=1e-5)
+    assert load_run(tmp_path / "alone").final_values("validation_accuracy").mean() == pytest.approx(score, abs=1e-5)
 
 
 @pytest.mark.slow

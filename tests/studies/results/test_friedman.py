@@ -53,7 +53,7 @@ def test_scipys_statistic_with_and_without_ties(problems: int, k: int, seed: int
     assert found.chi_square == pytest.approx(stats.friedmanchisquare(*scores.T).statistic, abs=1e-9)
     naive = [[1 + sum(b > a for b in row) + (sum(b == a for b in row) - 1) / 2 for a in row] for row in scores]
     np.testing.assert_allclose(ranked(scores), naive)
-    np.testing.assert_allclose(ranked(-scores, more=False), naive)
+    np.testing.assert_allclose(ranked(-scores, higher_is_better=False), naive)
 
 
 def test_problems_that_agree_leave_no_doubt() -> None:

@@ -20,11 +20,11 @@ from fedsim.core import ConfigError
 from fedsim.studies.results import table_cli as command
 from fedsim.studies.results.bold import best_lines, distinguishable
 from fedsim.studies.results.display_names import CLASSES, class_name
-from fedsim.studies.results.rounding import fixed, places, rounded
+from fedsim.studies.results.rounding import fixed, num_decimals, rounded
 from fedsim.studies.results.run_measures import Cell, Measure
 
-ACCURACY = Measure("test_accuracy", lambda run: np.zeros(1), more=True, percent=True)
-LOSS = Measure("test_loss", lambda run: np.zeros(1), more=False)
+ACCURACY = Measure("test_accuracy", lambda run: np.zeros(1), higher_is_better=True, percent=True)
+LOSS = Measure("test_loss", lambda run: np.zeros(1), higher_is_better=False)
 
 
 def cell(*values: float, seeds: list[int] | None = None) -> Cell:
@@ -44,7 +44,7 @@ def tell_fixture(capsys: pytest.CaptureFixture[str]) -> Any:
     ("error", "decimals"), [(0.034, 2), (0.014, 3), (0.2, 1), (1.0, 1), (1.99, 1), (2.0, 0), (140.0, -1), (350.0, -2)]
 )
 def test_an_error_has_one_digit_or_two_where_it_begins_with_one(error: float, decimals: int) -> None:
-    assert places(error) == decimals
+    assert num_decimals(error) == decimals
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_bold_of_single_seeds_losses_and_incomplete_cells() -> None:
     assert best_lines([cell(0.5)], LOSS, 0.95) == set()
     incomplete = cell(10.0, math.nan, math.nan)  # rounds: one of three replicates was there
     assert best_lines([incomplete, cell(30.0, 31.0, 32.0), cell(50.0, 51.5, 52.0)], LOSS, 0.95) == {1}
-    undirected = Measure("power", LOSS.of, more=False, directed=False)
+    undirected = Measure("power", LOSS.of, higher_is_better=False, directed=False)
     assert best_lines([cell(1.0), cell(2.0)], undirected, 0.95) == set()
 
 

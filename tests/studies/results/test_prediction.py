@@ -50,7 +50,7 @@ def test_a_test_gives_the_numbers_of_the_run(run: fedsim.studies.results.Run) ->
         found = run.test(seed)
         assert found.keys() == {"test_loss", "test_accuracy"}
         for name, value in found.items():
-            assert value == pytest.approx(run.ended(name)[replicate], rel=1e-5)
+            assert value == pytest.approx(run.final_values(name)[replicate], rel=1e-5)
 
 
 def test_raw_images_are_scaled_and_normalised_as_in_the_run(run: fedsim.studies.results.Run) -> None:
@@ -94,4 +94,4 @@ def test_of_other_data_and_losses(settings: list[str], tmp_path: Path) -> None:
     main([*settings, *QUIET, f"out={tmp_path / 'run'}"])
     run = fedsim.load(tmp_path / "run")
     for name, value in run.test().items():
-        assert value == pytest.approx(run.ended(name)[0], rel=1e-5), name
+        assert value == pytest.approx(run.final_values(name)[0], rel=1e-5), name

@@ -219,11 +219,11 @@ def test_replicates_without_a_number_leave_with_their_partners() -> None:
     ],
 )
 def test_what_may_be_said(values: list[float], rises: bool, said: str) -> None:
-    assert Paired(np.array(values)).said(rises) == said
+    assert Paired(np.array(values)).sentence(rises) == said
 
 
 def test_differences_of_accuracies_are_told_in_percentage_points() -> None:
-    found = Paired(np.array([0.010, 0.011, 0.009])).said(True, percent=True)
+    found = Paired(np.array([0.010, 0.011, 0.009])).sentence(True, percent=True)
     assert found == "better in 3 of 3 pairs, 95 % interval 0.7516 to 1.248 percentage points: better"
 
 
