@@ -213,7 +213,9 @@ class Agreement:
         self.trial = make_trial(model, samples, sizes)
         expected = by_hand(self.trial, model)
         streams.reseed(2)
-        if not self._same(expected, by_hand(self.trial, model), 0.0 if model.device.type == "cpu" else self.close):
+        if not self._moves_alike(
+            expected, by_hand(self.trial, model), 0.0 if model.device.type == "cpu" else self.close
+        ):
             if not loss_repeats(self.trial, model):
                 raise ConfigError(
                     f"{describe_loss(loss_function(model.loss))} returns another value when it is called again "
@@ -269,13 +271,17 @@ class Agreement:
                 raise
             except Exception as error:
                 return first_line(error, type(error).__name__)[:200]
-        return None if self._same(self.expected, end_rows, self.close) else "it gives other numbers than plain PyTorch"
+        return (
+            None
+            if self._moves_alike(self.expected, end_rows, self.close)
+            else "it gives other numbers than plain PyTorch"
+        )
 
-    def _same(self, expected: Tensor, ended: Tensor, close: float) -> bool:
+    def _moves_alike(self, expected: Tensor, end_rows: Tensor, close: float) -> bool:
         """Relative to the largest move of each client, of parameters and of statistics apart."""
         trained = self.trial.trained
         for columns in (slice(0, trained), slice(trained, None)):
-            expected_moves, actual_moves = ((of - self.trial.rows.to(of))[:, columns] for of in (expected, ended))
+            expected_moves, actual_moves = ((of - self.trial.rows.to(of))[:, columns] for of in (expected, end_rows))
             if not expected_moves.shape[1]:
                 continue
             scale = expected_moves.abs().nan_to_num(0, 0, 0).amax(1, keepdim=True)

@@ -19,26 +19,30 @@ class BufferRecordingObjective:
     """The objective that a rule meets: it keeps what each forward pass left in the columns of statistics.
 
     Args:
-        own: `FunctionalObjective` or `PlainObjective`.
+        inner: `FunctionalObjective` or `PlainObjective`.
         lift: makes a client's function one of a chunk, params [c, d] and batch [c, B, …]: vmap, or `by_rows`; None for
             a rule that steps one client.
     """
 
     def __init__(
-        self, own: FunctionalObjective | PlainObjective, lift: Callable[[Callable[..., Any]], Callable[..., Any]] | None
+        self,
+        inner: FunctionalObjective | PlainObjective,
+        lift: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
     ) -> None:
-        self._own = {name: getattr(own, name) if lift is None else lift(getattr(own, name)) for name in METHODS}
-        self.model, self._through = own.model, own.gradient_through
-        self.renew = own.renew if isinstance(own, PlainObjective) else lambda: None
-        self.left: list[tuple[Tensor, Tensor]] = []
+        self._functions = {
+            name: getattr(inner, name) if lift is None else lift(getattr(inner, name)) for name in METHODS
+        }
+        self.model, self._through = inner.model, inner.gradient_through
+        self.renew = inner.renew if isinstance(inner, PlainObjective) else lambda: None
+        self.recorded: list[tuple[Tensor, Tensor]] = []
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        gradient, value, statistics = self._own["gradient"](params, batch)
+        gradient, value, statistics = self._functions["gradient"](params, batch)
         self._note((params, statistics))
         return gradient, value
 
     def value(self, params: Tensor, batch: Batch) -> Tensor:
-        value, statistics = self._own["value"](params, batch)
+        value, statistics = self._functions["value"](params, batch)
         self._note((params, statistics))
         return value
 
@@ -48,18 +52,18 @@ class BufferRecordingObjective:
         return gradient, value
 
     def per_sample(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        values, gradients, _ = self._own["per_sample"](params, batch)
+        values, gradients, _ = self._functions["per_sample"](params, batch)
         return values, gradients
 
     def hessian_product(self, params: Tensor, vector: Tensor, batch: Batch) -> Tensor:
-        product, statistics = self._own["hessian_product"](params, vector, batch)
+        product, statistics = self._functions["hessian_product"](params, vector, batch)
         self._note((params, statistics))
         return product
 
     def mixed_outputs(
         self, personal: Tensor, params: Tensor, alpha: Tensor, batch: Batch
     ) -> tuple[Tensor, Tensor, Tensor]:
-        gradient, slope, value, personal_statistics, global_statistics = self._own["mixed_outputs"](
+        gradient, slope, value, personal_statistics, global_statistics = self._functions["mixed_outputs"](
             personal, params, alpha, batch
         )
         self._note((params, global_statistics), (personal, personal_statistics))
@@ -67,13 +71,13 @@ class BufferRecordingObjective:
 
     def _note(self, *passes: tuple[Tensor, Tensor]) -> None:
         if self.model.statistics:
-            self.left += passes
+            self.recorded += passes
 
     def step(self, rule: LocalRule, carry: Carry, batch: Batch, lr: Tensor) -> tuple[Carry, Tensor]:
         """The rule's step; its models' statistics are carried along."""
         if not self.model.statistics:
             return rule.step(carry, batch, lr, self)
-        self.left = []
+        self.recorded = []
         after, loss = rule.step(carry, batch, lr, self)
         return self._carried(rule, carry, after), loss
 
@@ -81,7 +85,7 @@ class BufferRecordingObjective:
         """What the rule does before its first step, likewise."""
         if not self.model.statistics:
             return rule.on_round_start(carry, batch, lr, self)
-        self.left = []
+        self.recorded = []
         return self._carried(rule, carry, rule.on_round_start(carry, batch, lr, self))
 
     def _carried(self, rule: LocalRule, before: Carry, after: Carry) -> Carry:
@@ -91,9 +95,11 @@ class BufferRecordingObjective:
         to the models that have none of their own.
         """
         models = {name: before[name] for name in ("params", *rule.own_models)}
-        elsewhere = [columns for point, columns in self.left if not any(point is model for model in models.values())]
+        elsewhere = [
+            columns for point, columns in self.recorded if not any(point is model for model in models.values())
+        ]
         for name, model in models.items():
-            pass_statistics = [columns for point, columns in self.left if point is model] or elsewhere
+            pass_statistics = [columns for point, columns in self.recorded if point is model] or elsewhere
             statistics = pass_statistics[-1] if pass_statistics else model[..., self.model.trained :]
             after = after | {name: torch.cat([after[name][..., : self.model.trained], statistics], -1)}
         return after

@@ -34,13 +34,13 @@ class Capture:
 
     def __init__(self, recording: Recording, inputs: list[Tensor], capture: Callable[[Work], Captured]) -> None:
         self.inputs, self._formed = inputs, recording.formed
-        self._again, self.outputs = capture(lambda: list(recording.operations(*inputs)))
+        self._replay, self.outputs = capture(lambda: list(recording.operations(*inputs)))
         input_indices = {id(tensor): index for index, tensor in enumerate(inputs)}
         self._passed = [input_indices.get(id(out)) for out in self.outputs]
 
     def __call__(self, tensors: list[Tensor]) -> Any:
         torch._foreach_copy_(self.inputs, tensors)
-        self._again()
+        self._replay()
         pairs = zip(self.outputs, self._passed, strict=True)
         return self._formed([out.clone() if index is None else tensors[index] for out, index in pairs])
 
@@ -71,7 +71,7 @@ class Captures(Replay):
         self.most_bytes = MOST_BYTES if most_bytes is None else most_bytes
         self._warned = False
 
-    def _made(self, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
+    def _build(self, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
         if len({tensor.device for tensor in tensors}) > 1:  # a number of the host's would be frozen
             return self._replayed(form, tensors, "arguments lie on several devices")
         inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
@@ -88,7 +88,7 @@ class Captures(Replay):
         if not self._warned:
             log.warning("trainer.compile=graph: a step is not captured, and runs operation by operation (%s)", reason)
         self._warned = True
-        return super()._made(form, tensors)
+        return super()._build(form, tensors)
 
     def _forget(self) -> None:
         super()._forget()

@@ -67,7 +67,7 @@ class Choice:
 
 
 def candidates(
-    asked: Execution,
+    requested: Execution,
     model: RowModel,
     rule: LocalRule,
     shift: Shift,
@@ -79,7 +79,7 @@ def candidates(
     """Resolve 'auto' settings: what the stated rule chooses, and then what else may be tried.
 
     Args:
-        asked: of which these are looked at.
+        requested: of which these are looked at.
             executor: 'auto', 'fused', 'vmap' or 'loop'.
             chunk: rows per chunk, or 'auto'.
             workers: threads that share rows which run one by one on a CPU, or 'auto'.
@@ -98,18 +98,18 @@ def candidates(
     Raises:
         ConfigError: executor=fused where the rule's step is more than plain descents, compile where nothing is vmapped.
     """
-    if asked.compile == "graph":
+    if requested.compile == "graph":
         check_graphs(rule, model, shift)
     if model.traits.isolated is not None:
-        if asked.executor not in ("auto", "loop"):
+        if requested.executor not in ("auto", "loop"):
             raise ConfigError(
-                f"trainer.executor={asked.executor} cannot run this model, since {model.traits.isolated}; use "
+                f"trainer.executor={requested.executor} cannot run this model, since {model.traits.isolated}; use "
                 "trainer.executor=auto, or loop"
             )
         reason = f"a fresh copy of the module for each client, since {model.traits.isolated}"
-        loop = _sized("loop", reason, asked, model, rule, shift, batch_size * max(sample_size, 1))
-        return _agreeing([loop], agreement, asked, model) or [loop]
-    executor, compile = asked.executor, asked.compile
+        loop = _sized("loop", reason, requested, model, rule, shift, batch_size * max(sample_size, 1))
+        return _agreeing([loop], agreement, requested, model) or [loop]
+    executor, compile = requested.executor, requested.compile
     if compile not in UNCOMPILED and executor == "auto":
         executor = "vmap"
     if compile not in UNCOMPILED and executor != "vmap":
@@ -133,20 +133,20 @@ def candidates(
         names = _in_order(
             plain, can_stack, model.convolutional and model.device.type == "cpu", unvmapped_reason is None
         )
-        if not asked.trial or asked.deterministic or ranks > 1:
+        if not requested.trial or requested.deterministic or ranks > 1:
             names = dict([next(iter(names.items()))])
     choices = [
-        _sized(name, reason, asked, model, rule, shift, batch_size * max(sample_size, 1))
+        _sized(name, reason, requested, model, rule, shift, batch_size * max(sample_size, 1))
         for name, reason in names.items()
     ]
-    agreeing = _agreeing(choices, agreement, asked, model)
+    agreeing = _agreeing(choices, agreement, requested, model)
     if agreeing is None:  # the model has become one that needs another way
-        return candidates(asked, model, rule, shift, batch_size, sample_size, ranks, agreement)
+        return candidates(requested, model, rule, shift, batch_size, sample_size, ranks, agreement)
     return agreeing
 
 
 def _agreeing(
-    choices: list[Choice], agreement: Agreement | None, asked: Execution, model: RowModel
+    choices: list[Choice], agreement: Agreement | None, requested: Execution, model: RowModel
 ) -> list[Choice] | None:
     """Those that give what plain PyTorch gives; None after a trait of the model has changed, so that others may.
 
@@ -163,31 +163,33 @@ def _agreeing(
         if any(
             reason and agreement.why_not(name, unpadded) is None for name, reason in reasons.items() if name != "loop"
         ):
-            log.info("trainer: batches of %s are not padded, since padding changes its numbers", _named(model))
+            log.info("trainer: batches of %s are not padded, since padding changes its numbers", _model_name(model))
             traits.mixes_samples = True
             return None
     if able:
         return able
     reason = next(iter(reasons.values()))
-    if asked.executor in ("auto", "loop") and traits.isolated is None:
+    if requested.executor in ("auto", "loop") and traits.isolated is None:
         isolated_traits = dataclasses.replace(traits, isolated="one client's pass changes the next one's")
         if agreement.why_not("loop", isolated_traits) is None:
             traits.isolated = isolated_traits.isolated
             return None
-    remedy = "trainer.executor=auto" if asked.executor != "auto" else "plain operations of PyTorch in its forward pass"
+    remedy = (
+        "trainer.executor=auto" if requested.executor != "auto" else "plain operations of PyTorch in its forward pass"
+    )
     raise ConfigError(
-        f"model: {_named(model)} cannot be trained as trainer.executor={asked.executor} does it ({reason}); "
+        f"model: {_model_name(model)} cannot be trained as trainer.executor={requested.executor} does it ({reason}); "
         f"use {remedy}"
     )
 
 
-def _named(model: RowModel) -> str:
+def _model_name(model: RowModel) -> str:
     return type(model.training_module).__name__
 
 
-def _in_order(plain: bool, together: bool, convolutions: bool, vmapped: bool) -> dict[str, str]:
+def _in_order(plain: bool, stackable: bool, convolutions: bool, vmapped: bool) -> dict[str, str]:
     """Executors, and why each: the rule's first. `convolutions`: on a CPU."""
-    if plain and together:
+    if plain and stackable:
         return {"fused": "plain descents"}
     able = {"fused": plain, "vmap": vmapped, "loop": True}
     first, reason = "vmap", "batched kernels"
@@ -201,22 +203,22 @@ def _in_order(plain: bool, together: bool, convolutions: bool, vmapped: bool) ->
 
 
 @functools.cache  # said once
-def workers(asked: int) -> int:
+def workers(requested: int) -> int:
     """As many threads as are asked for, each with a model of its own, as long as processors have a use for them."""
     limit = WORKERS * (os.cpu_count() or 1)
-    if asked > limit:
+    if requested > limit:
         log.warning(
-            "trainer.workers=%d are more than %d processors have a use for; %d run", asked, limit // WORKERS, limit
+            "trainer.workers=%d are more than %d processors have a use for; %d run", requested, limit // WORKERS, limit
         )
-    return min(asked, limit)
+    return min(requested, limit)
 
 
 def _sized(
-    executor: str, reason: str, asked: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch: int
+    executor: str, reason: str, requested: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch: int
 ) -> Choice:
     """The executor with its chunk and workers; `batch`: numbers in a row's."""
     cpu = model.device.type == "cpu"
-    threads = torch.get_num_threads() if asked.workers == "auto" else workers(int(asked.workers))
+    threads = torch.get_num_threads() if requested.workers == "auto" else workers(int(requested.workers))
     models = models_in_use(descents(rule, shift, model)) if executor == "fused" else 1
     row_bytes = torch.finfo(model.dtype).bits // 8 * (models * model.dimension + batch)
     if cpu:
@@ -225,7 +227,9 @@ def _sized(
         budget = torch.cuda.mem_get_info(model.device)[0] * GPU_MEMORY_SHARE / GPU_COPIES
     rows = max(1, math.floor(budget / row_bytes))
     if executor == "vmap":
-        return Choice("vmap", rows if asked.chunk == "auto" else int(asked.chunk), 1, reason, compile=asked.compile)
-    chunk = int(asked.chunk) if asked.chunk != "auto" else DRAWN_TOGETHER[executor] if cpu else rows
+        return Choice(
+            "vmap", rows if requested.chunk == "auto" else int(requested.chunk), 1, reason, compile=requested.compile
+        )
+    chunk = int(requested.chunk) if requested.chunk != "auto" else DRAWN_TOGETHER[executor] if cpu else rows
     stack = min(rows, chunk) if executor == "fused" and stacks(model) else 1
     return Choice(executor, chunk, threads if cpu and stack == 1 else 1, reason, stack)

@@ -50,14 +50,14 @@ def _attempt(run: Run, rows: np.ndarray) -> tuple[Carry, Tensor] | None:
         return None
 
 
-def _search(run: Run, rows: np.ndarray, places: np.ndarray) -> list[int]:
+def _search(run: Run, rows: np.ndarray, positions: np.ndarray) -> list[int]:
     """Which of these places fail, by halves."""
-    if not len(places) or _attempt(run, rows[places]) is not None:
+    if not len(positions) or _attempt(run, rows[positions]) is not None:
         return []
-    if len(places) == 1:
-        return places.tolist()
-    half = len(places) // 2
-    return _search(run, rows, places[:half]) + _search(run, rows, places[half:])
+    if len(positions) == 1:
+        return positions.tolist()
+    half = len(positions) // 2
+    return _search(run, rows, positions[:half]) + _search(run, rows, positions[half:])
 
 
 def _replaced(rows: np.ndarray, failing: np.ndarray) -> np.ndarray:

@@ -73,7 +73,9 @@ class ClientStack:
         """Take over rows of the carry [c, …], which `store` will have written to `out`."""
         self.mixing = {step.name: carry[step.mixing] for step in self.steps if step.mixing}
         for step in reversed(self.steps):
-            other_parameters = None if step.outputs or step.mix_with is None else self.stacks[step.mix_with].loaded.held
+            other_parameters = (
+                None if step.outputs or step.mix_with is None else self.stacks[step.mix_with].loaded.parameters
+            )
             self.stacks[step.name].load(carry, other_parameters, out)
 
     def store(self) -> None:
@@ -125,7 +127,7 @@ class FusedExecutor:
         self, rule: LocalRule, model: RowModel, steps: tuple[GradientStep, ...], stack: int, workers: int
     ) -> None:
         self.stack, self.workers, self.dtype = stack, workers, model.dtype
-        self.moved = {name for step in steps for name in step.moves}
+        self.moved_names = {name for step in steps for name in step.moves}
         self.has_round_start = rule.has_round_start
         self._clients: queue.SimpleQueue[ClientStack] = queue.SimpleQueue()
         for _ in range(workers):
@@ -139,7 +141,7 @@ class FusedExecutor:
         """As `VmapExecutor.run`."""
         count = len(carry["params"])
         losses = torch.zeros(count, dtype=self.dtype, device=rates.device)
-        changing = carry.keys() if self.has_round_start else self.moved
+        changing = carry.keys() if self.has_round_start else self.moved_names
         out = carry | {name: torch.empty_like(carry[name]) for name in changing}
 
         @torch.no_grad()
@@ -148,23 +150,23 @@ class FusedExecutor:
             try:
                 row_slice = slice(rows.start, rows.stop)
                 steps = chunk.steps[row_slice]
-                part = {name: value[row_slice] for name, value in carry.items()}
+                stack_carry = {name: value[row_slice] for name, value in carry.items()}
                 for step in range(int(steps.max())):
                     stop = rows.start + int((steps > step).sum())
                     batch = chunk.batch(step, rows.start, stop, self.dtype)
                     batch = chunk.contaminate(batch, step, rows.start, stop)
                     if step == 0:
                         if self.has_round_start:
-                            part = client_stack.begin(part, batch, rates[0, row_slice])
-                            for name in out.keys() - self.moved:
-                                out[name][row_slice] = part[name]
-                        client_stack.load(part, {name: out[name][row_slice] for name in self.moved})
+                            stack_carry = client_stack.begin(stack_carry, batch, rates[0, row_slice])
+                            for name in out.keys() - self.moved_names:
+                                out[name][row_slice] = stack_carry[name]
+                        client_stack.load(stack_carry, {name: out[name][row_slice] for name in self.moved_names})
                     losses[rows.start : stop].add_(client_stack.step(batch, rates[step, rows.start : stop]))
                 client_stack.store()
             finally:
                 self._clients.put(client_stack)
 
         stack_count = math.ceil(count / self.stack)
-        bounds = [count * part // stack_count for part in range(stack_count + 1)]
+        bounds = [count * stack_carry // stack_count for stack_carry in range(stack_count + 1)]
         share(run_stack, [range(*pair) for pair in itertools.pairwise(bounds)], self.workers)
         return out, losses

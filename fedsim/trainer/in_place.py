@@ -47,19 +47,19 @@ class Parameters:
     """Rows of some parameters: lists in one order, [c, …] each.
 
     Attributes:
-        own: the parameters.
+        parameters: the parameters.
         drift: what is added to their gradients; empty where nothing is.
         state: what is remembered of each, by name.
     """
 
-    own: list[Tensor] = field(default_factory=list)
+    parameters: list[Tensor] = field(default_factory=list)
     drift: list[Tensor] = field(default_factory=list)
     state: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def as_seen(self, view: Callable[[Tensor], Tensor]) -> Parameters:
         """Views of all."""
         state = {name: list(map(view, rows)) for name, rows in self.state.items()}
-        return Parameters(list(map(view, self.own)), list(map(view, self.drift)), state)
+        return Parameters(list(map(view, self.parameters)), list(map(view, self.drift)), state)
 
 
 class InPlace(ABC):
@@ -74,7 +74,7 @@ class InPlace(ABC):
 
     def __init__(self) -> None:
         self.rows, self.due = Parameters(), NEVER
-        self._taken, self._ones = True, torch.empty(0)
+        self._is_taken, self._ones_buffer = True, torch.empty(0)
 
     def load(self, rows: Parameters) -> None:
         """Take over parameters of some rows."""
@@ -82,45 +82,45 @@ class InPlace(ABC):
 
     def begin(self, due: PendingStep) -> None:
         """A step of the first rows is to come."""
-        self.due, self._taken = due, False
+        self.due, self._is_taken = due, False
 
     def apply_remaining(self) -> None:
         """The step, where it has not been taken: no sample met the parameters."""
-        if not self._taken:
-            self.descend([None] * len(self.rows.own))
+        if not self._is_taken:
+            self.descend([None] * len(self.rows.parameters))
 
     def descend(self, gradients: list[Tensor | None]) -> None:
         """The step by the gradients [c', …] of the parameters, which may be written to; None where no sample met
         them."""
         for index, gradient in enumerate(gradients):
             self._step(index, gradient)
-        self._taken = True
+        self._is_taken = True
 
     def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
         """That of a linear layer's weight [c, out, in], and its bias [c, 1, out] if it has one, by the gradients of its
         outputs [c', N, out] and its inputs [c', N, in]; where these are of a lower precision, so is their product, but
         not the step."""
-        kind = self.rows.own[0].dtype
-        bias = [outputs.sum(1, keepdim=True, dtype=kind)] if len(self.rows.own) > 1 else []
+        kind = self.rows.parameters[0].dtype
+        bias = [outputs.sum(1, keepdim=True, dtype=kind)] if len(self.rows.parameters) > 1 else []
         self.descend([torch.bmm(outputs.mT, inputs).to(kind), *bias])
 
     @abstractmethod
-    def _step(self, place: int, gradient: Tensor | None) -> None:
+    def _step(self, index: int, gradient: Tensor | None) -> None:
         """That of one of the parameters."""
 
-    def _first(self, rows: list[Tensor], place: int) -> Tensor:
+    def _first(self, rows: list[Tensor], index: int) -> Tensor:
         """A parameter's rows that take the step."""
-        return rows[place][: len(self.due.rates)]
+        return rows[index][: len(self.due.rates)]
 
     def _ones_beside(self, outputs: Tensor) -> Tensor:
         """[c', 1, N], of which the product with outputs [c', N, out] is their sum over the samples."""
         shape = (len(outputs), 1, outputs.shape[1])
-        if self._ones.shape != shape or self._ones.dtype != outputs.dtype:
-            self._ones = outputs.new_ones(shape)
-        return self._ones
+        if self._ones_buffer.shape != shape or self._ones_buffer.dtype != outputs.dtype:
+            self._ones_buffer = outputs.new_ones(shape)
+        return self._ones_buffer
 
-    def _drift(self, place: int) -> Tensor | None:
-        return self._first(self.rows.drift, place) if self.rows.drift else None
+    def _drift(self, index: int) -> Tensor | None:
+        return self._first(self.rows.drift, index) if self.rows.drift else None
 
 
 class PlainStep(InPlace):
@@ -128,26 +128,26 @@ class PlainStep(InPlace):
 
     scaled = True
 
-    def _before(self, place: int) -> Tensor:
+    def _before(self, index: int) -> Tensor:
         """The parameter after what does not depend on the samples."""
-        parameter, drift, due = self._first(self.rows.own, place), self._drift(place), self.due
+        parameter, drift, due = self._first(self.rows.parameters, index), self._drift(index), self.due
         if due.shrinking is not None:
             parameter.mul_(along(due.shrinking, parameter))
         return parameter if drift is None else parameter.addcmul_(drift, along(due.rates, parameter), value=-1)
 
-    def _step(self, place: int, gradient: Tensor | None) -> None:
-        parameter = self._before(place)
+    def _step(self, index: int, gradient: Tensor | None) -> None:
+        parameter = self._before(index)
         if gradient is not None:
             parameter.add_(gradient)
 
     def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
-        if outputs.dtype != self.rows.own[0].dtype:
+        if outputs.dtype != self.rows.parameters[0].dtype:
             super().descend_along(outputs, inputs)
             return
         self._before(0).baddbmm_(outputs.mT, inputs)
-        if len(self.rows.own) > 1:
+        if len(self.rows.parameters) > 1:
             self._before(1).baddbmm_(self._ones_beside(outputs), outputs)
-        self._taken = True
+        self._is_taken = True
 
 
 class MomentumStep(InPlace):
@@ -157,13 +157,13 @@ class MomentumStep(InPlace):
     nowhere.
     """
 
-    def __init__(self, told: HeavyBall) -> None:
+    def __init__(self, settings: HeavyBall) -> None:
         super().__init__()
-        self.momentum, self.nesterov = told.momentum, told.nesterov
+        self.momentum, self.nesterov = settings.momentum, settings.nesterov
 
     def _before(self, place: int) -> Tensor:
         """The velocity after what does not depend on the samples."""
-        parameter, velocity = self._first(self.rows.own, place), self._first(self.rows.state["velocity"], place)
+        parameter, velocity = self._first(self.rows.parameters, place), self._first(self.rows.state["velocity"], place)
         drift, due, momentum = self._drift(place), self.due, self.momentum
         if self.nesterov:
             parameter.addcmul_(velocity, along(due.rates, parameter), value=momentum)
@@ -174,62 +174,62 @@ class MomentumStep(InPlace):
             velocity.mul_(along(momentum * forgets, parameter)).addcmul_(parameter, along(due.decay, parameter))
         return velocity if drift is None else velocity.add_(drift)
 
-    def _after(self, place: int) -> None:
-        parameter, velocity = self._first(self.rows.own, place), self._first(self.rows.state["velocity"], place)
+    def _after(self, index: int) -> None:
+        parameter, velocity = self._first(self.rows.parameters, index), self._first(self.rows.state["velocity"], index)
         parameter.addcmul_(
             velocity, along(self.due.rates, parameter), value=-1 - self.momentum if self.nesterov else -1
         )
 
-    def _step(self, place: int, gradient: Tensor | None) -> None:
-        velocity = self._before(place)
+    def _step(self, index: int, gradient: Tensor | None) -> None:
+        velocity = self._before(index)
         if gradient is not None:
             velocity.add_(gradient)
-        self._after(place)
+        self._after(index)
 
     def descend_along(self, outputs: Tensor, inputs: Tensor) -> None:
-        if outputs.dtype != self.rows.own[0].dtype:
+        if outputs.dtype != self.rows.parameters[0].dtype:
             super().descend_along(outputs, inputs)
             return
         self._before(0).baddbmm_(outputs.mT, inputs)
         self._after(0)
-        if len(self.rows.own) > 1:
+        if len(self.rows.parameters) > 1:
             self._before(1).baddbmm_(self._ones_beside(outputs), outputs)
             self._after(1)
-        self._taken = True
+        self._is_taken = True
 
 
 class AdamStep(InPlace):
     """m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g², g = gradient + drift + λx; x ← x − η m̂ / (√v̂ + ε), from
     (1 − ηλ') x for a decay λ' beside the step, which is in `PendingStep.shrinking`."""
 
-    def __init__(self, told: Moments) -> None:
+    def __init__(self, settings: Moments) -> None:
         super().__init__()
-        self.told = told
+        self.settings = settings
 
     def begin(self, due: PendingStep) -> None:
         super().begin(due)
         assert due.updates is not None
-        first, second = (1 - beta**due.updates for beta in (self.told.beta1, self.told.beta2))
+        first, second = (1 - beta**due.updates for beta in (self.settings.beta1, self.settings.beta2))
         self._rates, self._root = due.rates / first, second.rsqrt()
 
-    def _step(self, place: int, gradient: Tensor | None) -> None:
-        parameter, drift, due = self._first(self.rows.own, place), self._drift(place), self.due
-        first, second = (self._first(self.rows.state[name], place) for name in ("first_moment", "second_moment"))
+    def _step(self, index: int, gradient: Tensor | None) -> None:
+        parameter, drift, due = self._first(self.rows.parameters, index), self._drift(index), self.due
+        first, second = (self._first(self.rows.state[name], index) for name in ("first_moment", "second_moment"))
         gradient = torch.zeros_like(parameter) if gradient is None else gradient
         if due.decay is not None:
             gradient.addcmul_(parameter, along(due.decay, parameter))
         if drift is not None:
             gradient.add_(drift)
-        first.lerp_(gradient, 1 - self.told.beta1)
-        second.mul_(self.told.beta2).addcmul_(gradient, gradient, value=1 - self.told.beta2)
+        first.lerp_(gradient, 1 - self.settings.beta1)
+        second.mul_(self.settings.beta2).addcmul_(gradient, gradient, value=1 - self.settings.beta2)
         if due.shrinking is not None:
             parameter.mul_(along(due.shrinking, parameter))
-        scale = torch.sqrt(second, out=gradient).mul_(along(self._root, parameter)).add_(self.told.eps)
+        scale = torch.sqrt(second, out=gradient).mul_(along(self._root, parameter)).add_(self.settings.eps)
         parameter.addcmul_(torch.div(first, scale, out=scale), along(self._rates, parameter), value=-1)
 
 
-def in_place(told: HeavyBall | Moments | None) -> InPlace:
+def in_place(optimiser: HeavyBall | Moments | None) -> InPlace:
     """Of a `Descent.optimiser`."""
-    if told is None:
+    if optimiser is None:
         return PlainStep()
-    return MomentumStep(told) if isinstance(told, HeavyBall) else AdamStep(told)
+    return MomentumStep(optimiser) if isinstance(optimiser, HeavyBall) else AdamStep(optimiser)

@@ -36,9 +36,9 @@ class JointExecutor:
 
     def __init__(self, most_bytes: int | None = None) -> None:
         self.most_bytes = most_bytes
-        self._alike: dict[tuple[int, int], bool] = {}
+        self._compatible_pairs: dict[tuple[int, int], bool] = {}
         self._joint: dict[tuple[int, ...], ClientData] = {}
-        self._kept: dict[int, Trainer] = {}  # as long as there are numbers of them above
+        self._trainers_by_id: dict[int, Trainer] = {}  # as long as there are numbers of them above
         self._warned = False
 
     def __call__(self, works: Sequence[LocalTask]) -> list[LocalResult | Exception]:
@@ -50,17 +50,17 @@ class JointExecutor:
         for group in self._groups(works):
             results: Sequence[LocalResult | Exception]
             try:
-                results = self._together([works[index] for index in group])
+                results = self._run_jointly([works[index] for index in group])
             except Exception as error:
                 if len(group) > 1:
                     log.info("of %d runs together: %s; each is tried alone", len(group), error)
-                results = [error] if len(group) == 1 else [self._own(works[index]) for index in group]
+                results = [error] if len(group) == 1 else [self._run_alone(works[index]) for index in group]
             for index, result in zip(group, results, strict=True):
                 out[index] = result
         return [result for result in out if result is not None]
 
     @staticmethod
-    def _own(work: LocalTask) -> LocalResult | Exception:
+    def _run_alone(work: LocalTask) -> LocalResult | Exception:
         try:
             return work.trainer.run_local_steps(work)
         except Exception as error:
@@ -108,12 +108,12 @@ class JointExecutor:
         if shapes[0] != shapes[1] or not len(first) or not len(second):
             return False
         pair = (id(first.trainer), id(second.trainer))
-        if pair not in self._alike:
-            self._alike[pair] = compatible(first.trainer, second.trainer)
-            self._kept |= {id(work.trainer): work.trainer for work in (first, second)}  # type: ignore[misc]
-        return self._alike[pair]
+        if pair not in self._compatible_pairs:
+            self._compatible_pairs[pair] = compatible(first.trainer, second.trainer)
+            self._trainers_by_id |= {id(work.trainer): work.trainer for work in (first, second)}  # type: ignore[misc]
+        return self._compatible_pairs[pair]
 
-    def _together(self, works: list[LocalTask]) -> list[LocalResult]:
+    def _run_jointly(self, works: list[LocalTask]) -> list[LocalResult]:
         first, trainers = works[0], [work.trainer for work in works]
         if len(works) == 1:
             return [first.trainer.run_local_steps(first)]
@@ -193,12 +193,12 @@ def _longer(rates: Tensor, steps: int) -> Tensor:
     return rates if len(rates) == steps else torch.cat([rates, rates.new_zeros(steps - len(rates), rates.shape[1])])
 
 
-def split_results(done: LocalResult, counts: Sequence[int]) -> list[LocalResult]:
+def split_results(result: LocalResult, counts: Sequence[int]) -> list[LocalResult]:
     """What each of the works gets of it; rows of its own, which outlive the company's."""
     results, first = [], 0
     for count in counts:
         row_slice = slice(first, first + count)
-        carry = {name: value[row_slice].clone() for name, value in done.carry.items()}
-        results.append(LocalResult(carry, done.loss[row_slice].clone(), done.samples[row_slice]))
+        carry = {name: value[row_slice].clone() for name, value in result.carry.items()}
+        results.append(LocalResult(carry, result.loss[row_slice].clone(), result.samples[row_slice]))
         first += count
     return results

@@ -64,7 +64,7 @@ class LoopExecutor:
                     batch = first(chunk.batch(step, row, row + 1, self.dtype))
                     if self.shift.active:
                         row_carry, theta = self._answered(row_carry, None if deployed is None else deployed[row])
-                        batch, theta = self._answered.moved(batch, row_carry, theta)
+                        batch, theta = self._answered.shifted(batch, row_carry, theta)
                         if self.rule.knows_deployed:
                             batch = batch | {"deployed": theta}
                     if self.contaminated:

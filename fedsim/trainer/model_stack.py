@@ -33,28 +33,28 @@ class StackedParameters:
     """Rows that a module has taken over.
 
     Attributes:
-        held: those that are stepped in place.
+        parameters: those that are stepped in place.
         points: those at which the gradient is taken: the same tensors, unless models are mixed.
         mixed_with: those of the model they are mixed with; nothing where models are not.
         drift: what is added to the gradient; nothing where nothing is.
         state: what their optimiser remembers, by its names.
         updates: [c] how many steps they have taken, where it counts them.
         proximal: [c] μ of a proximal term, or None.
-        written: pairs of what was stepped and where it is to be written in the end, where that is elsewhere.
+        write_backs: pairs of what was stepped and where it is to be written in the end, where that is elsewhere.
     """
 
-    held: Named = field(default_factory=dict)
+    parameters: Named = field(default_factory=dict)
     points: Named = field(default_factory=dict)
     mixed_with: Named = field(default_factory=dict)
     drift: Named = field(default_factory=dict)
     state: dict[str, Named] = field(default_factory=dict)
     updates: Tensor | None = None
     proximal: Tensor | None = None
-    written: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    write_backs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def rows(self, names: Sequence[str]) -> Parameters:
         """Those of some names."""
-        parameters, drift = ([of[name] for name in names if of] for of in (self.held, self.drift))
+        parameters, drift = ([of[name] for name in names if of] for of in (self.parameters, self.drift))
         return Parameters(parameters, drift, {key: [of[name] for name in names] for key, of in self.state.items()})
 
 
@@ -101,12 +101,12 @@ class ModelStack:
         loaded.proximal, loaded.drift = self._terms(carry)
         name = self.descent.name
         plain = {name: parameter.detach()[None] for name, parameter in self.plain.items()}  # of one row at a time
-        parameters = self._held(carry[name], out[name], plain if mixed_with is None else {})
-        loaded.held = loaded.points = parameters
+        parameters = self._views_of(carry[name], out[name], plain if mixed_with is None else {})
+        loaded.parameters = loaded.points = parameters
         if mixed_with is not None:
             loaded.points = {name: torch.empty_like(rows) for name, rows in parameters.items()} | plain
         for key in self.descent.state:
-            loaded.state[key] = self._held(carry[key], out[key], self.plain_state[key])
+            loaded.state[key] = self._views_of(carry[key], out[key], self.plain_state[key])
             out[key][:, self.model.trained :] = carry[key][:, self.model.trained :]
         if "updates" in self.descent.moves:
             loaded.updates = out["updates"].copy_(carry["updates"])
@@ -117,23 +117,23 @@ class ModelStack:
             put_tensors(self.module, self.model.statistics_of(carry[name][0]))
             self.statistics = out[name][0, self.model.trained :]
 
-    def _held(self, rows: Tensor, out: Tensor, plain: Named) -> Named:
+    def _views_of(self, rows: Tensor, out: Tensor, plain: Named) -> Named:
         """The parameters' columns of rows [c, d], where they are stepped: in `out` [c, d] if it is one row, else in
         tensors of their own, or in those of the module."""
-        out_views = self._named(out)
+        out_views = self._views_by_name(out)
         parameters = out_views if len(out) == 1 else {name: torch.empty_like(view) for name, view in out_views.items()}
         parameters = parameters | plain
-        row_views = self._named(rows)
+        row_views = self._views_by_name(rows)
         torch._foreach_copy_([parameters[name] for name in row_views], list(row_views.values()))
-        self.loaded.written += [
+        self.loaded.write_backs += [
             (parameters[name], view) for name, view in out_views.items() if parameters[name] is not view
         ]
         return parameters
 
     def store(self) -> None:
         """Write what does not lie there."""
-        if self.loaded.written:
-            rows, out = zip(*self.loaded.written, strict=True)
+        if self.loaded.write_backs:
+            rows, out = zip(*self.loaded.write_backs, strict=True)
             torch._foreach_copy_(out, rows)
         if self.model.statistics:
             self.statistics.copy_(moved_columns(self.model, self.module, self.statistics))
@@ -146,9 +146,9 @@ class ModelStack:
         if proximal is not None:
             towards = -proximal[:, None] * federal["anchor"]
             drift = towards if drift is None else drift + towards
-        return proximal, {} if drift is None else self._named(drift)
+        return proximal, {} if drift is None else self._views_by_name(drift)
 
-    def _named(self, rows: Tensor) -> Named:
+    def _views_by_name(self, rows: Tensor) -> Named:
         """[c, d] → parameters [c, …], views."""
         columns = rows[:, : self.model.trained].split([math.prod(s) for s in self.model.shapes.values()], dim=1)
         shapes = self.model.shapes.items()
@@ -162,7 +162,10 @@ class ModelStack:
         if loaded.mixed_with and mixing is not None:
             due = dataclasses.replace(due, rates=rates * mixing)
             for name, point in loaded.points.items():
-                stepped_rows, partner_rows = loaded.held[name][: len(mixing)], loaded.mixed_with[name][: len(mixing)]
+                stepped_rows, partner_rows = (
+                    loaded.parameters[name][: len(mixing)],
+                    loaded.mixed_with[name][: len(mixing)],
+                )
                 torch.lerp(partner_rows, stepped_rows, along(mixing, point), out=point[: len(mixing)])
         self.seed = -due.rates if self.plain_rows.scaled else torch.ones_like(due.rates)
         for stepped in (*(layer.stepped for layer in self.layers), self.plain_rows):
@@ -193,5 +196,5 @@ class ModelStack:
 
     def penalty(self, rows: int) -> Tensor:
         """[c] the ridge of the first c rows as they are."""
-        squares = [parameter[:rows].flatten(1).square().sum(1) for parameter in self.loaded.held.values()]
+        squares = [parameter[:rows].flatten(1).square().sum(1) for parameter in self.loaded.parameters.values()]
         return 0.5 * self.model.ridge * torch.stack(squares).sum(0)

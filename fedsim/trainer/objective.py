@@ -156,10 +156,12 @@ class PlainObjective:
             output = cast_output(self.model.call(self.module, self.model.call.inputs(batch)), self.model.dtype)
         return output, moved_columns(self.model, self.module, params)
 
-    def _gradients(self, value: Tensor, *more: Tensor, again: bool = False) -> tuple[Tensor, ...]:
-        """Of the value by all parameters as a row, and by whatever else is given; `again`: it will be differentiated
+    def _gradients(self, value: Tensor, *extra_inputs: Tensor, create_graph: bool = False) -> tuple[Tensor, ...]:
+        """Of the value by all parameters as a row, and by whatever else is given; `create_graph`: it will be differentiated
         once more."""
-        gradients = torch.autograd.grad(value, [*self.parameters, *more], create_graph=again, materialize_grads=True)
+        gradients = torch.autograd.grad(
+            value, [*self.parameters, *extra_inputs], create_graph=create_graph, materialize_grads=True
+        )
         count = len(self.parameters)
         return as_row(gradients[:count], self.columns), *gradients[count:]
 
@@ -195,7 +197,7 @@ class PlainObjective:
         with torch.enable_grad():
             output, statistics = self._output(params, batch)
             value = self.model.objective(output, batch, self.parameters)
-            (gradient,) = self._gradients(value, again=True)
+            (gradient,) = self._gradients(value, create_graph=True)
             slope = (gradient * vector).sum()
         if not slope.requires_grad:  # a loss that is linear in the parameters
             return torch.zeros_like(params), statistics
@@ -226,8 +228,8 @@ def by_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     def of_row(argument: Tensor | Batch, row: int) -> Tensor | Batch:
         return {k: v[row] for k, v in argument.items()} if isinstance(argument, dict) else argument[row]
 
-    def together(*arguments: Tensor | Batch) -> Any:
+    def by_row(*arguments: Tensor | Batch) -> Any:
         results = [function(*(of_row(a, row) for a in arguments)) for row in range(len(arguments[0]))]
         return tuple(torch.stack(values) for values in zip(*results, strict=True))
 
-    return together
+    return by_row

@@ -40,11 +40,11 @@ SHAPED = (aten.ones_like.default, aten.zeros_like.default, aten.new_zeros.defaul
 def replayable(rule: LocalRule, model: RowModel, shift: Shift) -> bool:
     """Is a step of these the same operations every time?"""
     return not model.traits.random and all(
-        map(_known, (rule, shift, loss_function(model.loss), *model.training_module.modules()))
+        map(_is_known, (rule, shift, loss_function(model.loss), *model.training_module.modules()))
     )
 
 
-def _known(thing: Any) -> bool:
+def _is_known(thing: Any) -> bool:
     """Is it, with what it is made of, of a class (or a function) whose steps read no Python state that changes?"""
     if isinstance(thing, nn.Module):
         hooks = any(value for name, value in vars(thing).items() if name.endswith("_hooks"))
@@ -52,7 +52,7 @@ def _known(thing: Any) -> bool:
             return False
     elif isinstance(thing, LocalRule | Shift):
         inner = [attribute for attribute in vars(thing).values() if callable(attribute)]
-        if not all(map(_known, inner)):
+        if not all(map(_is_known, inner)):
             return False
     kind = thing if isinstance(thing, FunctionType) else type(thing)
     return bool(vars(kind).get("replayable", False)) or (kind.__module__ or "").partition(".")[0] in OURS
@@ -94,7 +94,7 @@ class Replay:
     def _record(self, key: Hashable, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any] | None:
         """Of these arguments, kept; None, now and for ever, where tracing meets what it does not know."""
         try:
-            recording = self._recorded[key] = self._made(form, tensors)
+            recording = self._recorded[key] = self._build(form, tensors)
         except Exception as error:  # if the step itself is wrong it will say so
             log.debug("steps are not replayed: %s", error)
             self._refused = True
@@ -102,7 +102,7 @@ class Replay:
         self._forget()
         return recording
 
-    def _made(self, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
+    def _build(self, form: Any, tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
         return Recording(self.function, form, tensors)
 
     def _forget(self) -> None:

@@ -23,7 +23,7 @@ class ShiftedBatches:
 
     def __init__(self, rule: LocalRule, shift: Shift, rows: bool) -> None:
         self.shift, self.explores = shift, type(rule).deploys is not LocalRule.deploys
-        self._whole: Any = vmap(shift) if rows else shift
+        self._shift_rows: Any = vmap(shift) if rows else shift
         self._mixed: Any = vmap(shift.move) if rows else shift.move
         self._point: Any = rule.deploys
         if rows and not rule.batched:
@@ -38,9 +38,9 @@ class ShiftedBatches:
         new_carry, theta = self.shift.answers_to(carry | {"params": self._point(carry)}, None)
         return new_carry | {"params": carry["params"]}, theta
 
-    def moved(self, batch: Batch, carry: Carry, theta: Tensor) -> tuple[Batch, Tensor]:
+    def shifted(self, batch: Batch, carry: Carry, theta: Tensor) -> tuple[Batch, Tensor]:
         """The batch as it answers θ, and what was deployed last, [d] or [c, d]."""
         if self.shift.mixture is None:
-            return self._whole(batch, theta), theta
+            return self._shift_rows(batch, theta), theta
         mixing_state = {name: carry[name] for name in MIXING & carry.keys()}
         return self._mixed(batch, mixing_state, theta), self.shift.newest(theta)

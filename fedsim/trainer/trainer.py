@@ -86,7 +86,7 @@ class Trainer:
         self.candidates = self._resolve(self.execution)
         self.executor_cache = {} if executor_cache is None else executor_cache
         self.choice = self.candidates[0]
-        self.executor = self._made(self.choice)
+        self.executor = self._make_executor(self.choice)
         self._general: Executor | None = None
         self._executor_chosen = self._halved = self._refused = False
         self.remembered: Memory | None = None  # the last `memory` it made, that of the run
@@ -105,7 +105,7 @@ class Trainer:
         (loop,) = self._resolve(dataclasses.replace(self.execution, executor="loop"))
         self.candidates = [dataclasses.replace(loop, reason=reason)]
         self.choice = self.candidates[0]
-        self.executor, self._general = self._made(self.choice), None
+        self.executor, self._general = self._make_executor(self.choice), None
 
     def _for_trial(self, name: str, model: RowModel, rule: LocalRule, shift: Shift) -> Executor:
         """The executor of this name for another rule and a model in another precision."""
@@ -114,7 +114,7 @@ class Trainer:
         )
         return executor(candidates(execution, model, rule, shift, 1, 1)[0], rule, model, shift, False)
 
-    def _made(self, choice: Choice) -> Executor:
+    def _make_executor(self, choice: Choice) -> Executor:
         return executor(choice, self.rule, self.model, self.shift, self.batches.contamination.active)
 
     def _runs(self, carry: Carry) -> Executor:
@@ -123,7 +123,7 @@ class Trainer:
             return self.executor
         if self._general is None:
             executor_name = "vmap" if self.model.unvmapped is None else "loop"
-            self._general = self._made(dataclasses.replace(self.choice, executor=executor_name, workers=1))
+            self._general = self._make_executor(dataclasses.replace(self.choice, executor=executor_name, workers=1))
         return self._general
 
     @property
@@ -140,10 +140,10 @@ class Trainer:
             rows = Rows(carry, work.rates, None if deployed is None else deployed[work.replicate])
             with tensor_cores(self.model.precision):
                 fastest_name = self.executor_cache[self.label] = fastest_executor(
-                    self._able(carry), self._made, work.plan, rows, like
+                    self._able(carry), self._make_executor, work.plan, rows, like
                 )
             if self.model.precision == "bf16" and self.execution.trial and not needs_general_executor(carry):
-                warn_if_slower(self._named(fastest_name, carry), self.rule, self.model, self.shift, work.plan, rows)
+                warn_if_slower(self._candidate(fastest_name, carry), self.rule, self.model, self.shift, work.plan, rows)
         self.use_executor(self.executor_cache[self.label], carry)
         log.info("trainer: %s", self.choice.describe())
 
@@ -151,10 +151,10 @@ class Trainer:
         """From now on that executor, of those which can run such rows."""
         self.executor_cache[self.label], self._executor_chosen = name, True
         if name != self.choice.executor:
-            self.choice = self._named(name, carry)
-            self.executor = self._made(self.choice)
+            self.choice = self._candidate(name, carry)
+            self.executor = self._make_executor(self.choice)
 
-    def _named(self, name: str, carry: Carry) -> Choice:
+    def _candidate(self, name: str, carry: Carry) -> Choice:
         return next(choice for choice in self._able(carry) if choice.executor == name)
 
     def _able(self, carry: Carry) -> list[Choice]:
@@ -359,7 +359,7 @@ class Trainer:
             torch.cuda.empty_cache()
         self.choice = dataclasses.replace(self.choice, chunk=rows // 2)
         if self.choice.compile == "graph":  # what was captured holds memory
-            self.executor = self._made(self.choice)
+            self.executor = self._make_executor(self.choice)
         if not self._halved:
             log.warning(
                 "out of memory on %s: chunks of %d rows become %d, or fewer; the numbers are the same, and "

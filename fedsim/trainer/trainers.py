@@ -33,7 +33,7 @@ class Trainers:
         self.data, self.shift, self.model = data, shift, model
         self.contamination, self.execution = contamination, execution
         self.executor_cache = {} if executor_cache is None else executor_cache
-        self._made: list[Trainer] = []
+        self._trainers: list[Trainer] = []
         self._reasons: list[tuple[str, LocalRule | None]] = []
 
     def setup_shift(self) -> None:
@@ -48,12 +48,12 @@ class Trainers:
         for reason, of in self._reasons:
             if of is None or type(of) is type(rule):
                 trainer.restrict_to_loop(reason)
-        self._made.append(trainer)
+        self._trainers.append(trainer)
         return trainer
 
     def restrict_to_loop(self, reason: str, rule: LocalRule | None = None) -> None:
         """`Trainer.restrict_to_loop` of all trainers, or of those of one class of local rules; of later ones too."""
         self._reasons.append((reason, rule))
-        for trainer in self._made:
+        for trainer in self._trainers:
             if rule is None or type(trainer.rule) is type(rule):
                 trainer.restrict_to_loop(reason)

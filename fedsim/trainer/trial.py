@@ -35,7 +35,7 @@ Contender = Callable[[int], None]
 
 
 def fastest(
-    contenders: Mapping[str, Contender], rows: int, device: torch.device, least: int = 1, alone: bool = False
+    contenders: Mapping[str, Contender], rows: int, device: torch.device, min_count: int = 1, per_thread: bool = False
 ) -> str:
     """The name of the quickest; the first where it takes no time to speak of, or no other is quicker by `MARGIN`.
 
@@ -43,10 +43,10 @@ def fastest(
         contenders: name → what takes so many rows through a local step; the one of the stated rule first.
         rows: there are.
         device: on which they work.
-        least: rows to begin with.
-        alone: they work in this thread only, so that its own processor time tells, whoever else uses the machine.
+        min_count: rows to begin with.
+        per_thread: they work in this thread only, so that its own processor time tells, whoever else uses the machine.
     """
-    clock = time.thread_time if alone else time.perf_counter
+    clock = time.thread_time if per_thread else time.perf_counter
 
     def seconds(name: str, count: int) -> float:
         begin = clock()
@@ -60,7 +60,7 @@ def fastest(
             torch.cuda.synchronize(device)
         return clock() - begin
 
-    stated, start_count = next(iter(contenders)), min(rows, least)
+    stated, start_count = next(iter(contenders)), min(rows, min_count)
     count = start_count
     seconds(stated, count)  # warms up
     elapsed = seconds(stated, count)
@@ -110,13 +110,13 @@ def timed_step(executor: Executor, plan: Plan, all_rows: Rows) -> Contender:
 
 
 def fastest_executor(
-    candidates: Sequence[Choice], made: Callable[[Choice], Executor], plan: Plan, rows: Rows, like: Hashable
+    candidates: Sequence[Choice], make_executor: Callable[[Choice], Executor], plan: Plan, rows: Rows, like: Hashable
 ) -> str:
     """The executor that takes the round's rows through a step in the least time.
 
     Args:
         candidates: the stated rule's choice first.
-        made: makes a candidate's executor.
+        make_executor: makes a candidate's executor.
         plan, rows: the round.
         like: what else the time depends on; what has been found in this process is not timed again.
     """
@@ -125,7 +125,7 @@ def fastest_executor(
     count = min(len(plan.load.steps), *(choice.chunk for choice in candidates))
     key = (like, tuple(candidates), int(plan.load.size.max()), count, tuple(sorted(rows.carry)))
     if key not in FOUND:
-        contenders = {choice.executor: timed_step(made(choice), plan, rows) for choice in candidates}
+        contenders = {choice.executor: timed_step(make_executor(choice), plan, rows) for choice in candidates}
         FOUND[key] = benchmark(contenders, rows, count, max(choice.workers for choice in candidates))
     return FOUND[key]
 

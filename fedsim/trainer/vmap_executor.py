@@ -50,24 +50,24 @@ class VmapExecutor:
         lift: Callable[..., Any] = (lambda step: step) if rule.batched else vmap
         self._step: Callable[..., Any] = lift(functools.partial(objective.step, rule))
         self._begin: Callable[..., Any] = lift(functools.partial(objective.on_round_start, rule))
-        self._apart = model.mixes_samples
+        self._mixes_samples = model.mixes_samples
         self._at_once = not (
-            contaminated or rule.has_round_start or self._apart
+            contaminated or rule.has_round_start or self._mixes_samples
         )  # nothing comes between answer and step
         if compile != "never" and compile not in RECORDED:
             step = torch.compile(self._step, mode=compile)
             self._step = own_results(step) if compile == "reduce-overhead" else step
         self._move: Callable[..., Any] = self._answer
-        self._whole: Callable[..., Any] = functools.partial(self._answer_and, self._step)
+        self._answer_and_step: Callable[..., Any] = functools.partial(self._answer_and, self._step)
         if compile in RECORDED and replayable(rule, model, shift):
-            functions = (self._move, self._begin, self._step, self._whole)
+            functions = (self._move, self._begin, self._step, self._answer_and_step)
             recorder = Replay if compile == "replay" else functools.partial(Captures, capture=capturing(model.device))
-            self._move, self._begin, self._step, self._whole = map(recorder, functions)
+            self._move, self._begin, self._step, self._answer_and_step = map(recorder, functions)
 
     def padded_size(self, rows: int) -> int:
         """How many rows to hand over where there are so many, the last one more than once: of small models only every
         fourth number between two powers of two, so that few recordings serve whoever comes."""
-        if not isinstance(self._whole, Replay) or rows * self.dimension > SMALL:
+        if not isinstance(self._answer_and_step, Replay) or rows * self.dimension > SMALL:
             return rows
         spacing = max(1, 2 ** (rows.bit_length() - 3))
         return -(-rows // spacing) * spacing
@@ -95,7 +95,7 @@ class VmapExecutor:
             batch = chunk.batch(step, 0, alive, self.dtype)
             lr, theta = rates[step, :alive], None if deployed is None else deployed[:alive]
             if self._at_once:
-                carry, loss = self._whole(carry, batch, lr, theta)
+                carry, loss = self._answer_and_step(carry, batch, lr, theta)
             else:
                 carry, batch = self._move(carry, batch, theta)
                 batch = chunk.contaminate(batch, step, 0, alive)
@@ -111,7 +111,7 @@ class VmapExecutor:
         if not self.shift.active:
             return carry, batch
         carry, theta = self._answered(carry, deployed)
-        batch, theta = self._answered.moved(batch, carry, theta)
+        batch, theta = self._answered.shifted(batch, carry, theta)
         return carry, batch | {"deployed": theta} if self.rule.knows_deployed else batch
 
     def _answer_and(
@@ -127,7 +127,7 @@ class VmapExecutor:
 
     def _by_size(self, sizes: np.ndarray, step: int, carry: Carry, batch: Batch, lr: Tensor) -> tuple[Carry, Tensor]:
         """The same; where samples see their neighbours, rows with batches of equal size together, none padded."""
-        if not (self._apart and np.ptp(sizes)):
+        if not (self._mixes_samples and np.ptp(sizes)):
             return self._steps(step, carry, batch, lr)
         out = {name: torch.empty_like(value) for name, value in carry.items()}
         losses = torch.empty_like(lr)

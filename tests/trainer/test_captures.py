@@ -166,7 +166,7 @@ def test_what_cannot_be_traced_is_done_as_ever_and_said(device: StandIn, caplog:
 
 def test_a_lack_of_memory_lets_go_of_what_was_captured(device: StandIn) -> None:
     trainer = means(SGD(**WORK), compile="graph").trainer
-    assert isinstance(trainer.executor._whole, Captures)
+    assert isinstance(trainer.executor._answer_and_step, Captures)
     before = trainer.executor
     trainer._halve(6)
     assert trainer.executor is not before

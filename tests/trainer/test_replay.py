@@ -90,7 +90,7 @@ def test_few_recordings_serve_whoever_comes(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(result.state.model, plain.state.model)
     assert [row["samples"] for row in result.history] == [row["samples"] for row in plain.history]
     met = {simulation.trainer.executor.padded_size(round(row["active_clients"])) for row in result.history}
-    assert len(simulation.trainer.executor._whole._recorded) <= 12
+    assert len(simulation.trainer.executor._answer_and_step._recorded) <= 12
     assert met <= {0, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40}
 
 
@@ -181,7 +181,7 @@ def test_classes_of_others_are_replayed_if_they_say_so(monkeypatch: pytest.Monke
     monkeypatch.setattr(replay, "WORTH", 0)
 
     def replays(simulation: Simulation) -> bool:
-        return isinstance(simulation.trainer.executor._whole, Replay)
+        return isinstance(simulation.trainer.executor._answer_and_step, Replay)
 
     assert replays(means(SGD(**WORK)))
     assert not replays(means(SGD(**WORK), compile="never"))
@@ -198,6 +198,6 @@ def test_classes_of_others_are_replayed_if_they_say_so(monkeypatch: pytest.Monke
 def test_shifts_inside_others_are_looked_at() -> None:
     outer = Location(0.5)
     outer.inner = Location(0.4)
-    assert replay._known(outer)
+    assert replay._is_known(outer)
     outer.inner = type("Own", (Location,), {"__module__": "own"})(0.4)
-    assert not replay._known(outer)
+    assert not replay._is_known(outer)

@@ -70,7 +70,7 @@ def test_what_takes_no_time_is_left_to_the_rule(monkeypatch):
 
 def test_the_hopeless_are_not_timed_again(monkeypatch):
     clock = Clock(monkeypatch, vmap=per_row(0.1), loop=per_row(1.0), fused=per_row(0.11))
-    assert fastest(clock.contenders(), 4, CPU, least=2) == "vmap"
+    assert fastest(clock.contenders(), 4, CPU, min_count=2) == "vmap"
     assert [len(clock.rows[name]) for name in ("vmap", "loop", "fused")] == [7, 2, 7]
     assert {rows for seen in clock.rows.values() for rows in seen} == {2}
 
@@ -96,7 +96,7 @@ def test_who_works_alone_is_not_charged_for_others(monkeypatch):
     """Rows in one thread: somebody else's second beside every look leaves the order as it is."""
     clock = Clock(monkeypatch, vmap=per_row(0.02), loop=per_row(0.01))
     clock.others = 1.0
-    assert fastest(clock.contenders(), 1, CPU, alone=True) == "loop"
+    assert fastest(clock.contenders(), 1, CPU, per_thread=True) == "loop"
     assert fastest(clock.contenders(), 1, CPU) == "vmap"
 
 
