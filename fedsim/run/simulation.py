@@ -169,7 +169,7 @@ class Simulation(Setup):
     def _log_privacy(self) -> None:
         """Log what may be claimed of the clients' privacy, where rows have noise."""
         if (private := self.privacy(self.rounds)) is not None:
-            log.info("privacy: %s", private.said)
+            log.info("privacy: %s", private.statement)
 
     def _guard(self, progress: Progress) -> DivergenceGuard:
         """What notices rows and models that become non-finite; it goes on with those that were dropped."""

@@ -70,12 +70,12 @@ class Privacy:
     """What may be claimed of a run.
 
     Attributes:
-        said: the claim as a sentence.
+        statement: the claim as a sentence.
         epsilon, delta: of the claim; None where there is none, or the accountant is not installed.
         mechanism: what was accounted; None where nothing can be claimed.
     """
 
-    said: str
+    statement: str
     epsilon: float | None = None
     delta: float | None = None
     mechanism: Mechanism | None = None
@@ -83,7 +83,7 @@ class Privacy:
     def as_json(self) -> dict[str, Any]:
         mechanism = self.mechanism
         return {
-            "said": self.said,
+            "said": self.statement,
             "epsilon": self.epsilon,
             "delta": self.delta,
             "relation": None if mechanism is None else RELATIONS[mechanism.relation],
@@ -160,7 +160,7 @@ def _forbidden(
     if shared and server_sees == "rows":
         remedy = "; set per=client" if isinstance(stage, GaussianNoise) else ""
         return f"the strategy uses more of the rows than their sum, and only the sum has the noise{remedy}"
-    if availability.law == "multiset" or (_foreign(availability) and _most(availability, rounds) > 1):
+    if availability.law == "multiset" or (_foreign(availability) and _max_participations(availability, rounds) > 1):
         return "a client that is drawn twice in a round counts twice, and is clipped once"
     if isinstance(stage, TreeNoise) and _comes_again(availability, rounds):
         return (
@@ -232,7 +232,7 @@ def _foreign(availability: Availability) -> bool:
     return not type(availability).__module__.startswith("fedsim.")
 
 
-def _most(availability: Availability, rounds: int) -> float:
+def _max_participations(availability: Availability, rounds: int) -> float:
     """The largest count of a client in a round."""
     return max(float(availability.counts(t).max(initial=0)) for t in range(rounds))
 
@@ -258,19 +258,19 @@ def _coins(availability: Bernoulli, rounds: int) -> tuple[float, float]:
     return largest, min(1.0, empty * (rounds if still else 1))
 
 
-def _of(about: Mechanism, delta: float, rounds: int, how: str, empty: float = 0.0) -> Privacy:
+def _of(mechanism: Mechanism, delta: float, rounds: int, reason: str, empty: float = 0.0) -> Privacy:
     try:
-        epsilon = epsilon_of(about, delta, rounds)
+        epsilon = epsilon_of(mechanism, delta, rounds)
     except ImportError:
-        return Privacy(f"ε is not computed without dp-accounting: install fedsim-torch[privacy] ({how})")
+        return Privacy(f"ε is not computed without dp-accounting: install fedsim-torch[privacy] ({reason})")
     total_delta = delta + (1 + math.exp(min(epsilon, 700.0))) * empty
     if not total_delta < 1:
         return Privacy(f"no ε is claimed: a round without clients has no noise, and its probability is {empty:.2g}")
-    statement = f"ε = {epsilon:.4g} at δ = {total_delta:.3g} after {rounds} rounds (RDP): {how}"
-    return Privacy(statement, epsilon, total_delta, about)
+    statement = f"ε = {epsilon:.4g} at δ = {total_delta:.3g} after {rounds} rounds (RDP): {reason}"
+    return Privacy(statement, epsilon, total_delta, mechanism)
 
 
-def epsilon_of(about: Mechanism, delta: float, rounds: int) -> float:
+def epsilon_of(mechanism: Mechanism, delta: float, rounds: int) -> float:
     """ε at δ after so many rounds, by dp_accounting.
 
     Raises:
@@ -279,18 +279,18 @@ def epsilon_of(about: Mechanism, delta: float, rounds: int) -> float:
     import dp_accounting as dp
     from dp_accounting import rdp
 
-    counts = [dp.GaussianDpEvent(multiplier) for multiplier in about.count_multipliers]
-    if about.tree:  # a client that takes part once moves the counts of one round
-        tree = dp.SingleEpochTreeAggregationDpEvent(about.sum_multiplier, rounds)
+    counts = [dp.GaussianDpEvent(multiplier) for multiplier in mechanism.count_multipliers]
+    if mechanism.tree:  # a client that takes part once moves the counts of one round
+        tree = dp.SingleEpochTreeAggregationDpEvent(mechanism.sum_multiplier, rounds)
         event, rounds = dp.ComposedDpEvent([tree, *counts]), 1
     else:
-        event = dp.GaussianDpEvent(about.sum_multiplier)
+        event = dp.GaussianDpEvent(mechanism.sum_multiplier)
         event = dp.ComposedDpEvent([event, *counts]) if counts else event
-    if about.sampling == POISSON:
-        event = dp.PoissonSampledDpEvent(about.q, event)
-    elif about.sampling == WITHOUT_REPLACEMENT:
-        event = dp.SampledWithoutReplacementDpEvent(about.clients, about.drawn, event)
-    accountant = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation[about.relation])
+    if mechanism.sampling == POISSON:
+        event = dp.PoissonSampledDpEvent(mechanism.q, event)
+    elif mechanism.sampling == WITHOUT_REPLACEMENT:
+        event = dp.SampledWithoutReplacementDpEvent(mechanism.clients, mechanism.drawn, event)
+    accountant = rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation[mechanism.relation])
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns of orders that it leaves out, which makes ε no smaller

@@ -115,7 +115,7 @@ def audit(
     """
     mechanism = claim.mechanism
     if mechanism is None or claim.epsilon is None or claim.delta is None:
-        raise ConfigError(f"nothing is claimed that could be audited: {claim.said}")
+        raise ConfigError(f"nothing is claimed that could be audited: {claim.statement}")
     if checks.whole_number("--worlds", worlds) < 200:
         raise ConfigError(f"--worlds {worlds} is too few for a bound; give at least 200")
     present = np.arange(worlds) % 2 == 0
@@ -152,7 +152,7 @@ def audit(
 def _scores(
     uplink: Uplink,
     availability: Availability,
-    about: Mechanism,
+    mechanism: Mechanism,
     rounds: int,
     seeds: np.ndarray,
     present: np.ndarray,
@@ -167,16 +167,16 @@ def _scores(
     chain, memory = copy.deepcopy(uplink), Memory()
     chain.setup(federation, process)
     chain.remember(memory, federation, torch.zeros(len(seeds), COLUMNS, dtype=federation.dtype))
-    adversary = _Adversary(about, chain, len(seeds), rounds)
+    adversary = _Adversary(mechanism, chain, len(seeds), rounds)
     for t in range(rounds):
         counts, probabilities = np.array(process.counts(t)), process.probabilities(t)
         takes_part, q = counts[:, canary] > 0, probabilities[:, canary]
-        if about.relation == ADD_OR_REMOVE:
+        if mechanism.relation == ADD_OR_REMOVE:
             counts[~present, canary] = 0
         cohort = federation.cohort(counts, probabilities, t)
         before = _norms(chain, memory, federation)
-        sign = 1.0 if t % 2 == 0 or about.tree else -1.0  # so that noise that repeats itself cancels
-        rows = _rows(cohort, before[-1][1], canary, present, about, sign)
+        sign = 1.0 if t % 2 == 0 or mechanism.tree else -1.0  # so that noise that repeats itself cancels
+        rows = _rows(cohort, before[-1][1], canary, present, mechanism, sign)
         placeholder = rows[:, 0]
         report = Report(
             cohort,
@@ -188,7 +188,7 @@ def _scores(
             np.ones(len(cohort)),
         )
         received = chain(report, memory).innovation
-        if about.by_row:
+        if mechanism.by_row:
             released = torch.zeros(len(seeds), dtype=rows.dtype)
             mine = (cohort.client == canary) & (cohort.count > 0)
             released[cohort.replicate[mine]] = received[mine, 0]
@@ -257,7 +257,7 @@ def _counts(chain: Uplink, memory: Memory, before: list[tuple[int, Tensor]]) -> 
     return noisy_counts
 
 
-def _rows(cohort: Cohort, norm: Tensor, canary: int, present: np.ndarray, about: Mechanism, sign: float) -> Tensor:
+def _rows(cohort: Cohort, norm: Tensor, canary: int, present: np.ndarray, mechanism: Mechanism, sign: float) -> Tensor:
     """[n, COLUMNS] what everybody sends.
 
     The others send long rows in a direction of their own: they are clipped, so that the count of rows within the norm
@@ -267,9 +267,9 @@ def _rows(cohort: Cohort, norm: Tensor, canary: int, present: np.ndarray, about:
     rows = torch.zeros(len(cohort), COLUMNS, dtype=norm.dtype)
     mine, canary_present = cohort.client == canary, torch.as_tensor(present)[cohort.replicate]
     rows[:, 1] = torch.where(mine, 0.0, LONG * norms)
-    if about.relation == ADD_OR_REMOVE:
+    if mechanism.relation == ADD_OR_REMOVE:
         lengths = torch.where(canary_present, SHORT, 0.0)
-    elif about.relation == REPLACE:
+    elif mechanism.relation == REPLACE:
         lengths = torch.where(canary_present, SHORT, -LONG)
     else:
         lengths = torch.where(canary_present, LONG, 0.0)
@@ -283,7 +283,7 @@ class _Adversary:
     It knows everything but the canary's row, the noise and, where sampling is secret, who takes part.
 
     Args:
-        about: relation and sampling.
+        mechanism: relation and sampling.
         chain: the stages, whose settings say how much noise there should be.
         worlds: W.
         rounds: T.
@@ -293,12 +293,12 @@ class _Adversary:
         times: [W] in how many rounds it has taken part.
     """
 
-    def __init__(self, about: Mechanism, chain: Uplink, worlds: int, rounds: int) -> None:
+    def __init__(self, mechanism: Mechanism, chain: Uplink, worlds: int, rounds: int) -> None:
         stage = next(s for s in chain.stages if isinstance(s, (GaussianNoise, TreeNoise)))
-        self.about, self.z = about, sum_multiplier(stage)
+        self.mechanism, self.z = mechanism, sum_multiplier(stage)
         self.deviations = [s.count_noise for _, s in _adaptive(chain)]
         self.sum, self.single = np.zeros(worlds), np.full(worlds, np.nan)
-        self.released, self.moved = np.zeros((worlds, rounds)), np.zeros((worlds, rounds))  # of a tree
+        self.released, self.means = np.zeros((worlds, rounds)), np.zeros((worlds, rounds))  # of a tree
         self.nonempty, self.times = np.zeros(worlds, dtype=int), np.zeros(worlds, dtype=int)
 
     def hear(
@@ -314,23 +314,23 @@ class _Adversary:
             nonempty: [W] whether anybody does.
         """
 
-        def likelihood(moved: float, counted: float) -> np.ndarray:
+        def likelihood(mean: float, counted: float) -> np.ndarray:
             """Of a canary that moves sum and counts by so much, over that of none."""
-            log_ratio = np.zeros_like(total) if self.about.tree else (total * moved - moved**2 / 2) / self.z**2
+            log_ratio = np.zeros_like(total) if self.mechanism.tree else (total * mean - mean**2 / 2) / self.z**2
             for count, deviation in zip(counts, self.deviations, strict=True):
                 log_ratio = log_ratio + (count * counted - counted**2 / 2) / deviation**2
             return log_ratio
 
-        if self.about.relation == ADD_OR_REMOVE:
+        if self.mechanism.relation == ADD_OR_REMOVE:
             present_ratio, absent_ratio = likelihood(1, 1), np.zeros_like(total)
-        elif self.about.relation == REPLACE:
+        elif self.mechanism.relation == REPLACE:
             present_ratio, absent_ratio = likelihood(1, 1), likelihood(-1, 0)
         else:
             present_ratio, absent_ratio = likelihood(1, 0), likelihood(0, 1)
         self.times += takes_part
         first = takes_part & np.isnan(self.single)
         self.single[first] = (present_ratio - absent_ratio)[first]
-        if self.about.sampling == KNOWN:
+        if self.mechanism.sampling == KNOWN:
             self.sum += np.where(takes_part, present_ratio - absent_ratio, 0.0)
         else:
             with np.errstate(divide="ignore"):
@@ -340,16 +340,16 @@ class _Adversary:
             )
         worlds = np.flatnonzero(nonempty)  # empty rounds have no noise, and a tree does not count them
         self.released[worlds, self.nonempty[worlds]] = total[worlds]
-        self.moved[worlds, self.nonempty[worlds]] = takes_part[worlds]
+        self.means[worlds, self.nonempty[worlds]] = takes_part[worlds]
         self.nonempty[worlds] += 1
 
     def score(self) -> np.ndarray:
         """[W] the ratio of all rounds; 0 where it is not a number."""
         ratios = self.sum.copy()
-        if self.about.tree:
+        if self.mechanism.tree:
             for length in np.unique(self.nonempty):
                 worlds = self.nonempty == length
-                shift, y = self.moved[worlds, :length], self.released[worlds, :length]
+                shift, y = self.means[worlds, :length], self.released[worlds, :length]
                 precision = np.linalg.inv(self.z**2 * _covariance(int(length)))
                 ratios[worlds] += ((shift @ precision) * (y - shift / 2)).sum(1)  # Δᵀ Σ⁻¹ (y − Δ/2)
         return np.nan_to_num(ratios)
@@ -384,19 +384,23 @@ def clopper_pearson(first: np.ndarray, second: np.ndarray, delta: float, wrong: 
         wrong: probability that the bound is too large, at most.
     """
 
-    def epsilon(one: np.ndarray, other: np.ndarray, t: float) -> float:
-        hit = 1 - most_likely(int((one <= t).sum()), len(one), wrong / 2) - delta
-        return math.log(hit / most_likely(int((other > t).sum()), len(other), wrong / 2)) if hit > 0 else -math.inf
+    def epsilon(first_scores: np.ndarray, second_scores: np.ndarray, t: float) -> float:
+        hit = 1 - most_likely(int((first_scores <= t).sum()), len(first_scores), wrong / 2) - delta
+        return (
+            math.log(hit / most_likely(int((second_scores > t).sum()), len(second_scores), wrong / 2))
+            if hit > 0
+            else -math.inf
+        )
 
     chosen, best = (first, second, 0.0), -math.inf
-    for one, other in ((first, second), (-second, -first)):
-        pooled = np.concatenate([one[::2], other[::2]])
+    for first_scores, second_scores in ((first, second), (-second, -first)):
+        pooled = np.concatenate([first_scores[::2], second_scores[::2]])
         for t in np.quantile(pooled, np.concatenate([np.linspace(0.02, 0.98, 49), [0.985, 0.99, 0.995, 0.998]])):
-            if (value := epsilon(one[::2], other[::2], float(t))) > best:
-                chosen, best = (one, other, float(t)), value
-    one, other, t = chosen
-    none = most_likely(0, len(other[1::2]), wrong / 2)
-    return max(0.0, epsilon(one[1::2], other[1::2], t)), max(0.0, math.log((1 - none) / none))
+            if (value := epsilon(first_scores[::2], second_scores[::2], float(t))) > best:
+                chosen, best = (first_scores, second_scores, float(t)), value
+    first_scores, second_scores, t = chosen
+    none = most_likely(0, len(second_scores[1::2]), wrong / 2)
+    return max(0.0, epsilon(first_scores[1::2], second_scores[1::2], t)), max(0.0, math.log((1 - none) / none))
 
 
 def gaussian_bound(first: np.ndarray, second: np.ndarray, delta: float, wrong: float) -> tuple[float, float]:

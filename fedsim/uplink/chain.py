@@ -35,11 +35,11 @@ class Uplink:
         47
     """
 
-    def __init__(self, *stages: Stage | Sequence[Stage], **named: Stage) -> None:
+    def __init__(self, *stages: Stage | Sequence[Stage], **named_stages: Stage) -> None:
         unnamed = stages[0] if len(stages) == 1 and isinstance(stages[0], (list, tuple)) else stages
-        self.stages: tuple[Stage, ...] = (*unnamed, *named.values())
-        self.named_parts = {type(stage).__name__.lower(): stage for stage in unnamed} | named
-        names = [*(f"stage {number}" for number in range(len(unnamed))), *named]
+        self.stages: tuple[Stage, ...] = (*unnamed, *named_stages.values())
+        self.named_parts = {type(stage).__name__.lower(): stage for stage in unnamed} | named_stages
+        names = [*(f"stage {number}" for number in range(len(unnamed))), *named_stages]
         for name, stage in zip(names, self.stages, strict=True):
             if isinstance(stage, type):
                 raise ConfigError(

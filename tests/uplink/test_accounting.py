@@ -90,7 +90,7 @@ def test_noise_in_each_row() -> None:
     assert said.epsilon == pytest.approx(by_rdp(dp.GaussianDpEvent(1.5), 5, "replace"), rel=1e-9)
     assert 0.9 * said.epsilon < by_pld(dp.GaussianDpEvent(3.0), 5, "replace") <= said.epsilon  # it doubles by itself
     assert (said.mechanism.relation, said.mechanism.sampling) == (REPLACE, KNOWN)
-    assert "the server is trusted with the counts" in said.said
+    assert "the server is trusted with the counts" in said.statement
 
 
 @pytest.mark.parametrize("groups", [1, 4, 7])
@@ -107,7 +107,7 @@ def test_a_tree_in_which_each_client_takes_part_once(groups: int) -> None:
 def test_a_tree_in_which_somebody_comes_again_claims_nothing() -> None:
     run = Case(lambda: [TreeNoise(multiplier=3.0)], lambda: Cyclic(3), SUM, 4).simulation()
     assert run.privacy(3).epsilon is not None
-    assert "a bound on how often a client participates" in run.privacy(4).said
+    assert "a bound on how often a client participates" in run.privacy(4).statement
     after = Case(lambda: [Clip(quantile=0.5, count_noise=1.5), TreeNoise(multiplier=3.0)], lambda: Cyclic(3), MEAN, 3)
     events = [dp.GaussianDpEvent(3.0), dp.GaussianDpEvent(3.0), dp.GaussianDpEvent(1.5)]
     wanted = by_rdp(dp.ComposedDpEvent(events), 1)  # counts show one round's bit of a client that comes once
@@ -159,7 +159,7 @@ def test_nothing_is_claimed_where_the_sum_has_not_the_noise(name: str) -> None:
     stages, availability, why = NO_CLAIM[name]
     said = Case(stages, availability, MEAN, 2).simulation().privacy(2)
     assert said.epsilon is None
-    assert why in said.said
+    assert why in said.statement
     assert said.as_json()["relation"] is None
 
 
@@ -195,4 +195,4 @@ def test_a_claim_names_its_relation(name: str) -> None:
     assert said.epsilon > 0
     told = said.as_json()
     assert told["relation"] in RELATIONS.values()
-    assert told["relation"] in said.said or said.said.count("each row by itself, replaced by another") == 1
+    assert told["relation"] in said.statement or said.statement.count("each row by itself, replaced by another") == 1

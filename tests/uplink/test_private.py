@@ -164,7 +164,7 @@ def test_the_mechanism_is_that_of_the_sampling(name, monkeypatch):
         assert said.delta == pytest.approx(whole) if whole < 1 else said.epsilon is None
     else:
         assert (said.epsilon, said.delta) == (1.5, 1e-5)
-        assert said.said.startswith("ε = 1.5 at δ = 1e-05 after 100 rounds (RDP): ")
+        assert said.statement.startswith("ε = 1.5 at δ = 1e-05 after 100 rounds (RDP): ")
     assert made.privacy(0) is None
 
 
@@ -186,14 +186,16 @@ def test_the_mechanism_is_that_of_the_sampling(name, monkeypatch):
 def test_where_nothing_can_be_claimed_it_says_why(stage, options, why):
     said = simulation(stage, **options).privacy(10)
     assert said.epsilon is None
-    assert said.said.startswith("no ε is claimed: ")
-    assert why in said.said
+    assert said.statement.startswith("no ε is claimed: ")
+    assert why in said.statement
 
 
 def test_without_noise_nothing_is_said_and_without_the_library_how_to_get_it(monkeypatch):
     assert simulation(Clip()).privacy(10) is None
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    assert simulation(GaussianNoise()).privacy(10).said.startswith("ε is not computed without dp-accounting: install")
+    assert (
+        simulation(GaussianNoise()).privacy(10).statement.startswith("ε is not computed without dp-accounting: install")
+    )
 
 
 def test_the_summary_of_a_run_says_epsilon_and_its_relation(tmp_path):

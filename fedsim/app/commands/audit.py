@@ -95,7 +95,7 @@ def audited(simulation: Simulation, rounds: int | None) -> tuple[Privacy, int]:
         if claim is None:
             raise ConfigError("there is nothing to audit: no stage of uplink adds noise; give uplink=gaussian or tree")
         if claim.epsilon is None or claim.mechanism is None:
-            raise ConfigError(f"there is nothing to audit: {claim.said}")
+            raise ConfigError(f"there is nothing to audit: {claim.statement}")
         if rounds is not None or number == 1 or claim.epsilon <= MOST_EPSILON[claim.mechanism.sampling == KNOWN]:
             return claim, number
         number //= 2
@@ -105,9 +105,9 @@ def report(simulation: Simulation, claim: Privacy, audit_result: Audit, seconds:
     """What is printed."""
     full_claim = simulation.privacy(simulation.rounds)
     assert full_claim is not None
-    lines = [f"claimed: {full_claim.said}"]
+    lines = [f"claimed: {full_claim.statement}"]
     if audit_result.rounds < simulation.rounds:
-        lines.append(f"audited: {claim.said}")
+        lines.append(f"audited: {claim.statement}")
     lines += ["", f"{'':58}  claimed ε  lower bound  at most"]
     for finding in audit_result.findings:
         mark = "  VIOLATED" if finding.violated else ""

@@ -45,8 +45,8 @@ class Farthest(Omniscient):
         """[] how far a row [d] is from the honest rows [k, d]."""
 
     @abstractmethod
-    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, most: Tensor) -> Tensor:
-        """[] the largest γ at which `centre + γ along` is off by `most`, to rounding: the scale of the search."""
+    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
+        """[] the largest γ at which `centre + γ along` is off by `limit`, to rounding: the scale of the search."""
 
     def attack_vector(self, honest: Tensor, n: int) -> Tensor:
         centre = honest.mean(0)
@@ -68,11 +68,11 @@ class Farthest(Omniscient):
         return centre + gamma * along
 
 
-def _root(square: Tensor, linear: Tensor, rest: Tensor) -> Tensor:
+def _root(square: Tensor, linear: Tensor, constant: Tensor) -> Tensor:
     """The largest γ of square γ² + 2 linear γ = rest, where square and rest are not negative; 0 without a square."""
-    rest = rest.clamp(min=0.0)
-    root = (linear.square() + square * rest).sqrt()
-    gamma = torch.where(linear > 0, rest / (linear + root), (root - linear) / square)  # without cancellation
+    constant = constant.clamp(min=0.0)
+    root = (linear.square() + square * constant).sqrt()
+    gamma = torch.where(linear > 0, constant / (linear + root), (root - linear) / square)  # without cancellation
     return torch.where(square > 0, gamma, 0.0)
 
 
@@ -87,9 +87,9 @@ class MinMax(Farthest):
     def off(self, row: Tensor, honest: Tensor) -> Tensor:
         return (row - honest).norm(dim=1).max()
 
-    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, most: Tensor) -> Tensor:
+    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
         differences = centre - honest
-        return _root(along.square().sum(), differences @ along, most.square() - differences.square().sum(1)).min()
+        return _root(along.square().sum(), differences @ along, limit.square() - differences.square().sum(1)).min()
 
 
 class MinSum(Farthest):
@@ -103,9 +103,11 @@ class MinSum(Farthest):
     def off(self, row: Tensor, honest: Tensor) -> Tensor:
         return (row - honest).square().sum()
 
-    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, most: Tensor) -> Tensor:
+    def bound(self, centre: Tensor, along: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
         differences = centre - honest
-        return _root(len(honest) * along.square().sum(), (differences @ along).sum(), most - differences.square().sum())
+        return _root(
+            len(honest) * along.square().sum(), (differences @ along).sum(), limit - differences.square().sum()
+        )
 
 
 class Mimic(Omniscient):
