@@ -122,7 +122,8 @@ class Recorded(Availability):
         theirs = f"the run's clients are {_first_names(client_list)}" if has_names else self._nameless(len(client_list))
         if len(lacking) == len(client_list):
             raise ConfigError(
-                f"{self.source} knows none of the run's clients: it has {_first_names(self.names)}, and {theirs}; make the "
+                f"{self.source} knows none of the run's clients: it has {_first_names(self.names)}, and {theirs}; "
+                "make the "
                 "names alike, or take records by availability.match=order or draw"
             )
         if strangers and self.strangers == "refuse":

@@ -107,7 +107,8 @@ def _stamps(table: Columns, name: str, values: np.ndarray) -> Times:
         stamp = value if isinstance(value, datetime.datetime) else _parsed(value)
         if stamp is None:
             raise ConfigError(
-                f"{table.source}: {table.row_label(row)}: {str(value)!r} in {name!r} is neither a number nor a timestamp "
+                f"{table.source}: {table.row_label(row)}: {str(value)!r} in {name!r} is neither a number nor a "
+                "timestamp "
                 "such as 2024-05-01T13:30"
             )
         kinds.add("local" if stamp.tzinfo is None else "zoned")

@@ -90,7 +90,8 @@ class Trace(Recorded):
             row, column = bad[0]
             hint = "" if self.names is None else f"; if it counts rounds, set availability.round={self.names[column]}"
             raise ConfigError(
-                f"{self.source}, {row_label(row + first)}, column {column + 1}: {table[row, column]:g} is not between 0 "
+                f"{self.source}, {row_label(row + first)}, column {column + 1}: {table[row, column]:g} is not between "
+                "0 "
                 f"and 1{hint}"
             )
         return table
@@ -118,7 +119,8 @@ class Trace(Recorded):
             if gap.any():
                 row = int(order[int(gap.argmax()) + 1])
                 raise ConfigError(
-                    f"{self.source}: {table.row_label(row)}: the rounds in {round!r} must follow one another, each once; "
+                    f"{self.source}: {table.row_label(row)}: the rounds in {round!r} must follow one another, each "
+                    "once; "
                     f"{round_numbers[row]} does not"
                 )
         clients = [name for name in table.of if name != round]

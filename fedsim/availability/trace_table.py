@@ -84,7 +84,8 @@ def rounds(table: Columns, name: str) -> np.ndarray:
     if bad.any():
         row = int(bad.argmax())
         raise ConfigError(
-            f"{table.source}: {table.row_label(row)}: {str(table[name][row])!r} in {name!r} is no round; rounds are whole "
+            f"{table.source}: {table.row_label(row)}: {str(table[name][row])!r} in {name!r} is no round; rounds are "
+            "whole "
             "numbers"
         )
     return numbers.astype(np.int64)
@@ -100,7 +101,8 @@ def probabilities(table: Columns, name: str) -> np.ndarray:
     if bad.any():
         row = int(bad.argmax())
         raise ConfigError(
-            f"{table.source}: {table.row_label(row)}: {str(values[row])!r} in {name!r} is neither between 0 and 1 nor true "
+            f"{table.source}: {table.row_label(row)}: {str(values[row])!r} in {name!r} is neither between 0 and 1 nor "
+            "true "
             "or false"
         )
     return numbers

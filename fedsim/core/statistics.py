@@ -72,7 +72,7 @@ class RowStatistics:
         Example:
             >>> federation = Federation((0, 1), 3, np.ones(6))
             >>> cohort = federation.cohort(np.array([[1, 1, 1], [0, 1, 0]]), np.ones((2, 3)))
-            >>> cohort.each(lambda rows: rows.max(0).values, torch.tensor([1.0, 5.0, 3.0, 2.0])).tolist()
+            >>> cohort.map_replicates(lambda rows: rows.max(0).values, torch.tensor([1.0, 5.0, 3.0, 2.0])).tolist()
             [5.0, 2.0]
         """
         replicate_rows = list(zip(*(self.by_replicate(rows_of_replicate) for rows_of_replicate in rows), strict=True))

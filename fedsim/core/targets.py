@@ -222,7 +222,8 @@ class Part:
             raise ConfigError(f"{self.key}: {reason}") from error
         if self.kind.bases and not isinstance(instance, self.kind.bases):
             raise ConfigError(
-                f"{self.key}: {self.call.__qualname__} returned a {type(instance).__name__}, not {self.kind.description}; "
+                f"{self.key}: {self.call.__qualname__} returned a {type(instance).__name__}, not "
+                f"{self.kind.description}; "
                 f"{_requirement(self.kind)}"
             )
         return instance

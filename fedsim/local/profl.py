@@ -159,7 +159,7 @@ class ProFL(PoFL):
             carry[MODELS] - theta[:, None],
             self.estimator.variance(draw.batch, draw.weight, draw.f),
             bend,
-            least=self.estimator.size + 1,
+            minimum=self.estimator.size + 1,
         )
         anchor = (carry[STEPS] >= length) & (carry[STEPS] % length == 0)
         return carry | {

@@ -24,7 +24,8 @@ class Calling:
         extra_inputs: names of further inputs, which the module gets as keywords.
 
     Attributes:
-        passes_objects: a loss of the user's takes whatever the module returns, where that is no tensor and `output` is not set.
+        passes_objects: a loss of the user's takes whatever the module returns, where that is no tensor and `output` is
+            not set.
         aliases: names of tensors that are another one's too (tied weights) → that one, see `tied_names`.
         classes_second: outputs for labels of positions are [B, C, …], as convolutions give them, and not [B, …, C].
     """

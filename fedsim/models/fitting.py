@@ -13,10 +13,13 @@ from fedsim.core.errors import ConfigError, keys_under
 
 
 def fitted(
-    model: Callable[..., nn.Module] | nn.Module, shape: tuple[int, ...], classes: int | None, per_position: bool | None
+    model: Callable[..., nn.Module] | nn.Module,
+    shape: tuple[int, ...],
+    classes: int | None,
+    per_position: bool | None,
 ) -> Callable[[], nn.Module] | nn.Module:
-    """The model's constructor with `shape`, `classes` and `per_position` (position has a label), as far as it takes them and
-    they are not set; None: it is not known.
+    """The model's constructor with `shape`, `classes` and `per_position` (labels at each position), as far as it takes
+    them and they are not set; None: it is not known.
 
     Raises:
         ConfigError: its arguments cannot be known.

@@ -349,7 +349,8 @@ def _refuse_unkeyed(call: Calling, module: nn.Module, x: Any) -> None:
     layers = dict(module.named_modules())
     guilty = next((n for n in order if n in outputs[1] and not same_output(outputs[0].get(n), outputs[1][n])), "")
     raise ConfigError(
-        f"model: {_layer_text(guilty, layers)} draws random numbers that cannot be keyed by client and step, or keeps state "
+        f"model: {_layer_text(guilty, layers)} draws random numbers that cannot be keyed by client and step, or keeps "
+        "state "
         "where no copy of the module has its own (a closure, a file), so that its output for the same input would "
         "differ from call to call; draw them by torch.rand, torch.randn, torch.bernoulli or dropout in the forward "
         "pass, and keep state in a buffer"

@@ -202,7 +202,7 @@ class RowModel:
         """Must a batch in training be without padding, since the module or the loss sees the batch as a whole?"""
         return self.traits.mixes_samples or self.loss_mixes_samples
 
-    def structure_key(self) -> tuple[Hashable, ...]:
+    def timing_key(self) -> tuple[Hashable, ...]:
         """What the time of a step depends on."""
         return str(self.training_module), *self.shapes.values(), self.device, self.dtype, self.precision
 

@@ -74,15 +74,15 @@ def shared_memory(module: nn.Module) -> list[SharedMemory]:
     for (start, end), number in spans:
         reached = [(other_end, number_before) for other_end, number_before in reached if other_end > start]
         for _, number_before in reached:
-            (name, value, is_registered), (other_name, other_value, other_kept) = (
+            (name, value, is_registered), (other_name, other_value, other_registered) = (
                 entries[number],
                 entries[number_before],
             )
             if value is other_value and (isinstance(value, nn.Parameter) or name == other_name):
                 continue
             if is_registered:
-                shared.append(SharedMemory(name, other_name, other_kept))
-            if other_kept:
+                shared.append(SharedMemory(name, other_name, other_registered))
+            if other_registered:
                 shared.append(SharedMemory(other_name, name, is_registered))
         reached.append((end, number))
     return shared
@@ -159,7 +159,7 @@ def check_substitution(
             if original is not None:
                 own_tensors = _trained(module, trained)
                 before = _attempt(call, copy_module(module).train(training), x, dict(own_tensors))
-                with _restored_afterwards(original):
+                with _displaced_tensors(original):
                     after = _attempt(call, copy_module(module).train(training), x, dict(own_tensors))
                 if not same_output(before, after, ALIKE):
                     raise ConfigError(
@@ -219,7 +219,7 @@ def _attempt(call: Calling, module: nn.Module, x: Any, tensors: dict[str, Tensor
 
 
 @contextlib.contextmanager
-def _restored_afterwards(module: nn.Module) -> Iterator[None]:
+def _displaced_tensors(module: nn.Module) -> Iterator[None]:
     """Other parameters and buffers within the block, in place and unseen by autograd."""
     with contextlib.ExitStack() as stack:
         for value in itertools.chain(module.parameters(), module.buffers()):

@@ -46,7 +46,8 @@ def check(path: Path, recorded: dict[str, Any], current: dict[str, list[Any]]) -
             )
     for name in sorted(recorded.keys() ^ current.keys()) if recorded else ():
         raise CheckpointError(
-            f"checkpoint {path} was written with other content: {name} is {'new' if name in current else 'gone'}; restore "
+            f"checkpoint {path} was written with other content: {name} is {'new' if name in current else 'gone'}; "
+            "restore "
             "what the run began with, or choose another out"
         )
 

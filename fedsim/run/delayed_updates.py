@@ -47,7 +47,8 @@ class DelayedUpdates:
         strategy, trainer: of the run, which must allow it.
 
     Attributes:
-        held_back: [R] clients that began in the last round and have not arrived, less those that began before it and have.
+        held_back: [R] clients that began in the last round and have not arrived, less those that began before it and
+            have.
     """
 
     def __init__(self, delay: Delay, pace: RoundClock, strategy: Strategy[Any], trainer: Trainer) -> None:

@@ -71,7 +71,7 @@ def _check_more(dataset: Dataset) -> None:
 def _builder(
     model: Callable[..., nn.Module] | nn.Module, dataset: Dataset, loss: str | Loss
 ) -> Callable[[], nn.Module] | nn.Module:
-    """Give a model's constructor the data set's `shape` and `classes`, and whether `per_position` position has a label, if it
+    """Give a model's constructor the data set's `shape` and `classes`, and whether each position has a label, if it
     takes them and they are not set.
 
     Logistic loss takes one output for its two classes.

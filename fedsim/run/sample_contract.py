@@ -216,7 +216,8 @@ def _remembers(trial: Trial, name: str) -> str:
         if paths and (is_user_defined(component) or brings_foreign(component)):
             remedies = {"local": "return it from `memory`", "shift": "return it from `memory`"}
             return (
-                f"{kind}={type(component).__name__} remembers in {paths[0]} what it computed before, which clients share "
+                f"{kind}={type(component).__name__} remembers in {paths[0]} what it computed before, which clients "
+                "share "
                 f"and no checkpoint holds; {remedies.get(kind, 'draw it from the keys that it is given')}"
             )
     return (

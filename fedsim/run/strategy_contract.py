@@ -262,7 +262,8 @@ def _nobody(trial: StrategyTrial) -> str | None:
         for t, state in enumerate(trial.play(counts, range(len(trial.models)))):
             if not torch.isfinite(state.model).all():
                 return (
-                    f"{trial.label}: the model is not finite after a round in which {'nobody' if not t else 'few'} took "
+                    f"{trial.label}: the model is not finite after a round in which {'nobody' if not t else 'few'} "
+                    "took "
                     "part; an empty round changes nothing: use cohort.unless_empty"
                 )
     return None
@@ -303,7 +304,8 @@ def _mixes(trial: StrategyTrial, changed: int, affected: int, moment: str) -> st
     seeds = trial.run.federation.seeds
     return (
         f"{trial.label} mixes the clients of different seeds: a change in those of seed {seeds[changed]} changes the "
-        f"model of seed {seeds[affected]}{moment}; use cohort.mean, sum, median, quantile, trimmed_mean or each, which work "
+        f"model of seed {seeds[affected]}{moment}; use cohort.mean, sum, median, quantile, trimmed_mean or each, "
+        "which work "
         "seed by seed, or derive from PerReplicate"
     )
 

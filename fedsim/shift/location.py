@@ -72,7 +72,8 @@ class Location(Shift):
         if self.given_epsilons is not None:
             if len(self.given_epsilons) != (total_clients := m + federation.num_newcomers):
                 raise ConfigError(
-                    f"shift.epsilons has {len(self.given_epsilons)} entries, but clients={total_clients}; give one per client"
+                    f"shift.epsilons has {len(self.given_epsilons)} entries, but clients={total_clients}; give one "
+                    "per client"
                 )
             drawn = torch.as_tensor(self.given_epsilons[:m], dtype=torch.float64)
         else:

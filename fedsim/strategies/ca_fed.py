@@ -88,7 +88,7 @@ class CAFed(ServerStep[CAFedState]):
         share = (new_state.taken + self.prior / 2) / (t + 1 + self.prior)
         stays = (new_state.stayed + self.prior / 2) / (state.taken + self.prior)
         misses = (new_state.missed + self.prior / 2) / (t - state.taken + self.prior)
-        kept_mask = self.participating(new_state, share, stays + misses - 1, cohort)
+        kept_mask = self.included(new_state, share, stays + misses - 1, cohort)
         weights = kept_mask * cohort.weights(self.weighting) / share[cohort.rows]
         new_state.model = state.model - self.server_lr * cohort.sum(report.innovation, weights)
         return new_state
@@ -103,7 +103,7 @@ class CAFed(ServerStep[CAFedState]):
         missed = state.missed + ((1 - active) * (1 - state.here) if t else 0.0)
         return CAFedState(state.model, loss, active, state.taken + active, state.stayed + active * state.here, missed)
 
-    def participating(self, state: CAFedState, share: Tensor, correlation: Tensor, cohort: Cohort) -> Tensor:
+    def included(self, state: CAFedState, share: Tensor, correlation: Tensor, cohort: Cohort) -> Tensor:
         """[n] 1 for those of the cohort who are not left out, else 0."""
         federation = cohort.federation
         everyone = federation.everyone(cohort)
@@ -117,10 +117,12 @@ class CAFed(ServerStep[CAFedState]):
                 excess = np.where(participations > 0, loss, loss[participations > 0].mean()) - self.optimum
                 breakers = ties.tie_breakers(seed, replicate_rows % federation.clients, cohort.round)
                 order = [*np.lexsort((breakers, -abs(rho))), *np.lexsort((breakers, pi))]
-                keep[replicate_rows] = self.without_excess(w, excess, order, rounding)
+                keep[replicate_rows] = self.included_of_replicate(w, excess, order, rounding)
         return torch.as_tensor(keep[cohort.host.virtual]).to(share)
 
-    def without_excess(self, w: np.ndarray, excess: np.ndarray, order: list[int], rounding: float = 0.0) -> np.ndarray:
+    def included_of_replicate(
+        self, w: np.ndarray, excess: np.ndarray, order: list[int], rounding: float = 0.0
+    ) -> np.ndarray:
         """[m] bool: who is kept of one replicate; a fall of J that rounding made too small counts."""
 
         def error(keep: np.ndarray) -> float:

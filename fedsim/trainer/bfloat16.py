@@ -22,7 +22,7 @@ def warn_if_slower(
 ) -> None:
     """Say so where a step of the round's rows takes longer, as it was chosen, than it would in full precision."""
     count = min(len(plan.load.steps), choice.chunk)
-    key = ("precision", model.structure_key(), type(rule), type(shift), choice, int(plan.load.size.max()), count)
+    key = ("precision", model.timing_key(), type(rule), type(shift), choice, int(plan.load.size.max()), count)
     if key not in trial.FOUND:
         contenders = {}
         for precision in ("bf16", "full"):

@@ -157,8 +157,8 @@ class PlainObjective:
         return output, moved_columns(self.model, self.module, params)
 
     def _gradients(self, value: Tensor, *extra_inputs: Tensor, create_graph: bool = False) -> tuple[Tensor, ...]:
-        """Of the value by all parameters as a row, and by whatever else is given; `create_graph`: it will be differentiated
-        once more."""
+        """Of the value by all parameters as a row, and by whatever else is given; `create_graph`: it will be
+        differentiated once more."""
         gradients = torch.autograd.grad(
             value, [*self.parameters, *extra_inputs], create_graph=create_graph, materialize_grads=True
         )

@@ -135,7 +135,7 @@ class Trainer:
         """Choose among the candidates, once: as it was before, or the one that is quickest on this round's rows."""
         carry, deployed = work.carry, work.deployed
         names = [choice.executor for choice in self._able(carry)]
-        like = (self.model.structure_key(), type(self.rule), type(self.shift))
+        like = (self.model.timing_key(), type(self.rule), type(self.shift))
         if self.executor_cache.get(self.label) not in names:
             rows = Rows(carry, work.rates, None if deployed is None else deployed[work.replicate])
             with tensor_cores(self.model.precision):

@@ -280,7 +280,7 @@ def test_the_sample_size_is_the_papers_bound() -> None:
     phi, failure, cap = 0.1, 0.05, 1000
     size = SampleSize(cap, phi, failure, None)
     arguments = (torch.as_tensor(a) for a in (lr, loss, gradient, slope, moved, sigma, bend))
-    found = size(h, *arguments, least=5)
+    found = size(h, *arguments, minimum=5)
     seen = set()
     for i in range(c):
         way, steep, g = np.linalg.norm(moved[i]), np.linalg.norm(slope[i]), np.linalg.norm(gradient[i])

@@ -119,7 +119,7 @@ def test_the_bound_on_the_sample_size_grows_without_limit_at_rest() -> None:
             moved = torch.full((1, history, 1), scale / math.sqrt(history), dtype=torch.float64)
             size = SampleSize(10**17, tolerance, 0.05, None)
             arguments = (one(0.001), one(1.4), one(2.0)[:, None], slope, moved, one(0.25), one(bend))
-            asked.append(size(history, *arguments, least=3).item())
+            asked.append(size(history, *arguments, minimum=3).item())
         assert asked == sorted(asked)
         assert asked[-1] * 1e-12 == pytest.approx(limit, rel=1e-4)
 

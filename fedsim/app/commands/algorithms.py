@@ -137,7 +137,8 @@ def main(arguments: list[str]) -> None:
 
 def line(algorithm: Algorithm) -> str:
     """One algorithm in a line."""
-    return f"  {algorithm.name:20} {algorithm.summary}{f' ({algorithm.paper})' if algorithm.paper and algorithm.paper not in algorithm.summary else ''}"
+    names_paper = algorithm.paper and algorithm.paper not in algorithm.summary
+    return f"  {algorithm.name:20} {algorithm.summary}{f' ({algorithm.paper})' if names_paper else ''}"
 
 
 def details(algorithm: Algorithm) -> str:

@@ -116,9 +116,11 @@ def report(simulation: Simulation, claim: Privacy, audit_result: Audit, seconds:
         )
     lines += [
         "",
-        f"ε claimed {audit_result.claimed:.4g}, lower bound {audit_result.bound:.4g} at δ = {audit_result.delta:.3g}, with "
+        f"ε claimed {audit_result.claimed:.4g}, lower bound {audit_result.bound:.4g} at δ = {audit_result.delta:.3g}, "
+        "with "
         f"{100 * audit_result.confidence:g} % confidence",
         "a lower bound exceeds what is claimed" if audit_result.violated else "no lower bound exceeds what is claimed",
-        f"{audit_result.worlds:,} worlds of {audit_result.rounds} rounds in {seconds:.1f} s ({audit_result.worlds / seconds:,.0f} worlds/s)",
+        f"{audit_result.worlds:,} worlds of {audit_result.rounds} rounds in {seconds:.1f} s "
+        f"({audit_result.worlds / seconds:,.0f} worlds/s)",
     ]
     return lines

@@ -121,6 +121,7 @@ def _fetch(name: str, kind: type[Dataset], files: Files, root: Path) -> None:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise MissingDataError(
-            f"{name} could not be fetched ({error_text(cause)}); on a machine with a network run `fedsim data {name} --root "
+            f"{name} could not be fetched ({error_text(cause)}); on a machine with a network run `fedsim data {name} "
+            "--root "
             f"FOLDER`, then put {filenames} from there in {root} (published at {files.url or files.source})"
         ) from error

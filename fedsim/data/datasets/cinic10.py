@@ -45,7 +45,8 @@ class CINIC10(Images):
                     return torch.as_tensor(arrays["x"]), torch.as_tensor(arrays["y"])
             except Exception as error:  # whatever a damaged archive says
                 raise MissingDataError(
-                    f"dataset=cinic10: {packed} is damaged ({error_text(error)}); delete it, and the images are read again"
+                    f"dataset=cinic10: {packed} is damaged ({error_text(error)}); delete it, and the images are read "
+                    "again"
                 ) from error
         try:
             image_folder = torchvision().datasets.ImageFolder(str(folder / self.source / split), allow_empty=False)

@@ -30,19 +30,20 @@ class Keys:
         seeds, clients: [c] int64, the replicate's seed and the client's number of each row (host).
         device: of the keys.
         t: round.
-        sample_count: the round in whose first step the samples were drawn that serve all steps; None: each draws its own.
+        drawn_round: the round in whose first step the samples were drawn that serve all steps; None: each draws its
+            own.
     """
 
     def __init__(
-        self, seeds: np.ndarray, clients: np.ndarray, device: torch.device, t: int, sample_count: int | None = None
+        self, seeds: np.ndarray, clients: np.ndarray, device: torch.device, t: int, drawn_round: int | None = None
     ) -> None:
-        self.seeds, self.clients, self.device, self.t, self.sample_count = seeds, clients, device, t, sample_count
+        self.seeds, self.clients, self.device, self.t, self.drawn_round = seeds, clients, device, t, drawn_round
         self._of_round: dict[rng.Purpose, np.ndarray] = {}
 
     def of_round(self, purpose: rng.Purpose) -> np.ndarray:
         """[c] (host); a purpose that nobody asks for costs nothing."""
         if purpose not in self._of_round:
-            t = self.t if self.sample_count is None or purpose not in DRAWS else self.sample_count
+            t = self.t if self.drawn_round is None or purpose not in DRAWS else self.drawn_round
             self._of_round[purpose] = rng.row_keys_host(self.seeds, purpose, self.clients, t)
         return self._of_round[purpose]
 
@@ -58,7 +59,7 @@ class Keys:
 
     def at(self, positions: np.ndarray) -> Keys:
         """Those of the rows at these places."""
-        return Keys(self.seeds[positions], self.clients[positions], self.device, self.t, self.sample_count)
+        return Keys(self.seeds[positions], self.clients[positions], self.device, self.t, self.drawn_round)
 
     def of_step(self, purpose: rng.Purpose, step: int, pick: slice) -> Tensor:
         """[c'] of some rows at a local step."""
@@ -66,7 +67,7 @@ class Keys:
 
     def of_steps(self, purpose: rng.Purpose, steps: range, pick: slice = slice(None)) -> Tensor:
         """[s, c'] of some rows at some local steps, in one call."""
-        fixed_key = self.sample_count is not None and purpose in DRAWS
+        fixed_key = self.drawn_round is not None and purpose in DRAWS
         number = np.zeros(len(steps), dtype=np.int64) if fixed_key else np.arange(steps.start, steps.stop)
         keys = rng.fold_host(self.of_round(purpose)[pick], number[:, None])
         return torch.as_tensor(keys).to(self.device, non_blocking=True)

@@ -12,7 +12,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.samples import ClientData
 from fedsim.evaluation.metrics.entries import BETTER, entries
 from fedsim.evaluation.metrics.metric import Metric, built, error_context
-from fedsim.evaluation.metrics.named_metric import RANKED, Task
+from fedsim.evaluation.metrics.named import RANKED, Task
 from fedsim.evaluation.metrics.tallies import PerSample
 from fedsim.models import RowModel
 
@@ -56,7 +56,8 @@ class Metrics:
                 if entry.name is not None:
                     remedy = "add thresholds=200" if entry.name in RANKED else "leave it out"
                 raise ConfigError(
-                    f"metrics: {entry.label} would keep {count * metric.bytes_per_sample / 2**30:.2g} GiB of what it sees of the "
+                    f"metrics: {entry.label} would keep {count * metric.bytes_per_sample / 2**30:.2g} GiB of what it "
+                    "sees of the "
                     f"test set's {count} outputs, more than 1; {remedy}"
                 )
             self.metrics.append(metric)
@@ -131,7 +132,8 @@ class Metrics:
                     equal_weights = bool((weights[sample_indices] == weights[sample_indices[0]]).all())
                     if not equal_weights and not isinstance(metric.tally, PerSample):
                         raise ConfigError(
-                            f"metrics: {metric.label} takes a client's samples as alike, but the shift weighs them; use "
+                            f"metrics: {metric.label} takes a client's samples as alike, but the shift weighs them; "
+                            "use "
                             "a function that gives a number per sample, [B]"
                         )
                     device_indices = sample_indices.to(output.device)

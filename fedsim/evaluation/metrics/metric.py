@@ -16,7 +16,7 @@ from fedsim.core import targets
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import UNDIRECTED
 from fedsim.evaluation.metrics.entries import BETTER, Entry
-from fedsim.evaluation.metrics.named_metric import Task, named_metric, prepare
+from fedsim.evaluation.metrics.named import Task, named_metric, prepare
 from fedsim.evaluation.metrics.tallies import OfOutputs, PerSample, Streamed, Tally, number
 from fedsim.trainer.device_memory import out_of_memory
 

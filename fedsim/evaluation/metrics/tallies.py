@@ -108,16 +108,16 @@ class Streamed(Tally):
         return sum(tensor.nbytes for state in states if isinstance(state, list) for tensor in state)
 
 
-def number(found: Any) -> Tensor:
+def number(result: Any) -> Tensor:
     """[] float64 of what a metric gave.
 
     Raises:
         ConfigError: it is no single number.
     """
     try:
-        value = found if isinstance(found, Tensor) else torch.as_tensor(found, dtype=torch.float64)
+        value = result if isinstance(result, Tensor) else torch.as_tensor(result, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(f"it gives a {type(found).__name__} instead of a number") from None
+        raise ConfigError(f"it gives a {type(result).__name__} instead of a number") from None
     if value.numel() != 1 or value.is_complex():
         raise ConfigError(f"it gives shape {list(value.shape)} instead of a number")
     return value.detach().reshape(()).to(torch.float64)

@@ -60,12 +60,12 @@ class OwnModels:
                 "personal.localize=sgd does not know columns that stay with the client; use localize=rule"
             )
         self.plain = trainer_of(plain(self.rule)) if localize == "sgd" else None
-        self.has_memory = isinstance(strategy, KeepsClientModels) or strategy.clustered or has_own_columns
+        self.keeps_models = isinstance(strategy, KeepsClientModels) or strategy.clustered or has_own_columns
 
     @property
     def has_personal(self) -> bool:
         """Have clients a model of their own?"""
-        return self.ruled or self.adapt is not None or self.has_memory
+        return self.ruled or self.adapt is not None or self.keeps_models
 
     def personal(
         self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, remembered: dict[str, Tensor], memory: Memory

@@ -191,6 +191,7 @@ def as_observer(candidate: Any) -> Observer:
     if callable(candidate) and not isinstance(candidate, type):
         return Calling(candidate)
     raise ConfigError(
-        f"tracking.observers: {candidate!r} is no observer; give wandb, mlflow or trackio, or {{_target_: package.Class}} "
+        f"tracking.observers: {candidate!r} is no observer; give wandb, mlflow or trackio, or "
+        f"{{_target_: package.Class}} "
         "of one derived from fedsim.run.tracking.Observer"
     )

@@ -38,13 +38,13 @@ def digests(simulation: Simulation) -> Digests:
     return {
         **{f"data: {name}": values for name, values in content(simulation).items() if name.endswith("of the data")},
         "models": models,
-        "splits": _sums(splits),
-        "traces": _sums([simulation.availability.counts(t).astype(np.int64) for t in range(rounds)]),
+        "splits": _count_and_digest(splits),
+        "traces": _count_and_digest([simulation.availability.counts(t).astype(np.int64) for t in range(rounds)]),
         "batches": fingerprint(np.stack([_first_batch(simulation, t, all_rows) for t in {0, rounds - 1}])),
     }
 
 
-def _sums(arrays: list[np.ndarray]) -> list[Any]:
+def _count_and_digest(arrays: list[np.ndarray]) -> list[Any]:
     """How many arrays, and a digest of all, their shapes with them."""
     digest = hashlib.blake2b(digest_size=12)
     for array in arrays:

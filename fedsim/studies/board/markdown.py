@@ -35,7 +35,8 @@ def markdown(standings: Standings, drawn: Sequence[str]) -> str:
         f"# {in_markdown(board.title)}: {in_markdown(board.about)}",
         "",
         f"Written by {command} from the results in this folder; do not edit.",
-        f"{len(standings.cells)} of {planned} cells, {row_counts[DONE]} rows with numbers, {len(board.seeds)} seeds each; "
+        f"{len(standings.cells)} of {planned} cells, {row_counts[DONE]} rows with numbers, {len(board.seeds)} seeds "
+        "each; "
         "`index.html` beside this page has the same with filters; it opens from disk. "
         "[What a cell is, how to cite, and how to submit an algorithm](../../../../docs/leaderboard.md).",
         "",

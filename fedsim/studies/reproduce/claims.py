@@ -111,7 +111,7 @@ class Claim:
             raise ConfigError(f"{label}: paired: true needs runs on both sides, not than={self.than}")
 
     def judge(self, numbers: list[Number], candidates: list[Number] | None = None) -> Verdict:
-        """Compare the numbers among themselves, or with `candidates`, those of `than_measure`. Held only if all holds."""
+        """Compare the numbers among themselves, or with `candidates`, those of `than_measure`; held if all hold."""
         lines, outcomes = [], []
         try:
             for number in numbers:

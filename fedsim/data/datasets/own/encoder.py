@@ -50,7 +50,8 @@ class Encoder:
             values, gaps = table[name], unknown(table[name])
             if gaps.any() and self.missing == "refuse":
                 raise ConfigError(
-                    f"{table.source}: {table.row_label(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
+                    f"{table.source}: {table.row_label(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; "
+                    "set "
                     "{missing}=drop, mean or median",
                     mentions=("missing",),
                 )
@@ -90,7 +91,8 @@ class Encoder:
             )
         if len(vocabulary) > max_categories:
             raise ConfigError(
-                f"{tables[0].source}: column {name!r} holds more than {{max_categories}}={max_categories} different words; "
+                f"{tables[0].source}: column {name!r} holds more than {{max_categories}}={max_categories} different "
+                "words; "
                 "leave it out by {features}, or raise the number",
                 mentions=("max_categories", "features"),
             )
@@ -119,7 +121,7 @@ class Encoder:
     def __call__(self, train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """What is missing filled in by what training rows have; then a feature per word."""
         self.fill = [self._fill(train[:, k], words) for k, words in enumerate(self.words.values())]
-        train, test = self._as_integers(train), None if test is None else self._as_integers(test)
+        train, test = self._filled_and_expanded(train), None if test is None else self._filled_and_expanded(test)
         self._scale(train)
         return self._scaled(train), None if test is None else self._scaled(test)
 
@@ -136,13 +138,14 @@ class Encoder:
         if np.isnan(codes).any() and self.missing not in ("mean", "median"):
             row, column = (int(indices[0]) for indices in np.nonzero(np.isnan(codes)))
             raise ConfigError(
-                f"{table.source}: {table.row_label(row)} has nothing in column {list(self.words)[column]!r}; a data set with "
+                f"{table.source}: {table.row_label(row)} has nothing in column {list(self.words)[column]!r}; a data "
+                "set with "
                 "{missing}=mean or median fills it in",
                 mentions=("missing",),
             )
-        return self._scaled(self._as_integers(torch.from_numpy(codes)))
+        return self._scaled(self._filled_and_expanded(torch.from_numpy(codes)))
 
-    def _as_integers(self, x: Tensor) -> Tensor:
+    def _filled_and_expanded(self, x: Tensor) -> Tensor:
         x = torch.where(torch.isnan(x), torch.tensor(self.fill, dtype=x.dtype), x)
         return torch.cat([self._expanded(x[:, k], words) for k, words in enumerate(self.words.values())], 1)
 

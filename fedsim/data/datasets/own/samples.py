@@ -202,7 +202,8 @@ def finite(samples: Part, x: Tensor) -> None:
             number = pick.start + int(bad.nonzero()[0, 0])
             value = x[number][~torch.isfinite(x[number])].flatten()[0].item()
             raise ConfigError(
-                f"{samples.source}: {samples.sample_label(number)} holds {value} in x; leave such samples out, or fill them in"
+                f"{samples.source}: {samples.sample_label(number)} holds {value} in x; leave such samples out, or "
+                "fill them in"
             )
 
 

@@ -170,7 +170,8 @@ def _divided(table: Columns, split: str) -> list[Columns]:
     invalid_row = next((row for row, word in enumerate(split_words) if word not in (*TRAIN, *TEST)), None)
     if invalid_row is not None:
         raise ConfigError(
-            f"{table.source}: {table.row_label(invalid_row)} says {table[split][invalid_row]!r} in column {split!r}; make it "
+            f"{table.source}: {table.row_label(invalid_row)} says {table[split][invalid_row]!r} in column {split!r}; "
+            "make it "
             "train or test"
         )
     of_test = np.isin(split_words, TEST)

@@ -71,7 +71,8 @@ def _label_names(samples: Part, count: int) -> list[str]:
         if not integer_mask.all():
             at = int(np.flatnonzero(~integer_mask)[0])
             raise ConfigError(
-                f"{samples.source}: {samples.sample_label(at)} has the target {values[at]:g}, which is no label; to predict numbers "
+                f"{samples.source}: {samples.sample_label(at)} has the target {values[at]:g}, which is no label; to "
+                "predict numbers "
                 "set {task}=regression",
                 mentions=("task",),
             )
