@@ -111,13 +111,13 @@ class Setup:
             "uplink",
             lambda component, run: run.clients_send or not component.components.uplink.stages,
             "a strategy whose clients send something",
-            attribute="parts.uplink",
+            attribute="components.uplink",
         ),
         EffectiveIf(
             "attack",
             lambda component, run: run.clients_send or not component.components.attack.active,
             "a strategy whose clients send something",
-            attribute="parts.attack",
+            attribute="components.attack",
         ),
     )
 
