@@ -203,11 +203,28 @@ def _validate_constructor(cls: type) -> None:
 _PREPARED: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose constructors check
 
 
+class _ConstructorSignature:
+    """The `__signature__` of classes: that of their constructor, `()` where they have none. `inspect.signature` would
+    give that of `Validated.__new__` unless a constructor comes before it."""
+
+    def __get__(self, instance: object | None, owner: type) -> inspect.Signature | None:
+        """None where `inspect.signature` is to look further: at an object's `__call__`, or at another `__new__`."""
+        if instance is not None or owner.__new__ is not Validated.__new__:
+            return None
+        constructor = owner.__init__  # type: ignore[misc]
+        if constructor is object.__init__:
+            return inspect.Signature()
+        signature = inspect.signature(constructor)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
 class Validated:
     """A base of classes whose constructors check their annotated arguments, those of classes derived from it included.
 
     Each constructor of a class and of its bases checks what it declares itself, when it is called.
     """
+
+    __signature__ = _ConstructorSignature()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if cls not in _PREPARED:

@@ -415,3 +415,62 @@ def test_a_part_without_a_constructor_takes_no_arguments() -> None:
     for arguments in ((1.0,), ()):
         with pytest.raises(TypeError, match=r"LocalOnly\(\) takes no arguments"):
             LocalOnly(*arguments, **({} if arguments else {"server_lr": 1.0}))
+
+
+class _Scaling:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+class _OwnConstructor(LocalOnly):
+    def __init__(self, share: float = 0.5) -> None:
+        self.share = share
+
+
+class _ConstructorOfAnotherBase(LocalOnly, _Scaling):
+    pass
+
+
+@dataclass
+class _Fields(LocalOnly):
+    share: float = 0.5
+
+
+class _OwnNew(LocalOnly):
+    def __new__(cls, share: float = 0.5) -> Any:
+        return super().__new__(cls)
+
+
+class _Callable(Validated):
+    def __call__(self, rows: int) -> int:
+        return rows
+
+
+@pytest.mark.parametrize(
+    ("target", "parameters"),
+    [
+        (LocalOnly, []),
+        (_Callable, []),
+        (_Callable(), ["rows"]),
+        (_OwnConstructor, ["share"]),
+        (_ConstructorOfAnotherBase, ["scale"]),
+        (_Fields, ["share"]),
+        (_OwnNew, ["share"]),
+        (UniformK, list(inspect.signature(UniformK.__init__).parameters)[1:]),
+    ],
+)
+def test_a_signature_has_the_parameters_of_the_constructor_and_none_without_one(
+    target: Any, parameters: list[str]
+) -> None:
+    assert list(inspect.signature(target).parameters) == parameters
+
+
+def test_a_call_of_a_part_follows_its_signature() -> None:
+    """Whatever a part's signature says can be given is taken; everything else is refused."""
+    assert _ConstructorOfAnotherBase(2.0).scale == 2.0
+    assert _Fields(share=0.25).share == _OwnConstructor(0.25).share == 0.25
+    for call in (_Callable, LocalOnly, _ConstructorOfAnotherBase, _Fields, _OwnConstructor):
+        with pytest.raises(TypeError):
+            inspect.signature(call).bind(1, 2, 3)
+        with pytest.raises(TypeError):
+            call(1, 2, 3)
