@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedsim.app.comments_by_key import comments_by_key, first_comment
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from fedsim.app.build import OF_EVALUATION
-from fedsim.app.comments import comments, first_comment
 from fedsim.app.config import config_folder, groups
 from fedsim.core.constraints import allowed, declared
 from fedsim.core.settings import flatten
@@ -182,7 +182,7 @@ def ranges(made: Any) -> dict[str, str]:
 def table(path: Path, prefix: str, known: dict[str, str], ranges: dict[str, str]) -> Iterator[str]:
     """Keys, values, what is allowed, and the comments beside them, or else what the class says."""
     kept = {key: value for key, value in content(path).items() if key not in ("defaults", "hydra", "_target_")}
-    said = known | comments(path)
+    said = known | comments_by_key(path)
     rows = [(name, value) for name, value in flatten(kept) if not name.endswith("_target_")]
     if rows:
         yield "| key | value | allowed | |"

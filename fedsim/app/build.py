@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.app.config import groups, identity, plain, top_level
+from fedsim.app.config import groups, identity, resolved_settings, top_level
 from fedsim.app.signature import check_types
 from fedsim.core import checks, targets
 from fedsim.core.errors import ConfigError
@@ -67,7 +67,7 @@ def build(
     from fedsim.run.simulation import Simulation
     from fedsim.trainer import Execution
 
-    settings = plain(cfg)
+    settings = resolved_settings(cfg)
     _check_names(settings)
     tracking = dict(settings["tracking"])
     evaluation = {OF_EVALUATION[key]: settings[key] for key in OF_EVALUATION}
@@ -85,7 +85,7 @@ def build(
     check_types(Execution, execution, execution_names)
     check_types(EvaluationOptions, evaluation, evaluation_names)
     packages = _trusted_packages(settings["trusted"], trusted)
-    with targets.trusting(packages), _room():
+    with targets.trusting(packages), _memory_errors():
         components = {name: _instantiate(name, settings[name], names) for name in PARTS if name != "dataset"}
         shared = {} if shared is None else shared
         cache_key = json.dumps([settings["dataset"], settings["device"]], sort_keys=True, default=str)
@@ -147,7 +147,7 @@ def _loss(name: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _room() -> Iterator[None]:
+def _memory_errors() -> Iterator[None]:
     """Sizes beyond all memory are the configuration's mistake."""
     from fedsim.trainer.device_memory import out_of_memory
 

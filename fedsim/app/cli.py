@@ -24,8 +24,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.app import commands, hydra_section, sweep
 from fedsim.app.build import build
-from fedsim.app.config import config_folder, groups, plain
-from fedsim.app.explain import before_the_job, explain, in_one_line, unresolved
+from fedsim.app.config import config_folder, groups, resolved_settings
+from fedsim.app.explain import before_the_job, explain, in_one_line, unresolved_reason
 from fedsim.app.folders import RESUME, key_of, run_folder
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.core.lock import check_free
@@ -52,7 +52,7 @@ def _main() -> None:
     _prepare()
     if sys.argv[1:2] and sys.argv[1] in commands.WORDS:
         try:
-            return commands.answer(sys.argv[1], sys.argv[2:])
+            return commands.run_command(sys.argv[1], sys.argv[2:])
         except (HydraException, OmegaConfBaseException) as error:  # of a command that composes a configuration
             sys.exit(f"fedsim {sys.argv[1]}: {explain(error)}")
     sys.argv[1:] = flags_first(sys.argv[1:])
@@ -148,7 +148,7 @@ def _job(cfg: DictConfig) -> float | None:
         with deterministic(cfg.deterministic is True):
             return run_to_completion(of_sweep(cfg))
     _prepare()
-    if problem := unresolved(cfg):
+    if problem := unresolved_reason(cfg):
         sys.exit(f"fedsim: {problem}")
     if any(text.startswith("objective=") for text in _override_texts(hydra_config.overrides)):
         log.warning("objective has no effect in a single run; it is what a tuning sweep judges runs by")
@@ -169,7 +169,10 @@ def _job(cfg: DictConfig) -> float | None:
                 folder.rmdir()
         sys.exit(f"fedsim: {in_one_line(str(error))}")
     except DivergenceError as error:
-        _end(ranks, f"{error}" + (f"\nfedsim: the last good checkpoint is kept in {folder}" if _saved(folder) else ""))
+        _end(
+            ranks,
+            f"{error}" + (f"\nfedsim: the last good checkpoint is kept in {folder}" if _has_checkpoint(folder) else ""),
+        )
     except RunError as error:
         sys.exit(f"fedsim: {error}\nfedsim: {_go_on(folder)}")
     except OutputError as error:
@@ -181,7 +184,7 @@ def _job(cfg: DictConfig) -> float | None:
             _end(ranks, f"{stop}; all of it is in {folder}")
         _end(ranks, f"{stop}; go on with the same command and resume={folder}")
     except PeerError as error:  # said at once: torchrun is about to end this process
-        sweep.tell(
+        sweep.print_to_stderr(
             f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
             f"and resume={folder}\n",
             end="",  # in one piece: the other ranks are speaking too
@@ -198,7 +201,7 @@ def _job(cfg: DictConfig) -> float | None:
     return None
 
 
-def _saved(folder: Path) -> bool:
+def _has_checkpoint(folder: Path) -> bool:
     """Has the run left a checkpoint?"""
     from fedsim.run.checkpoint import NAME
 
@@ -207,7 +210,9 @@ def _saved(folder: Path) -> bool:
 
 def _go_on(folder: Path) -> str:
     """How to have what a broken run has not done."""
-    return f"go on with the same command and resume={folder}" if _saved(folder) else "run the same command again"
+    return (
+        f"go on with the same command and resume={folder}" if _has_checkpoint(folder) else "run the same command again"
+    )
 
 
 def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
@@ -295,7 +300,7 @@ def steps(
     for group in override_values.keys() & groups().keys() - {"uplink"}:  # whose choices are stages, one after another
         if (value := override_values[group]).startswith("["):  # Hydra would mix their keys
             raise ConfigError(f"{group}={value} are several choices, not one; add -m and {group}={value[1:-1]}")
-    sweep.check_objective(cfg.objective, metrics=plain(cfg)["metrics"])
+    sweep.check_objective(cfg.objective, metrics=resolved_settings(cfg)["metrics"])
     if trusted is None:
         trusted = cfg.trusted if "trusted" in override_values and "trusted" not in _params_of_sweeper() else ()
     packages = list(trusted) if isinstance(trusted, Sequence) else []  # `build` refuses what is no list

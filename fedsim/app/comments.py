@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 
-def comments(path: Path) -> dict[str, str]:
+def comments_by_key(path: Path) -> dict[str, str]:
     """Dotted key → its comment, for the keys that have one."""
     text = path.read_text(encoding="utf-8")
     root, lines = yaml.compose(text), text.splitlines()

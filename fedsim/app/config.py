@@ -111,11 +111,11 @@ def keys() -> dict[str, list[str]]:
 
 def identity(cfg: DictConfig, free: tuple[str, ...] = FREE_ON_RESUME) -> dict[str, Any]:
     """What a run is, as dotted keys: all settings but the free ones; by default those a resumed run must share."""
-    settings = current_names(dict(flatten(plain(cfg))))
+    settings = current_names(dict(flatten(resolved_settings(cfg))))
     return {name: value for name, value in settings.items() if not name.startswith(free)}
 
 
-def plain(cfg: DictConfig) -> dict[str, Any]:
+def resolved_settings(cfg: DictConfig) -> dict[str, Any]:
     """All settings, interpolations resolved."""
     plain = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(plain, dict)

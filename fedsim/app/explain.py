@@ -11,7 +11,7 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 from omegaconf.errors import UnsupportedInterpolationType as Unsupported
 
 from fedsim.app import commands
-from fedsim.app.comments import comments
+from fedsim.app.comments_by_key import comments_by_key
 from fedsim.app.config import config_folder, groups, keys
 from fedsim.core import checks
 from fedsim.core.settings import flatten
@@ -54,7 +54,7 @@ def explain(error: BaseException) -> str:
     return in_one_line(text.split("\n")[0])
 
 
-def unresolved(cfg: DictConfig) -> str | None:
+def unresolved_reason(cfg: DictConfig) -> str | None:
     """Of the settings that are those of others, or of the environment, the one that leads nowhere, in one sentence."""
     raw = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(raw, dict)
@@ -159,7 +159,9 @@ def _nearest_key(name: str) -> str:
         return near
     deeper = [option for option in keys() if option.rpartition(".")[2] == last]
     siblings = [option for option in deeper if option.partition(".")[0] == name.partition(".")[0]]
-    spoken = [key for key, comment in comments(config_folder() / "config.yaml").items() if _words(name) in comment]
+    spoken = [
+        key for key, comment in comments_by_key(config_folder() / "config.yaml").items() if _words(name) in comment
+    ]
     return checks.suggestion(siblings or deeper) or checks.nearest(name, options) or checks.suggestion(spoken)
 
 

@@ -54,7 +54,7 @@ def check(cfg: DictConfig, overrides: list[str]) -> None:
         content = OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else None
         if section == "job.env_set" and content:
             raise ConfigError(f"{key}={content} stands in a file; give it on the command line if you know what it does")
-        for name, target in _calls(content):
+        for name, target in _callable_keys(content):
             if target not in CALLBACKS and not (name == "class" and str(target).startswith(HANDLERS)):
                 raise ConfigError(
                     f"{key}: {name}={target!r} stands in a file, and Hydra would call it; give it on the command line "
@@ -62,13 +62,13 @@ def check(cfg: DictConfig, overrides: list[str]) -> None:
                 )
 
 
-def _calls(node: Any) -> Iterator[tuple[str, Any]]:
+def _callable_keys(node: Any) -> Iterator[tuple[str, Any]]:
     """The keys below which a callable is named, with what is named."""
     if isinstance(node, dict):
         for name, value in node.items():
             if name in ("_target_", "class", "()", "stream") and not str(value).startswith("ext://sys.std"):
                 yield str(name), value
-            yield from _calls(value)
+            yield from _callable_keys(value)
     elif isinstance(node, list):
         for value in node:
-            yield from _calls(value)
+            yield from _callable_keys(value)

@@ -27,7 +27,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def leading(values: Mapping[str, float]) -> tuple[str, float] | None:
+def leading_metric(values: Mapping[str, float]) -> tuple[str, float] | None:
     """The metric that says most of a run, and its value."""
     name = next((name for name in LEADING if name in values), None)
     return None if name is None else (name, values[name])
@@ -64,12 +64,12 @@ class JobProgress:
             return ""
         return f", about {duration((self._clock() - self._began) * (1 - share) / share)} left"
 
-    def finished(self, count: int = 1) -> None:
+    def jobs_finished(self, count: int = 1) -> None:
         """So many more jobs have ended; whoever calls it has said so."""
         self.done_jobs += count
         self._last = self._clock()
 
-    def beat(self, share: float | None = None, detail: str = "") -> None:
+    def log_heartbeat(self, share: float | None = None, detail: str = "") -> None:
         """Log a line, unless the last word is younger than ten seconds.
 
         Args:
@@ -100,7 +100,7 @@ class LockstepProgress:
         last_round = max(self.rounds, default=t + 1)
         share = (self.progress.done_jobs + runs * min(1.0, (t + 1) / last_round)) / max(self.progress.total, 1)
         detail = f"round {t + 1}/{last_round}, {runs} together"
-        self.progress.beat(share, detail if not (best := best_so_far(self.folders)) else f"{detail}; {best}")
+        self.progress.log_heartbeat(share, detail if not (best := best_so_far(self.folders)) else f"{detail}; {best}")
 
 
 def best_so_far(folders: Sequence[Path]) -> str:
@@ -115,7 +115,7 @@ def best_so_far(folders: Sequence[Path]) -> str:
         except (OSError, ConfigError):
             continue
         last = [row for row in rows if row["round"] == rows[-1]["round"]]
-        if last and (metric := leading(last[0])):
+        if last and (metric := leading_metric(last[0])):
             name = metric[0]
             evaluated.append((name, sum(row[name] for row in last) / len(last), folder.name))
     evaluated = [entry for entry in evaluated if entry[0] == evaluated[0][0] and entry[1] == entry[1]]
@@ -134,4 +134,4 @@ def as_they_end(
         finished_futures, waiting = wait(waiting, timeout=SILENCE / 4, return_when=FIRST_COMPLETED)
         yield from finished_futures
         if not finished_futures:
-            progress.beat(detail=detail())
+            progress.log_heartbeat(detail=detail())

@@ -24,37 +24,37 @@ from fedsim.uplink import Stage, Uplink
 from fedsim.uplink.attack import Attack
 
 
-def _of(base: type[Any], module: str, **options: Any) -> Kind:
+def _kind_of(base: type[Any], module: str, **options: Any) -> Kind:
     article = "an" if base.__name__[0] in "AEIOU" else "a"
     return Kind(f"{article} {base.__name__}", (base,), modules=(module,), **options)
 
 
-OBSERVER = _of(Observer, "fedsim.run.tracking")
+OBSERVER = _kind_of(Observer, "fedsim.run.tracking")
 _GROUPS = {
     "dataset": DATASET,
-    "partition": _of(Partition, "fedsim.data.partition", arguments={"partitioner": PARTITIONER}),
-    "availability": _of(Availability, "fedsim.availability"),
-    "shift": _of(Shift, "fedsim.shift"),
-    "contamination": _of(Contamination, "fedsim.data.contamination"),
+    "partition": _kind_of(Partition, "fedsim.data.partition", arguments={"partitioner": PARTITIONER}),
+    "availability": _kind_of(Availability, "fedsim.availability"),
+    "shift": _kind_of(Shift, "fedsim.shift"),
+    "contamination": _kind_of(Contamination, "fedsim.data.contamination"),
     "model": MODEL,
-    "local": _of(LocalRule, "fedsim.local"),
-    "strategy": _of(Strategy, "fedsim.strategies"),
-    "uplink": _of(Uplink, "fedsim.uplink"),
-    "attack": _of(Attack, "fedsim.uplink.attack"),
-    "clock": _of(Clock, "fedsim.availability.clock"),
-    "work": _of(Work, "fedsim.availability.clock"),
-    "delay": _of(Delay, "fedsim.availability.clock"),
-    "columns": _of(Selector, "fedsim.models.selectors"),
-    "personal": _of(Personal, "fedsim.evaluation.personal"),
-    "stop": _of(Stop, "fedsim.run"),
-    "tracking": _of(Tracking, "fedsim.run.tracking", arguments={"observers": OBSERVER}),
+    "local": _kind_of(LocalRule, "fedsim.local"),
+    "strategy": _kind_of(Strategy, "fedsim.strategies"),
+    "uplink": _kind_of(Uplink, "fedsim.uplink"),
+    "attack": _kind_of(Attack, "fedsim.uplink.attack"),
+    "clock": _kind_of(Clock, "fedsim.availability.clock"),
+    "work": _kind_of(Work, "fedsim.availability.clock"),
+    "delay": _kind_of(Delay, "fedsim.availability.clock"),
+    "columns": _kind_of(Selector, "fedsim.models.selectors"),
+    "personal": _kind_of(Personal, "fedsim.evaluation.personal"),
+    "stop": _kind_of(Stop, "fedsim.run"),
+    "tracking": _kind_of(Tracking, "fedsim.run.tracking", arguments={"observers": OBSERVER}),
 }
 _INSIDE = (
     *_GROUPS.values(),
-    _of(Probability, "fedsim.availability"),
-    _of(Trajectory, "fedsim.availability"),
-    _of(Schedule, "fedsim.local"),
-    _of(Stage, "fedsim.uplink"),
+    _kind_of(Probability, "fedsim.availability"),
+    _kind_of(Trajectory, "fedsim.availability"),
+    _kind_of(Schedule, "fedsim.local"),
+    _kind_of(Stage, "fedsim.uplink"),
     AUGMENTATION, MAP_STYLE, TRANSFORM, OBSERVER,
     Kind("an object of your own"),
 )  # fmt: skip

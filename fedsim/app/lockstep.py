@@ -83,7 +83,7 @@ def launch(
                     failed.append(outcome)
                 else:
                     jobs[index].return_value = outcome
-                progress.finished()
+                progress.jobs_finished()
         if failed:  # when all have come to their end: a signal stops each of them after the same round
             raise failed[0]
     configure_log(config.hydra.hydra_logging, config.hydra.verbose)

@@ -36,21 +36,21 @@ def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: 
     type_hints = hints(target)
     for name, value in settings.items():
         annotation = type_hints.get(name, Any)
-        if value != "???" and not fits(value, annotation):
+        if value != "???" and not fits_hint(value, annotation):
             size = ", and is too large for a whole one" if too_large(value) else ""
             raise ConfigError(
-                f"{names.get(name, name)}={value!r} must be {described(annotation)}{size}{_quoted(value, annotation)}"
+                f"{names.get(name, name)}={value!r} must be {describe_hint(annotation)}{size}{_quoting_advice(value, annotation)}"
             )
         if name == "seed" and value != "???":  # of a random number generator, whatever it is drawn for
             checks.whole_number(names.get(name, name), value, minimum=0)
 
 
-def _quoted(value: Any, hint: Any) -> str:
+def _quoting_advice(value: Any, hint: Any) -> str:
     """What to do about a number that is text, as all is in the environment."""
     if not isinstance(value, str) or str in (hint, *typing.get_args(hint)):
         return ""
     parsed_value = yaml.safe_load(value) if re.fullmatch(r"[-+.\w]+", value) else value
-    if isinstance(parsed_value, str) or not fits(parsed_value, hint):
+    if isinstance(parsed_value, str) or not fits_hint(parsed_value, hint):
         return ""
     return ", without quotes; of the environment, ${oc.decode:${oc.env:NAME}}"
 
@@ -70,10 +70,10 @@ def hints(target: Callable[..., Any]) -> dict[str, Any]:
     return type_hints
 
 
-def fits(value: Any, hint: Any) -> bool:
+def fits_hint(value: Any, hint: Any) -> bool:
     """Is the value what the annotation says, as far as it is looked at?"""
     if typing.get_origin(hint) in (Union, types.UnionType):
-        return any(fits(value, alternative) for alternative in typing.get_args(hint))
+        return any(fits_hint(value, alternative) for alternative in typing.get_args(hint))
     if too_large(value):
         return False
     if hint in (int, float):
@@ -82,7 +82,7 @@ def fits(value: Any, hint: Any) -> bool:
     if typing.get_origin(hint) in (list, Sequence, tuple):
         inner = [alternative for alternative in typing.get_args(hint) if alternative is not Ellipsis] or [Any]
         return isinstance(value, (list, tuple)) and all(
-            any(fits(v, alternative) for alternative in inner) for v in value
+            any(fits_hint(v, alternative) for alternative in inner) for v in value
         )
     return isinstance(value, hint) if hint in WORDS else True
 
@@ -92,11 +92,11 @@ def too_large(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not -(2**63) <= int(value) < 2**63
 
 
-def described(hint: Any) -> str:
+def describe_hint(hint: Any) -> str:
     """An annotation in words."""
     if typing.get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(dict.fromkeys(described(alternative) for alternative in typing.get_args(hint)))
+        return " or ".join(dict.fromkeys(describe_hint(alternative) for alternative in typing.get_args(hint)))
     if typing.get_origin(hint) in (list, Sequence, tuple):
         inner = [alternative for alternative in typing.get_args(hint) if alternative is not Ellipsis] or [Any]
-        return "a list, each entry " + " or ".join(described(alternative) for alternative in inner)
+        return "a list, each entry " + " or ".join(describe_hint(alternative) for alternative in inner)
     return WORDS.get(hint, "something else")

@@ -26,8 +26,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim.app.config import WITHOUT_EFFECT, identity, plain
-from fedsim.app.explain import explain, in_one_line, unresolved
+from fedsim.app.config import WITHOUT_EFFECT, identity, resolved_settings
+from fedsim.app.explain import explain, in_one_line, unresolved_reason
 from fedsim.app.folders import folder_name, key_of, new_folder
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError
@@ -57,7 +57,7 @@ SUMMARY, CONFIG = "summary.json", "config.yaml"  # a run writes the one in the e
 Final = dict[str, tuple[float, float]]
 
 
-def tell(*words: str, **print_options: Any) -> None:
+def print_to_stderr(*words: str, **print_options: Any) -> None:
     """Print to what is standard error by now."""
     print(*map(printable, words), file=sys.stderr, **print_options)
 
@@ -118,8 +118,8 @@ def _carried_out(
     value: float | None = None
     try:
         record.write(records)
-        check_objective(cfg.objective, hydra.sweeper._target_, plain(cfg)["metrics"])
-        final = finished(cfg, folder) if cfg.resume == "auto" else None
+        check_objective(cfg.objective, hydra.sweeper._target_, resolved_settings(cfg)["metrics"])
+        final = finished_result(cfg, folder) if cfg.resume == "auto" else None
         if final is None:
             try:
                 result = yield from run()
@@ -177,7 +177,7 @@ def _position(records: Path, record: Record) -> str:
     )
 
 
-def _count(overrides: list[Any]) -> int:
+def _grid_size(overrides: list[Any]) -> int:
     """How many runs a grid has.
 
     Raises:
@@ -186,7 +186,7 @@ def _count(overrides: list[Any]) -> int:
     return prod(sum(1 for _ in override.sweep_string_iterator()) for override in overrides)
 
 
-def finished(cfg: DictConfig, folder: Path) -> Final | None:
+def finished_result(cfg: DictConfig, folder: Path) -> Final | None:
     """What a run of exactly this configuration measured in this folder; None where it has not come to its end."""
     try:
         final = json.loads((folder / SUMMARY).read_text())["final"]
@@ -252,7 +252,7 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Take the sweep's folder, forget the records of an earlier sweep there, and name the runs' folders by what
         varies."""
-        if problem := unresolved(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])):
+        if problem := unresolved_reason(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])):
             sys.exit(f"fedsim: {problem}")  # an exit, since Hydra takes a callback's errors for warnings
         override_texts = OmegaConf.to_container(config.hydra.overrides, resolve=False)["task"]  # type: ignore[call-overload, index]
         parsed_overrides = OverridesParser.create().parse_overrides([str(text) for text in override_texts])
@@ -280,7 +280,7 @@ class SweepCallback(Callback):
             with contextlib.suppress(Exception):  # a glob is not counted, and a folder that is closed is told later
                 SweepCallback.records.mkdir(parents=True, exist_ok=True)
                 with replacing(real_folder(SweepCallback.records) / TOTAL) as file:
-                    file.write(json.dumps([_count(swept_overrides), time.time()]))
+                    file.write(json.dumps([_grid_size(swept_overrides), time.time()]))
 
 
 def conclude(problem: str | None = None) -> bool:
@@ -297,27 +297,29 @@ def conclude(problem: str | None = None) -> bool:
     records = [Record(**json.loads(path.read_text())) for path in SweepCallback.records.glob("*.json")]
     records.sort(key=lambda record: record.number)
     if not records:
-        tell(f"fedsim: {problem or f'no run left a word in {SweepCallback.records}; do all machines see this folder?'}")
+        print_to_stderr(
+            f"fedsim: {problem or f'no run left a word in {SweepCallback.records}; do all machines see this folder?'}"
+        )
         return False
     counts = Counter(record.status for record in records)
     tally = ", ".join(f"{counts[status]} {word}" for status, word in WORDS.items() if counts[status])
-    tell(f"sweep of {len(records)} runs in {folder}: {tally}")
+    print_to_stderr(f"sweep of {len(records)} runs in {folder}: {tally}")
     if counts["done"] + counts["kept"]:
-        tell(f"table:    fedsim table {folder}")
-        tell(f"curves:   tensorboard --logdir {folder}")
-        tell(f"pictures: fedsim-plot {folder} --html {folder}/report.html")
+        print_to_stderr(f"table:    fedsim table {folder}")
+        print_to_stderr(f"curves:   tensorboard --logdir {folder}")
+        print_to_stderr(f"pictures: fedsim-plot {folder} --html {folder}/report.html")
     if SweepCallback.tuned and problem is None:
         best = OmegaConf.load(folder / BEST)
         chosen = " ".join(f"{name}={value}" for name, value in best.best_params.items())
-        tell(f"best {SweepCallback.tuned}: {best.best_value:.6g} with {chosen}")
+        print_to_stderr(f"best {SweepCallback.tuned}: {best.best_value:.6g} with {chosen}")
     missing = [record for record in records if record.status not in ("done", "kept")]
     for record in missing:
         reason = in_one_line(record.message) or "its process ended without a word, or goes on elsewhere"
-        tell(f"fedsim: {WORDS[record.status]}: {_label(record, records)}: {reason}")
+        print_to_stderr(f"fedsim: {WORDS[record.status]}: {_label(record, records)}: {reason}")
     if problem is not None:
-        tell(f"fedsim: the sweep broke off: {problem}")
+        print_to_stderr(f"fedsim: the sweep broke off: {problem}")
     if missing or problem:
-        tell(f"the same command with out={folder} runs what is missing")
+        print_to_stderr(f"the same command with out={folder} runs what is missing")
     return not missing and problem is None
 
 

@@ -18,7 +18,7 @@ from settings_that_matter import AVAILABILITY, BASE, ELSEWHERE
 from small_runs import COMPANY, SHIFTED, configuration
 
 from fedsim.app.build import build
-from fedsim.app.config import groups, plain
+from fedsim.app.config import groups, resolved_settings
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError, RunError
 from fedsim.core.settings import flatten
 
@@ -119,7 +119,7 @@ def keys_of(cfg: DictConfig) -> list[str]:
     raw = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(raw, dict)
     follow = {name for name, value in flatten({str(k): v for k, v in raw.items()}) if "${" in str(value)}
-    found = (name for name, _ in flatten(plain(cfg)))
+    found = (name for name, _ in flatten(resolved_settings(cfg)))
     return [
         name
         for name in found

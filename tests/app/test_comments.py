@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedsim.app.comments import comments, first_comment
+from fedsim.app.comments_by_key import comments_by_key, first_comment
 
 
 def test_comments_belong_to_the_keys_they_stand_beside(tmp_path: Path) -> None:
@@ -12,4 +12,4 @@ def test_comments_belong_to_the_keys_they_stand_beside(tmp_path: Path) -> None:
         "  d: [1, 2]\ne: {f: 1}  # three\ng: |-\n  # text\nh: null # four\n"
     )
     assert first_comment(path) == "what it is, in two lines"
-    assert comments(path) == {"a": "one", "b.c": "two, that goes on", "e": "three", "h": "four"}
+    assert comments_by_key(path) == {"a": "one", "b.c": "two, that goes on", "e": "three", "h": "four"}

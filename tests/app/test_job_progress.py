@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.app import job_progress
-from fedsim.app.job_progress import JobProgress, LockstepProgress, as_they_end, best_so_far, duration, leading
+from fedsim.app.job_progress import JobProgress, LockstepProgress, as_they_end, best_so_far, duration, leading_metric
 
 
 class Clock:
@@ -47,7 +47,7 @@ def test_a_word_every_ten_seconds_with_the_time_that_is_left(tmp_path: Path) -> 
         said[0]
         == "0/4 jobs done after 10 s, about 40 s left; round 10/50, 4 together; best so far: test_accuracy 0.8 (b)"
     )
-    progress.finished()
+    progress.jobs_finished()
     clock.now += 9
     watch(45, 3)
     assert len(said) == 4  # whoever said that the job has ended has said a word
@@ -78,8 +78,8 @@ def test_futures_are_given_as_they_end_and_the_others_waited_for_with_words(monk
 
 def test_words_for_times_and_metrics() -> None:
     assert [duration(s) for s in (0.4, 80, 100, 6000)] == ["0 s", "80 s", "1.7 min", "1.7 h"]
-    assert leading({"train_loss": 1.0, "test_loss": 2.0}) == ("test_loss", 2.0)
-    assert leading({"seconds": 1.0}) is None
+    assert leading_metric({"train_loss": 1.0, "test_loss": 2.0}) == ("test_loss", 2.0)
+    assert leading_metric({"seconds": 1.0}) is None
 
 
 @pytest.mark.parametrize("launcher", ["basic", "lockstep"])

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedsim import Execution, Simulation, Tracking
 from fedsim.app import cli
-from fedsim.app.explain import unresolved
+from fedsim.app.explain import unresolved_reason
 from fedsim.app.signature import check_types
 from fedsim.availability import Trace, UniformK
 from fedsim.core import ConfigError, DivergenceError, Federation
@@ -66,13 +66,13 @@ PIPES = {
 @pytest.mark.parametrize("value", ELSEWHERE)
 def test_settings_that_come_from_nowhere(value: str) -> None:
     cfg = OmegaConf.create({"lr": value, "rounds": 3, "local": {"lr": "${lr}"}})
-    assert unresolved(cfg) == ELSEWHERE[value]
+    assert unresolved_reason(cfg) == ELSEWHERE[value]
 
 
 def test_settings_that_come_from_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSIM_LR", "0.1")
     lr = "${oc.decode:${oc.env:FEDSIM_LR}}"
-    assert unresolved(OmegaConf.create({"lr": lr, "rounds": 3, "local": {"lr": "${lr}"}})) is None
+    assert unresolved_reason(OmegaConf.create({"lr": lr, "rounds": 3, "local": {"lr": "${lr}"}})) is None
 
 
 def test_a_number_that_is_text() -> None:

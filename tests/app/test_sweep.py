@@ -14,7 +14,7 @@ from small_runs import QUICK, configuration
 
 from fedsim.app.cli import run
 from fedsim.app.sweep import _objective as objective_value
-from fedsim.app.sweep import finished
+from fedsim.app.sweep import finished_result
 from fedsim.core import ConfigError, DivergenceError
 from fedsim.trainer import Trainer
 
@@ -114,12 +114,12 @@ def test_a_longer_run_that_breaks_off_is_not_taken_for_finished(
         return configuration(*QUICK, f"rounds={rounds}", "tracking.progress=none", "resume=auto")
 
     run(configured(2), tmp_path, {})
-    assert finished(configured(2), tmp_path)
+    assert finished_result(configured(2), tmp_path)
     monkeypatch.setattr(Trainer, "run_local_steps", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(configured(4), tmp_path, {})
-    assert finished(configured(4), tmp_path) is None
-    assert finished(configured(2), tmp_path) is None  # its checkpoint may be the longer run's by now
+    assert finished_result(configured(4), tmp_path) is None
+    assert finished_result(configured(2), tmp_path) is None  # its checkpoint may be the longer run's by now
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.app.commands import algorithms as catalogue
-from fedsim.app.commands import answer
+from fedsim.app.commands import run_command
 from fedsim.app.config import groups
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "algorithms_page.py"))
@@ -81,10 +81,10 @@ def test_tests_are_found_through_the_tables_they_go_through() -> None:
 
 
 def test_the_command_lists_all_and_says_all_of_one(capsys) -> None:
-    answer("algorithms", [])
+    run_command("algorithms", [])
     listed = capsys.readouterr().out
     assert all(f"\n  {name} " in listed for _, name in KNOWN)
-    answer("algorithms", ["strategy=fedavgm", "topk"])
+    run_command("algorithms", ["strategy=fedavgm", "topk"])
     said = capsys.readouterr().out
     assert said.startswith(
         "strategy=fedavgm: FedAvg with momentum on the server\n\nv ← β v + mean_{i∈A} G_i, weighed by w_i;"
@@ -92,7 +92,7 @@ def test_the_command_lists_all_and_says_all_of_one(capsys) -> None:
     assert "\nuplink=topk: the largest numbers of every row alone\n\nSends the k numbers" in said
     assert "remembers  ef14: a row of each client\n" in said
     with pytest.raises(SystemExit, match=r"fedsim algorithms: NAME='fedavgn' is unknown.*did you mean 'fedavg'"):
-        answer("algorithms", ["fedavgn"])
+        run_command("algorithms", ["fedavgn"])
 
 
 FORMULAS = (

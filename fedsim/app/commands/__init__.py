@@ -20,7 +20,7 @@ WORDS = {
 ELSEWHERE = {"export": "fedsim.studies.results.export_cli", "table": "fedsim.studies.results.table_cli"}
 
 
-def answer(word: str, arguments: list[str]) -> None:
+def run_command(word: str, arguments: list[str]) -> None:
     """Carry out one of `WORDS`, whose module is imported now: most of them need PyTorch, which takes seconds."""
     try:
         importlib.import_module(ELSEWHERE.get(word, f"fedsim.app.commands.{word}")).main(arguments)

@@ -23,8 +23,8 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fedsim.app.commands import WORDS
-from fedsim.app.commands.assumed import assumed
-from fedsim.app.comments import first_comment
+from fedsim.app.commands.assumptions_of import assumptions_of
+from fedsim.app.comments_by_key import first_comment
 from fedsim.app.config import config_folder, groups, target
 from fedsim.availability import Full, Population
 from fedsim.core import checks
@@ -97,12 +97,12 @@ class Algorithm:
     def assumes(self) -> str:
         """What it refuses to be without."""
         if self.group == "strategy":
-            assumptions = [*_laws(self.instance), *_rules(self.instance)]
+            assumptions = [*_availability_laws(self.instance), *_rules(self.instance)]
             if self.instance.needs_full_gradients:
                 assumptions.append("clients answer for all their data")
             return "; ".join(assumptions) or "nothing"
         if self.group == "local":
-            return "one client that holds all data" if self.instance.pooled else assumed(self.instance)
+            return "one client that holds all data" if self.instance.pooled else assumptions_of(self.instance)
         if self.group == "columns":
             return next(
                 (description for description, module in _models().items() if _fits(self.instance, module)), "nothing"
@@ -171,10 +171,10 @@ def _algorithm_of(group: str, name: str) -> Algorithm:
 
 @functools.cache
 def _federation() -> Federation:
-    return Federation((0,), CLIENTS, np.ones(CLIENTS), ask=_silent)
+    return Federation((0,), CLIENTS, np.ones(CLIENTS), ask=_empty_answers)
 
 
-def _silent(cohort: Cohort, models: Tensor) -> Answers:
+def _empty_answers(cohort: Cohort, models: Tensor) -> Answers:
     """What clients of no data say of models."""
     return Answers(models.new_zeros(len(cohort)), models.new_zeros(len(cohort), models.shape[1]))
 
@@ -234,7 +234,7 @@ def _vectors(count: int) -> str:
     return "nothing" if not count else f"{4 * count} d bytes"
 
 
-def _laws(strategy: Any) -> Iterator[str]:
+def _availability_laws(strategy: Any) -> Iterator[str]:
     """Availability processes under which it runs, where it does not under all."""
     runs: list[str] = []
     refuses: list[str] = []

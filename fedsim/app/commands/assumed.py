@@ -17,29 +17,29 @@ from fedsim.models.selectors import Head
 from fedsim.shift import Location, Players
 
 
-def labelled() -> Dataset:
+def labelled_dataset() -> Dataset:
     """Two samples of each of three clients, of two classes."""
     return Dataset("few", torch.zeros(6, 2), torch.arange(6) % 2, classes=2, owners=torch.arange(6) % 3)
 
 
-def moving(**options: object) -> Simulation:
+def shifting_dataset(**options: object) -> Simulation:
     """Means that answer the deployed model."""
     return Simulation(GaussianMean(3), Mean, clients=3, shift=Location(references="none", **options))  # type: ignore[arg-type]
 
 
 RUNS: dict[str, Callable[[], Simulation]] = {  # what is assumed → a run that has it, from the least on
     "nothing": lambda: Simulation(Quadratics(3, 2), Mean, clients=3),
-    "classes": lambda: Simulation(labelled(), Linear, clients=3),
+    "classes": lambda: Simulation(labelled_dataset(), Linear, clients=3),
     "columns that keep something": lambda: Simulation(
-        labelled(), functools.partial(MLP, hidden=(2,)), clients=3, columns=Head()
+        labelled_dataset(), functools.partial(MLP, hidden=(2,)), clients=3, columns=Head()
     ),
-    "data whose location answers the model": moving,
-    "a shift that keeps what was deployed (shift.redraw)": lambda: moving(deploy="round", redraw=2),
+    "data whose location answers the model": shifting_dataset,
+    "a shift that keeps what was deployed (shift.redraw)": lambda: shifting_dataset(deploy="round", redraw=2),
     "players (shift=players)": lambda: Simulation(Market(3, 1), Mean, clients=3, shift=Players(references="none")),
 }
 
 
-def assumed(rule: LocalRule) -> str:
+def assumptions_of(rule: LocalRule) -> str:
     """In words; what it refuses even with the most stands in its docstring."""
     for description in RUNS:
         run = _built(description)

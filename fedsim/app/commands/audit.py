@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
 
     start = time.perf_counter()
     simulation = build(configuration(options.what))[0]
-    claim, rounds = audited(simulation, options.rounds)
+    claim, rounds = audited_claim(simulation, options.rounds)
     result = audit(
         simulation.uplink, simulation.availability, claim, rounds, options.worlds, options.confidence, options.seed
     )
@@ -80,7 +80,7 @@ def configuration(arguments: list[str]) -> DictConfig:
     return cfg
 
 
-def audited(simulation: Simulation, rounds: int | None) -> tuple[Privacy, int]:
+def audited_claim(simulation: Simulation, rounds: int | None) -> tuple[Privacy, int]:
     """The claim after the rounds that are audited, and their number: as asked for, else as many as show most.
 
     A bound from a few thousand worlds cannot be large, so one of few rounds shows more where each costs much.

@@ -79,10 +79,10 @@ def extras() -> dict[str, list[str]]:
         name: [r for r in requirements if r not in base and r.marker and r.marker.evaluate({"extra": name})]
         for name in extra_names
     }
-    return {name: [r.name for r in needed if not installed(r)] for name, needed in extra_requirements.items()}
+    return {name: [r.name for r in needed if not is_installed(r)] for name, needed in extra_requirements.items()}
 
 
-def installed(requirement: Requirement) -> bool:
+def is_installed(requirement: Requirement) -> bool:
     """Is a distribution there, in a version that fits?"""
     try:
         return requirement.specifier.contains(importlib.metadata.version(requirement.name), prereleases=True)

@@ -88,7 +88,7 @@ def _completed(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
         waiting = {pool.submit(_run_task, task): task for task in tasks}
         progress = JobProgress(len(tasks), "pieces of work")
         for future in as_they_end(list(waiting), progress):
-            progress.finished()
+            progress.jobs_finished()
             stopped, result = future.result()
             if stopped is not None:
                 raise Stopped(stopped)

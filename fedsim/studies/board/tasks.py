@@ -194,7 +194,7 @@ def _run_jobs(jobs: list[Job]) -> Iterator[tuple[Path, Outcome]]:
         runs = [functools.partial(carry_out, job, quiet=True, shared=shared) for job in company]
         stopped = False
         for number, outcome in Lockstep[Outcome](watch=watch)(runs):
-            progress.finished()
+            progress.jobs_finished()
             if isinstance(outcome, ConfigError):
                 outcome = Outcome(REFUSED, str(outcome))
             elif isinstance(outcome, Exception) and not isinstance(outcome, (OutputError, RunError)):

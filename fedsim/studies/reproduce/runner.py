@@ -196,7 +196,7 @@ def carry_out_all(jobs: list[Job], at_once: int) -> Iterator[tuple[Job, Outcome]
         }
         folders = [job.folder for company in companies for job in company]
         for future in as_they_end(list(waiting), progress, lambda: best_so_far(folders)):
-            progress.finished(len(waiting[future]))
+            progress.jobs_finished(len(waiting[future]))
             yield from zip(waiting[future], future.result(), strict=True)
     except BaseException:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -219,7 +219,7 @@ def run_in_lockstep(
         for number, outcome in Lockstep[Outcome](watch=watch)(runs):
             if isinstance(outcome, BaseException):
                 raise outcome
-            progress.finished()
+            progress.jobs_finished()
             yield company[number], outcome
 
 

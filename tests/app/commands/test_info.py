@@ -39,7 +39,7 @@ def test_an_extra_lists_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.metadata, "metadata", lambda _: type("M", (), {"get_all": lambda *_: ["good", "bad"]})()
     )
     assert info.extras() == {"good": [], "bad": ["no-such-package", "pytest"]}
-    assert not info.installed(Requirement("pytest>=99"))
+    assert not info.is_installed(Requirement("pytest>=99"))
 
 
 def test_a_surplus_word_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
