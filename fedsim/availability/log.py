@@ -56,7 +56,7 @@ class TraceLog(Recorded):
         self.cover = cover
         table = columns(self.path, key="availability.path")
         for key, name in {"client": client, "start": start, "end": end}.items():
-            role(table, self.source, key, name)
+            require_column(table, self.source, key, name)
         if len({client, start, end}) < 3:
             raise ConfigError(
                 f"{{client}}={client}, {{start}}={start} and {{end}}={end} must be columns of their own",
@@ -150,7 +150,7 @@ class TraceLog(Recorded):
         return (covered > 1e-9 * self._step if threshold == 0 else covered >= threshold * (1 - 1e-9)).astype(np.float64)
 
 
-def role(table: Columns, source: str, key: str, name: str) -> None:
+def require_column(table: Columns, source: str, key: str, name: str) -> None:
     """Refuse a table without the column that a key names."""
     if name not in table.of:
         raise ConfigError(

@@ -119,7 +119,9 @@ class Recorded(Availability):
         client_names = set(client_list)
         strangers = [name for name in self.names if name not in client_names]
         lacking = [name for name, at in zip(client_list, record_index, strict=True) if at < 0]
-        theirs = f"the run's clients are {_first_names(client_list)}" if has_names else self._nameless(len(client_list))
+        theirs = (
+            f"the run's clients are {_first_names(client_list)}" if has_names else self._nameless_text(len(client_list))
+        )
         if len(lacking) == len(client_list):
             raise ConfigError(
                 f"{self.source} knows none of the run's clients: it has {_first_names(self.names)}, and {theirs}; "
@@ -140,7 +142,7 @@ class Recorded(Availability):
             )
 
     @staticmethod
-    def _nameless(clients: int) -> str:
+    def _nameless_text(clients: int) -> str:
         return f"these data have no names for clients, which are called 0 to {clients - 1}"
 
     def check_rounds(self, rounds: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.availability.log import clients_of_lines, role
+from fedsim.availability.log import clients_of_lines, require_column
 from fedsim.availability.recorded import RECORD, Match, Missing, Recorded, Unknown
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.samples import ordered
@@ -42,7 +42,7 @@ class TraceTable(Recorded):
         table = columns(self.path, key="availability.path")
         for key, name in {"client": client, "round": round, "available": available}.items():
             if name is not None:
-                role(table, self.source, key, name)
+                require_column(table, self.source, key, name)
         if len({client, round, available}) < 3:
             raise ConfigError(
                 f"{{client}}={client}, {{round}}={round} and {{available}}={available} must be columns of their own",

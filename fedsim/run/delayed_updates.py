@@ -69,12 +69,12 @@ class DelayedUpdates:
     @property
     def active(self) -> bool:
         """May a row arrive in a later round than that in which it began?"""
-        return self.delay.active or self.pace.clock.delivers
+        return self.delay.active or self.pace.clock.delivers_late_rows
 
     def _check(self, strategy: Strategy[Any], rule: LocalRule, model: RowModel) -> None:
         """Refuse what has no meaning for rows that are late, or would get there by another way in time."""
         name = type(strategy).__name__
-        if self.delay.active and self.pace.clock.delivers:
+        if self.delay.active and self.pace.clock.delivers_late_rows:
             raise ConfigError("delay and clock.late=deliver both say when a row arrives; give delay=none")
         if not strategy.supports_stale:
             raise ConfigError(

@@ -22,7 +22,8 @@ def privacy_claim(server: Server, training: Training, rounds: int) -> Privacy | 
         strategy.side_information: bool(strategy.side_information),
         "the local rule sends estimates": training.trainer.rule.traffic(server.model.dimension)[1] > 0,
         "some clients send what follows from others' rows": any(isinstance(stage, Attack) for stage in stages),
-        "how late clients are shows how much data they have": training.pace.clock.cuts or training.delivery.active,
+        "how late clients are shows how much data they have": training.pace.clock.may_drop_clients
+        or training.delivery.active,
         "statistics of the model are averaged": len(columns.averaged) > 0,
     }
     active_leaks = [leak for leak, applies in leaks.items() if applies]

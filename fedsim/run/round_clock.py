@@ -64,10 +64,10 @@ class RoundClock:
         steps, samples, minimum_samples = self._steps_in_time(times, load, steps)
         waited = host.count > 0  # for whoever computes without taking part nobody waits
         needed = np.where(steps > 0, times.link + samples * times.sample, np.inf)
-        if clock.delivers:
+        if clock.delivers_late_rows:
             return self._tick(requested, needed, steps)
         counts = self._wait(requested, needed, waited) | ~waited
-        chance = clock.chance(times, host.virtual, minimum_samples) if clock.cuts else 1.0
+        chance = clock.chance(times, host.virtual, minimum_samples) if clock.may_drop_clients else 1.0
         cohort = Cohort(requested.federation, host.rows, host.count, host.probability * chance, t, steps)
         return cohort if counts.all() else cohort.subset(np.flatnonzero(counts))
 

@@ -39,7 +39,7 @@ class RunFacts:
     @functools.cached_property
     def clients_miss_rounds(self) -> bool:
         """May a client be absent in some round? So it is, too, where the probabilities are unknown."""
-        return bool(self.setup.pace.clock.cuts) or self.some_probability(lambda p: p < 1)
+        return bool(self.setup.pace.clock.may_drop_clients) or self.some_probability(lambda p: p < 1)
 
     def some_probability(self, holds: Callable[[np.ndarray], np.ndarray]) -> bool:
         """Does this hold for the probability of some client in some round?"""

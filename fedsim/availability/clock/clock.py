@@ -52,12 +52,12 @@ class Clock(Validated):
     late: str = "drop"
 
     @property
-    def cuts(self) -> bool:
+    def may_drop_clients(self) -> bool:
         """May somebody who was asked not count?"""
-        return self.first is not None or (self.deadline is not None and not self.delivers)
+        return self.first is not None or (self.deadline is not None and not self.delivers_late_rows)
 
     @property
-    def delivers(self) -> bool:
+    def delivers_late_rows(self) -> bool:
         """Does what is late arrive in a later round?"""
         return self.late == "deliver" and self.deadline is not None
 
@@ -135,7 +135,7 @@ class Devices(Clock):
         self.deadline = deadline
         self.first = first
         self.late = late
-        if self.delivers and self.first is not None:
+        if self.delivers_late_rows and self.first is not None:
             raise ConfigError(
                 "{first} and {late}=deliver exclude each other; give {first}=null",
                 mentions=("first", "late"),
@@ -194,7 +194,7 @@ class DeadlineFilter(Availability):
     @classmethod
     def unless_all_count(cls, process: Availability, clock: Clock | None) -> Availability:
         """The process itself where nobody is left out."""
-        return cls(process, clock) if clock is not None and clock.cuts else process
+        return cls(process, clock) if clock is not None and clock.may_drop_clients else process
 
     def probabilities(self, t: int) -> np.ndarray:
         return self.process.probabilities(t)
