@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from fedsim.app.build import OF_EVALUATION
 from fedsim.app.config import config_folder, groups
-from fedsim.core.constraints import allowed, declared
+from fedsim.core.constraints import allowed_text, declared_hints
 from fedsim.core.settings import flatten
 from fedsim.evaluation import EvaluationOptions
 from fedsim.local import SGD
@@ -176,7 +176,7 @@ def ranges_of_top_level() -> dict[str, str]:
 
 def ranges(made: Any) -> dict[str, str]:
     """Argument → what its declaration allows."""
-    return {name: allowed(hint) for name, hint in declared(made).items()} if made else {}
+    return {name: allowed_text(hint) for name, hint in declared_hints(made).items()} if made else {}
 
 
 def table(path: Path, prefix: str, known: dict[str, str], ranges: dict[str, str]) -> Iterator[str]:

@@ -85,7 +85,7 @@ def build(
     check_types(Execution, execution, execution_names)
     check_types(EvaluationOptions, evaluation, evaluation_names)
     packages = _trusted_packages(settings["trusted"], trusted)
-    with targets.trusting(packages), _memory_errors():
+    with targets.trust_packages(packages), _memory_errors():
         components = {name: _instantiate(name, settings[name], names) for name in PARTS if name != "dataset"}
         shared = {} if shared is None else shared
         cache_key = json.dumps([settings["dataset"], settings["device"]], sort_keys=True, default=str)

@@ -30,7 +30,7 @@ from fedsim.app.folders import RESUME, key_of, run_folder
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError, PeerError, RunError
 from fedsim.core.lock import check_free
 from fedsim.core.settings import flatten
-from fedsim.core.speaking import ignore_broken_pipes, log_to_stderr, once_each, patiently
+from fedsim.core.speaking import ignore_broken_pipes, log_to_stderr, once_each, tolerate_broken_pipes
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
     from fedsim.core.ranks import Ranks
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     """Entry point of `fedsim` and `python -m fedsim`."""
-    with patiently():
+    with tolerate_broken_pipes():
         _main()
 
 
@@ -179,7 +179,7 @@ def _job(cfg: DictConfig) -> float | None:
         sys.exit(f"fedsim: {error}; make room there, and {_go_on(folder)}")
     except Stopped as stop:
         if stop.result is not None:
-            if ranks.first:
+            if ranks.is_first:
                 print(report(stop.result), flush=True)
             _end(ranks, f"{stop}; all of it is in {folder}")
         _end(ranks, f"{stop}; go on with the same command and resume={folder}")
@@ -195,8 +195,8 @@ def _job(cfg: DictConfig) -> float | None:
         if not out_of_memory(error):
             raise
         sys.exit(f"fedsim: {no_room(str(cfg.device))}\nfedsim: {_go_on(folder)}")
-    ranks.leave()
-    if ranks.first:
+    ranks.leave_group()
+    if ranks.is_first:
         print(report(result))
     return None
 
@@ -220,7 +220,7 @@ def _folder(cfg: DictConfig, ranks: Ranks, of_hydra: str) -> Path:
     if of_hydra != ".":
         raise ConfigError(f"hydra.run.dir={of_hydra} is not where a run writes; give out={of_hydra}")
     folder, problem = Path(), ""
-    if ranks.first:
+    if ranks.is_first:
         try:
             folder = run_folder(cfg.out, cfg.resume)
         except ConfigError as error:
@@ -258,7 +258,7 @@ def _choices() -> dict[str, str]:
 
 def _end(ranks: Ranks, message: str) -> NoReturn:
     """All ranks end for the same reason: the first says so, and the others leave it the time to."""
-    sys.exit(f"fedsim: {message}" if ranks.first else 0)
+    sys.exit(f"fedsim: {message}" if ranks.is_first else 0)
 
 
 def run(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks | None = None) -> Result:
@@ -284,7 +284,7 @@ def steps(
     from fedsim.run.checkpoint import NAME as CHECKPOINT
 
     ranks = ranks or Ranks()
-    if ranks.first:
+    if ranks.is_first:
         check_free(folder)  # before what it holds is looked at
     resume = "never" if cfg.resume is None else str(cfg.resume)
     has_checkpoint = ranks.broadcast_object((folder / CHECKPOINT).exists())

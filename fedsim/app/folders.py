@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.settings import short
+from fedsim.core.settings import abbreviated_keys
 
 STAMP = "outputs/%Y-%m-%d/%H-%M-%S"  # of a run or sweep whose folder the user does not name
 RESUME = ("never", "auto", "overwrite")
@@ -79,7 +79,7 @@ def job_folder(overrides: Iterable[str], fixed: Sequence[str] = ()) -> str:
         fixed: keys that are the same in the whole sweep.
     """
     override_values = dict(sorted((key_of(text), text.partition("=")[2]) for text in overrides))
-    short_names = short({key for key in override_values if key not in fixed})
+    short_names = abbreviated_keys({key for key in override_values if key not in fixed})
     assignments = [f"{short_names[key]}={_value(text)}" for key, text in override_values.items() if key in short_names]
     name = ",".join(assignments) or ALONE
     if len(name.encode()) <= LONGEST_NAME:

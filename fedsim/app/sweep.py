@@ -31,7 +31,7 @@ from fedsim.app.explain import explain, in_one_line, unresolved_reason
 from fedsim.app.folders import folder_name, key_of, new_folder
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, DivergenceError, OutputError
-from fedsim.core.files import real_folder, replacing
+from fedsim.core.files import real_folder, replacement_file
 from fedsim.core.lock import Lock
 from fedsim.core.speaking import printable
 
@@ -82,7 +82,7 @@ class Record:
 
     def write(self, folder: Path) -> None:
         """Leave the record, whole at every moment."""
-        with replacing(real_folder(folder) / f"{self.number}.json") as file:
+        with replacement_file(real_folder(folder) / f"{self.number}.json") as file:
             file.write(json.dumps(asdict(self)) + "\n")
 
 
@@ -279,7 +279,7 @@ class SweepCallback(Callback):
             swept_overrides = [override for override in parsed_overrides if override.is_sweep_override()]
             with contextlib.suppress(Exception):  # a glob is not counted, and a folder that is closed is told later
                 SweepCallback.records.mkdir(parents=True, exist_ok=True)
-                with replacing(real_folder(SweepCallback.records) / TOTAL) as file:
+                with replacement_file(real_folder(SweepCallback.records) / TOTAL) as file:
                     file.write(json.dumps([_grid_size(swept_overrides), time.time()]))
 
 

@@ -37,7 +37,7 @@ class Markov(Availability):
         if not coefficients:
             raise ConfigError(key="persistence", value=[], needs="must hold one number per group of clients")
         for coefficient in coefficients:
-            if abs(checks.real("persistence", coefficient)) >= 1:
+            if abs(checks.finite_number("persistence", coefficient)) >= 1:
                 raise ConfigError(
                     f"{{persistence}}={coefficient!r} must lie above -1 and below 1, which freezes the first "
                     "round for ever",

@@ -14,7 +14,7 @@ from fedsim.availability.recorded import RECORD, Match, Missing, Recorded, Unkno
 from fedsim.availability.trace_table import probabilities, rounds
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.core.files import regular
+from fedsim.core.files import regular_path
 from fedsim.data.datasets.own.samples import called_of
 from fedsim.data.datasets.own.table_columns import SEPARATORS, Columns, columns
 
@@ -98,7 +98,7 @@ class Trace(Recorded):
 
     def _read_npy(self) -> np.ndarray:
         try:
-            table = np.load(regular(self.path), allow_pickle=False)
+            table = np.load(regular_path(self.path), allow_pickle=False)
             if not isinstance(table, np.ndarray) or table.dtype.kind not in "biuf":
                 raise ValueError(f"it holds {getattr(table, 'dtype', type(table).__name__)}")
             return table.astype(np.float64)
@@ -132,7 +132,7 @@ class Trace(Recorded):
     def _read_csv(self, round: str | None) -> np.ndarray:
         """[T, n] of a file of words."""
         try:
-            with open(regular(self.path), newline="", encoding="utf-8-sig") as file:
+            with open(regular_path(self.path), newline="", encoding="utf-8-sig") as file:
                 first = file.readline()
                 file.seek(0)
                 lines = list(csv.reader(file, delimiter=max(SEPARATORS, key=first.count)))

@@ -46,7 +46,7 @@ def whole_number(key: str, value: Any, minimum: int = 1) -> int:
     return int(value)
 
 
-def real(key: str, value: Any) -> float:
+def finite_number(key: str, value: Any) -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not abs(float(value)) < float("inf"):
         raise ConfigError(key=key, value=value, needs="must be a finite number")
@@ -55,20 +55,20 @@ def real(key: str, value: Any) -> float:
 
 def positive(key: str, value: Any) -> float:
     """A finite number above zero."""
-    if not real(key, value) > 0:
+    if not finite_number(key, value) > 0:
         raise ConfigError(key=key, value=value, needs="must be positive")
     return float(value)
 
 
 def not_negative(key: str, value: Any) -> float:
     """A finite number of at least zero."""
-    if not real(key, value) >= 0:
+    if not finite_number(key, value) >= 0:
         raise ConfigError(key=key, value=value, needs="must not be negative")
     return float(value)
 
 
 def fraction(key: str, value: Any) -> float:
     """A number in [0, 1]."""
-    if not 0.0 <= real(key, value) <= 1.0:
+    if not 0.0 <= finite_number(key, value) <= 1.0:
         raise ConfigError(key=key, value=value, needs="must lie between 0 and 1")
     return float(value)

@@ -15,7 +15,7 @@ SIGNED = ("fedsim-constants",)  # formats that never were without
 SUMS = "sums"  # the header's entry; there the header's own sum has no name
 
 
-def _of(tensor: Tensor) -> int:
+def _checksum(tensor: Tensor) -> int:
     """Of what the tensor's bytes are."""
     return zlib.crc32(tensor.reshape(-1).view(uint8).numpy().data) if tensor.numel() else 0
 
@@ -24,13 +24,13 @@ def _of_header(header: dict[str, str]) -> int:
     return zlib.crc32(json.dumps(sorted((k, v) for k, v in header.items() if k != SUMS)).encode())
 
 
-def signed(header: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, str]:
+def with_checksums(header: dict[str, str], tensors: dict[str, Tensor]) -> dict[str, str]:
     """The header with the sums of itself and of these tensors on the host."""
-    sums = {name: _of(value) for name, value in tensors.items()} | {"": _of_header(header)}
+    sums = {name: _checksum(value) for name, value in tensors.items()} | {"": _of_header(header)}
     return header | {SUMS: json.dumps(sums)}
 
 
-def damaged(header: dict[str, str], tensors: dict[str, Tensor]) -> str | None:
+def damaged_name(header: dict[str, str], tensors: dict[str, Tensor]) -> str | None:
     """What is not as it was written: a tensor's name, or the header; None where all is well, or nothing was signed.
 
     Args:
@@ -44,5 +44,5 @@ def damaged(header: dict[str, str], tensors: dict[str, Tensor]) -> str | None:
         return "the header" if header.get("format") in SIGNED else None
     if not isinstance(sums := json.loads(header[SUMS]), dict):
         raise ValueError("an entry is no mapping")
-    actual_sums = {name: _of(value) for name, value in tensors.items()} | {"": _of_header(header)}
+    actual_sums = {name: _checksum(value) for name, value in tensors.items()} | {"": _of_header(header)}
     return next((name or "the header" for name in sorted(actual_sums) if sums.get(name) != actual_sums[name]), None)

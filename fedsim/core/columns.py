@@ -48,11 +48,11 @@ class ParameterPartition:
         return cls(columns[~home_mask & ~statistics_mask], columns[home_mask], columns[~home_mask & statistics_mask])
 
     @property
-    def divided(self) -> bool:
+    def is_divided(self) -> bool:
         """Is there more to a row than what strategies see?"""
         return bool(len(self.private) or len(self.averaged))
 
-    def joined(self, shared: Tensor, private: Tensor, averaged: Tensor) -> Tensor:
+    def join(self, shared: Tensor, private: Tensor, averaged: Tensor) -> Tensor:
         """[…, d_s], […, d_o], […, d_a] → rows […, d]."""
         rows = torch.cat([shared, private, averaged], dim=-1)
         return rows if self._order is None else rows[..., self._order]
@@ -80,22 +80,22 @@ class ParameterPartition:
 
     def full_rows(self, shared: Tensor, cohort: Cohort, memory: Memory) -> Tensor:
         """[n, d_s] of a cohort's clients → their rows [n, d]."""
-        if not self.divided:
+        if not self.is_divided:
             return shared
         none = shared[:, :0]
         private_columns = cohort.gather(memory.clients[OWN]) if len(self.private) else none
         averaged = cohort.broadcast(memory.server[AVERAGED]) if len(self.averaged) else none
-        return self.joined(shared, private_columns, averaged)
+        return self.join(shared, private_columns, averaged)
 
     def of_server(self, shared: Tensor, memory: Memory, federation: Federation) -> Tensor:
         """[R, d_s] → [R, d]: with the mean over all clients of what stays with them, so that there is a model to be
         evaluated; nobody has it."""
-        if not self.divided:
+        if not self.is_divided:
             return shared
         none = shared[:, :0]
         private_columns = federation.mean_over_clients(memory.clients[OWN]) if len(self.private) else none
         averaged = memory.server[AVERAGED] if len(self.averaged) else none
-        return self.joined(shared, private_columns, averaged)
+        return self.join(shared, private_columns, averaged)
 
     def expand(self, carry: dict[str, Tensor], cohort: Cohort, memory: Memory) -> dict[str, Tensor]:
         """A strategy's carry, whose 'params' and directions [n, d_s] become rows [n, d]; it adds nothing to the

@@ -87,7 +87,7 @@ class Finite(Constraint):
     """A number that is neither infinite nor NaN."""
 
     def check(self, key: str, value: Any) -> float:
-        return checks.real(key, value)
+        return checks.finite_number(key, value)
 
     def __str__(self) -> str:
         return "finite"
@@ -295,7 +295,7 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     return hints
 
 
-def declared(target: Callable[..., Any]) -> dict[str, Any]:
+def declared_hints(target: Callable[..., Any]) -> dict[str, Any]:
     """Parameter → annotation, for those that a function or a class takes and that are constrained; of a class also
     those that its constructor hands on to its bases as `**options`."""
     hints: dict[str, Any] = {}
@@ -320,21 +320,21 @@ def constraints(hint: Any) -> Iterator[Constraint]:
             yield from constraints(argument)
 
 
-def allowed(hint: Any) -> str:
+def allowed_text(hint: Any) -> str:
     """In a few words, what the constraints of an annotation allow."""
-    words = _allowed(hint)
+    words = _allowed_text(hint)
     return f"{words}; or null" if type(None) in typing.get_args(hint) else words
 
 
-def _allowed(hint: Any) -> str:
+def _allowed_text(hint: Any) -> str:
     if typing.get_origin(hint) is Annotated:
         inner, *markers = typing.get_args(hint)
-        descriptions = [_allowed(inner), *(str(marker) for marker in markers if isinstance(marker, Constraint))]
+        descriptions = [_allowed_text(inner), *(str(marker) for marker in markers if isinstance(marker, Constraint))]
         return ", ".join(filter(None, descriptions))
     if _is_list(hint):
-        entries = _allowed(typing.get_args(hint)[0])
+        entries = _allowed_text(typing.get_args(hint)[0])
         return entries and f"each {entries}"
-    descriptions = [description for description in map(_allowed, typing.get_args(hint)) if description]
+    descriptions = [description for description in map(_allowed_text, typing.get_args(hint)) if description]
     return " or ".join(
         description
         for description in descriptions
@@ -351,7 +351,7 @@ def _check_of(hint: Any) -> Check | None:
         inner, *markers = typing.get_args(hint)
         steps = [marker.check for marker in markers if isinstance(marker, Constraint)]
         of_inner = _check_of(inner)
-        return _chained([*([of_inner] if of_inner else []), *steps])
+        return _chain([*([of_inner] if of_inner else []), *steps])
     if origin in (Union, types.UnionType):
         return _of_alternatives(typing.get_args(hint))
     if _is_list(hint):
@@ -365,12 +365,12 @@ def _is_list(hint: Any) -> bool:
     return typing.get_origin(hint) in (list, tuple, Sequence)
 
 
-def _listed(value: Any) -> bool:
+def _is_list_like(value: Any) -> bool:
     """Is it a list, or what can stand for one: a tuple, a range, an array?"""
     return not isinstance(value, (str, bytes, Mapping)) and hasattr(value, "__len__") and hasattr(value, "__getitem__")
 
 
-def _chained(steps: list[Check]) -> Check:
+def _chain(steps: list[Check]) -> Check:
     if len(steps) == 1:
         return steps[0]
 
@@ -384,7 +384,7 @@ def _chained(steps: list[Check]) -> Check:
 
 def _of_entries(check: Check) -> Check:
     def check_entries(key: str, value: Any) -> Any:
-        if not _listed(value):
+        if not _is_list_like(value):
             raise ConfigError(key=key, value=value, needs="must be a list")
         entries = [check(f"{key}[{index}]", entry) for index, entry in enumerate(value)]
         return tuple(entries) if isinstance(value, tuple) else entries
@@ -402,7 +402,7 @@ def _of_alternatives(alternatives: tuple[Any, ...]) -> Check:
     def check_one(key: str, value: Any) -> Any:
         if isinstance(value, free):
             return value
-        if of_lists is not None and (of_single is None or _listed(value)):
+        if of_lists is not None and (of_single is None or _is_list_like(value)):
             return of_lists(key, value)
         return value if of_single is None else of_single(key, value)
 

@@ -76,7 +76,7 @@ def without_effect(at: str, component: Any, run: Any) -> Iterator[str]:
         for name, rules in _declared(owner, "effective_if").items():
             for rule in rules:
                 value = _value(owner, rule)
-                if differs(type(owner), name, value) and not rule.condition(owner, run):
+                if differs_from_default(type(owner), name, value) and not rule.condition(owner, run):
                     yield f"{_setting_text(path, name, value)} has no effect without {rule.needs.replace('{at}', path)}"
                     break
 
@@ -107,7 +107,7 @@ def parameters(cls: type) -> dict[str, Any]:
     return defaults
 
 
-def differs(cls: type, name: str, value: Any) -> bool:
+def differs_from_default(cls: type, name: str, value: Any) -> bool:
     """Is this value other than the default of a constructor's parameter?"""
     default = parameters(cls).get(name, REQUIRED)
     if default is REQUIRED:

@@ -17,7 +17,7 @@ class ConfigError(ValueError):
     """The run cannot start as configured. Raised before the first round, never after.
 
     A part names its own parameters: `FedAvg(server_lr=-1)` says "server_lr=-1 must be positive". Whoever puts the part
-    into something larger adds where it stands there (`under`), and the command line says "strategy.server_lr=-1 …".
+    into something larger adds where it stands there (`with_prefix`), and the command line says "strategy.server_lr=-1 …".
 
     Example:
         >>> str(ConfigError(key="server_lr", value=-1, needs="must be positive").under("strategy"))
@@ -46,7 +46,7 @@ class ConfigError(ValueError):
         self.mentions = {name: name for name in mentions}
         super().__init__(self._sentence())
 
-    def under(self, prefix: str) -> Self:
+    def with_prefix(self, prefix: str) -> Self:
         """The same error, whose keys are those of a part that stands under `prefix`; a key that begins so is left."""
         return self._renamed(lambda key: key if key.startswith(f"{prefix}.") else f"{prefix}.{key}")
 
@@ -143,5 +143,5 @@ def keys_under(prefix: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        error.under(prefix)
+        error.with_prefix(prefix)
         raise

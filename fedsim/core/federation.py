@@ -21,7 +21,7 @@ from torch import Tensor
 from fedsim.core import checks, ties
 from fedsim.core.constraints import OneOf
 from fedsim.core.errors import ConfigError
-from fedsim.core.placement import PLACES, placed
+from fedsim.core.placement import PLACES, zeros_at
 from fedsim.core.ranks import Ranks
 from fedsim.core.statistics import CohortIndex, RowStatistics
 
@@ -85,7 +85,7 @@ class Federation:
         checks.choice("trainer.memory", self.storage, PLACES)
         if self.ranks.count > self.clients:
             raise ConfigError(f"clients={self.clients} cannot be divided among {self.ranks.count} ranks; start fewer")
-        self.local_clients = np.arange(self.clients)[self.ranks.share]
+        self.local_clients = np.arange(self.clients)[self.ranks.client_slice]
         self.seed_of_replicate = torch.tensor(self.seeds, dtype=torch.int64, device=self.device)
         raw_shares = self.sizes if self.shares is None else np.tile(self.shares, self.replicates)
         shares = np.asarray(raw_shares, dtype=np.float64).reshape(self.replicates, self.clients)
@@ -109,7 +109,7 @@ class Federation:
         """[R·m', *shape] client memory before round 0, which `Cohort.gather` and `Cohort.scatter` reach wherever it
         lies; single numbers are always on the device."""
         placement = self.storage if shape else "device"
-        return placed((self.rows, *shape), dtype or self.dtype, self.device, placement)
+        return zeros_at((self.rows, *shape), dtype or self.dtype, self.device, placement)
 
     def broadcast(self, values: Tensor) -> Tensor:
         """[R, …] → [R·m', …]: client memory, as `zeros`, in which everybody has its replicate's value."""
@@ -120,9 +120,9 @@ class Federation:
     def cohort(self, counts: np.ndarray, probabilities: np.ndarray, t: int = 0) -> Cohort:
         """The cohort of all clients (of this rank) with a positive count, given how often each takes part in round t,
         [R, m] (0 or 1, or a multiset's multiplicity), and the true p_i^t [R, m]."""
-        flat = counts[:, self.ranks.share].reshape(-1)
+        flat = counts[:, self.ranks.client_slice].reshape(-1)
         rows = np.flatnonzero(flat)
-        return Cohort(self, rows, flat[rows], probabilities[:, self.ranks.share].reshape(-1)[rows], t)
+        return Cohort(self, rows, flat[rows], probabilities[:, self.ranks.client_slice].reshape(-1)[rows], t)
 
     def everyone(self, active: Cohort, count: int = 0) -> Cohort:
         """All R·m' rows; those not in `active` compute too, but do not take part (count 0) unless told otherwise."""
@@ -146,7 +146,7 @@ class Federation:
     def weights(self, weighting: str) -> Tensor:
         """[R·m'] w_i, which sum to 1 over all clients of a replicate: 'uniform' 1/m, or 'data' fractions."""
         if weighting == "data":
-            return self.data_weights.unflatten(0, (self.replicates, -1))[:, self.ranks.share].flatten()
+            return self.data_weights.unflatten(0, (self.replicates, -1))[:, self.ranks.client_slice].flatten()
         return torch.full((self.rows,), 1.0 / self.clients, dtype=self.dtype, device=self.device)
 
     def rows_of(self, virtual: np.ndarray) -> np.ndarray:
@@ -160,7 +160,7 @@ class Federation:
         if self.ranks.count == 1:
             return values
         gathered = np.zeros((self.replicates, self.clients))
-        gathered[:, self.ranks.share] = values.reshape(self.replicates, -1)
+        gathered[:, self.ranks.client_slice] = values.reshape(self.replicates, -1)
         return self.ranks.all_reduce_host(gathered)[0].reshape(-1)
 
     def reduce(self, weights: Tensor, rows: Tensor, bounds: Sequence[int]) -> Tensor:

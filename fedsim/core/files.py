@@ -20,7 +20,7 @@ SUFFIX = ".partial"
 
 
 @contextlib.contextmanager
-def replacing(path: Path, mode: str = "w", durable: bool = False) -> Iterator[IO[Any]]:
+def replacement_file(path: Path, mode: str = "w", durable: bool = False) -> Iterator[IO[Any]]:
     """A file to write, which takes the place of `path` when the block ends; an error leaves the old one as it was.
 
     Args:
@@ -36,7 +36,7 @@ def replacing(path: Path, mode: str = "w", durable: bool = False) -> Iterator[IO
     text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
         with atomic_write(path):
-            with open(partial, mode, opener=_anew, **text) as file:  # type: ignore[call-overload]
+            with open(partial, mode, opener=_open_new, **text) as file:  # type: ignore[call-overload]
                 yield file
                 if durable:
                     on_disk(file)
@@ -49,7 +49,7 @@ def replacing(path: Path, mode: str = "w", durable: bool = False) -> Iterator[IO
         raise
 
 
-def _anew(path: str, flags: int) -> int:
+def _open_new(path: str, flags: int) -> int:
     """An opener of a file that is made now: what had the name goes, were it a link to somebody's file."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -74,7 +74,7 @@ def real_folder(path: Path) -> Path:
     return path
 
 
-def regular(path: Path) -> Path:
+def regular_path(path: Path) -> Path:
     """The path, which names a file of ordinary content, a folder, or nothing yet: a pipe would be waited for, for ever.
 
     Raises:
@@ -112,7 +112,7 @@ def _folder_on_disk(folder: Path) -> None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write JSON so that the file is whole at every moment; NaN, which JSON does not know, is null."""
-    with replacing(path) as file:
+    with replacement_file(path) as file:
         file.write(json.dumps(without_nan(content), indent=2) + "\n")
 
 

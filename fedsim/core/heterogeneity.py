@@ -78,7 +78,7 @@ def of_moments(key: str, mean: float, variance: float, weights: np.ndarray, draw
     return mean + (variance / spread) ** 0.5 * centred
 
 
-def entry(table: Tensor, number: Tensor) -> Tensor:
+def entry_of_client(table: Tensor, number: Tensor) -> Tensor:
     """Look up entry `number`, [], of a table [m, …] with one for every client (or row), also under `torch.func.vmap`.
 
     The same as `table[number]`, which PyTorch before 2.11 reads by `.item()`, and so refuses under vmap.

@@ -62,7 +62,7 @@ class Lock:
     def _acquire(self) -> int:
         """The file's descriptor, once it is locked and still the one of this name."""
         for _ in range(ATTEMPTS):
-            new, file = _opened(self._path)
+            new, file = _open_lock_file(self._path)
             try:
                 locks = _lock(file)
                 if not locks and not new and not self._left_behind():
@@ -115,7 +115,7 @@ def check_free(folder: Path) -> None:
             Lock(folder).release()
 
 
-def _opened(path: Path) -> tuple[bool, int]:
+def _open_lock_file(path: Path) -> tuple[bool, int]:
     """Was it made, and its descriptor?"""
     flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)  # a link may lead to somebody's file
     try:
@@ -124,7 +124,7 @@ def _opened(path: Path) -> tuple[bool, int]:
         try:
             return False, os.open(path, flags)
         except FileNotFoundError:
-            return _opened(path)
+            return _open_lock_file(path)
 
 
 def _lock(file: int) -> bool:
@@ -150,11 +150,11 @@ def _lock(file: int) -> bool:
 
 
 def _this_process() -> dict[str, Any]:
-    began, since = _began(os.getpid()), time.strftime("%Y-%m-%d %H:%M:%S")
+    began, since = _start_time(os.getpid()), time.strftime("%Y-%m-%d %H:%M:%S")
     return {"host": socket.gethostname(), "pid": os.getpid(), "began": began, "since": since}
 
 
-def _began(pid: int) -> str | None:
+def _start_time(pid: int) -> str | None:
     """When it began, in ticks since the machine did: numbers of processes are given again. None: not known here."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -172,7 +172,7 @@ def _owner_is_gone(owner: dict[str, Any]) -> bool:
         return True
     except OSError:
         return False
-    return bool(owner.get("began") != _began(owner["pid"]))
+    return bool(owner.get("began") != _start_time(owner["pid"]))
 
 
 def _owner(path: Path) -> dict[str, Any]:

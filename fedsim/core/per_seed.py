@@ -32,7 +32,7 @@ class PerSeed:
         """A number for every row, of which replicate r has those in bounds[r]:bounds[r + 1]."""
         return PerSeed(tuple(np.repeat(self.values, np.diff(bounds)).tolist()))
 
-    def like(self, rows: Tensor) -> Tensor:
+    def broadcast_like(self, rows: Tensor) -> Tensor:
         """[R, 1, …] with as many dimensions as `rows` [R, …] have, of their type and on their device."""
         if not rows.dim() or len(rows) != len(self.values):
             raise ValueError(
@@ -45,7 +45,7 @@ class PerSeed:
 
     def _reckoned(self, operand: Any, operation: Callable[[Any, Any], Any]) -> Any:
         if isinstance(operand, Tensor):
-            return operation(self.like(operand), operand)
+            return operation(self.broadcast_like(operand), operand)
         if not isinstance(operand, (float, int, PerSeed)):
             return NotImplemented
         other_values = operand.values if isinstance(operand, PerSeed) else [operand] * len(self.values)
@@ -95,7 +95,7 @@ def per_seed(value: Numbers) -> Setting:
     return value[0] if len(value) == 1 else PerSeed(tuple(value))
 
 
-def largest(setting: Setting) -> float:
+def largest_value(setting: Setting) -> float:
     """Of all replicates."""
     return max(setting.values) if isinstance(setting, PerSeed) else setting
 

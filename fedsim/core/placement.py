@@ -17,7 +17,7 @@ from torch import Tensor
 PLACES = ("device", "host", "disk")
 
 
-def placed(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, storage: str) -> Tensor:
+def zeros_at(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, storage: str) -> Tensor:
     """Zeros, on this device if that is the place.
 
     On 'disk' it is a map of a file in the folder for temporary files (variable TMPDIR), which has no name any more: it
@@ -43,6 +43,6 @@ def available_bytes(device: torch.device, storage: str) -> float:
         return float("inf")
 
 
-def mapped(tensor: Tensor) -> bool:
+def is_memory_mapped(tensor: Tensor) -> bool:
     """Does it lie in a file?"""
     return tensor.untyped_storage().filename is not None

@@ -56,12 +56,12 @@ class Ranks:
         return ranks
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """Is this the rank that tracks and writes?"""
         return self.rank == 0
 
     @property
-    def share(self) -> slice:
+    def client_slice(self) -> slice:
         """Which clients of every replicate are this rank's: every N-th, so that a sorted population parts evenly."""
         return slice(self.rank, None, self.count)
 
@@ -137,7 +137,7 @@ class Ranks:
         """Until every rank is here."""
         self.all_reduce_host(np.zeros(1))
 
-    def leave(self) -> None:
+    def leave_group(self) -> None:
         """Talk no more."""
         if self.count > 1 and dist.is_initialized():
             dist.destroy_process_group()

@@ -59,7 +59,7 @@ class Report:
         return self.carry["params"]
 
     @property
-    def arrived(self) -> Tensor:
+    def arrived_rows(self) -> Tensor:
         """[n, d] where each row arrived, all of it."""
         return self.end if self.full_end is None else self.full_end
 

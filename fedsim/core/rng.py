@@ -160,7 +160,7 @@ def uniform(keys: Tensor, counters: Tensor, dtype: torch.dtype = torch.float32) 
     return ((bits(keys, counters) >> 8) & 0xFFFFFF).to(dtype) * (1.0 / (1 << 24))
 
 
-def below(keys: Tensor, counters: Tensor, p: float) -> Tensor:
+def uniform_below(keys: Tensor, counters: Tensor, p: float) -> Tensor:
     """Is `uniform(keys, counters)` < p? Decided on the bits themselves, which takes half as long."""
     # As an unsigned number; with the top bit flipped, signed ones sort likewise.
     threshold = math.ceil(p * (1 << 24)) << 8

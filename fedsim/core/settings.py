@@ -17,7 +17,7 @@ def flatten(settings: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any
             yield f"{path}{name}", value
 
 
-def short(keys: Iterable[str]) -> dict[str, str]:
+def abbreviated_keys(keys: Iterable[str]) -> dict[str, str]:
     """Key → its last word, or the whole key where others end alike."""
     unique_keys = list(dict.fromkeys(keys))
     last = {key: re.split(r"[./]", spoken_key(key))[-1] for key in unique_keys}

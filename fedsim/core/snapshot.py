@@ -80,12 +80,12 @@ def snapshot(root: Any, skip: tuple[type, ...] = ()) -> Node:
         skip: types whose instances are not looked into, such as data sets that are known to be left alone.
 
     Returns:
-        A structure for `changed`, which shares nothing with `root` and may be compared after it has been written to.
+        A structure for `differing_paths`, which shares nothing with `root` and may be compared after it has been written to.
     """
     return _Reader(root, skip).read(root)
 
 
-def changed(before: Node, after: Node) -> list[str]:
+def differing_paths(before: Node, after: Node) -> list[str]:
     """Where two snapshots of one object differ, as paths such as `state['x'][0]`, in order; none where they agree.
 
     Whether two references lead to one object or to two with equal values makes no difference.

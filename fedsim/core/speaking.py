@@ -120,7 +120,7 @@ def _patient(stream: Any, plain: bool = False) -> Any:
 
 
 @contextlib.contextmanager
-def patiently() -> Iterator[None]:
+def tolerate_broken_pipes() -> Iterator[None]:
     """The same within the block; what was said is said when it ends, not in Python's own end, which would complain."""
     before = sys.stdout, sys.stderr
     ignore_broken_pipes()

@@ -106,7 +106,7 @@ class RowStatistics:
                 ordered[int(position)], ordered[min(int(position) + 1, len(replicate_rows) - 1)], position % 1
             )
 
-        return self.map_replicates(of, _real(rows))
+        return self.map_replicates(of, _as_floats(rows))
 
     def trimmed_mean(self, rows: Tensor, fraction: float = 0.1) -> Tensor:
         """[n, …] → [R, …] the mean without the ⌊fraction·k⌋ smallest and as many largest, number by number."""
@@ -117,11 +117,11 @@ class RowStatistics:
             cut = int(fraction * len(replicate_rows))
             return replicate_rows.sort(0).values[cut : len(replicate_rows) - cut].mean(0)
 
-        return self.map_replicates(of, _real(rows))
+        return self.map_replicates(of, _as_floats(rows))
 
     def distances(self, rows: Tensor) -> list[Tensor]:
         """[n, d] → of each replicate [k, k], the Euclidean distances between its rows."""
-        centred = (replicate_rows - replicate_rows.mean(0) for replicate_rows in self.by_replicate(_real(rows)))
+        centred = (replicate_rows - replicate_rows.mean(0) for replicate_rows in self.by_replicate(_as_floats(rows)))
         return [torch.cdist(replicate_rows, replicate_rows) for replicate_rows in centred]
 
     def by_replicate(self, rows: Tensor) -> list[Tensor]:
@@ -161,6 +161,6 @@ class RowStatistics:
         return gathered[..., virtual].astype(values.dtype), virtual, [int(b) for b in bounds]
 
 
-def _real(rows: Tensor) -> Tensor:
+def _as_floats(rows: Tensor) -> Tensor:
     """Whole numbers as floating-point ones."""
     return rows if rows.is_floating_point() else rows.to(torch.get_default_dtype())

@@ -18,7 +18,7 @@ def rng_state() -> tuple[Tensor, Any, Any]:
     return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 (a user's module may draw from it)
 
 
-def equal(first: tuple[Tensor, Any, Any], second: tuple[Tensor, Any, Any]) -> bool:
+def states_equal(first: tuple[Tensor, Any, Any], second: tuple[Tensor, Any, Any]) -> bool:
     """Has nothing been drawn in between?"""
     legacy = all(np.array_equal(a, b) for a, b in zip(first[1], second[1], strict=True))
     return torch.equal(first[0], second[0]) and legacy and first[2] == second[2]
@@ -32,7 +32,7 @@ def reseed(seed: int) -> None:
 
 
 @contextlib.contextmanager
-def restored() -> Iterator[None]:
+def restore_states() -> Iterator[None]:
     """Whatever is drawn inside, afterwards all streams are as before."""
     saved_state = rng_state()
     try:
@@ -45,8 +45,8 @@ def restored() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quietly() -> Iterator[None]:
+def quiet_trial() -> Iterator[None]:
     """Something is tried inside: without warnings, and afterwards all streams are as before."""
-    with warnings.catch_warnings(), restored():
+    with warnings.catch_warnings(), restore_states():
         warnings.simplefilter("ignore")
         yield

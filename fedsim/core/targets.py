@@ -81,7 +81,7 @@ class Kind:
 
     def has_built_in(self, candidate: Any) -> bool:
         """Is it one of the classes or functions of built-in packages that count?"""
-        if not _below(candidate.__module__, self.modules):
+        if not _is_below(candidate.__module__, self.modules):
             return False
         if not isinstance(candidate, type):
             return bool(self.functions(candidate))
@@ -107,7 +107,7 @@ _trust: ContextVar[Trust] = ContextVar("whose code configurations may name", def
 
 
 @contextlib.contextmanager
-def trusting(packages: Sequence[str], own_code: bool = True, remedy: str = ON_THE_COMMAND_LINE) -> Iterator[None]:
+def trust_packages(packages: Sequence[str], own_code: bool = True, remedy: str = ON_THE_COMMAND_LINE) -> Iterator[None]:
     """Within the block these packages are trusted, and the user's own code where `own_code` says so."""
     before = _trust.set(Trust(tuple(packages), own_code, remedy))
     try:
@@ -153,15 +153,17 @@ def resolve(key: str, target: str, kind: Kind) -> Any:
     root = segments[0]
     trust_label = _trusted_as(root)
     if trust_label is None:
-        raise ConfigError(f"{key}={target!r} {_untrusted(root)}")
-    if trust_label == "built in" and not (_below(target, kind.modules) or target.rpartition(".")[0] in kind.shown_in):
-        raise ConfigError(f"{key}={target!r} {_unfit(root, kind)}")
+        raise ConfigError(f"{key}={target!r} {_untrusted_text(root)}")
+    if trust_label == "built in" and not (
+        _is_below(target, kind.modules) or target.rpartition(".")[0] in kind.shown_in
+    ):
+        raise ConfigError(f"{key}={target!r} {_unfit_text(root, kind)}")
     if root in ("torchvision", "torchmetrics"):
         from fedsim.core.torchvision_import import torchvision
 
         torchvision()  # where its compiled operators do not load, a plain import fails
-    candidate = _walked(key, target, segments, trust_label)
-    home, is_class = _home(candidate), isinstance(candidate, type)
+    candidate = _walk_path(key, target, segments, trust_label)
+    home, is_class = _defining_module(candidate), isinstance(candidate, type)
     is_function = isinstance(candidate, (types.FunctionType, types.BuiltinFunctionType))
     if not (is_class or is_function or (kind.instances and callable(candidate) and trust_label != "built in")):
         raise ConfigError(f"{key}={target!r} is a {type(candidate).__name__}; give a function or class")
@@ -169,9 +171,9 @@ def resolve(key: str, target: str, kind: Kind) -> Any:
     home_trust = _trusted_as(home_root)
     if home_trust is None or (trust_label == "built in" and home_trust != trust_label):
         qualified_name = f"{home}.{getattr(candidate, '__qualname__', type(candidate).__name__)}"
-        raise ConfigError(f"{key}={target!r} is {qualified_name}, and that {_untrusted(home_root)}")
+        raise ConfigError(f"{key}={target!r} is {qualified_name}, and that {_untrusted_text(home_root)}")
     if home_trust == "built in" and not kind.has_built_in(candidate):
-        raise ConfigError(f"{key}={target!r} {_unfit(home_root, kind)}")
+        raise ConfigError(f"{key}={target!r} {_unfit_text(home_root, kind)}")
     if isinstance(candidate, types.BuiltinFunctionType) and home_trust != "named":
         raise ConfigError(f"{key}={target!r} is a builtin function; give a class, or a function written in Python")
     if is_class and not kind.fits(candidate):
@@ -209,7 +211,7 @@ class Part:
         for name, value in self.arguments.items():
             if isinstance(value, str) and value == MISSING:
                 raise ConfigError(f"{self.key}.{name} is missing; give {self.key}.{name}=…")
-        arguments = {name: _built(value) for name, value in self.arguments.items()}
+        arguments = {name: _build_value(value) for name, value in self.arguments.items()}
         try:
             instance = self.call(**arguments)
         except Exception as error:
@@ -217,7 +219,7 @@ class Part:
             while cause.__cause__ is not None and not isinstance(cause, ConfigError):
                 cause = cause.__cause__
             if isinstance(cause, ConfigError):
-                raise cause.under(self.key) from None
+                raise cause.with_prefix(self.key) from None
             reason = (str(cause).splitlines() or [type(cause).__name__])[0]
             raise ConfigError(f"{self.key}: {reason}") from error
         if self.kind.bases and not isinstance(instance, self.kind.bases):
@@ -255,19 +257,21 @@ def parse(key: str, node: Mapping[str, Any], kind: Kind) -> Part:
     except Exception as error:  # the user's own module may raise anything
         raise ConfigError(f"{key}._target_={target!r} cannot be imported ({error})") from error
     arguments = {name: value for name, value in node.items() if name not in ("_target_", *RESERVED)}
-    return Part(key, kind, call, {n: _parsed(f"{key}.{n}", v, kinds_of(call, n, kind)) for n, v in arguments.items()})
+    return Part(
+        key, kind, call, {n: _parse_value(f"{key}.{n}", v, kinds_of(call, n, kind)) for n, v in arguments.items()}
+    )
 
 
 def check(key: str, node: Any, kinds: Sequence[Kind]) -> None:
     """Refuse what none may name in a mapping or list, however deep, that is handed on as it stands."""
-    _parsed(key, node, kinds)
+    _parse_value(key, node, kinds)
 
 
 def check_remote(key: str, node: Mapping[str, Any]) -> None:
     """Refuse arguments by which a library runs code of a repository."""
     if node.get(REMOTE) and not {"transformers", "datasets"} & set(_trust.get().packages):
         raise ConfigError(
-            f"{key}.{REMOTE}={node[REMOTE]} runs code of a repository; if you know it, {_remedy('transformers')}"
+            f"{key}.{REMOTE}={node[REMOTE]} runs code of a repository; if you know it, {_remedy_text('transformers')}"
         )
 
 
@@ -275,23 +279,23 @@ def kinds_of(call: Any, name: str, kind: Kind) -> tuple[Kind, ...]:
     """The kinds of objects that an argument takes: of the user's own code those of `inside`, else what is annotated."""
     if name in kind.arguments:
         return (kind.arguments[name],)
-    if _trusted_as(_home(call).partition(".")[0]) != "built in":
+    if _trusted_as(_defining_module(call).partition(".")[0]) != "built in":
         return kind.argument_kinds
-    if bases := tuple(dict.fromkeys(_annotated(call, name))):
+    if bases := tuple(dict.fromkeys(_annotated_classes(call, name))):
         description = " or ".join(base.__name__ for base in bases)
         return (Kind(f"a {description}", bases, modules=("fedsim",), argument_kinds=kind.argument_kinds),)
     return ()
 
 
-def _parsed(key: str, value: Any, kinds: Sequence[Kind]) -> Any:
+def _parse_value(key: str, value: Any, kinds: Sequence[Kind]) -> Any:
     """The same with parts in the place of mappings that have a `_target_`."""
     if isinstance(value, (list, tuple)):
-        return [_parsed(key, item, kinds) for item in value]
+        return [_parse_value(key, item, kinds) for item in value]
     if not isinstance(value, Mapping):
         return value
     check_remote(key, value)
     if "_target_" not in value:
-        return {name: _parsed(f"{key}.{name}", item, kinds) for name, item in value.items()}
+        return {name: _parse_value(f"{key}.{name}", item, kinds) for name, item in value.items()}
     problem = None
     for kind in kinds:
         try:
@@ -301,7 +305,7 @@ def _parsed(key: str, value: Any, kinds: Sequence[Kind]) -> Any:
     if problem is None:
         target = value["_target_"]
         root = str(target).partition(".")[0]
-        reason = "stands where no object is wanted; leave it out" if _trusted_as(root) else _untrusted(root)
+        reason = "stands where no object is wanted; leave it out" if _trusted_as(root) else _untrusted_text(root)
         problem = ConfigError(f"{key}._target_={target!r} {reason}")
     raise problem
 
@@ -314,15 +318,15 @@ def _parts_within(value: Any) -> Iterator[Part]:
             yield from _parts_within(item)
 
 
-def _built(value: Any) -> Any:
+def _build_value(value: Any) -> Any:
     if isinstance(value, Part):
         return value.build()
     if isinstance(value, dict):
-        return {name: _built(item) for name, item in value.items()}
-    return [_built(item) for item in value] if isinstance(value, list) else value
+        return {name: _build_value(item) for name, item in value.items()}
+    return [_build_value(item) for item in value] if isinstance(value, list) else value
 
 
-def _walked(key: str, target: str, segments: list[str], trust_label: str) -> Any:
+def _walk_path(key: str, target: str, segments: list[str], trust_label: str) -> Any:
     """What stands at the end of the path, where all that lies on the way is trusted as its root is.
 
     On the way lie modules; of the user's own code also classes that hold the last one.
@@ -342,7 +346,7 @@ def _walked(key: str, target: str, segments: list[str], trust_label: str) -> Any
         if isinstance(current, types.ModuleType):
             root = current.__name__.partition(".")[0]
             if root != segments[0] and (trust_label == "built in" or _trusted_as(root) != trust_label):
-                raise ConfigError(f"{key}={target!r} leads to the package {root}, and that {_untrusted(root)}")
+                raise ConfigError(f"{key}={target!r} leads to the package {root}, and that {_untrusted_text(root)}")
     if isinstance(current, types.ModuleType):
         raise ImportError(f"{target} is a module")
     return current
@@ -363,7 +367,7 @@ def _member(module: types.ModuleType, name: str, last: bool) -> Any:
         raise ImportError(str(error)) from error
 
 
-def _home(candidate: Any) -> str:
+def _defining_module(candidate: Any) -> str:
     """The module where a class or function was defined; of another object, its class."""
     if isinstance(candidate, types.ModuleType):
         return candidate.__name__
@@ -379,25 +383,25 @@ def _trusted_as(root: str) -> str | None:
     trust = _trust.get()
     if root in trust.packages:
         return "named"
-    if root in BUILT_IN and (root == "fedsim" or root in sys.modules or _installed(root) is not False):
+    if root in BUILT_IN and (root == "fedsim" or root in sys.modules or _is_installed(root) is not False):
         return "built in"
-    return "own" if trust.own_code and not _installed(root) else None
+    return "own" if trust.own_code and not _is_installed(root) else None
 
 
-def _remedy(root: str) -> str:
+def _remedy_text(root: str) -> str:
     return _trust.get().remedy.format(root=root)
 
 
-def _untrusted(root: str) -> str:
+def _untrusted_text(root: str) -> str:
     return (
         f"is of the package {root}, which configurations may not call; if you trust it with its arguments, "
-        f"{_remedy(root)}"
+        f"{_remedy_text(root)}"
     )
 
 
-def _unfit(root: str, kind: Kind) -> str:
+def _unfit_text(root: str, kind: Kind) -> str:
     alternatives = f"{' or '.join(kind.modules)}, or one of your own" if kind.modules else "your own"
-    trust = "" if root == "fedsim" else f"; if you trust {root} with its arguments, {_remedy(root)}"
+    trust = "" if root == "fedsim" else f"; if you trust {root} with its arguments, {_remedy_text(root)}"
     return f"is not {kind.description} that configurations may build; name one of {alternatives}{trust}"
 
 
@@ -407,11 +411,11 @@ def _requirement(kind: Kind) -> str:
     return f"it needs {' and '.join(kind.required_methods)}"
 
 
-def _below(path: str, prefixes: Sequence[str]) -> bool:
+def _is_below(path: str, prefixes: Sequence[str]) -> bool:
     return any(path == prefix or path.startswith(f"{prefix}.") for prefix in prefixes)
 
 
-def _annotated(call: Any, name: str) -> Iterator[type]:
+def _annotated_classes(call: Any, name: str) -> Iterator[type]:
     """The classes of fedsim's in the annotation of an argument, which a base class may have."""
     for definition in inspect.getmro(call) if isinstance(call, type) else (call,):
         function = vars(definition).get("__init__") if isinstance(definition, type) else definition
@@ -440,7 +444,7 @@ def _classes(hint: Any) -> Iterator[type]:
         yield from _classes(inner)
 
 
-def _installed(root: str) -> bool | None:
+def _is_installed(root: str) -> bool | None:
     """Is it Python's own, or among the installed packages? None where nothing of the name is found."""
     try:
         spec = importlib.util.find_spec(root)

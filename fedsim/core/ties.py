@@ -42,12 +42,12 @@ def largest(values: np.ndarray, k: int, breakers: np.ndarray, relative: float) -
     if not 0 < k < len(values):
         return order[: max(k, 0)]
     ordered = values[order]
-    first, last = _tied(ordered, k - 1, relative)
+    first, last = _tied_range(ordered, k - 1, relative)
     tied = order[first:last]
     return np.concatenate([order[:first], tied[np.argsort(breakers[tied], kind="stable")][: k - first]])
 
 
-def _tied(ordered: np.ndarray, rank: int, relative: float) -> tuple[int, int]:
+def _tied_range(ordered: np.ndarray, rank: int, relative: float) -> tuple[int, int]:
     """The range of places that are tied with this one, in descending values."""
     value = ordered[rank]
     if not np.isfinite(value):

@@ -76,7 +76,9 @@ class Evaluator:
         everyone = torch.linspace(0, m - 1, min(m, max_clients), device=device).round().to(torch.int64)
         self.everyone = everyone.cpu().numpy()  # whose own data are looked at
         self.ranks, self.count = federation.ranks, len(everyone)
-        self.clients = everyone[self.ranks.share]  # data are everywhere: ranks share the work evenly, whoever is whose
+        self.clients = everyone[
+            self.ranks.client_slice
+        ]  # data are everywhere: ranks share the work evenly, whoever is whose
         self.samples = ClientSamples(data, client_samples, model.dtype)
         self.validation = None if validation is None else ClientSamples(validation, None, model.dtype)
         self.spreads, self.of = spreads, "accuracy" if self.labelled else "loss"
@@ -211,7 +213,7 @@ class Evaluator:
         count = 0 if owners is None else data.natural_clients or 0
         total = torch.zeros(2 + count, len(models), dtype=dtype, device=models.device)
         batch_starts = range(0, len(data.test_x), TEST_BATCH)
-        local_starts, pooled = batch_starts[self.ranks.share], self.metrics.pooled(len(models))
+        local_starts, pooled = batch_starts[self.ranks.client_slice], self.metrics.pooled(len(models))
         for start in batch_starts if len(self.metrics) else local_starts:
             pick = slice(start, start + TEST_BATCH)
             x = data.prepare(data.test_x[pick].to(models.device), dtype)
@@ -317,7 +319,7 @@ class Evaluator:
         if self.ranks.count == 1:
             return local_values
         gathered = local_values.new_zeros(*local_values.shape[:-1], self.count)
-        gathered[..., self.ranks.share] = local_values
+        gathered[..., self.ranks.client_slice] = local_values
         return self.ranks.sum(gathered)
 
     def _client_batch(self, samples: ClientSamples, pick: slice) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsim.core.constraints import NonNegative, OneOf
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
-from fedsim.core.heterogeneity import entry
+from fedsim.core.heterogeneity import entry_of_client
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local.rule import Carry, GradientStep, Objective
 from fedsim.local.sgd import SGD
@@ -60,4 +60,4 @@ class FedLC(SGD):
         return ()
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
-        return super().step(carry, batch | {MARGIN: entry(self.margins, batch["row"])}, lr, objective)
+        return super().step(carry, batch | {MARGIN: entry_of_client(self.margins, batch["row"])}, lr, objective)

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedsim.core import streams
 from fedsim.core.errors import ConfigError, first_line
-from fedsim.core.snapshot import Node, changed, snapshot
+from fedsim.core.snapshot import Node, differing_paths, snapshot
 from fedsim.models.calling import Calling
 from fedsim.models.copying import copy_module, put_tensors, refuse_parameter_hooks, storage_of, tensor_of
 from fedsim.models.randomness import KeyedRandomness
@@ -75,7 +75,7 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
     traits, call = ForwardTraits(), call or Calling()
     refuse_parameter_hooks(module)
     pair = _first(x, 2)
-    with torch.no_grad(), streams.restored(), said_of_forward(module):
+    with torch.no_grad(), streams.restore_states(), said_of_forward(module):
         training = copy_module(module).train()
         surroundings = snapshot(_surroundings(training))
         first, calls = _watched(call, training, pair)
@@ -246,7 +246,7 @@ def _refuse_new_parameters(module: nn.Module, odd: Set[str]) -> None:
 
 def _refuse_state_outside(module: nn.Module, before: Node) -> None:
     """Refuse what a pass has changed outside of the module since the snapshot `before`."""
-    changes = changed(before, snapshot(_surroundings(module)))
+    changes = differing_paths(before, snapshot(_surroundings(module)))
     if changes:
         raise ConfigError(
             f"model: the forward pass of {type(module).__name__} changes {changes[0]}, which lies outside of the "
@@ -282,7 +282,7 @@ def why_not(attempt: Callable[[], Any], expected: Callable[[], Any]) -> str | No
     """Why two ways do not lead to the same numbers; None where they do. The second is to be trusted."""
     try:
         right = expected()
-        with streams.quietly():
+        with streams.quiet_trial():
             got = attempt()
     except Exception as error:  # whatever torch says of somebody else's module
         return first_line(error, type(error).__name__)[:200]
@@ -330,7 +330,7 @@ def _watched(call: Calling, module: nn.Module, x: Any, mode: str = "training") -
             f"model: the forward pass of {module_name} writes into its input, which is the stored data set's; "
             "work on a copy"
         )
-    if not streams.equal(before_it, streams.rng_state()):
+    if not streams.states_equal(before_it, streams.rng_state()):
         _refuse_unkeyed(call, module, x)
     return output, keyed.calls
 
@@ -393,7 +393,7 @@ def _hidden_state(
     output_of(call, reused_module, batches[(PASSES - 1) % len(batches)])
     second_state = snapshot(_attributes(reused_module))
     _refuse_state_outside(reused_module, surroundings)
-    changes = changed(initial_state, second_state)
+    changes = differing_paths(initial_state, second_state)
     if not changes:
         return None
     for number in range(PASSES):
@@ -411,7 +411,7 @@ def _hidden_state(
         put_tensors(fresh, {name: tensor_of(reused_module, name).detach().clone() for name in statistics})
         if not same_output(output_of(call, reused_module, batches[0]), output_of(call, fresh, batches[0])):
             _refuse_state(module, changes[0])
-    accumulated = changed(first_state, second_state)
+    accumulated = differing_paths(first_state, second_state)
     if not accumulated:
         return None
     name, attribute = _layer_and_attribute(accumulated[0])

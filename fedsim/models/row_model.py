@@ -77,7 +77,7 @@ def _classes_second(loss: Loss, output: Any, batch: Mapping[str, Tensor], classe
     assert y is not None
     leaf = output.detach().clone().requires_grad_()
     try:
-        with torch.enable_grad(), streams.restored():
+        with torch.enable_grad(), streams.restore_states():
             (gradient,) = torch.autograd.grad(loss(leaf, batch).sum(), leaf)
     except Exception:  # a loss that needs more samples than two
         return False

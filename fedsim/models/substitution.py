@@ -127,7 +127,7 @@ def _depends_on(module: nn.Module, attribute: str, x: Any, call: Calling) -> boo
         for move in (False, True):
             copied = copy_module(module).train(training)
             values = tree_leaves(vars(copied.get_submodule(prefix)).get(leaf))
-            with torch.no_grad(), streams.restored(), contextlib.suppress(_Raised):
+            with torch.no_grad(), streams.restore_states(), contextlib.suppress(_Raised):
                 for value in values if move else ():
                     if _has_memory(value) and value.is_floating_point():
                         value.data.add_(_wave(value))
@@ -154,7 +154,7 @@ def check_substitution(
         ConfigError: the module takes parameters from somewhere else.
     """
     kind = type(module).__name__
-    with torch.no_grad(), streams.restored(), contextlib.suppress(_Raised):
+    with torch.no_grad(), streams.restore_states(), contextlib.suppress(_Raised):
         for training in (True, False):
             if original is not None:
                 own_tensors = _trained(module, trained)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from fedsim.core import rng, streams
 from fedsim.core.errors import ConfigError, first_line
-from fedsim.core.snapshot import changed, snapshot
+from fedsim.core.snapshot import differing_paths, snapshot
 from fedsim.models.randomness import KeyedRandomness
 
 LOSS_STREAM = 0x10555  # tells the random numbers of a loss from those of the forward pass, whose key it shares
@@ -98,18 +98,18 @@ def resolve_loss(
     name = describe_loss(loss)
     function = _prepared(loss, name, device, dtype)
     output = tree_map(_displaced, output)
-    with torch.no_grad(), streams.restored():
+    with torch.no_grad(), streams.restore_states():
         takes_batch = _takes_batch(function, name, output, batch, dataset)
         resolved = UserLoss(function, takes_batch)
         before, input_snapshot = streams.rng_state(), snapshot([output, dict(batch)])
         with KeyedRandomness(torch.tensor(EVALUATION_KEY, device=device)) as keyed:
             value = _loss_value(resolved, name, output, batch, dataset)
-        if not streams.equal(before, streams.rng_state()):
+        if not streams.states_equal(before, streams.rng_state()):
             raise ConfigError(
                 f"{name} draws random numbers that cannot be keyed by client and step, so that results would differ "
                 "from run to run; draw them by torch.rand, torch.randn or torch.bernoulli"
             )
-        if changed(input_snapshot, snapshot([output, dict(batch)])):
+        if differing_paths(input_snapshot, snapshot([output, dict(batch)])):
             raise ConfigError(f"{name} writes into the model's output or the batch; let it work on a copy")
         _check_value(value, name, len(batch["x"]))
         resolved = UserLoss(function, takes_batch, value.dim() == 0, random=keyed.calls > 0)
@@ -216,7 +216,7 @@ def _check_gradient(
         leaves.append(value.detach().clone().requires_grad_())
         return leaves[-1]
 
-    with torch.enable_grad(), streams.restored():
+    with torch.enable_grad(), streams.restore_states():
         value = loss(tree_map(leaf, output), batch)
     if _reaches(value, parameters):
         raise ConfigError(

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsim.core import checksums
-from fedsim.core.files import regular, replacing
+from fedsim.core.files import regular_path, replacement_file
 from fedsim.run.run_files import BEST, HEADER
 
 log = logging.getLogger(__name__)
@@ -45,9 +45,9 @@ class BestModels:
         if not self.path.exists():
             return
         try:
-            with safe_open(regular(self.path), framework="pt") as file:
+            with safe_open(regular_path(self.path), framework="pt") as file:
                 header, models = file.metadata(), file.get_tensor("model")
-            record, damaged_name = json.loads(header["best"]), checksums.damaged(header, {"model": models})
+            record, damaged_name = json.loads(header["best"]), checksums.damaged_name(header, {"model": models})
             if damaged_name is not None:
                 raise ValueError(f"it is damaged: the checksum of {damaged_name} is another")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
@@ -78,8 +78,8 @@ class BestModels:
         record = {"metric": self.metric, "rounds": self.rounds, "values": self.values}
         header = {"format": "fedsim-best", "best": json.dumps(record), HEADER: json.dumps(self.header)}
         tensors = {"model": self.models.contiguous()}
-        with replacing(self.path, "wb", durable=True) as file:
-            file.write(save(tensors, metadata=checksums.signed(header, tensors)))
+        with replacement_file(self.path, "wb", durable=True) as file:
+            file.write(save(tensors, metadata=checksums.with_checksums(header, tensors)))
         self._changed = False
 
     def summary(self) -> dict[str, Any]:

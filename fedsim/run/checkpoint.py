@@ -21,9 +21,9 @@ from safetensors.torch import save
 import fedsim
 from fedsim.core import checksums
 from fedsim.core.errors import CheckpointError
-from fedsim.core.files import regular, replacing
+from fedsim.core.files import regular_path, replacement_file
 from fedsim.core.memory import IN_FLIGHT, Memory
-from fedsim.core.placement import mapped
+from fedsim.core.placement import is_memory_mapped
 from fedsim.core.targets import current_names
 from fedsim.run import content as contents
 from fedsim.run.layout import Layout
@@ -71,7 +71,7 @@ def write(
     memory.in_flight = layout.gather_rows(memory.in_flight)
     local_tensors = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)} | memory.named_tensors()
     full_tensors = {name: layout.gather(name, value) for name, value in local_tensors.items()}
-    if layout.ranks.first:
+    if layout.ranks.is_first:
         _write(path, full_tensors, progress, identity, header or {})
     layout.ranks.wait()
 
@@ -86,8 +86,8 @@ def _write(
     tensors = {name: value.detach().cpu().contiguous() for name, value in full_tensors.items()}
     entries = {"progress": vars(progress), "identity": identity} | extra_header
     header = {"format": FORMAT} | {name: json.dumps(value) for name, value in entries.items()}
-    with replacing(path, "wb", durable=True) as file:
-        file.write(save(tensors, metadata=checksums.signed(header, tensors)))
+    with replacement_file(path, "wb", durable=True) as file:
+        file.write(save(tensors, metadata=checksums.with_checksums(header, tensors)))
 
 
 def read(
@@ -108,10 +108,10 @@ def read(
         CheckpointError: for a damaged or foreign file, or one of another run; the message names the difference.
     """
     ranks = layout.ranks
-    tensors, progress, made_of = _load(path, identity, len(like.model)) if ranks.first else ({}, Progress(), {})
+    tensors, progress, made_of = _load(path, identity, len(like.model)) if ranks.is_first else ({}, Progress(), {})
     fields = {f.name: getattr(like, f.name) for f in dataclasses.fields(like)}
     remembered = (memory or Memory()).named_tensors()
-    for name, expected in (fields | remembered).items() if ranks.first else ():
+    for name, expected in (fields | remembered).items() if ranks.is_first else ():
         tensor, shape = tensors.get(name), layout.whole_shape(name, expected)
         if tensor is None or tensor.shape != shape or tensor.dtype != expected.dtype:
             description = (
@@ -121,15 +121,15 @@ def read(
                 f"checkpoint {path}: {name} is {description}, expected {list(shape)} of "
                 f"{str(expected.dtype).removeprefix('torch.')}; it is another model's"
             )
-    if memory is not None and ranks.first:
+    if memory is not None and ranks.is_first:
         memory.in_flight = _in_flight(path, tensors, like.model)
     if memory is not None:
         memory.in_flight = layout.deal_rows(memory.in_flight)
-    if content is not None and ranks.first:
+    if content is not None and ranks.is_first:
         contents.check(path, made_of, content)
     for name, expected in (fields | remembered).items():
         local_tensor = layout.deal(name, tensors.get(name), expected)
-        if name in remembered or mapped(expected):
+        if name in remembered or is_memory_mapped(expected):
             expected.copy_(local_tensor)
         else:
             fields[name] = local_tensor.to(expected.device)
@@ -154,7 +154,7 @@ def _load(
 ) -> tuple[dict[str, torch.Tensor], Progress, dict[str, Any]]:
     """The tensors of a whole file that was written by a run of this identity, where that stood, and of what content."""
     try:
-        with safe_open(regular(path), framework="pt") as file:
+        with safe_open(regular_path(path), framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
@@ -197,7 +197,7 @@ def _read_header(
             raise ValueError("an entry is no mapping")
         if versions and checksums.SUMS not in header:  # an earlier version wrote neither
             raise ValueError("it has no checksums")
-        damaged_name = checksums.damaged(header, tensors)
+        damaged_name = checksums.damaged_name(header, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {path} has a damaged header ({error}); delete it to start afresh") from error
     if damaged_name is not None:
@@ -250,7 +250,7 @@ class Checkpointer:
     def due(self, rounds: int, num_runs: int = 1) -> bool:
         """Is it time to write after this many completed rounds? Of several ranks the first says so; so many runs as go
         on together share the time."""
-        if self.path is None or not self.layout.ranks.first:
+        if self.path is None or not self.layout.ranks.is_first:
             return False
         if self.every == "auto":
             return time.monotonic() - self._last >= self._cost * num_runs / OVERHEAD

@@ -21,7 +21,7 @@ from fedsim.core import streams
 from fedsim.core.errors import ConfigError, first_line
 from fedsim.core.federation import Federation
 from fedsim.core.ranks import Ranks
-from fedsim.core.snapshot import Node, changed, snapshot
+from fedsim.core.snapshot import Node, differing_paths, snapshot
 from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
@@ -110,7 +110,7 @@ def look(component: Any) -> Node:
 
 def changed_paths(component: Any, before: Node) -> list[str]:
     """Where a part has changed since a snapshot of `look`."""
-    return changed(before, look(component))
+    return differing_paths(before, look(component))
 
 
 def enlarged(value: Any) -> Any:
@@ -168,7 +168,7 @@ def user_code_errors(label: str, component: Any) -> Iterator[None]:
         user_frames = [f for f in traceback.extract_tb(error.__traceback__) if _elsewhere(f.filename)]
         location = f" ({Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno})" if user_frames else ""
         raise ConfigError(f"{label} raised {type(error).__name__}: {first_line(error)}{location}") from error
-    if not streams.equal(before, streams.rng_state()):
+    if not streams.states_equal(before, streams.rng_state()):
         raise ConfigError(
             f"{label} draws from a global random stream, which depends on all that was drawn before; use "
             "fedsim.core.rng, whose numbers are functions of seed, round and client"

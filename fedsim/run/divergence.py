@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError, DivergenceError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.numerical import is_numerical
-from fedsim.core.per_seed import largest
+from fedsim.core.per_seed import largest_value
 from fedsim.core.report import Report
 from fedsim.evaluation import Measured
 from fedsim.local import LocalRule
@@ -38,7 +38,7 @@ def remedy(rule: LocalRule, strategy: Strategy[Any]) -> str:
     """What may keep models of this rule finite, by its keys."""
     rates = ["lr", *(f"local.{name}" for name in ("inner_lr",) if hasattr(rule, name))]
     rates += ["local.personal_lr"] if getattr(rule, "ratio", None) not in (None, 1.0) else []
-    rates += ["strategy.server_lr"] if largest(getattr(strategy, "server_lr", 1.0)) > 1 else []
+    rates += ["strategy.server_lr"] if largest_value(getattr(strategy, "server_lr", 1.0)) > 1 else []
     clip = ", or clip gradients with local.clip" if getattr(rule, "clip", 0.0) is None else ""
     return f"lower {', '.join(rates[:-1])}{' and ' if rates[1:] else ''}{rates[-1]}{clip}"
 

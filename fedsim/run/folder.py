@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsim.core import checksums
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacing, write_json
+from fedsim.core.files import replacement_file, write_json
 from fedsim.core.lock import Lock
 from fedsim.core.ranks import Ranks
 from fedsim.run.progress import Progress
@@ -43,7 +43,7 @@ def locked_folder(path: Path | None, ranks: Ranks) -> Iterator[None]:
         ConfigError: it is another's, or it cannot be written.
     """
     lock, problem = None, None
-    if path is not None and ranks.first:
+    if path is not None and ranks.is_first:
         try:
             lock = Lock(path)
         except ConfigError as error:
@@ -135,14 +135,16 @@ class RunFolder:
                 for name in (clients.NAME, SUMMARY):  # configuration, since both together say: this was run to its end
                     (path / name).unlink(missing_ok=True)
             if config is not None:
-                with replacing(path / CONFIG) as file:
+                with replacement_file(path / CONFIG) as file:
                     file.write(config)
             if not resumed and checkpoint is not None:  # of an older run that this one replaces;
                 checkpoint.unlink(missing_ok=True)  # it goes before its metrics do
                 (path / BEST).unlink(missing_ok=True)
             if constants:
-                with replacing(path / CONSTANTS, "wb") as file:
-                    file.write(save(constants, metadata=checksums.signed({"format": "fedsim-constants"}, constants)))
+                with replacement_file(path / CONSTANTS, "wb") as file:
+                    file.write(
+                        save(constants, metadata=checksums.with_checksums({"format": "fedsim-constants"}, constants))
+                    )
             self._csv = MetricsCSV.open(path / METRICS, self.columns, keep)
         except OSError as error:
             raise ConfigError(f"out={path}: {error}; choose another folder") from error

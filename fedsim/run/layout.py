@@ -66,11 +66,11 @@ class Layout:
             return value
         ranks = self.ranks
         local_rows = value.detach().cpu()
-        if not ranks.first:
+        if not ranks.is_first:
             ranks.send(local_rows.contiguous(), 0)
             return value
         full_tensor = torch.empty(*self.shape, *value.shape[1:], dtype=value.dtype)
-        full_tensor[:, ranks.share] = local_rows.unflatten(0, (self.shape[0], -1))
+        full_tensor[:, ranks.client_slice] = local_rows.unflatten(0, (self.shape[0], -1))
         for rank in range(1, ranks.count):
             rank_rows = full_tensor[:, rank :: ranks.count]
             rank_rows.copy_(ranks.receive(rank_rows, rank))
@@ -84,7 +84,7 @@ class Layout:
             return in_flight
         counts = ranks.gather(len(in_flight["virtual"]))
         local_rows = {name: value.detach().cpu().contiguous() for name, value in in_flight.items()}
-        if not ranks.first:
+        if not ranks.is_first:
             for name in sorted(local_rows):
                 ranks.send(local_rows[name], 0)
             return in_flight
@@ -106,7 +106,7 @@ class Layout:
         counts = [int((owner == rank).sum()) for rank in range(ranks.count)]
         like = {name: (tuple(rows.shape[1:]), rows.dtype) for name, rows in sorted(in_flight.items())}
         like, counts = ranks.broadcast_object((like, counts))
-        if not ranks.first:
+        if not ranks.is_first:
             empty = {
                 name: torch.empty(counts[ranks.rank], *shape, dtype=dtype) for name, (shape, dtype) in like.items()
             }
@@ -125,4 +125,4 @@ class Layout:
         rows_by_client = full_tensor.unflatten(0, self.shape)
         for rank in range(1, ranks.count):
             ranks.send(rows_by_client[:, rank :: ranks.count].contiguous(), rank)
-        return rows_by_client[:, ranks.share].flatten(0, 1)
+        return rows_by_client[:, ranks.client_slice].flatten(0, 1)

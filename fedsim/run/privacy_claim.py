@@ -34,7 +34,7 @@ def privacy_claim(server: Server, training: Training, rounds: int) -> Privacy | 
 def clients_remember(server: Server, training: Training) -> bool:
     """Does local work depend on the earlier rounds in which a client took part?"""
     rule, shift, federation = training.trainer.rule, training.trainers.shift, training.trainers.data.federation
-    if server.model.columns.divided or rule.own_models:
+    if server.model.columns.is_divided or rule.own_models:
         return True
     model = torch.zeros(federation.replicates, server.model.dimension, device=federation.device)
     return (shift.active and bool(shift.memory(federation, model))) or bool(rule.memory(federation, 1))

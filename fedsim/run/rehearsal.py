@@ -174,7 +174,7 @@ def _availability(run: Setup) -> None:
 def _ask_for_other_seeds(process: Availability, rounds: Iterable[int]) -> None:
     """What another simulation does with a copy."""
     population = process.population
-    with contextlib.suppress(Exception), streams.restored():
+    with contextlib.suppress(Exception), streams.restore_states():
         reseeded_copy = trial_copy(process)
         reseeded_copy.setup(dataclasses.replace(population, seeds=tuple(seed + 1 for seed in population.seeds)))
         for t in rounds:
@@ -187,7 +187,7 @@ def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
     handed = run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
     carry = dict(handed) if isinstance(handed, dict) else {"params": handed}
     columns = run.model.columns
-    carry = (columns.expand(carry, cohort, memory) if columns.divided else carry) | memory.gather(cohort)
+    carry = (columns.expand(carry, cohort, memory) if columns.is_divided else carry) | memory.gather(cohort)
     carry.pop(OWN, None)  # it is part of the row
     carry |= rule.round_state(carry["params"])
     if rule.knows_round or shift.knows_round:

@@ -72,7 +72,7 @@ class Stop(Validated):
                 mentions=("target",),
             )
         for name, value in (self.target or {}).items():
-            checks.real(f"target.{name}", value)
+            checks.finite_number(f"target.{name}", value)
         if self.metric is not None and not isinstance(self.metric, str):
             raise ConfigError(
                 f"{{metric}}={self.metric!r} must be the name of a metric, such as test_accuracy", mentions=("metric",)

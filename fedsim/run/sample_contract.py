@@ -119,15 +119,15 @@ class Trial:
             name: value.clone() for name, value in memory.server.items()
         })  # fmt: skip
         counts = np.zeros((federation.replicates, federation.clients))
-        local_counts = counts[:, federation.ranks.share].reshape(-1)
+        local_counts = counts[:, federation.ranks.client_slice].reshape(-1)
         local_counts[: min(3, len(local_counts))] = 1
-        counts[:, federation.ranks.share] = local_counts.reshape(federation.replicates, -1)
+        counts[:, federation.ranks.client_slice] = local_counts.reshape(federation.replicates, -1)
         cohort = federation.cohort(counts, np.ones_like(counts))
         handed = (
             run.strategy.start(state, cohort) if not is_user_defined(run.strategy) else cohort.broadcast(state.model)
         )
         carry = dict(handed) if isinstance(handed, dict) else {"params": handed}
-        carry = (columns.expand(carry, cohort, memory) if columns.divided else carry) | memory.gather(cohort)
+        carry = (columns.expand(carry, cohort, memory) if columns.is_divided else carry) | memory.gather(cohort)
         carry.pop(OWN, None)  # it is part of the row
         carry |= rule.round_state(carry["params"])
         if rule.knows_round or shift.knows_round:

@@ -104,7 +104,7 @@ def report_settings(run: Any) -> None:
     Args:
         run: the `Simulation`, wired up.
     """
-    if not run.federation.ranks.first:
+    if not run.federation.ranks.is_first:
         return
     facts = RunFacts(run)
     for sentence in (*_without_effect(facts), *_stops_training(facts)):
@@ -121,7 +121,7 @@ def report_standstill(run: Any, before: Tensor, after: Tensor, rounds: int) -> N
     """
     if not rounds or not before.numel() or not run.strategy.vectors_up or not torch.equal(before, after):
         return
-    if run.federation.ranks.first:
+    if run.federation.ranks.is_first:
         log.warning(
             "the server's model did not move in %d rounds: no client took part or arrived in time, or all steps were "
             "0; look at availability, clock, delay, rates, and the strategy's settings",

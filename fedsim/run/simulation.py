@@ -113,7 +113,7 @@ class Simulation(Setup):
         self._log_privacy()
         guard = self._guard(progress)
         self.pace.begin(progress.virtual)
-        output_folder = folder if self.federation.ranks.first else None
+        output_folder = folder if self.federation.ranks.is_first else None
         with Tracker(self, output_folder, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
             for t in tracker.rounds():
@@ -141,7 +141,7 @@ class Simulation(Setup):
         """What keeps checkpoints, with the header that tells what this run is made of."""
         identity = {"seeds": list(self.federation.seeds), "strategy": type(self.strategy).__name__} | identity
         layout = Layout.of(self.strategy, memory, state.model, self.federation)
-        made_of = content(self) if folder is not None and self.federation.ranks.first else {}
+        made_of = content(self) if folder is not None and self.federation.ranks.is_first else {}
         header = {HEADER: self.model_metadata(), CONTENT: made_of}
         return Checkpointer(folder, tracking.checkpoint_every, identity, memory, layout, header)
 

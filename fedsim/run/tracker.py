@@ -69,7 +69,7 @@ class Tracker:
         self._signals = StopSignals()
         self._stop_requested = False  # had this or another rank seen a signal in the last round?
         self._result: Result | None = None
-        style = options.progress if self.ranks.first else "none"
+        style = options.progress if self.ranks.is_first else "none"
         self._view = progress_view(style, run.rounds, progress.rounds)
         self._active, self._linked = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
         self._unheard = np.zeros(len(self.seeds), dtype=np.int64)
@@ -143,7 +143,7 @@ class Tracker:
                 self.config, self.settings, run.device, self.ranks.count, run.naming.constants, self.checkpoints.path
             )
             self._files, self.history = files, files.kept_rows
-        if self.ranks.first and not (self._files is not None and self._files.finished):
+        if self.ranks.is_first and not (self._files is not None and self._files.finished):
             self._observers = Observers(self.options.watching)
             watched = RunStarted(self.folder, self.seeds, run.rounds, progress.rounds, self.settings, self.config)
             self._observers.begin(watched)
@@ -213,8 +213,8 @@ class Tracker:
         progress.rounds, progress.unevaluated = t + 1, progress.unevaluated + 1
         progress.seconds = self._before + time.monotonic() - self._start
         last, limit = t + 1 == run.rounds, run.stop.seconds
-        time_over = limit is not None and self.ranks.first and progress.seconds >= limit
-        time_over = time_over or (self.ranks.first and run.stop.out_of_time(run.pace.seconds[self._going]))
+        time_over = limit is not None and self.ranks.is_first and progress.seconds >= limit
+        time_over = time_over or (self.ranks.is_first and run.stop.out_of_time(run.pace.seconds[self._going]))
         wishes = np.array(
             [self._signals.signal is not None, self.checkpoints.due(t + 1, self._signals.agreed_signal), time_over]
         )

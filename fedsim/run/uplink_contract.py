@@ -42,7 +42,7 @@ class StageTrial:
             {name: value.clone() for name, value in tensors.items()} for tensors in (memory.uplink, memory.server)
         ]
         self.memory = Memory(uplink=memories[0], server=memories[1])
-        self.dimension = len(run.model.columns.shared) if run.model.columns.divided else run.model.dimension
+        self.dimension = len(run.model.columns.shared) if run.model.columns.is_divided else run.model.dimension
         self.rounds = range(min(3, max(run.rounds, 1)))
 
     def arrives(self, present: list[int], t: int, loud: bool = False) -> Tensor:

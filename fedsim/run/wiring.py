@@ -209,7 +209,7 @@ def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds
     before = look(partition)
     with user_code_errors(setting, partition):
         drawn = {seed: partition.table(read_only_samples, clients, seed) for seed in distinct}
-    with streams.restored():
+    with streams.restore_states():
         streams.reseed(1)
         repeated_table = partition.table(read_only_samples, clients, distinct[0])
     first = drawn[distinct[0]]

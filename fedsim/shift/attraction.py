@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import entry
+from fedsim.core.heterogeneity import entry_of_client
 from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData, Stored
 from fedsim.models import RowModel
@@ -58,7 +58,7 @@ class BudgetAttraction(Attraction):
         self.budget, self.means = budget, group_means(federation, data, groups)
 
     def __call__(self, theta: Tensor, batch: Batch) -> Tensor:
-        return (self.budget - entry(self.means, batch["row"]).to(theta.dtype) @ theta).clamp(min=1e-6)
+        return (self.budget - entry_of_client(self.means, batch["row"]).to(theta.dtype) @ theta).clamp(min=1e-6)
 
 
 class LossAttraction(Attraction):
@@ -92,7 +92,7 @@ class LossAttraction(Attraction):
         self.share = of_group / of_group.sum(1, keepdim=True).clamp(min=1)  # [R·m, q, K]
 
     def __call__(self, theta: Tensor, batch: Batch) -> Tensor:
-        samples = {name: entry(value, batch["row"]) for name, value in self.sample.items()}
+        samples = {name: entry_of_client(value, batch["row"]) for name, value in self.sample.items()}
         if "number" in samples:
             assert self.dataset.train_y is not None
             x = self.dataset.prepare(self.dataset.inputs(samples["number"]), theta.dtype)
@@ -100,7 +100,7 @@ class LossAttraction(Attraction):
         samples = {k: v.to(theta.dtype) if v.is_floating_point() else v for k, v in samples.items()}
         with self._lock:
             losses = self.model.loss(self.model.evaluate(theta, samples["x"]), samples)
-        loss = losses @ entry(self.share, batch["row"]).to(theta.dtype)
+        loss = losses @ entry_of_client(self.share, batch["row"]).to(theta.dtype)
         return (loss.sum() - loss + self.constant).clamp(min=1e-6)
 
 

@@ -11,7 +11,7 @@ from fedsim.core.constraints import Count, NonNegative, OneOf, Positive
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import entry
+from fedsim.core.heterogeneity import entry_of_client
 from fedsim.data.datasets.pricing import pick_group
 from fedsim.data.samples import ClientData, Stored
 from fedsim.models import RowModel
@@ -95,7 +95,7 @@ class Contribution(Shift):
         """[K] ν_{i,k}(θ) of the batch's client; they sum to 1."""
         fractions = self.attraction(theta, batch)
         if self.held_fractions is not None:
-            held_fractions = entry(self.held_fractions, batch["row"])
+            held_fractions = entry_of_client(self.held_fractions, batch["row"])
             fractions = fractions * (held_fractions > 0)
             # nobody it holds is attracted: all stay
             fractions = torch.where(fractions.sum() > 0, fractions, held_fractions.to(fractions.dtype))
@@ -126,6 +126,6 @@ class Contribution(Shift):
 
     def _weighted(self, batch: dict[str, Tensor], fractions: Tensor) -> dict[str, Tensor]:
         assert self.held_fractions is not None
-        held_fractions = entry(self.held_fractions, batch["row"]).to(fractions.dtype)
+        held_fractions = entry_of_client(self.held_fractions, batch["row"]).to(fractions.dtype)
         weight = torch.where(held_fractions > 0, fractions / held_fractions.clamp(min=1e-12), 0.0)[batch["y"]]
         return batch | {"weight": weight * batch["weight"] if "weight" in batch else weight}

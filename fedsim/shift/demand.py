@@ -10,7 +10,7 @@ from fedsim.core import rng
 from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry, per_client
+from fedsim.core.heterogeneity import Numbers, entry_of_client, per_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.location import need_one_parameter_per_input
@@ -52,5 +52,5 @@ class Demand(Shift):
         self.gammas = drawn.to(federation.device)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        gamma = entry(self.gammas, batch["client"]).to(theta.dtype)
+        gamma = entry_of_client(self.gammas, batch["client"]).to(theta.dtype)
         return batch | {"x": batch["x"] - gamma * theta.reshape(batch["x"].shape[1:])}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core.constraints import CountOrZero, NonNegative, Positive
-from fedsim.core.heterogeneity import Numbers, entry
+from fedsim.core.heterogeneity import Numbers, entry_of_client
 from fedsim.shift.strategic import SPREAD, Strategic
 
 
@@ -45,7 +45,7 @@ class Elastic(Strategic):
         self.reach = reach
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        epsilon, direction = entry(self.epsilons, batch["client"]).to(theta.dtype), self.direction(theta)
+        epsilon, direction = entry_of_client(self.epsilons, batch["client"]).to(theta.dtype), self.direction(theta)
         displacement = epsilon * direction.sign() * (direction.abs() - self.reluctance).clamp(min=0)
         return batch | {
             "x": batch["x"] - (displacement if self.reach is None else project_to_l1_ball(displacement, self.reach))

@@ -13,7 +13,7 @@ from fedsim.core.constraints import NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import entry, per_client
+from fedsim.core.heterogeneity import entry_of_client, per_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.direction import Direction
@@ -72,6 +72,6 @@ class GroupMean(Shift):
         self.moving = self.direction.moving
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        gamma = entry(self.gammas, batch["client"]).to(theta.dtype)[batch["y"]]
+        gamma = entry_of_client(self.gammas, batch["client"]).to(theta.dtype)[batch["y"]]
         direction = self.direction(theta)
         return batch | {"x": batch["x"] - gamma.reshape(-1, *[1] * direction.dim()) * direction}

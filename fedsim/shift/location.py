@@ -13,7 +13,7 @@ from fedsim.core.constraints import NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import entry, of_moments
+from fedsim.core.heterogeneity import entry_of_client, of_moments
 from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
@@ -91,7 +91,7 @@ class Location(Shift):
         self.epsilons = drawn.to(federation.device)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        epsilon = entry(self.epsilons, batch["client"]).to(theta.dtype)
+        epsilon = entry_of_client(self.epsilons, batch["client"]).to(theta.dtype)
         return batch | {"x": batch["x"] + epsilon * theta.reshape(batch["x"].shape[1:])}
 
 

@@ -13,7 +13,7 @@ from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry, per_client
+from fedsim.core.heterogeneity import Numbers, entry_of_client, per_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.shift import Shift
@@ -71,16 +71,18 @@ class Players(Shift):
                 raise ConfigError(
                     f"shift.coupling={rows} must be one number, or {m} rows of {m} with zeros on the diagonal"
                 )
-            kappa = torch.tensor([[checks.real("shift.coupling", k) for k in row] for row in rows], dtype=torch.float64)
+            kappa = torch.tensor(
+                [[checks.finite_number("shift.coupling", k) for k in row] for row in rows], dtype=torch.float64
+            )
         else:
-            pair_coupling = checks.real("shift.coupling", self.coupling) / max(m - 1, 1)
+            pair_coupling = checks.finite_number("shift.coupling", self.coupling) / max(m - 1, 1)
             kappa = pair_coupling * (1 - torch.eye(m, dtype=torch.float64))
         self.answer = (kappa - torch.diag(gammas)).to(federation.device)  # [m, m]
         self.players, self.goods = m, goods
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         joint = theta.reshape(self.players, self.goods)
-        demand = entry(self.answer, batch["client"]).to(theta.dtype) @ joint  # [d]
+        demand = entry_of_client(self.answer, batch["client"]).to(theta.dtype) @ joint  # [d]
         return batch | {"x": batch["x"] + self.own_mask(batch["client"], theta) * demand.repeat(self.players)}
 
     def own_mask(self, client: Tensor, like: Tensor) -> Tensor:

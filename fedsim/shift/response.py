@@ -12,7 +12,7 @@ from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry, per_client
+from fedsim.core.heterogeneity import Numbers, entry_of_client, per_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.direction import Direction
@@ -64,6 +64,6 @@ class Response(Shift):
         self.gammas = drawn.to(federation.device)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        gamma = entry(self.gammas, batch["client"]).to(theta.dtype)
+        gamma = entry_of_client(self.gammas, batch["client"]).to(theta.dtype)
         predicted = batch["x"].flatten(1) @ self.direction(theta).flatten()
         return batch | {"y": batch["y"] - gamma * predicted.reshape(batch["y"].shape)}

@@ -111,7 +111,9 @@ class Shift(Validated, ABC):
             )
         self.references = references
         self.references_seconds = references_seconds
-        if box is not None and (len(box) != 2 or not checks.real("box", box[0]) < checks.real("box", box[1])):
+        if box is not None and (
+            len(box) != 2 or not checks.finite_number("box", box[0]) < checks.finite_number("box", box[1])
+        ):
             raise ConfigError(
                 f"{{box}}={list(box)} must be two numbers, the lower first, such as [-10,10]", mentions=("box",)
             )

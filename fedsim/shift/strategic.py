@@ -11,7 +11,7 @@ from fedsim.core import rng
 from fedsim.core.constraints import CountOrZero, NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry, per_client
+from fedsim.core.heterogeneity import Numbers, entry_of_client, per_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.direction import Direction
@@ -68,5 +68,5 @@ class Strategic(Shift):
         self.estimator = "mean_x" if data.dataset.classes is None else "group_mean"
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
-        epsilon = entry(self.epsilons, batch["client"]).to(theta.dtype)
+        epsilon = entry_of_client(self.epsilons, batch["client"]).to(theta.dtype)
         return batch | {"x": batch["x"] - epsilon * self.direction(theta)}

@@ -12,7 +12,7 @@ from fedsim.core.constraints import FractionPerSeed, OneOf, PositivePerSeed
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation, Weighting
-from fedsim.core.per_seed import largest, per_seed
+from fedsim.core.per_seed import largest_value, per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import ServerStep, State
 
@@ -63,11 +63,11 @@ class FedOpt(ServerStep[FedOptState]):
         self.beta1 = per_seed(beta1)
         self.beta2 = per_seed(beta2)
         self.tau = per_seed(tau)
-        if largest(self.beta1) == 1:
+        if largest_value(self.beta1) == 1:
             raise ConfigError(
                 key="beta1", value=beta1, needs="trains nothing: the first moment stays 0; it must be below 1"
             )
-        if not largest(self.tau) < LARGEST_TAU:
+        if not largest_value(self.tau) < LARGEST_TAU:
             raise ConfigError(
                 key="tau", value=tau, needs=f"must be below {LARGEST_TAU:g}: its square starts the second moment"
             )

@@ -189,7 +189,7 @@ class Agreement:
         self._verdicts: dict[tuple[str, bool, bool], str | None] = {}
         self.model, self.close = model, CLOSE_SINGLE
         samples = batches.data.first_samples(min(max(batches.largest, 8), MOST), model.dtype)
-        with streams.quietly():
+        with streams.quiet_trial():
             try:
                 double = model.in_double()
                 exact = {n: v.double() if v.is_floating_point() else v for n, v in samples.items()}
@@ -264,7 +264,7 @@ class Agreement:
     def _tried(self, executor: str, traits: ForwardTraits) -> str | None:
         model, self.model.traits = self.model, traits
         run = by_executor(lambda of: self._make(executor, of, SGD(lr=LEARNING_RATE), NoShift()))
-        with streams.quietly():
+        with streams.quiet_trial():
             try:
                 end_rows = run(self.trial, model)
             except (ConfigError, MemoryError):

@@ -178,10 +178,10 @@ class Trainer:
                     f"{federation.rows} virtual clients"
                 )
         memory, columns = Memory(clients), self.model.columns
-        if columns.divided:
+        if columns.is_divided:
             initial = self.model.initial(federation.seeds)
             columns.memory(initial, memory, federation)
-            model = columns.joined(model, initial[:, columns.private], initial[:, columns.averaged])
+            model = columns.join(model, initial[:, columns.private], initial[:, columns.averaged])
         for name in rule.own_models:
             clients[name] = federation.broadcast(model)
         memory.server |= shift.initial_server_memory(federation, model)
@@ -224,7 +224,7 @@ class Trainer:
         memory = self.memory(deployed) if memory is None else memory
         handed = dict(start) if isinstance(start, dict) else {"params": start}
         start, columns = handed["params"], self.model.columns
-        carry = (columns.expand(handed, cohort, memory) if columns.divided else handed) | memory.gather(cohort)
+        carry = (columns.expand(handed, cohort, memory) if columns.is_divided else handed) | memory.gather(cohort)
         carry.pop(OWN, None)  # it is part of the row
         of_round = self.rule.round_state(carry["params"])
         carry |= of_round
@@ -249,7 +249,7 @@ class Trainer:
             end = {name: value[pick] for name, value in end.items()}
         memory.scatter(cohort, end)
         rows = end["params"]
-        if columns.divided:
+        if columns.is_divided:
             columns.keep(rows, cohort, memory)
             end = columns.restrict(end, handed)
         if memory.writable:

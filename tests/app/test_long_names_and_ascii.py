@@ -10,7 +10,7 @@ import pytest
 
 from fedsim.app.folders import folder_name
 from fedsim.core import ConfigError
-from fedsim.core.speaking import patiently
+from fedsim.core.speaking import tolerate_broken_pipes
 from fedsim.studies.results.differences import find
 
 LONG = "x" * 256
@@ -41,6 +41,6 @@ def test_runs_of_such_a_folder_are_not_found() -> None:
 def test_letters_that_a_stream_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", errors="strict"))
-    with patiently():
+    with tolerate_broken_pipes():
         print("0.5 ± 0.1 θ")
     assert written.getvalue() == b"0.5 \\xb1 0.1 \\u03b8\n"

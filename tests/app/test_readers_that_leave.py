@@ -15,7 +15,7 @@ import pytest
 from small_runs import QUICK
 
 from fedsim.app.cli import main
-from fedsim.core.speaking import BrokenPipeTolerantStream, patiently
+from fedsim.core.speaking import BrokenPipeTolerantStream, tolerate_broken_pipes
 from fedsim.run.tracker import Tracker
 from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.studies.plots.plot_cli import main as plot
@@ -103,7 +103,7 @@ def test_a_full_pipe_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
             heard.append(part)
 
     monkeypatch.setattr(sys, "stdout", os.fdopen(writer, "w"))
-    with patiently():
+    with tolerate_broken_pipes():
         late = threading.Timer(0.05, read)
         late.start()
         print("x" * 200_000)
@@ -114,10 +114,10 @@ def test_a_full_pipe_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_streams_are_what_they_were_behind_the_block() -> None:
     before = sys.stdout, sys.stderr
-    with patiently():
+    with tolerate_broken_pipes():
         assert isinstance(sys.stdout, BrokenPipeTolerantStream)
         assert sys.stdout.encoding == before[0].encoding
-        with patiently():
+        with tolerate_broken_pipes():
             assert not isinstance(sys.stdout._stream, BrokenPipeTolerantStream)
     assert (sys.stdout, sys.stderr) == before
 

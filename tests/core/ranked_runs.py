@@ -258,7 +258,7 @@ def one_cannot_write(folder: Path, ranks: Ranks) -> None:
         play("fedawe", folder, ranks)
     except (ConfigError, PeerError) as error:
         note(folder, ranks, error)
-        ranks.leave()
+        ranks.leave_group()
 
 
 def ended(folder: Path, ranks: Ranks) -> None:

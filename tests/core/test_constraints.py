@@ -36,8 +36,8 @@ from fedsim.core.constraints import (
     Validated,
     WithinUnit,
     ZeroOrMore,
-    allowed,
-    declared,
+    allowed_text,
+    declared_hints,
     hints_of,
     validated,
 )
@@ -131,7 +131,7 @@ def test_what_lies_outside_is_refused_and_the_border_is_not(cls: type, name: str
             check(name, [value] if in_list else value)
         assert str(refused.value).startswith(f"{key}={value!r} ")
         assert refused.value.key == key
-        assert str(refused.value.under("group")).startswith(f"group.{key}={value!r} ")
+        assert str(refused.value.with_prefix("group")).startswith(f"group.{key}={value!r} ")
     for value in inside:
         assert check(name, [value] if in_list else value) == ([value] if in_list else value)
 
@@ -296,11 +296,11 @@ def test_parts_are_copied_pickled_and_have_their_signature() -> None:
         assert type(twin) is Halving
         assert vars(twin) == vars(part)
     assert list(inspect.signature(Halving).parameters) == ["share", "server_lr", "times", "scale"]
-    assert list(declared(Halving)) == ["share", "server_lr", "times", "scale"]
-    assert allowed(declared(Halving)["times"]) == "≥ 1, whole; or null"
-    assert allowed(declared(Halving)["server_lr"]) == "> 0, or one per seed"
-    assert "weighting" in declared(FedAvg)
-    assert "weighting" not in declared(Halving)
+    assert list(declared_hints(Halving)) == ["share", "server_lr", "times", "scale"]
+    assert allowed_text(declared_hints(Halving)["times"]) == "≥ 1, whole; or null"
+    assert allowed_text(declared_hints(Halving)["server_lr"]) == "> 0, or one per seed"
+    assert "weighting" in declared_hints(FedAvg)
+    assert "weighting" not in declared_hints(Halving)
 
 
 @dataclass(frozen=True)
@@ -361,17 +361,20 @@ def test_a_list_for_seeds_has_entries() -> None:
 def test_an_error_carries_its_parts() -> None:
     error = MissingDataError("{path}=x is none; see {kind}", mentions=("path", "kind"))
     assert str(error) == "path=x is none; see kind"
-    assert error.under("dataset") is error
+    assert error.with_prefix("dataset") is error
     assert str(error) == "dataset.path=x is none; see dataset.kind"
     error = ConfigError(key="low[1]", value="{high}", needs="exceeds {high}", mentions=("high",))
     assert (error.key, error.value, error.needs) == ("low[1]", "{high}", "exceeds {high}")
-    assert str(error.under("a").under("b")) == "b.a.low[1]='{high}' exceeds b.a.high"
+    assert str(error.with_prefix("a").with_prefix("b")) == "b.a.low[1]='{high}' exceeds b.a.high"
     assert str(error.renamed({"b.a.low": "low"})) == "low[1]='{high}' exceeds b.a.high"
     twin = pickle.loads(pickle.dumps(error))
     assert str(twin) == str(error)
-    assert str(twin.under("c")) == "c.low[1]='{high}' exceeds c.b.a.high"
-    assert str(ConfigError("a sentence of {braces}").under("strategy")) == "a sentence of {braces}"
-    assert str(ConfigError(key="strategy.rate", value=1, needs="is old").under("strategy")) == "strategy.rate=1 is old"
+    assert str(twin.with_prefix("c")) == "c.low[1]='{high}' exceeds c.b.a.high"
+    assert str(ConfigError("a sentence of {braces}").with_prefix("strategy")) == "a sentence of {braces}"
+    assert (
+        str(ConfigError(key="strategy.rate", value=1, needs="is old").with_prefix("strategy"))
+        == "strategy.rate=1 is old"
+    )
 
 
 def test_an_error_of_the_number_of_clients_knows_newcomers() -> None:

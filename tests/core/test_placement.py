@@ -12,7 +12,7 @@ import torch
 from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.availability import Bernoulli, Sine, Uniform
 from fedsim.core import ConfigError
-from fedsim.core.placement import mapped
+from fedsim.core.placement import is_memory_mapped
 from fedsim.data.datasets import Dataset, GaussianMean
 from fedsim.evaluation.personal import Personal
 from fedsim.local import APFL, SGD, PFedMe
@@ -83,7 +83,7 @@ def test_a_strategys_memory_may_lie_elsewhere_too(strategy, tmp_path):
         np.testing.assert_equal(rows_of(other[0]), rows_of(plain))
         state = vars(other[0].state)
         assert all(torch.equal(value, vars(plain.state)[name]) for name, value in state.items())
-        assert {name for name, value in state.items() if mapped(value)} == state.keys() & {"models", "memory"}
+        assert {name for name, value in state.items() if is_memory_mapped(value)} == state.keys() & {"models", "memory"}
 
 
 def test_a_file_holds_the_rows_and_has_no_name(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fedsim.core.speaking import PlainFormatter, code_span, in_markdown, patiently, printable
+from fedsim.core.speaking import PlainFormatter, code_span, in_markdown, printable, tolerate_broken_pipes
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m a\rb\x00 \u202egnp.exe"
 
@@ -21,7 +21,7 @@ def test_control_characters_are_printed_as_escapes() -> None:
     assert printable("θ ± 3 %\n− é") == "θ ± 3 %\n− é"
 
 
-@patiently()
+@tolerate_broken_pipes()
 def _said() -> None:
     print(f"saved in {HOSTILE}")
     sys.exit(f"fedsim: out={HOSTILE}")

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsim.core.snapshot import LARGE, changed, snapshot
+from fedsim.core.snapshot import LARGE, differing_paths, snapshot
 
 SHARED: dict[str, Any] = {"n": 0}
 
@@ -98,10 +98,10 @@ CHANGES: dict[str, tuple[Any, str]] = {
 def test_a_change_is_named_by_its_place(change: Any, place: str) -> None:
     holder = Holder()
     before = snapshot(holder)
-    assert changed(before, snapshot(holder)) == []
+    assert differing_paths(before, snapshot(holder)) == []
     with torch.no_grad():
         change(holder)
-    found = changed(before, snapshot(holder))
+    found = differing_paths(before, snapshot(holder))
     assert found
     assert all(part.startswith((place, "default argument 'seen'")) for part in found), found
 
@@ -114,14 +114,14 @@ def test_what_makes_no_difference_is_no_change() -> None:
     holder.nested = dict(reversed([*holder.nested.items(), ("x", 1)]))
     del holder.nested["x"]
     holder._tensor = holder._tensor.clone()
-    assert changed(before, snapshot(holder)) == []
+    assert differing_paths(before, snapshot(holder)) == []
 
 
 def test_a_large_tensor_is_known_by_how_often_it_was_written_to() -> None:
     large = torch.zeros(LARGE // 4 + 1)
     before = snapshot([large])
     large[1] = 1  # not one of the sampled elements
-    assert changed(before, snapshot([large])) == ["[0]"]
+    assert differing_paths(before, snapshot([large])) == ["[0]"]
 
 
 def test_depth_and_cycles_do_no_harm() -> None:
@@ -130,11 +130,11 @@ def test_depth_and_cycles_do_no_harm() -> None:
         chain = [chain]
     ring = [chain]
     ring.append(ring)
-    assert changed(snapshot(ring), snapshot(ring)) == []
+    assert differing_paths(snapshot(ring), snapshot(ring)) == []
 
 
 def test_what_is_skipped_is_not_looked_into() -> None:
     holder = Holder()
     before = snapshot(holder, skip=(nn.Module,))
     holder.module.running_mean.add_(1)
-    assert changed(before, snapshot(holder, skip=(nn.Module,))) == []
+    assert differing_paths(before, snapshot(holder, skip=(nn.Module,))) == []

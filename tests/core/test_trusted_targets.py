@@ -12,7 +12,7 @@ from torch import nn
 
 from fedsim import load
 from fedsim.core import ConfigError
-from fedsim.core.targets import RENAMED, Kind, current_name, current_names, parse, resolve, trusting
+from fedsim.core.targets import RENAMED, Kind, current_name, current_names, parse, resolve, trust_packages
 from fedsim.data.datasets import Dataset, Digits
 
 MODULE = Kind("an nn.Module", (nn.Module,), modules=("torch.nn", "fedsim.models"))
@@ -90,9 +90,9 @@ def test_own_classes_of_the_kind_may_be_named_and_what_they_imported_may_not(
     for missing in ("mine_own.Nothing", "mine_nowhere.Net"):
         with pytest.raises(ImportError):
             resolve("m", missing, MODULE)
-    with trusting([], own_code=False), pytest.raises(ConfigError, match="is of the package mine_own"):
+    with trust_packages([], own_code=False), pytest.raises(ConfigError, match="is of the package mine_own"):
         resolve("m", "mine_own.Net", MODULE)
-    with trusting(["mine_own"], own_code=False):
+    with trust_packages(["mine_own"], own_code=False):
         assert resolve("m", "mine_own.Net", MODULE).__name__ == "Net"
 
 
@@ -105,7 +105,7 @@ def test_nothing_is_imported_before_it_is_known_to_be_trusted(monkeypatch: pytes
 
 
 def test_a_package_that_the_user_names_is_trusted_within_the_block_alone() -> None:
-    with trusting(["pathlib"]):
+    with trust_packages(["pathlib"]):
         assert resolve("x", "pathlib.Path", PATH) is Path
         with pytest.raises(ConfigError, match="is a class, but not a path"):
             resolve("x", "pathlib.PurePath", PATH)

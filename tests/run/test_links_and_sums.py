@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fedsim import Simulation, Tracking, load
-from fedsim.core.checksums import damaged, signed
+from fedsim.core.checksums import damaged_name, with_checksums
 from fedsim.core.errors import CheckpointError, ConfigError, OutputError
-from fedsim.core.files import replacing, write_json
+from fedsim.core.files import replacement_file, write_json
 from fedsim.data.datasets import Digits
 from fedsim.run.run_files import CONSTANTS
 
@@ -76,7 +76,7 @@ def test_a_file_is_made_anew_in_the_place_of_a_link(tmp_path: Path) -> None:
     for name in ("a.json", "a.partial"):
         (tmp_path / name).symlink_to(tmp_path / "victim")
     write_json(tmp_path / "a.json", {"a": 1})
-    with pytest.raises(RuntimeError), replacing(tmp_path / "a.json"):
+    with pytest.raises(RuntimeError), replacement_file(tmp_path / "a.json"):
         raise RuntimeError
     assert (tmp_path / "victim").read_text() == "precious"
     assert (tmp_path / "a.json").read_text() == '{\n  "a": 1\n}\n'
@@ -99,11 +99,11 @@ def test_every_changed_bit_of_frozen_parameters_is_noticed(finished: Path, tmp_p
 
 def test_frozen_parameters_without_checksums_are_those_of_an_earlier_version() -> None:
     tensors = {"a": torch.ones(2)}
-    header = signed({"format": "fedsim-constants"}, tensors)
-    assert damaged({}, tensors) is None
-    assert damaged(header, tensors) is None
-    assert damaged({"format": "fedsim-constants"}, tensors) == "the header"
-    assert damaged(header, {"a": torch.zeros(2)}) == "a"
+    header = with_checksums({"format": "fedsim-constants"}, tensors)
+    assert damaged_name({}, tensors) is None
+    assert damaged_name(header, tensors) is None
+    assert damaged_name({"format": "fedsim-constants"}, tensors) == "the header"
+    assert damaged_name(header, {"a": torch.zeros(2)}) == "a"
 
 
 def test_a_changed_digit_of_the_rows_is_noticed_on_resume(finished: Path, tmp_path: Path) -> None:

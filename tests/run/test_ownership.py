@@ -14,7 +14,7 @@ import torch
 from fedsim import ConfigError, Simulation, Tracking
 from fedsim.availability import Availability, Bernoulli, Markov, Uniform, UniformK
 from fedsim.availability.clock import Devices, GeometricDelay, UniformWork
-from fedsim.core.snapshot import changed, snapshot
+from fedsim.core.snapshot import differing_paths, snapshot
 from fedsim.data.contamination import FeatureNoise
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Dirichlet
@@ -96,7 +96,7 @@ def test_a_part_serves_several_simulations(name: str) -> None:
     shared, samples = make(), data()
     before = snapshot([shared, samples])
     runs = [simulation(shared, samples, *own) for own in settings]
-    assert changed(before, snapshot([shared, samples])) == []
+    assert differing_paths(before, snapshot([shared, samples])) == []
     for place in (2, 0, 1):
         assert torch.equal(model(runs[place]), alone[place])
     assert torch.equal(model(simulation(shared, samples, *settings[0])), alone[0])  # the cell of a notebook, again

@@ -242,7 +242,7 @@ def test_rows_are_put_together_as_they_were_taken_apart() -> None:
     columns = ParameterPartition(torch.tensor([0, 3, 4]), torch.tensor([1]), torch.tensor([2, 5]))
     rows = torch.arange(12.0).reshape(2, 6)
     assert torch.equal(
-        columns.joined(columns.shared_part(rows), rows[:, columns.private], rows[:, columns.averaged]), rows
+        columns.join(columns.shared_part(rows), rows[:, columns.private], rows[:, columns.averaged]), rows
     )
 
 

@@ -29,7 +29,7 @@ from fedsim.app.config import config_folder, groups, target
 from fedsim.availability import Full, Population
 from fedsim.core import checks
 from fedsim.core.columns import OWN
-from fedsim.core.constraints import allowed, declared
+from fedsim.core.constraints import allowed_text, declared_hints
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Answers, Cohort, Federation
 from fedsim.core.memory import Memory
@@ -149,7 +149,7 @@ def details(algorithm: Algorithm) -> str:
 
 def in_range(algorithm: Algorithm) -> str:
     """What its parameters may be, as its constructor declares them."""
-    lines = [f"{name}: {allowed(hint)}" for name, hint in declared(algorithm.kind).items()]
+    lines = [f"{name}: {allowed_text(hint)}" for name, hint in declared_hints(algorithm.kind).items()]
     return "\n".join(f"{'allows' if not number else '':10} {line}" for number, line in enumerate(lines))
 
 

@@ -159,4 +159,4 @@ def _check_pixels(label: str, data: Dataset) -> None:
         if len(values) not in (1, channels):
             raise ConfigError(f"{label}: {name} holds {len(values)} numbers for {channels} channels; give one each")
         for value in values:
-            (checks.positive if name == "std" else checks.real)(f"{label}: {name}", value)
+            (checks.positive if name == "std" else checks.finite_number)(f"{label}: {name}", value)

@@ -12,7 +12,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from fedsim.core.errors import MissingDataError, OutputError
-from fedsim.core.files import replacing
+from fedsim.core.files import replacement_file
 from fedsim.core.torchvision_import import torchvision
 from fedsim.data.datasets.data_files import Files
 from fedsim.data.datasets.vision import Images, error_text
@@ -74,5 +74,5 @@ def _pixels(path: str) -> np.ndarray:
 
 def _pack(path: Path, x: np.ndarray, y: np.ndarray) -> None:
     """Write the decoded images; a folder that cannot be written is read again next time."""
-    with contextlib.suppress(OutputError), replacing(path, "wb") as file:
+    with contextlib.suppress(OutputError), replacement_file(path, "wb") as file:
         np.savez(file, x=x, y=y)

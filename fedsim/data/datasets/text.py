@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsim.core import checks
 from fedsim.core.constraints import Count, Fraction, OneOf
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.core.files import regular
+from fedsim.core.files import regular_path
 from fedsim.data.datasets.dataset import Dataset
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class Text(Dataset):
 def _read(path: str) -> str:
     """All of the file."""
     try:
-        text = regular(Path(path).expanduser()).read_text(encoding="utf-8-sig")
+        text = regular_path(Path(path).expanduser()).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise MissingDataError(
             f"{{path}}={path} is no text in UTF-8 ({error}); convert it", mentions=("path",)

@@ -48,7 +48,7 @@ class Answer:
         self.model, self.shift, self.data = model, shift, data
         if self.columns and not shift.active:
             raise ConfigError(f"diagnostics={list(diagnostics)}: with shift=none data answer no model; leave it out")
-        if self.columns and model.columns.divided:
+        if self.columns and model.columns.is_divided:
             raise ConfigError(f"diagnostics={list(diagnostics)}: clients deploy parts of their own; set columns=all")
         if POWER in self.columns and getattr(getattr(shift, "inner", shift), "held_fractions", None) is not None:
             raise ConfigError(

@@ -190,7 +190,7 @@ def check_gradient(risk: Risk, start: Tensor) -> None:
 
 def too_dear(model: RowModel, data: ClientData) -> str:
     """Why `auto` does not solve, or nothing."""
-    if model.columns.divided:
+    if model.columns.is_divided:
         return "the model has columns that strategies do not see"
     if model.dimension > PARAMETERS:
         return f"the model has {model.dimension} parameters, more than {PARAMETERS}"

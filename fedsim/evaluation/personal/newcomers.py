@@ -84,7 +84,7 @@ class Newcomers:
                 if self.own_models.plain is not None:
                     plain = self.own_models.stepped(columns.shared_part(plain), cohort, epoch, model, memory)
                 carry = start | {"params": columns.shared_part(full_rows)}
-                full_rows = self.trainer.run(carry, cohort, epoch, model, memory).arrived
+                full_rows = self.trainer.run(carry, cohort, epoch, model, memory).arrived_rows
                 plain = full_rows if self.own_models.plain is None else plain
         return epochs
 

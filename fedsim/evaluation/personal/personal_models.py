@@ -83,7 +83,7 @@ class OwnModels:
                 mine |= {name: value for name, value in theirs.items() if name in (OWN, AVERAGED)}
             lent.writable = False
             shared_rows = self.adapt.model.columns.shared_part(rows)
-            return one_row(self.adapt.run(shared_rows, cohort, t, model, lent).arrived)
+            return one_row(self.adapt.run(shared_rows, cohort, t, model, lent).arrived_rows)
         return one_row(rows)
 
     def after(
@@ -92,9 +92,9 @@ class OwnModels:
         """Rows [n, d] of clients that take the local steps of round t from the carry `start`, and what they would
         remember of them."""
         lent = memory.read_only()
-        return self.trainer.run(start, cohort, t, model, lent).arrived, lent.unwritten
+        return self.trainer.run(start, cohort, t, model, lent).arrived_rows, lent.unwritten
 
     def stepped(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
         """Rows [n, d] after the plain steps of round t from what travels, [n, d_s]; data answer as `memory` has it."""
         assert self.plain is not None
-        return self.plain.run(rows, cohort, t, model, memory.read_only()).arrived
+        return self.plain.run(rows, cohort, t, model, memory.read_only()).arrived_rows

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsim.availability import Availability
 from fedsim.core.federation import Federation
-from fedsim.core.files import replacing
+from fedsim.core.files import replacement_file
 
 NAME = "clients.npz"
 METRIC = "metric_"  # before the name of a metric that a user adds
@@ -93,7 +93,7 @@ def write(path: Path, clients: Clients) -> None:
     """Write the file so that it is whole at every moment; OutputError where it cannot be."""
     arrays = {name: value for name, value in vars(clients).items() if name != "metrics" and value is not None}
     arrays |= {f"{METRIC}{name}": values for name, values in clients.metrics.items()}
-    with replacing(path, "wb") as file:
+    with replacement_file(path, "wb") as file:
         np.savez_compressed(file, **arrays)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from fedsim.core.errors import CheckpointError
-from fedsim.core.files import atomic_write, on_disk, regular, replacing, without_following
+from fedsim.core.files import atomic_write, on_disk, regular_path, replacement_file, without_following
 from fedsim.run.tracking.result import Row
 
 NAME = "metrics.csv"
@@ -27,7 +27,7 @@ def read_metrics(path: Path) -> list[Row]:
     """
     rows: list[Row] = []
     try:
-        with open(regular(path), newline="", encoding="utf-8") as file:
+        with open(regular_path(path), newline="", encoding="utf-8") as file:
             lines = [line for line in file if not line.startswith("#") and line.endswith("\n")]
         for record in csv.DictReader(lines):
             if None not in record.values():
@@ -107,7 +107,7 @@ class MetricsCSV:
             CheckpointError: the rows are not of a run with these columns.
         """
         rows = kept_rows(path, columns, keep)
-        with replacing(path) as file:
+        with replacement_file(path) as file:
             file.writelines(f"# {name}: {meaning}\n" for name, meaning in columns.items())
             writer = csv.DictWriter(file, list(columns))
             writer.writeheader()

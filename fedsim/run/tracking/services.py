@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacing
+from fedsim.core.files import replacement_file
 from fedsim.run.tracking.observer import EvaluationEvent, Observer, RunEnded, RunStarted
 from fedsim.run.tracking.result import Row
 
@@ -63,7 +63,7 @@ class Service(Observer):
         previous_id = identities.get(self.package) if run.completed else None
         run_id = self.start(run, self.name or (run.folder.name if run.folder else None), previous_id)
         if run.folder is not None:
-            with replacing(run.folder / IDENTITY) as file:
+            with replacement_file(run.folder / IDENTITY) as file:
                 file.write(json.dumps(identities | {self.package: run_id}) + "\n")
 
     def start(self, run: RunStarted, name: str | None, identity: str | None) -> str:

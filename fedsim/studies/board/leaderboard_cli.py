@@ -17,7 +17,7 @@ import torch
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.speaking import log_to_stderr, patiently
+from fedsim.core.speaking import log_to_stderr, tolerate_broken_pipes
 from fedsim.run.tracking.environment import environment
 from fedsim.studies.board import submission
 from fedsim.studies.board.board import Board, Cell, load, names, results_folder
@@ -31,7 +31,7 @@ from fedsim.studies.reproduce.runner import jobs_at_once
 VERSIONS = ("fedsim-torch", "torch", "numpy")
 
 
-@patiently()
+@tolerate_broken_pipes()
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `fedsim-leaderboard`."""
     parser = _parser()

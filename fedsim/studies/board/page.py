@@ -13,7 +13,7 @@ from markupsafe import Markup
 from scipy import stats
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacing, without_nan
+from fedsim.core.files import replacement_file, without_nan
 from fedsim.studies.board.board import Board
 from fedsim.studies.board.markdown import compared, markdown
 from fedsim.studies.board.rows import DONE, Cells
@@ -37,7 +37,7 @@ def write_pages(board: Board, folder: Path) -> list[Path]:
     drawn = pictures(standings, folder)
     texts = {"README.md": markdown(standings, [path.name for path in drawn]), "index.html": html(standings)}
     for name, text in texts.items():
-        with replacing(folder / name) as file:
+        with replacement_file(folder / name) as file:
             file.write(text)
     return [*(folder / name for name in texts), *drawn]
 
@@ -70,7 +70,7 @@ def pictures(standings: Standings, folder: Path) -> list[Path]:
         drawn["cells"] = plots.heat(names, columns, 100 * ahead, bar_label, blocks)
     paths = []
     for name, figure in drawn.items():
-        with replacing(folder / f"{name}.png", "wb") as file:
+        with replacement_file(folder / f"{name}.png", "wb") as file:
             figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
         paths.append(folder / f"{name}.png")
     return paths

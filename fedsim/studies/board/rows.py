@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacing, without_nan
+from fedsim.core.files import replacement_file, without_nan
 from fedsim.studies.board.board import Board, Cell, Track
 from fedsim.studies.board.digests import Digests, check
 from fedsim.studies.board.track_settings import TrackSettings
@@ -124,7 +124,7 @@ def write(folder: Path, cells: Cells, board: Board) -> None:
     head = {"cell": cells.cell.name, **_settings(cells.cell, board), **shared}
     lines = [f"  {json.dumps(key)}: {_text(value)}," for key, value in head.items()]
     lines += ['  "rows": {', ",\n".join(f"    {json.dumps(name)}: {_text(row)}" for name, row in rows.items()), "  }"]
-    with replacing(path) as file:
+    with replacement_file(path) as file:
         file.write("\n".join(["{", *lines, "}"]) + "\n")
 
 

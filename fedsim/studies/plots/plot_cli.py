@@ -13,8 +13,8 @@ import matplotlib
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacing
-from fedsim.core.speaking import patiently
+from fedsim.core.files import replacement_file
+from fedsim.core.speaking import tolerate_broken_pipes
 from fedsim.studies.plots.compare import FEW_REPLICATES, Picture, few_replicates, pictures, replicates
 from fedsim.studies.plots.html_report import html
 from fedsim.studies.plots.style import PALETTE, parameters
@@ -30,7 +30,7 @@ UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Da
 GROWING = ("virtual_seconds", "total_bytes_up", "total_bytes_down", "samples", "seconds")
 
 
-@patiently()
+@tolerate_broken_pipes()
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `fedsim-plot`."""
     parser = argparse.ArgumentParser("fedsim-plot", description="Compare runs: a table, pictures, an HTML report.")
@@ -132,10 +132,10 @@ def _save(drawn: Iterable[Picture], out: Path, formats: list[str]) -> str:
             for ending in formats:
                 with (
                     matplotlib.rc_context(parameters() | {"savefig.bbox": None}),
-                    replacing(out / f"{picture.name}.{ending}", "wb") as file,
+                    replacement_file(out / f"{picture.name}.{ending}", "wb") as file,
                 ):
                     picture.figure.savefig(file, format=ending, metadata=UNDATED.get(ending))
-            with replacing(out / f"{picture.name}.caption.txt") as file:
+            with replacement_file(out / f"{picture.name}.caption.txt") as file:
                 file.write(f"{picture.heading}. {picture.caption}\nColours: {PALETTE}.\n")
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written ({_error_text(error)}); choose another folder") from error
@@ -145,7 +145,7 @@ def _save(drawn: Iterable[Picture], out: Path, formats: list[str]) -> str:
 def _write(path: Path, text: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
+        with replacement_file(path) as file:
             file.write(text)
     except OSError as error:
         raise ConfigError(f"--html {path} cannot be written ({_error_text(error)}); choose another file") from error

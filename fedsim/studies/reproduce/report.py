@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.core.files import replacing, write_json
+from fedsim.core.files import replacement_file, write_json
 from fedsim.studies.plots.cells import Cell
 from fedsim.studies.reproduce.claims import HELD, OPEN, VERDICTS, Verdict
 from fedsim.studies.reproduce.measures import Ahead, Measure
@@ -161,7 +161,7 @@ def summary(recipes: dict[str, list[Row]]) -> str:
 
 def save_rows(path: Path, lines: list[Row], metadata: dict[str, Any]) -> None:
     """results.csv: what made it in '#' lines, then a line per number and per claim."""
-    with replacing(path) as file:
+    with replacement_file(path) as file:
         _header(file, metadata)
         writer = csv.DictWriter(file, list(asdict(Row(""))))
         writer.writeheader()
@@ -172,7 +172,7 @@ def save_curves(
     path: Path, cells: list[Cell], metrics: list[str], metadata: dict[str, Any], max_points: int = 200
 ) -> None:
     """curves.csv: what the picture shows, mean and standard deviation, thinned to at most so many rounds a run."""
-    with replacing(path) as file:
+    with replacement_file(path) as file:
         _header(file, metadata)
         writer = csv.writer(file)
         writer.writerow([*(cells[0].at if cells else []), "metric", "round", "mean", "std"])

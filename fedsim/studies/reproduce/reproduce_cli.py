@@ -14,8 +14,8 @@ import torch
 from fedsim.app.build import build
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacing
-from fedsim.core.speaking import log_to_stderr, patiently
+from fedsim.core.files import replacement_file
+from fedsim.core.speaking import log_to_stderr, tolerate_broken_pipes
 from fedsim.run.stopping import Stopped
 from fedsim.run.tracking.environment import environment
 from fedsim.run.wiring import resolve_device
@@ -30,7 +30,7 @@ from fedsim.studies.results.runs import load as load_run
 RUNS, RESULTS = "runs", "results"
 
 
-@patiently()
+@tolerate_broken_pipes()
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `fedsim-reproduce`."""
     parser = _parser()
@@ -143,7 +143,7 @@ def reproduce(
     if recipe.figure is not None and cells:
         drawing = draw(cells, recipe.figure)
         for ending in ("png", "pdf"):
-            with replacing(folder / f"figure.{ending}", "wb") as file:
+            with replacement_file(folder / f"figure.{ending}", "wb") as file:
                 drawing.savefig(file, format=ending)
         if recipe.figure["kind"] == "curves":
             report.save_curves(folder / "curves.csv", cells, metrics_of(recipe.figure), metadata)

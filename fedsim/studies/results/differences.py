@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.settings import short, spoken_key
+from fedsim.core.settings import abbreviated_keys, spoken_key
 from fedsim.run.run_files import ENVIRONMENT
 from fedsim.run.tracking.metrics_csv import NAME
 from fedsim.studies.results.display_names import CLASSES
@@ -54,7 +54,7 @@ def value_text(run: Run, key: str, among: Sequence[str] = ()) -> str:
     if key.endswith(_CLASS):
         class_name = str(run.settings[key]).rpartition(".")[2]
         return CLASSES.get(class_name, class_name)
-    return f"{short([*among, key])[key]}={shortened(value(run.settings, key))}"
+    return f"{abbreviated_keys([*among, key])[key]}={shortened(value(run.settings, key))}"
 
 
 def shortened(text: str, max_length: int = 24) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedsim.app.commands import WORDS
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacing
+from fedsim.core.files import replacement_file
 from fedsim.studies.results import Run, load
 
 FORMS = (".safetensors", ".pt", ".pth")
@@ -49,7 +49,7 @@ def write(path: Path, model: dict[str, Tensor]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, "wb") as file:
+        with replacement_file(path, "wb") as file:
             if path.suffix == ".safetensors":  # which knows no tensor of two names: tied weights are there twice
                 file.write(save({name: value.clone() for name, value in model.items()}))
             else:

@@ -15,7 +15,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from fedsim.core.errors import CheckpointError, ConfigError
-from fedsim.core.files import regular
+from fedsim.core.files import regular_path
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.clients import Clients
 from fedsim.run.tracking.metrics_csv import read_metrics
@@ -75,7 +75,7 @@ def read_config(path: Path) -> dict[str, Any]:
     if not _exists(path):
         return {}
     with intact(path):
-        plain = OmegaConf.to_container(OmegaConf.load(regular(path)))
+        plain = OmegaConf.to_container(OmegaConf.load(regular_path(path)))
         demand(isinstance(plain, dict), "it holds no settings")
         assert isinstance(plain, dict)
         rounds = plain.get("rounds")
@@ -110,7 +110,7 @@ def read_clients(path: Path) -> Clients | None:
     if not _exists(path):
         return None
     with intact(path):
-        stored_clients = clients.read(regular(path))
+        stored_clients = clients.read(regular_path(path))
         demand(stored_clients.number > 0, f"number is {stored_clients.number}")
         arrays = {"accuracy": 2, "samples": 1, "class_fractions": 2, "present": 2, "held_out": 2}
         of = {name: getattr(stored_clients, name) for name in arrays} | stored_clients.metrics
@@ -147,7 +147,7 @@ def _json(path: Path) -> dict[str, Any]:
     """What the file holds; nothing where there is none."""
     if not _exists(path):
         return {}
-    content = json.loads(regular(path).read_text(encoding="utf-8"))
+    content = json.loads(regular_path(path).read_text(encoding="utf-8"))
     demand(isinstance(content, dict), "it holds no names and values")
     json.dumps(content, ensure_ascii=False).encode()  # half of a surrogate pair cannot be shown
     return dict(content)

@@ -204,7 +204,9 @@ class Run:
             return self._predictor.test(state)
 
     def _trusting(self) -> contextlib.AbstractContextManager[None]:
-        return targets.trusting(self.trusted, own_code=False, remedy="fedsim.load(folder, trusted=['{root}']) says so")
+        return targets.trust_packages(
+            self.trusted, own_code=False, remedy="fedsim.load(folder, trusted=['{root}']) says so"
+        )
 
     @functools.cached_property
     def _predictor(self) -> Predictor:

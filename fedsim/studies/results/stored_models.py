@@ -14,7 +14,7 @@ from torch import Tensor
 from fedsim.core import checksums
 from fedsim.core.columns import AVERAGED, OWN
 from fedsim.core.errors import CheckpointError, ConfigError
-from fedsim.core.files import regular
+from fedsim.core.files import regular_path
 from fedsim.models.naming import Naming
 from fedsim.run.run_files import BEST, CHECKPOINT, CONSTANTS, HEADER
 from fedsim.studies.results.reading import intact
@@ -31,7 +31,7 @@ class _File:
     def __init__(self, path: Path, checked_files: set[tuple[Any, ...]]) -> None:
         self._path, self._checked_files = path, checked_files
         try:
-            self._file = safe_open(regular(path), framework="pt")
+            self._file = safe_open(regular_path(path), framework="pt")
             self._version = (path.name, path.stat().st_mtime_ns)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}); the run has left no model there") from error
@@ -52,7 +52,7 @@ class _File:
         """
         if (*self._version, name) not in self._checked_files:
             try:
-                damage = checksums.damaged(self.header, {name: self._file.get_tensor(name)})
+                damage = checksums.damaged_name(self.header, {name: self._file.get_tensor(name)})
             except (SafetensorError, ValueError) as error:
                 damage = str(error)
             if damage is not None:
@@ -88,9 +88,9 @@ class StoredModels:
         with intact(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
             naming, header, rows = self._read_header(file)
             row = file.rows("model")[replicate]
-            if naming.columns.divided:
+            if naming.columns.is_divided:
                 private_columns, averaged = self._private_columns(file, replicate, range(rows))
-                row = naming.columns.joined(
+                row = naming.columns.join(
                     row, private_columns.mean(0) if len(header["naming"]["private_parameters"]) else row[:0], averaged
                 )
         return naming.state_dict(row)
@@ -129,9 +129,9 @@ class StoredModels:
             row = file.rows("models")[at] if header["kept"] else file.rows("model")[replicate]
             if clustered and (choice := int(file.rows("choice")[at : at + 1])) >= 0:
                 row = file.rows("clusters")[replicate][choice]
-            if naming.columns.divided:
+            if naming.columns.is_divided:
                 private_columns, averaged = self._private_columns(file, replicate, range(client, client + 1))
-                row = naming.columns.joined(row, private_columns[0] if naming.private_parameters else row[:0], averaged)
+                row = naming.columns.join(row, private_columns[0] if naming.private_parameters else row[:0], averaged)
         return naming.state_dict(row)
 
     def _private_columns(self, file: _File, replicate: int, clients: range) -> tuple[Tensor, Tensor]:

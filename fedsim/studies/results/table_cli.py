@@ -9,7 +9,7 @@ from pathlib import Path
 from fedsim.app.commands import WORDS
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacing
+from fedsim.core.files import replacement_file
 from fedsim.evaluation.columns import validation_metric
 from fedsim.studies.results.differences import find
 from fedsim.studies.results.display_names import Renaming
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> None:
     """Print or write the table."""
     options = parser().parse_args(arguments)
     last = checks.whole_number("--last", options.last)
-    if not 0 < checks.real("--confidence", options.confidence) < 1:
+    if not 0 < checks.finite_number("--confidence", options.confidence) < 1:
         raise ConfigError(f"--confidence {options.confidence} must lie between 0 and 1, such as 0.95")
     form = options.form or ENDINGS.get(options.to.suffix if options.to else "", "text")
     _check_latex_options(form, options.caption, options.label)
@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> None:
         return
     try:
         options.to.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(options.to) as file:
+        with replacement_file(options.to) as file:
             file.write(text + "\n")
     except OSError as error:
         raise ConfigError(f"--to {options.to} cannot be written ({error}); choose another file") from error
@@ -160,6 +160,6 @@ def _pairs(option: str, texts: list[str]) -> dict[str, str]:
 
 def _number(option: str, text: str) -> float:
     try:
-        return checks.real(option, float(text))
+        return checks.finite_number(option, float(text))
     except ValueError as error:
         raise ConfigError(f"{option}={text} must be a number") from error

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.core.files import regular
+from fedsim.core.files import regular_path
 from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.samples import Part
 
@@ -80,7 +80,7 @@ def read(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise MissingDataError(f"{{path}}={path} is not there (looked for {path.resolve()})", mentions=("path",))
     try:
-        regular(path)
+        regular_path(path)
         if path.is_dir():
             return {name: npy(path / f"{name}.npy") for name in NAMES if (path / f"{name}.npy").exists()}
         if path.suffix == ".safetensors":
@@ -102,4 +102,4 @@ def read(path: Path) -> dict[str, Any]:
 def npy(path: Path) -> np.ndarray:
     """Inputs stay in their file; the rest is read."""
     mapped = path.stem.startswith("x")
-    return np.load(regular(path), mmap_mode="c" if mapped else None, allow_pickle=False)
+    return np.load(regular_path(path), mmap_mode="c" if mapped else None, allow_pickle=False)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError, MissingDataError
-from fedsim.core.files import regular
+from fedsim.core.files import regular_path
 from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.samples import Part, array
 from fedsim.data.datasets.text import tokens_of
@@ -100,7 +100,7 @@ def read(location: Path) -> Part:
 def users(file: Path) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
     """The users of one file, inputs [n, …] and targets [n] of each."""
     try:
-        content = json.loads(regular(file).read_text(encoding="utf-8"))
+        content = json.loads(regular_path(file).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise MissingDataError(f"{{path}}: {file} cannot be read as JSON ({reason})", mentions=("path",)) from error
