@@ -13,7 +13,7 @@ from fedsim.availability.times import duration, instant, times
 from fedsim.core import checks
 from fedsim.core.constraints import Fraction
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.samples import called_of, ordered
+from fedsim.data.datasets.own.samples import called_of, sort_names
 from fedsim.data.datasets.own.table_columns import Columns, columns
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class TraceLog(Recorded):
                 mentions=("client", "start", "end"),
             )
         line_clients = clients_of_lines(table, client)
-        self.names = ordered(set(line_clients))
+        self.names = sort_names(set(line_clients))
         at = {name: index for index, name in enumerate(self.names)}
         self._read(table, start, end, np.array([at[name] for name in line_clients]), round, begin, until)
 

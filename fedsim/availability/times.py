@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.table_columns import Columns, as_numbers, missing
+from fedsim.data.datasets.own.table_columns import Columns, as_numbers, is_missing
 
 SECOND = 1_000_000  # in microseconds, in which timestamps are counted
 UNITS = {
@@ -74,7 +74,7 @@ def times(table: Columns, name: str) -> Times:
         ConfigError: an entry is missing or neither, naming its line; or they are of several kinds.
     """
     values = table[name]
-    gaps = np.isnat(values) if values.dtype.kind == "M" else missing(values)
+    gaps = np.isnat(values) if values.dtype.kind == "M" else is_missing(values)
     if gaps.any():
         location = table.row_label(int(gaps.argmax()))
         raise ConfigError(f"{table.source}: {location} has no {name!r}; give a time, or leave the line out")

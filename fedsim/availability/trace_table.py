@@ -9,8 +9,8 @@ import numpy as np
 from fedsim.availability.log import clients_of_lines, require_column
 from fedsim.availability.recorded import RECORD, Match, Missing, Recorded, Unknown
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.samples import ordered
-from fedsim.data.datasets.own.table_columns import Columns, as_numbers, columns, missing
+from fedsim.data.datasets.own.samples import sort_names
+from fedsim.data.datasets.own.table_columns import Columns, as_numbers, columns, is_missing
 
 WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 
@@ -49,7 +49,7 @@ class TraceTable(Recorded):
                 mentions=("client", "round", "available"),
             )
         line_clients = clients_of_lines(table, client)
-        self.names = ordered(set(line_clients))
+        self.names = sort_names(set(line_clients))
         at = {name: index for index, name in enumerate(self.names)}
         client_index = np.array([at[name] for name in line_clients])
         round_numbers = rounds(table, round)
@@ -75,7 +75,7 @@ class TraceTable(Recorded):
 
 def rounds(table: Columns, name: str) -> np.ndarray:
     """[N] int64, the rounds of the lines."""
-    numbers = as_numbers(table[name], missing(table[name]))
+    numbers = as_numbers(table[name], is_missing(table[name]))
     if numbers is None:
         numbers = np.full(len(table), np.nan)
         for row, value in enumerate(table[name].tolist()):
@@ -94,7 +94,7 @@ def rounds(table: Columns, name: str) -> np.ndarray:
 def probabilities(table: Columns, name: str) -> np.ndarray:
     """[N] numbers from 0 to 1, or words for both ends."""
     values = table[name]
-    numbers = as_numbers(values, missing(values))
+    numbers = as_numbers(values, is_missing(values))
     if numbers is None:
         numbers = np.array([_probability(value) for value in values.tolist()])
     bad = ~((numbers >= 0) & (numbers <= 1))

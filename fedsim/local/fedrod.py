@@ -46,7 +46,7 @@ class FedRoD(FedLC):
     def setup(self, data: ClientData, shift: Shift, model: RowModel) -> None:
         super().setup(data, shift, model)
         self.head = last_layers(model.shapes, 1).to(model.device)
-        row, inputs = model.initial([0])[0], model.call.inputs(data.pair(model.dtype))
+        row, inputs = model.initial([0])[0], model.call.inputs(data.two_samples(model.dtype))
         angle = torch.arange(len(self.head), device=row.device).to(row.dtype)
         heads = angle.sin(), angle.cos(), angle.sin() + angle.cos()
         first_output, second_output, sum_output = (

@@ -49,7 +49,7 @@ def estimator(name: str, variance: float | None, data: ClientData, shift: Shift)
         return FractionEstimator(shift.groups, shift.group_entry)
     if name == "mean_x":
         return MeanEstimator("x", numbers, shift.moving, known_variance=variance)
-    target = data.pair(torch.float32).get("y")
+    target = data.two_samples(torch.float32).get("y")
     if target is None:
         raise ConfigError(
             f"local.estimator={name} needs targets, which dataset={dataset.name} does not have; use mean_x"

@@ -44,7 +44,7 @@ class ModelChoice:
         _check_more(dataset)
         loss = dataset.loss if self.loss is None else self.loss
         builder = _builder(self.module, dataset, loss)
-        pair, output = data.pair(federation.dtype), self.output
+        pair, output = data.two_samples(federation.dtype), self.output
         built = RowModel(builder, loss, self.ridge, federation.device, federation.dtype, self.precision, pair, output)
         built.check(data.first_samples(MANY, federation.dtype), dataset.classes, dataset.name)
         return built

@@ -65,7 +65,7 @@ class MadeUpChunk:
         seeds = np.array(trial.run.federation.seeds, dtype=np.int64)[host // trial.run.federation.clients]
         self.keys = Keys(seeds, host % trial.run.federation.clients, trial.device, t)
 
-    def going(self) -> list[int]:
+    def active_rows(self) -> list[int]:
         return [int((self.steps > step).sum()) for step in range(int(self.steps.max()))]
 
     def batch(self, step: int, first: int, stop: int, dtype: torch.dtype) -> Batch:
@@ -106,7 +106,7 @@ class Trial:
         self.carry, self.rows, self.deployed = self._carry(state, memory)
         self.clients = self.rows % run.federation.clients
         width = run.data.width(7)
-        fixed = run.data.fixed(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
+        fixed = run.data.fixed_samples(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
         self._fixed = {name: value for name, value in fixed.items() if name not in ("client", "row")}
         self.exact: list[tuple[Named, Tensor]] = []  # of every client alone, in round 0
         self.before = [look(component) for component in self.components]

@@ -184,7 +184,7 @@ def split(data: Dataset, partition: Partition | None, clients: int, seeds: Seque
         drawn = _tables_of_users(partition, samples, clients, seeds)
     else:
         drawn = {seed: partition.table(samples, clients, seed) for seed in dict.fromkeys(seeds)}
-    drawn = drawn if kept_indices is None else {seed: table.renumbered(kept_indices) for seed, table in drawn.items()}
+    drawn = drawn if kept_indices is None else {seed: table.renumber(kept_indices) for seed, table in drawn.items()}
     tables = [drawn[seed] for seed in seeds]
     used_counts = [len(t.order) + (0 if t.validation is None else len(t.validation.order)) for t in tables]
     left_out = samples.count - min(used_counts)

@@ -81,7 +81,7 @@ class LossAttraction(Attraction):
         self._lock = threading.Lock()  # functional calls share one module among the loop executor's threads
         rows = torch.arange(len(federation.sizes), device=federation.device)
         if not isinstance(data, Stored):
-            drawn = data.fixed(rows, data.width(samples), torch.float64, rng.Purpose.SHIFT)
+            drawn = data.fixed_samples(rows, data.width(samples), torch.float64, rng.Purpose.SHIFT)
             self.sample, group = components(drawn, groups, lead=2)
         else:  # their numbers alone are kept
             numbers, valid = data.numbers(rows, data.width(samples))

@@ -66,7 +66,7 @@ class Trial:
         """[3] local steps of each client, descending."""
         return np.count_nonzero(self.sizes, axis=1)
 
-    def going(self) -> list[int]:
+    def active_rows(self) -> list[int]:
         """How many clients take each of the steps."""
         return [int(np.count_nonzero(self.sizes[:, step])) for step in range(self.sizes.shape[1])]
 

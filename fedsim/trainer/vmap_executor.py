@@ -87,7 +87,7 @@ class VmapExecutor:
         alive = len(chunk.steps)
         losses = torch.zeros(alive, dtype=self.dtype, device=rates.device)
         finished: list[Carry] = []
-        for step, going in enumerate(chunk.going()):
+        for step, going in enumerate(chunk.active_rows()):
             if going < alive:
                 finished.append({name: value[going:] for name, value in carry.items()})
                 carry = {name: value[:going] for name, value in carry.items()}

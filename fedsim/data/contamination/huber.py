@@ -95,7 +95,7 @@ class Huber(Contamination):
     def __call__(self, batch: dict[str, Tensor], keys: Tensor) -> dict[str, Tensor]:
         slots = torch.arange(batch["x"].shape[1], device=keys.device)
         drawn, fraction = rng.uniform(keys[:, None], slots, torch.float64), self.fractions[batch["client"]][:, None]
-        contaminated = lowest(drawn, fraction, batch.get("weight")) if self.exact else drawn < fraction
+        contaminated = is_among_lowest(drawn, fraction, batch.get("weight")) if self.exact else drawn < fraction
         contaminated_batch = batch | {"contaminated": contaminated}
         for name, corrupted in self.corrupt(batch, contaminated, rng.fold(keys, 1)).items():
             shape = (*contaminated.shape, *[1] * (corrupted.dim() - 2))
@@ -118,7 +118,7 @@ class Huber(Contamination):
         return rng.normal(keys.reshape(-1, *[1] * (like.dim() - 1)), counters, like.dtype)
 
 
-def lowest(drawn: Tensor, fraction: Tensor, weight: Tensor | None) -> Tensor:
+def is_among_lowest(drawn: Tensor, fraction: Tensor, weight: Tensor | None) -> Tensor:
     """[c, B] is a number among the lowest ϵ_i n of its row? drawn [c, B], fraction [c, 1]; n counts weights above 0."""
     real = torch.ones_like(drawn, dtype=torch.bool) if weight is None else weight > 0
     count = (fraction * real.sum(1, keepdim=True) + 0.5).floor()

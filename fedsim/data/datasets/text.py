@@ -71,7 +71,7 @@ class Text(Dataset):
         names = None
         if by == "speaker":
             speeches = _speeches(_read(path), SPEECH if speaker is None else _pattern(speaker), path)
-            names, texts = _talkative(speeches, client_count, length, test_fraction, path)
+            names, texts = _most_talkative(speeches, client_count, length, test_fraction, path)
         else:
             if speaker is not None:
                 raise ConfigError(
@@ -167,7 +167,7 @@ def _speeches(text: str, pattern: re.Pattern[str], path: str) -> dict[str, str]:
     return {name: "\n".join(filter(None, speeches)) for name, speeches in speeches_by_name.items()}
 
 
-def _talkative(
+def _most_talkative(
     texts: dict[str, str], clients: int | None, length: int, test_fraction: float, path: str
 ) -> tuple[tuple[str, ...], list[str]]:
     """The clients' names and texts, who says most first."""
@@ -218,10 +218,10 @@ def _used_length(characters: int, length: int) -> int:
 def tokens_of(codes: np.ndarray, vocabulary: np.ndarray) -> np.ndarray:
     """Code points [n] → their numbers in the alphabet from 1 on, 0 for the unknown."""
     index = np.searchsorted(vocabulary, codes).clip(max=len(vocabulary) - 1)
-    return np.where(vocabulary[index] == codes, index + 1, 0).astype(_smallest(len(vocabulary)))
+    return np.where(vocabulary[index] == codes, index + 1, 0).astype(_smallest_dtype(len(vocabulary)))
 
 
-def _smallest(largest: int) -> type[np.signedinteger]:
+def _smallest_dtype(largest: int) -> type[np.signedinteger]:
     """The smallest signed type for such numbers: unsigned bytes are pixels."""
     return next(kind for kind in (np.int8, np.int16, np.int32) if largest <= np.iinfo(kind).max)
 

@@ -62,9 +62,9 @@ class Images(Dataset):
         (train_x, train_y), (test_x, test_y) = splits
         super().__init__(
             self.label,
-            pooled(train_x, pool),
+            average_pool(train_x, pool),
             train_y,
-            pooled(test_x, pool),
+            average_pool(test_x, pool),
             test_y,
             classes=type(self).kinds,
             mean=type(self).mean,
@@ -104,7 +104,7 @@ def error_text(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def pooled(images: Tensor, pool: int) -> Tensor:
+def average_pool(images: Tensor, pool: int) -> Tensor:
     """[N, C, H, W] uint8 → [N, C, H // pool, W // pool] uint8, block means rounded."""
     if pool == 1:
         return images

@@ -35,7 +35,7 @@ class Matched(Partition):
         validation: Fraction = 0.0,
     ) -> None:
         super().__init__(validation)
-        self.distribution = None if distribution is None else shares(distribution)
+        self.distribution = None if distribution is None else class_shares(distribution)
         self.size = size
 
     def split(self, samples: Samples, clients: int, draw: np.random.Generator) -> list[np.ndarray]:
@@ -85,7 +85,7 @@ class Matched(Partition):
         return of(size)
 
 
-def shares(distribution: Sequence[float | Sequence[float]]) -> np.ndarray:
+def class_shares(distribution: Sequence[float | Sequence[float]]) -> np.ndarray:
     """[1, C] or [m, C], 1 in sum in every row; an error where these are no distributions."""
     try:
         rows = np.atleast_2d(np.array(distribution, dtype=np.float64))

@@ -55,9 +55,9 @@ class Table:
             self.order[: self.offsets[clients]], self.offsets[: clients + 1], validation_table, names, self.skew
         )
 
-    def renumbered(self, numbers: np.ndarray) -> Table:
+    def renumber(self, numbers: np.ndarray) -> Table:
         """The same shares, sample k of which is called numbers[k]."""
-        validation_table = None if self.validation is None else self.validation.renumbered(numbers)
+        validation_table = None if self.validation is None else self.validation.renumber(numbers)
         return Table(numbers[self.order].astype(np.int32), self.offsets, validation_table, self.names, self.skew)
 
     def split_off(self, share: float, draw: np.random.Generator) -> Table:

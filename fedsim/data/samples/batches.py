@@ -81,11 +81,11 @@ class Batches:
             batch_sizes |= set(np.unique(remainder[(remainder > 0) & (load.steps >= load.per_pass)]).tolist())
         return tuple(sorted(batch_sizes - {0}))
 
-    def under(self, work: LocalWork) -> Batches:
+    def with_work(self, work: LocalWork) -> Batches:
         """The same samples under other work."""
         return Batches(self.data, work, self.contamination, self.keyed, self.redraw)
 
-    def of(self, data: ClientData) -> Batches:
+    def with_data(self, data: ClientData) -> Batches:
         """The same work on other samples, which allow it."""
         return Batches(data, self.work, self.contamination, self.keyed, self.redraw)
 
@@ -135,7 +135,7 @@ class Plan:
     def concatenate(plans: Sequence[Plan], data: ClientData) -> Plan:
         """The rows of several runs, one after another, in the same round; `data` holds their clients likewise."""
         first = plans[0]
-        batches = first.batches.of(data)
+        batches = first.batches.with_data(data)
         before = np.cumsum([0, *(len(plan.batches.federation.sizes) for plan in plans[:-1])])
         loads = [plan.load for plan in plans]
         sample_counts, size, per_pass, steps = (
@@ -173,7 +173,7 @@ class Chunk:
         ragged = bool(np.any(self.sizes != self.sizes[:1]))
         self._device_sizes = torch.as_tensor(self.sizes, device=self.rows.device) if ragged else None
 
-    def going(self) -> list[int]:
+    def active_rows(self) -> list[int]:
         """[S] how many rows take each of the steps; of no row, none at all."""
         number = np.arange(self.steps.max(initial=0))
         return np.count_nonzero(self.steps[:, None] > number, axis=0).tolist()

@@ -120,11 +120,13 @@ class ClientData(ABC):
 
     @abstractmethod
     def width(self, limit: int | None, rows: np.ndarray | None = None) -> int:
-        """How many samples `fixed` gives each of these virtual clients (all, by default) where up to `limit` are asked
+        """How many samples `fixed_samples` gives each of these virtual clients (all, by default) where up to `limit` are asked
         for; None asks for all that are stored, or for 1,000 of a stream."""
 
     @abstractmethod
-    def fixed(self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False) -> Batch:
+    def fixed_samples(
+        self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False
+    ) -> Batch:
         """A client's fixed samples: the same whenever they are asked for.
 
         Stored samples are thinned evenly along the client's share; those of a stream stand for its law
@@ -159,7 +161,7 @@ class ClientData(ABC):
     def means(self) -> Tensor | None:
         """[R, m, d] float64 the mean of every client's (flattened) x; None where it is unknown."""
 
-    def pair(self, dtype: torch.dtype) -> Batch:
+    def two_samples(self, dtype: torch.dtype) -> Batch:
         """Two samples to try things out with, see `first_samples`."""
         return self.first_samples(2, dtype)
 

@@ -26,7 +26,7 @@ class ClientSamples:
 
     def batch(self, rows: Tensor) -> Batch:
         """x [n, q, …], y [n, q], weight [n, q], client and row [n] of virtual clients [n]; weight 0 marks padding."""
-        batch = self.data.fixed(rows, self.width, self.dtype, rng.Purpose.EVALUATION, by_seed=True)
+        batch = self.data.fixed_samples(rows, self.width, self.dtype, rng.Purpose.EVALUATION, by_seed=True)
         if "weight" not in batch:
             batch["weight"] = torch.ones(len(rows), self.width, dtype=self.dtype, device=rows.device)
         return batch

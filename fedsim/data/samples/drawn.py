@@ -47,7 +47,9 @@ class Drawn(ClientData):
     def width(self, limit: int | None, rows: np.ndarray | None = None) -> int:
         return self.dataset.exact_size(LAW if limit is None else limit)
 
-    def fixed(self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False) -> Batch:
+    def fixed_samples(
+        self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False
+    ) -> Batch:
         clients = rows % self.federation.clients
         seeds = self.federation.seed_of_replicate[rows // self.federation.clients] if by_seed else clients.new_zeros(())
         keys = rng.row_keys(seeds, purpose, clients)

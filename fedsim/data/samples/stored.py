@@ -69,7 +69,7 @@ class Stored(ClientData):
         of_batches = keys.of_round(rng.Purpose.BATCH)
         device = self.order.device
         if self.several:
-            first, twin = twins(of_batches, load)
+            first, twin = duplicate_rows(of_batches, load)
             sample_positions = positions(of_batches[first], load.of(first), sizes.shape[1], sampling, device)
             sample_positions = sample_positions[:, torch.as_tensor(twin, device=device)]
         else:
@@ -80,7 +80,9 @@ class Stored(ClientData):
         longest = int((self.sizes if rows is None else self.sizes[rows]).max())
         return longest if limit is None else min(limit, longest)
 
-    def fixed(self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False) -> Batch:
+    def fixed_samples(
+        self, rows: Tensor, width: int, dtype: torch.dtype, purpose: rng.Purpose, by_seed: bool = False
+    ) -> Batch:
         numbers, real = self.numbers(rows, width)
         batch = self.gather(numbers, dtype)
         batch["x"] = self.skewed(self.dataset.prepare(batch["x"], dtype), rows % self.federation.clients, numbers)
@@ -219,7 +221,7 @@ def positions(keys: np.ndarray, load: Workload, steps: int, sampling: str, devic
         return rng.integers(
             _sent(keys[:, None], device), _sent(step * size + slot, device), _sent(sample_counts, device)
         )
-    shuffled, first, last = shuffles(keys, load, device)
+    shuffled, first, last = permutations(keys, load, device)
     turn = np.minimum(step // per_pass, last[: len(shared_load.num_samples), None])
     position = turn * sample_counts + np.minimum((step % per_pass) * size + slot, sample_counts - 1)
     return shuffled[_sent(first[:, None], device) + _sent(position, device)]
@@ -230,7 +232,7 @@ def _sent(numbers: np.ndarray, device: torch.device) -> Tensor:
     return torch.as_tensor(numbers).to(device, non_blocking=True)
 
 
-def shuffles(keys: np.ndarray, load: Workload, device: torch.device) -> tuple[Tensor, np.ndarray, np.ndarray]:
+def permutations(keys: np.ndarray, load: Workload, device: torch.device) -> tuple[Tensor, np.ndarray, np.ndarray]:
     """Permutations of 0…held−1 for every pass of every row, one after another; where each row's begin [c]; and the
     number of each row's last pass [c].
 
@@ -250,15 +252,15 @@ def shuffles(keys: np.ndarray, load: Workload, device: torch.device) -> tuple[Te
         slot = torch.arange(int(length[0]), dtype=torch.int32, device=device)
         random = rng.bits(folded, slot)
         random = random if unshuffled_mask is None else torch.where(unshuffled_mask, slot, random)
-        return ordered(random, slot, int(length[0])).flatten(), first, last
+        return sort_slots(random, slot, int(length[0])).flatten(), first, last
     segment = torch.as_tensor(np.repeat(np.arange(len(row)), length), device=device)
     slot = torch.as_tensor(np.arange(len(segment)) - np.repeat(begin, length), device=device)
     random = rng.bits(folded[segment, 0], slot)
     random = random if unshuffled_mask is None else torch.where(unshuffled_mask[segment, 0], slot, random)
-    return ordered(random, slot, int(length.max()), segment, len(row)), first, last
+    return sort_slots(random, slot, int(length.max()), segment, len(row)), first, last
 
 
-def ordered(random: Tensor, slot: Tensor, largest: int, segment: Tensor | None = None, segments: int = 1) -> Tensor:
+def sort_slots(random: Tensor, slot: Tensor, largest: int, segment: Tensor | None = None, segments: int = 1) -> Tensor:
     """Slots sorted by their random numbers, of equal ones the lower slot first: along the last dimension, or segment by
     segment, which follow one another.
 
@@ -281,7 +283,7 @@ def ordered(random: Tensor, slot: Tensor, largest: int, segment: Tensor | None =
     return sorted_keys & ((1 << width) - 1)
 
 
-def twins(keys: np.ndarray, load: Workload) -> tuple[np.ndarray, np.ndarray]:
+def duplicate_rows(keys: np.ndarray, load: Workload) -> tuple[np.ndarray, np.ndarray]:
     """Rows that draw alike, by keys [c] and load: the first of each kind, and the kind of each row [c]."""
     signatures = np.stack([keys, load.num_samples, load.size, load.per_pass, load.steps], axis=1)
     _, first, kind = np.unique(signatures, axis=0, return_index=True, return_inverse=True)

@@ -35,7 +35,7 @@ class Metrics:
         self.metrics: list[Metric] = []
         if not (metric_entries := entries(metric_config)):
             return
-        pair, federation, dataset = data.pair(model.dtype), data.federation, data.dataset
+        pair, federation, dataset = data.two_samples(model.dtype), data.federation, data.dataset
         row = model.initial([federation.seeds[0]])[0]
         row = row + 0.1 * torch.sin(torch.arange(len(row), device=row.device) + 1).to(row)  # some begin at zero
         with torch.no_grad():

@@ -48,7 +48,7 @@ class Risk:
         m, device = federation.clients, federation.device
         rows = torch.arange(m, device=device) + replicate * m
         width = data.width(samples, rows.cpu().numpy())
-        self.base = data.fixed(rows, width, torch.float64, rng.Purpose.EVALUATION)
+        self.base = data.fixed_samples(rows, width, torch.float64, rng.Purpose.EVALUATION)
         self.weights = torch.tensor(federation.client_weights[replicate], device=device)  # a copy: see `minimise`
 
     def __call__(self, theta: Tensor, deployed: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from scipy.io import savemat
 from fedsim.core import MissingDataError
 from fedsim.core.torchvision_import import torchvision
 from fedsim.data.datasets import CIFAR100, CINIC10, SVHN
-from fedsim.data.datasets.vision import pooled
+from fedsim.data.datasets.vision import average_pool
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -99,8 +99,8 @@ def test_an_absent_or_foreign_cinic10_says_what_to_do(tmp_path: Path) -> None:
 def test_pooling_takes_block_means() -> None:
     images = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
     blocks = images.double().reshape(5, 3, 4, 2, 4, 2).mean((3, 5))
-    assert (pooled(images, 2).double() - blocks).abs().max() <= 0.5
-    assert pooled(images, 1) is images
+    assert (average_pool(images, 2).double() - blocks).abs().max() <= 0.5
+    assert average_pool(images, 1) is images
 
 
 def test_cifar100_is_what_torchvision_reads_in_a_hundred_classes(

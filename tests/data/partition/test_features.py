@@ -21,7 +21,7 @@ def held(simulation: Simulation) -> tuple[torch.Tensor, torch.Tensor]:
     """[m, n, …] what clients' own samples are, and the same as they are stored."""
     rows = torch.arange(simulation.federation.clients)
     width = simulation.data.width(None)
-    found = simulation.data.fixed(rows, width, torch.float64, rng.Purpose.EVALUATION)["x"]
+    found = simulation.data.fixed_samples(rows, width, torch.float64, rng.Purpose.EVALUATION)["x"]
     return found, simulation.dataset.prepare(
         simulation.dataset.train_x[simulation.data.numbers(rows, width)[0]], torch.float64
     )
@@ -43,7 +43,7 @@ def test_a_sample_has_its_noise_whenever_it_is_met() -> None:
     data, met = simulation.data, {}
     rows, everyone = torch.arange(6), np.arange(6)
     known = {}
-    fixed = data.fixed(rows, data.width(None), torch.float32, rng.Purpose.EVALUATION)["x"]
+    fixed = data.fixed_samples(rows, data.width(None), torch.float32, rng.Purpose.EVALUATION)["x"]
     for row, numbers in enumerate(data.numbers(rows, data.width(None))[0]):
         known |= {(row % 3, int(n)): x for n, x in zip(numbers, fixed[row], strict=True)}
     work = simulation.trainer.rule.work
@@ -59,7 +59,7 @@ def test_a_sample_has_its_noise_whenever_it_is_met() -> None:
     assert all(torch.equal(x, known[key]) for key, x in met.items())
     assert simulation.tables[0].validation.skew is simulation.tables[0].skew
     other = Simulation(FLAT, Linear, clients=3, partition=FeatureNoise(seed=1, validation=0.25), seeds=[0, 0])
-    assert not torch.equal(other.data.fixed(rows, 5, torch.float32, rng.Purpose.EVALUATION)["x"], fixed[:, :5])
+    assert not torch.equal(other.data.fixed_samples(rows, 5, torch.float32, rng.Purpose.EVALUATION)["x"], fixed[:, :5])
 
 
 @pytest.mark.parametrize("turns", [2, 4])

@@ -17,8 +17,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.augment import CropFlip
 from fedsim.data.datasets.dataset import Dataset
 from fedsim.data.datasets.own import samples as tensors
-from fedsim.data.datasets.own.samples import Part, names, ordered, pieces
-from fedsim.data.datasets.own.targets import TASKS, labels, real
+from fedsim.data.datasets.own.samples import Part, names, pieces, sort_names
+from fedsim.data.datasets.own.targets import TASKS, labels, regression_targets
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class OwnData(Dataset):
             raise ConfigError(key="classes", value=1, needs="leaves nothing to tell apart; give at least 2")
         splits = [train] if test is None else [train, test]
         input_tensors, targets, label_names = read(splits, task, classes, inputs, channels, encode is not None)
-        owners, test_owners, clients = owned(splits, [len(x) for x in input_tensors], min_samples)
+        owners, test_owners, clients = owners_of(splits, [len(x) for x in input_tensors], min_samples)
         x, y, mapped = input_tensors[0], targets[0], any(split.mapped for split in splits)
         test_x, test_y = (None, None) if test is None else (input_tensors[1], targets[1])
         if test_x is not None and test_y is not None and test_owners is not None:
@@ -87,10 +87,10 @@ class OwnData(Dataset):
             x, test_x = encode(x, test_x)
         mean = std = None
         if standardise and x.dtype == torch.uint8:
-            mean, std = colours(x, kept_indices if mapped else None)
+            mean, std = channel_statistics(x, kept_indices if mapped else None)
         elif standardise:
             check_standardised(x, mapped)
-            x, test_x = standardised(x, test_x)
+            x, test_x = standardise_features(x, test_x)
         super().__init__(
             name,
             x,
@@ -120,7 +120,7 @@ def read(
     require_equal_shapes(sources[-1], "inputs", input_tensors)
     if task != "regression":
         return input_tensors, *labels(sources, counts, classes)
-    targets = [real(source, count) for source, count in zip(sources, counts, strict=True)]
+    targets = [regression_targets(source, count) for source, count in zip(sources, counts, strict=True)]
     require_equal_shapes(sources[-1], "targets", targets)
     return input_tensors, targets, None
 
@@ -142,7 +142,7 @@ def require_equal_shapes(test: Part, noun: str, tensor_list: list[Tensor]) -> No
         raise ConfigError(f"{test.source}: test {noun} are {shapes[-1]}, training {noun} {shapes[0]}; make them alike")
 
 
-def owned(
+def owners_of(
     sources: list[Part], counts: list[int], min_samples: int
 ) -> tuple[Tensor | None, Tensor | None, tuple[str, ...] | None]:
     """Whose the samples are.
@@ -163,7 +163,7 @@ def owned(
             )
         return None, None, None
     sizes = collections.Counter(of_train)
-    client_names = ordered({name for name, size in sizes.items() if size >= min_samples})
+    client_names = sort_names({name for name, size in sizes.items() if size >= min_samples})
     if not client_names:
         raise ConfigError(
             f"{{min_samples}}={min_samples} leaves nobody, since the largest client of {sources[0].source} has "
@@ -227,7 +227,7 @@ def check_standardised(x: Tensor, mapped: bool) -> None:
         )
 
 
-def standardised(train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def standardise_features(train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Features of mean 0 and variance 1 over the training samples; one that never varies becomes 0."""
     mean, std = train.double().mean(0), train.double().std(0, correction=0)
     scale = torch.where(std > 0, 1 / std.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
@@ -238,7 +238,7 @@ def standardised(train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | N
     return scaled(train), None if test is None else scaled(test)
 
 
-def colours(x: Tensor, indices: Tensor | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def channel_statistics(x: Tensor, indices: Tensor | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of every channel of uint8 images [N, C, …], in units of [0, 1]."""
     channels = x.shape[1]
     total = torch.zeros(2, channels, dtype=torch.float64)

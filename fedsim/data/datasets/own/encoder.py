@@ -8,9 +8,9 @@ from torch import Tensor
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.samples import called_of, ordered
+from fedsim.data.datasets.own.samples import called_of, sort_names
 from fedsim.data.datasets.own.table_columns import Columns, as_numbers
-from fedsim.data.datasets.own.table_columns import missing as unknown
+from fedsim.data.datasets.own.table_columns import is_missing as unknown
 
 
 class Encoder:
@@ -96,7 +96,7 @@ class Encoder:
                 "leave it out by {features}, or raise the number",
                 mentions=("max_categories", "features"),
             )
-        return ordered(vocabulary)
+        return sort_names(vocabulary)
 
     def codes(self, table: Columns) -> np.ndarray:
         """[N, k] float64 numbers, and places of words; NaN where something is missing."""

@@ -84,7 +84,7 @@ def load(path: str, config: str | None, data_files: Any, download: bool) -> dict
             mentions=("config",),
         )
     try:
-        with quietly(online=download):
+        with quiet_hub(online=download):
             if any((folder / name).exists() for name in SAVED):
                 dataset = datasets.load_from_disk(str(folder))
             else:
@@ -112,7 +112,7 @@ def check_files(data_files: Any) -> None:
 
 
 @contextlib.contextmanager
-def quietly(online: bool) -> Iterator[None]:
+def quiet_hub(online: bool) -> Iterator[None]:
     """Without progress bars; and, if not online, without a look at the network."""
     import datasets
     from huggingface_hub import constants

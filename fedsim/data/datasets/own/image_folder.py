@@ -14,7 +14,7 @@ from PIL import Image
 from fedsim.core.errors import ConfigError, MissingDataError
 from fedsim.core.torchvision_import import torchvision
 from fedsim.data.datasets.own.data import OwnData
-from fedsim.data.datasets.own.pictures import check_options, pixels, stacked
+from fedsim.data.datasets.own.pictures import check_options, pixels, stack_images
 from fedsim.data.datasets.own.samples import Part
 
 
@@ -95,7 +95,7 @@ def read(folder: Path, size: Sequence[int] | None, colours: str | None, client: 
             ) from error
 
     with ThreadPoolExecutor() as pool:
-        x = stacked(str(folder), zip(names, pool.map(decoded, names), strict=True), colours)
+        x = stack_images(str(folder), zip(names, pool.map(decoded, names), strict=True), colours)
     y = np.array([image_folder.classes[label] for _, label in image_folder.samples])
     clients = None if client is None else owners(folder, names, client)
     return Part(str(folder), x, y, clients, names.__getitem__, "last")

@@ -57,10 +57,10 @@ class LEAF(OwnData):
                     "and {classes} to null and {task} to classification",
                     mentions=("path", "shape", "classes", "task"),
                 )
-            self.alphabet, splits = spelled(splits)
+            self.alphabet, splits = encode_texts(splits)
             options |= {"inputs": "tokens", "classes": len(self.alphabet) + 1}
         if shape is not None:
-            splits = [shaped(split, shape) for split in splits]
+            splits = [reshape_inputs(split, shape) for split in splits]
         super().__init__(root.stem, splits[0], splits[1] if splits[1:] else None, **options)
 
 
@@ -150,7 +150,7 @@ def samples(source: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.nda
     return inputs.astype(np.float32), targets
 
 
-def spelled(sources: list[Part]) -> tuple[str, list[Part]]:
+def encode_texts(sources: list[Part]) -> tuple[str, list[Part]]:
     """The alphabet of the training sequences, and all parts with numbers of characters in the place of characters."""
     codes = [[_codes(values) for values in (source.x, source.y)] for source in sources]
     code_points = np.unique(np.concatenate([values.reshape(-1) for values in codes[0]]))
@@ -173,7 +173,7 @@ def _codes(texts: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(texts).view(np.uint32).reshape(len(texts), -1)
 
 
-def shaped(source: Part, shape: Sequence[int]) -> Part:
+def reshape_inputs(source: Part, shape: Sequence[int]) -> Part:
     """The same inputs in a shape."""
     sizes = [checks.whole_number("shape", size) for size in shape]
     if math.prod(sizes) != math.prod(source.x.shape[1:]):

@@ -42,7 +42,7 @@ def pixels(image: Image.Image, size: Sequence[int] | None) -> tuple[np.ndarray, 
     return np.asarray(image), grey
 
 
-def stacked(
+def stack_images(
     source: str, images_by_name: Iterable[tuple[str, tuple[np.ndarray, bool]]], colours: str | None
 ) -> np.ndarray:
     """[N, H, W, C] uint8 of all pictures, each with what it is called; one channel where all are grey, or are made so.

@@ -72,7 +72,7 @@ def array(source: str, name: str, values: Any) -> np.ndarray:
         listed = [value.detach().cpu().numpy() if isinstance(value, Tensor) else value for value in listed]
     for value in listed:
         _refuse_masked(source, name, value)
-    shapes = {np.shape(value) for value in listed} if _square(listed) else {(0,), (1,)}
+    shapes = {np.shape(value) for value in listed} if _is_rectangular(listed) else {(0,), (1,)}
     if len(shapes) > 1:
         shape_names = sorted({str(list(shape_of(value))) for value in listed})[:2]
         raise ConfigError(
@@ -89,7 +89,7 @@ def _refuse_masked(source: str, name: str, value: Any) -> None:
         raise ConfigError(f"{source}: {name} is a masked array with masked values; fill them in, or leave them out")
 
 
-def _square(listed: list[Any]) -> bool:
+def _is_rectangular(listed: list[Any]) -> bool:
     """Has every entry a shape?"""
     try:
         for value in listed:
@@ -144,7 +144,7 @@ def inputs(samples: Part, kind: str | None, channels: str | None, gaps: bool = F
         wide = x.dtype.itemsize > 8
         tensor = torch.from_numpy(_owned(x if x.dtype.kind == "f" and not wide else x.astype(np.float32)))
         if not gaps:
-            finite(samples, tensor)
+            require_finite(samples, tensor)
     return images(source, tensor, channels) if channels is not None and tensor.dim() == 4 else tensor
 
 
@@ -194,7 +194,7 @@ def pieces(x: Any) -> list[slice]:
     return [slice(start, start + step) for start in range(0, len(x), step)]
 
 
-def finite(samples: Part, x: Tensor) -> None:
+def require_finite(samples: Part, x: Tensor) -> None:
     """Refuse NaN and infinities, naming the first sample that has one."""
     for pick in pieces(x):
         bad = ~torch.isfinite(x[pick]).flatten(1).all(1)
@@ -262,7 +262,7 @@ def called_of(value: Any) -> str | None:
     return str(value).strip()
 
 
-def ordered(client_names: set[str]) -> list[str]:
+def sort_names(client_names: set[str]) -> list[str]:
     """Names in order: whole numbers by size, anything else by the alphabet."""
     all_integers = all(name.isdecimal() or (name[:1] == "-" and name[1:].isdecimal()) for name in client_names)
     return sorted(client_names, key=lambda name: (int(name), name)) if all_integers else sorted(client_names)

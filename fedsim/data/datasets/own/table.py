@@ -16,7 +16,7 @@ from fedsim.data.datasets.own.data import OwnData
 from fedsim.data.datasets.own.encoder import Encoder
 from fedsim.data.datasets.own.samples import Part, called_of
 from fedsim.data.datasets.own.table_columns import Columns, columns
-from fedsim.data.datasets.own.table_columns import missing as unknown
+from fedsim.data.datasets.own.table_columns import is_missing as unknown
 
 CATEGORIES = ("onehot", "ordinal", "refuse")
 GAPS = ("refuse", "drop", "mean", "median")
@@ -83,14 +83,14 @@ class Table(OwnData):
         roles = {"target": target, "client": client, "split": split}
         feature_names = _features(tables, features, roles)
         if missing == "drop":
-            tables = [_complete(table, feature_names) for table in tables]
+            tables = [_drop_incomplete(table, feature_names) for table in tables]
         for table in tables:
             if (missing_mask := unknown(table[target])).any():
                 row = table.row_label(int(np.flatnonzero(missing_mask)[0]))
                 raise ConfigError(f"{table.source}: {row} has nothing in column {target!r}, the target; leave it out")
         encoder = Encoder(feature_names, tables, categories, max_categories, missing, standardise)
         if split is not None:
-            tables = _divided(tables[0], split)
+            tables = _split_by_column(tables[0], split)
         self.feature_names, self._encoder, self._separator = encoder.names, encoder, separator
         name = Path(path).stem if isinstance(path, (str, Path)) else "table"
         encoded_splits = [
@@ -153,7 +153,7 @@ def _features(tables: list[Columns], requested: Sequence[str] | None, roles: dic
     return feature_names
 
 
-def _complete(table: Columns, column_names: list[str]) -> Columns:
+def _drop_incomplete(table: Columns, column_names: list[str]) -> Columns:
     """The rows that lack no feature."""
     gaps = np.any([unknown(table[name]) for name in column_names], axis=0)
     if gaps.all():
@@ -164,7 +164,7 @@ def _complete(table: Columns, column_names: list[str]) -> Columns:
     return table.rows(np.flatnonzero(~gaps))
 
 
-def _divided(table: Columns, split: str) -> list[Columns]:
+def _split_by_column(table: Columns, split: str) -> list[Columns]:
     """Training and test rows."""
     split_words = [str(called_of(word)).lower() for word in table[split].tolist()]
     invalid_row = next((row for row, word in enumerate(split_words) if word not in (*TRAIN, *TEST)), None)

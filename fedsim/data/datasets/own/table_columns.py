@@ -162,7 +162,7 @@ def _lines(reader: Any) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, line
 
 
-def missing(values: np.ndarray) -> np.ndarray:
+def is_missing(values: np.ndarray) -> np.ndarray:
     """[N] which entries are not there."""
     if values.dtype.kind == "f":
         return np.isnan(values)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.samples import Part, array, called_of, check_names, ordered
+from fedsim.data.datasets.own.samples import Part, array, called_of, check_names, sort_names
 
 TASKS = ("classification", "regression")
 
 
-def real(samples: Part, count: int) -> Tensor:
+def regression_targets(samples: Part, count: int) -> Tensor:
     """[N] or [N, k] float32 targets of regression."""
     y = _targets(samples, count)
     try:
@@ -44,7 +44,7 @@ def labels(sources: list[Part], counts: list[int], classes: int | None) -> tuple
         ConfigError: where a label is missing, or a number with decimals, or there is one alone.
     """
     labels_by_part = [_label_names(source, count) for source, count in zip(sources, counts, strict=True)]
-    names = ordered(set().union(*labels_by_part)) if classes is None else [str(label) for label in range(classes)]
+    names = sort_names(set().union(*labels_by_part)) if classes is None else [str(label) for label in range(classes)]
     if len(names) < 2:
         raise ConfigError(f"{sources[0].source}: every label is {names[0]!r}; there is nothing to tell apart")
     number = {name: index for index, name in enumerate(names)}

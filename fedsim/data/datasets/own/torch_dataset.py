@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets.own.data import OwnData
-from fedsim.data.datasets.own.pictures import check_options, is_picture, pixels, stacked
+from fedsim.data.datasets.own.pictures import check_options, is_picture, pixels, stack_images
 from fedsim.data.datasets.own.samples import Part, array
 
 LOOKED_AT = 16  # samples that are read twice
@@ -69,7 +69,7 @@ def read(
         sample = read_sample(source, dataset, number)
         for name, key in (keys | {"client": client}).items():
             if key is not None:
-                values_by_role[name].append(copied(part_of(source, name, sample, key)))
+                values_by_role[name].append(copy_value(part_of(source, name, sample, key)))
         if number < LOOKED_AT:
             _check_repeatable(source, dataset, number, keys, values_by_role)
     if not count:
@@ -80,7 +80,7 @@ def read(
     return Part(source, x, values_by_role["y"], owners, channels="first" if pictures else None)
 
 
-def copied(value: Any) -> Any:
+def copy_value(value: Any) -> Any:
     """A value of its own: some Datasets fill one buffer again and again."""
     if isinstance(value, Tensor):
         return value.detach().clone()
@@ -100,7 +100,8 @@ def _check_repeatable(
         if keys[name] is None:
             continue
         first, second = (
-            np.asarray(copied(value)) for value in (values_by_role[name][-1], part_of(source, name, sample, keys[name]))
+            np.asarray(copy_value(value))
+            for value in (values_by_role[name][-1], part_of(source, name, sample, keys[name]))
         )
         if first.dtype != object and not np.array_equal(first, second, equal_nan=first.dtype.kind == "f"):
             raise ConfigError(
@@ -146,7 +147,7 @@ def inputs(source: str, values: list[Any], size: Sequence[int] | None, colours: 
         return array(source, "x", [np.asarray(value) if is_picture(value) else value for value in values])
     try:
         decoded = ((f"sample {number}", pixels(value, size)) for number, value in enumerate(values))
-        return np.ascontiguousarray(stacked(source, decoded, colours).transpose(0, 3, 1, 2))
+        return np.ascontiguousarray(stack_images(source, decoded, colours).transpose(0, 3, 1, 2))
     except ConfigError:
         raise
     except (OSError, ValueError) as error:
