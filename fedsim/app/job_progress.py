@@ -105,7 +105,7 @@ class LockstepProgress:
 
 def best_so_far(folders: Sequence[Path]) -> str:
     """The best leading metric among runs that have been evaluated, and whose it is; '' where there is none."""
-    from fedsim.evaluation.columns import rises
+    from fedsim.evaluation.columns import is_higher_better
     from fedsim.run.tracking.metrics_csv import NAME, read_metrics
 
     evaluated: list[tuple[str, float, str]] = []
@@ -121,7 +121,9 @@ def best_so_far(folders: Sequence[Path]) -> str:
     evaluated = [entry for entry in evaluated if entry[0] == evaluated[0][0] and entry[1] == entry[1]]
     if not evaluated:
         return ""
-    name, value, folder_name = (max if rises(evaluated[0][0]) else min)(evaluated, key=lambda entry: entry[1])
+    name, value, folder_name = (max if is_higher_better(evaluated[0][0]) else min)(
+        evaluated, key=lambda entry: entry[1]
+    )
     return f"best so far: {metric_text(name, value)} ({folder_name})"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from fedsim.evaluation import registry
-from fedsim.evaluation.registry import HIGHER, MODELS, UNDIRECTED, MetricDescription, also, describe
+from fedsim.evaluation.registry import HIGHER, MODELS, UNDIRECTED, MetricDescription, columns_of_other_model, describe
 
 
 def descriptions(metrics: Mapping[str, MetricDescription]) -> dict[str, str]:
@@ -28,7 +28,7 @@ def fraction(metric: str) -> bool:
     return describe(metric).unit == "%"
 
 
-def rises(metric: str, meanings: Mapping[str, str] | None = None) -> bool:
+def is_higher_better(metric: str, meanings: Mapping[str, str] | None = None) -> bool:
     """Is more of it better? Its meaning says so of a metric that a user adds, where that is known; else its name."""
     return describe(metric, meanings).better == HIGHER
 
@@ -38,7 +38,9 @@ def validation_metric(columns: Iterable[str]) -> str | None:
     before its loss, that of clients' own models where there is no other; None where there are no such samples."""
     candidates = [name for name in columns if "validation_" in name and not any(word in name for word in SPREADS)]
     return min(
-        candidates, key=lambda name: (not name.startswith(("global", "validation")), not rises(name)), default=None
+        candidates,
+        key=lambda name: (not name.startswith(("global", "validation")), not is_higher_better(name)),
+        default=None,
     )
 
 
@@ -50,9 +52,9 @@ __all__ = [
     "TIME",
     "UNDIRECTED",
     "WORK",
-    "also",
+    "columns_of_other_model",
     "descriptions",
     "fraction",
-    "rises",
+    "is_higher_better",
     "validation_metric",
 ]

@@ -109,7 +109,7 @@ class Evaluator:
         absent |= {"distance_to_ps", "distance_to_po", "distance_to_nash"} - self.references.keys()
         return MEASURED.keys() - absent
 
-    def added(self, of: str = "") -> dict[str, str]:
+    def added_columns(self, of: str = "") -> dict[str, str]:
         """Columns of the metrics that a user adds → what they are; `of`: of which model."""
         descriptions = {
             f"{self.primary_column}_{name}": f"{said_of(name, self.primary_column)}{of}" for name in self.spreads

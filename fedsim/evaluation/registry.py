@@ -323,7 +323,7 @@ VALIDATED = MetricDescription(
 )
 
 
-def also(model: str, columns: Iterable[str]) -> dict[str, str]:
+def columns_of_other_model(model: str, columns: Iterable[str]) -> dict[str, str]:
     """The columns of a model that is evaluated beside the first one: column → its name for this model."""
     return {name: f"{model}_{name}" for name in columns}
 
@@ -340,7 +340,7 @@ def _of(
             label=f"{metrics[of].label.removesuffix(OVER_CLIENTS if personal else '')}, {MODEL_LABELS[model]}",
             description=f"{metrics[of].description}, of {models[model]}",
         )
-        for of, column in also(model, metrics).items()
+        for of, column in columns_of_other_model(model, metrics).items()
     }
 
 

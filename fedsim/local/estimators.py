@@ -102,13 +102,13 @@ class MeanEstimator(Estimator):
     def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
         z, member = self._samples(batch, weight)
         residual = z - self._group_mean(member, f)
-        moment = member.mT @ (losses[:, :, None] * residual) / mass(weight)[:, :, None]
+        moment = member.mT @ (losses[:, :, None] * residual) / weight_sum(weight)[:, :, None]
         spread = self._spread(z, residual, member)
         return torch.where(spread > 0, moment / torch.where(spread > 0, spread, 1.0), 0.0).flatten(1)
 
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
         z, member = self._samples(batch, weight)
-        share = member.sum(1)[:, :, None] / mass(weight)[:, :, None]
+        share = member.sum(1)[:, :, None] / weight_sum(weight)[:, :, None]
         spread = self._spread(z, z - self._group_mean(member, f), member)
         return torch.where(share > 0, spread / torch.where(share > 0, share, 1.0), 0.0).sum((1, 2))
 
@@ -165,12 +165,12 @@ class CoefficientEstimator(Estimator):
         x, y = self._samples(batch, weight)
         residual = y - (x @ f[:, :, None]).squeeze(2)
         spread = self._spread(residual, weight)
-        moment = (x.mT @ (weight * losses * residual)[:, :, None]).squeeze(2) / mass(weight)
+        moment = (x.mT @ (weight * losses * residual)[:, :, None]).squeeze(2) / weight_sum(weight)
         return torch.where(spread > 0, moment / torch.where(spread > 0, spread, 1.0), 0.0)
 
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
         x, y = self._samples(batch, weight)
-        gram = x.mT @ (weight[:, :, None] * x) / mass(weight)[:, :, None]
+        gram = x.mT @ (weight[:, :, None] * x) / weight_sum(weight)[:, :, None]
         spread = self._spread(y - (x @ f[:, :, None]).squeeze(2), weight)
         return spread[:, 0] * torch.linalg.pinv(gram, hermitian=True).diagonal(dim1=1, dim2=2).sum(1)
 
@@ -186,7 +186,7 @@ class CoefficientEstimator(Estimator):
         """[c, 1] σ²."""
         if self.known_variance is not None:
             return torch.full_like(residual[:, :1], self.known_variance)
-        return (weight * residual.square()).sum(1, keepdim=True) / mass(weight)
+        return (weight * residual.square()).sum(1, keepdim=True) / weight_sum(weight)
 
 
 class FractionEstimator(Estimator):
@@ -203,10 +203,10 @@ class FractionEstimator(Estimator):
         self.size, self.entry = groups, entry
 
     def fit(self, batch: Batch, weight: Tensor, last: Tensor) -> Tensor:
-        return self._members(batch, weight).sum(1) / mass(weight)
+        return self._members(batch, weight).sum(1) / weight_sum(weight)
 
     def moment(self, batch: Batch, weight: Tensor, f: Tensor, losses: Tensor) -> Tensor:
-        moment = (self._members(batch, weight) * losses[:, :, None]).sum(1) / mass(weight)
+        moment = (self._members(batch, weight) * losses[:, :, None]).sum(1) / weight_sum(weight)
         return torch.where(f > 0, moment / torch.where(f > 0, f, 1.0), 0.0)
 
     def variance(self, batch: Batch, weight: Tensor, f: Tensor) -> Tensor:
@@ -217,7 +217,7 @@ class FractionEstimator(Estimator):
         return torch.nn.functional.one_hot(batch[self.entry], self.size) * weight[:, :, None]
 
 
-def mass(weight: Tensor) -> Tensor:
+def weight_sum(weight: Tensor) -> Tensor:
     """[c, 1] the sum of the weights, 1 where there are none."""
     total = weight.sum(1, keepdim=True)
     return torch.where(total > 0, total, 1.0)

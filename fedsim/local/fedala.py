@@ -82,15 +82,15 @@ class FedALA(SGD):
         return {RECEIVED: params[:, self.top].clone(), TAKEN: params.new_zeros(len(params))}
 
     def personal(self, carry: Carry) -> list[tuple[Tensor, Tensor]]:
-        row = self.mixed(carry, carry["params"][self.top], carry[MIXING])
+        row = self.mix(carry, carry["params"][self.top], carry[MIXING])
         return [(row.new_ones(()), row)]
 
-    def mixed(self, carry: Carry, received: Tensor, mixing: Tensor) -> Tensor:
+    def mix(self, carry: Carry, received: Tensor, mixing: Tensor) -> Tensor:
         """[d] the row with last layers between the client's own and those received."""
         return carry["params"].index_copy(0, self.top, torch.lerp(carry["personal"][self.top], received, mixing))
 
     def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
-        return carry | {"params": self.mixed(carry, carry[RECEIVED], carry[MIXING])}
+        return carry | {"params": self.mix(carry, carry[RECEIVED], carry[MIXING])}
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)
@@ -98,6 +98,6 @@ class FedALA(SGD):
         slope = gradient[self.top] * (received - carry["personal"][self.top])
         mixing = torch.where(mixes, (carry[MIXING] - self.mixing_lr * slope).clamp(0.0, 1.0), carry[MIXING])
         trained = self.descend(carry, gradient, lr)
-        params = torch.where(mixes, self.mixed(carry, received, mixing), trained)
+        params = torch.where(mixes, self.mix(carry, received, mixing), trained)
         personal = torch.where(mixes, carry["personal"], trained)
         return carry | {"params": params, "personal": personal, MIXING: mixing, TAKEN: carry[TAKEN] + 1}, loss

@@ -51,11 +51,11 @@ class History:
             STEPS: federation.zeros(dtype=torch.int64),
         }
 
-    def full(self, carry: Carry) -> Tensor:
+    def is_full(self, carry: Carry) -> Tensor:
         """[c] has the client H earlier models to compare with?"""
         return carry[STEPS] >= self.length
 
-    def past(self, carry: Carry, extra_steps: int) -> Tensor:
+    def is_past(self, carry: Carry, extra_steps: int) -> Tensor:
         """[c] has the client made so many steps more than the window holds?"""
         return carry[STEPS] >= self.length + extra_steps
 
@@ -63,7 +63,7 @@ class History:
         """How many earlier models a client needs for an estimate of df/dθ in d dimensions."""
         return min(dimension, self.length) if self.growing else self.length
 
-    def ready(self, carry: Carry) -> Tensor:
+    def is_ready(self, carry: Carry) -> Tensor:
         """[c] can the client estimate df/dθ?"""
         return carry[STEPS] >= self.min_length(carry[MODELS].shape[2])
 
@@ -75,7 +75,7 @@ class History:
         stored = torch.arange(self.length, device=theta.device) < carry[STEPS][:, None]
         return models * stored[:, :, None], estimates * stored[:, :, None]
 
-    def last(self, carry: Carry) -> Tensor:
+    def last_estimate(self, carry: Carry) -> Tensor:
         """[c, p] the estimate of the client's last step; zero before its first."""
         slot = (carry[STEPS] - 1) % self.length
         return carry[ESTIMATES][torch.arange(len(slot), device=slot.device), slot]
@@ -90,22 +90,22 @@ class History:
         }
 
     def pull_back(self, carry: Carry, theta: Tensor, f: Tensor, direction: Tensor) -> Tensor:
-        """(df/dθ)ᵀ u [c, d] at θ [c, d], f [c, p], for u = `direction` [c, p]; zero where a client is not `ready`.
+        """(df/dθ)ᵀ u [c, d] at θ [c, d], f [c, p], for u = `direction` [c, p]; zero where a client is not `is_ready`.
 
         df/dθ [p, d] itself, which may be large, is never formed: (Δf Δθ†)ᵀ u = (Δθᵀ)† (Δfᵀ u).
         """
         models, estimates = self.differences(carry, theta, f)
         change = estimates @ direction[:, :, None]
         along = (torch.linalg.pinv(models, rtol=self.rcond) @ change).squeeze(2)
-        return torch.where(self.ready(carry)[:, None], along, 0.0)
+        return torch.where(self.is_ready(carry)[:, None], along, 0.0)
 
     def derivative(self, carry: Carry, theta: Tensor, f: Tensor) -> Tensor:
-        """df/dθ [c, p, d] at θ [c, d], f [c, p]; zero where a client is not `ready`."""
+        """df/dθ [c, p, d] at θ [c, d], f [c, p]; zero where a client is not `is_ready`."""
         models, estimates = self.differences(carry, theta, f)
         slope = (torch.linalg.pinv(models, rtol=self.rcond) @ estimates).mT
-        return torch.where(self.ready(carry)[:, None, None], slope, 0.0)
+        return torch.where(self.is_ready(carry)[:, None, None], slope, 0.0)
 
-    def recent(self, carry: Carry) -> tuple[Tensor, Tensor]:
+    def recent_steps(self, carry: Carry) -> tuple[Tensor, Tensor]:
         """Models [c, H, d] and estimates [c, H, p] of each client's last H steps, the latest first."""
         ago = torch.arange(1, self.length + 1, device=carry[STEPS].device)
         slot = ((carry[STEPS][:, None] - ago) % self.length)[:, :, None]

@@ -51,7 +51,7 @@ class Optimiser(SGD):
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
         gradient, loss = objective.gradient(carry["params"], batch)
-        return carry | self.stepped(carry, self.direction(carry, gradient), lr), loss
+        return carry | self.take_step(carry, self.direction(carry, gradient), lr), loss
 
     def gradient_weight(self, step: int) -> float | None:
         return None
@@ -60,7 +60,7 @@ class Optimiser(SGD):
         return (GradientStep(decay=self.weight_decay, optimiser=optimiser),) if self.clip is None else ()
 
     @abstractmethod
-    def stepped(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
+    def take_step(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
         """The new 'params', and what is remembered."""
 
 
@@ -96,7 +96,7 @@ class Momentum(Optimiser):
         velocity = (1 - self.momentum ** (step + 1)) / (1 - self.momentum)
         return 1 + self.momentum * velocity if self.nesterov else velocity
 
-    def stepped(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
+    def take_step(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
         velocity = self.momentum * carry["velocity"] + gradient
         along = gradient + self.momentum * velocity if self.nesterov else velocity
         return {"params": carry["params"] - lr * along, "velocity": velocity}
@@ -138,7 +138,7 @@ class Adam(Optimiser):
         decoupled_decay = self.decay if self.decoupled else 0.0
         return self._descent(Moments(self.beta1, self.beta2, self.eps, decoupled_decay)) if type(self) is Adam else ()
 
-    def stepped(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
+    def take_step(self, carry: Carry, gradient: Tensor, lr: Tensor) -> Carry:
         params, updates = carry["params"], carry["updates"] + 1
         first = self.beta1 * carry["first_moment"] + (1 - self.beta1) * gradient
         second = self.beta2 * carry["second_moment"] + (1 - self.beta2) * gradient.square()

@@ -14,7 +14,7 @@ from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.federation import Federation
 from fedsim.data.samples import Batch, ClientData
 from fedsim.local import laws
-from fedsim.local.estimators import Estimator, mass
+from fedsim.local.estimators import Estimator, weight_sum
 from fedsim.local.history import History
 from fedsim.local.projection import Projection
 from fedsim.local.rule import Carry, Objective
@@ -122,8 +122,8 @@ class PoFL(PFL):
         batch = {name: value for name, value in batch.items() if name != "deployed"}
         losses, gradients = objective.per_sample(params, batch)
         weight = self.select(carry, gradients, batch.get("weight", torch.ones_like(losses)))
-        share = weight / mass(weight)
-        f = self.estimator.fit(batch, weight, self.history.last(carry))
+        share = weight / weight_sum(weight)
+        f = self.estimator.fit(batch, weight, self.history.last_estimate(carry))
         first = torch.einsum("cb,cbd->cd", share, gradients)
         draw = Draw(batch, weight, theta, f, first, (share * losses).sum(1))
         carry, second = self.answer(carry, draw, self.estimator.moment(batch, weight, f, losses))

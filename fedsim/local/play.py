@@ -106,7 +106,7 @@ class Play(PFL):
             return super().step(carry, batch, lr, objective)
         params = carry["params"]
         if self.learns:
-            carry = self.heard(carry, batch["x"].mean(0))
+            carry = self.add_observation(carry, batch["x"].mean(0))
 
         def answer(samples: Batch, theta: Tensor) -> Batch:
             change = theta - params  # zero, with a gradient
@@ -119,7 +119,7 @@ class Play(PFL):
         gradient, loss = objective.gradient_through(params, batch, answer)
         return self.updated(carry, gradient, lr), loss
 
-    def heard(self, carry: Carry, z: Tensor) -> Carry:
+    def add_observation(self, carry: Carry, z: Tensor) -> Carry:
         """The regression, with the mean z [p] of this step's batch."""
         deployed = self.deploys(carry)
         row = torch.cat([deployed.new_ones(1), deployed])

@@ -108,22 +108,22 @@ class PlugIn(PFL):
     def gradient_weight(self, step: int) -> float | None:
         return None
 
-    def explores(self, carry: Carry) -> Tensor:
+    def is_exploring(self, carry: Carry) -> Tensor:
         """[] bool: is the client in the first stage in this round?"""
         return carry[STEPS] - carry[STEP] < self.explore
 
     def deploys(self, carry: Carry) -> Tensor:
         away = self.spread * noise(carry, carry[STEP], self.trained)
-        point = torch.where(self.explores(carry), self.project(self.base + away), self.base)
+        point = torch.where(self.is_exploring(carry), self.project(self.base + away), self.base)
         return torch.cat([point[: self.trained], carry["params"][self.trained :]])
 
     def on_round_start(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> Carry:
         gram, right = (carry[POOLED_GRAM], carry[POOLED_RIGHT]) if self.shared else (carry[GRAM], carry[RIGHT])
         slope = (torch.linalg.pinv(gram, hermitian=True) @ right)[1:] / self.spread
-        return carry | {SLOPE: torch.where(self.explores(carry), carry[SLOPE], slope)}
+        return carry | {SLOPE: torch.where(self.is_exploring(carry), carry[SLOPE], slope)}
 
     def step(self, carry: Carry, batch: Batch, lr: Tensor, objective: Objective) -> tuple[Carry, Tensor]:
-        explores, slope = self.explores(carry), carry[SLOPE]
+        explores, slope = self.is_exploring(carry), carry[SLOPE]
 
         def answer(samples: Batch, theta: Tensor) -> Batch:
             return self.estimator.shift_batch(samples, (theta - self.base) @ slope)

@@ -163,7 +163,7 @@ class ProFL(PoFL):
         )
         anchor = (carry[STEPS] >= length) & (carry[STEPS] % length == 0)
         return carry | {
-            SIZE: torch.where(self.history.full(carry), n, self.sample_size.cap),
+            SIZE: torch.where(self.history.is_full(carry), n, self.sample_size.cap),
             USED: carry[USED] + samples_used,
             PAST_SLOPE: torch.where(anchor[:, None, None], slope, carry[PAST_SLOPE]),
             PAST_MODEL: torch.where(anchor[:, None], theta, carry[PAST_MODEL]),
@@ -177,8 +177,8 @@ class ProFL(PoFL):
             ready = (carry[STEPS] > self.history.min_length(carry[MODELS].shape[2])).to(cohort.count.dtype)
             mean = cohort.mean(carry[SLOPE], ready)
         else:
-            ready = self.history.full(carry).to(cohort.count.dtype)
-            models, estimates = (cohort.mean(values, ready) for values in self.history.recent(carry))
+            ready = self.history.is_full(carry).to(cohort.count.dtype)
+            models, estimates = (cohort.mean(values, ready) for values in self.history.recent_steps(carry))
             mean = self.history.regression(models, estimates)
         any_ready = cohort.sum(ready) > 0
         shared = memory[SHARED].unflatten(0, (len(mean), -1))

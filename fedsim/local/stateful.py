@@ -83,7 +83,7 @@ class StatefulPerfGD(PoFL):
         return carry["params"] + self.spread * drawn
 
     def point(self, carry: Carry, batch: Batch) -> Tensor:
-        return torch.cat([self.deploys(carry), self.history.last(carry)], dim=1)  # (θ_t, f_{t−1}), [c, d + p]
+        return torch.cat([self.deploys(carry), self.history.last_estimate(carry)], dim=1)  # (θ_t, f_{t−1}), [c, d + p]
 
     def answer(self, carry: Carry, draw: Draw, moment: Tensor) -> tuple[Carry, Tensor]:
         # [c, H, d + p], [c, H, p]
@@ -100,5 +100,5 @@ class StatefulPerfGD(PoFL):
             for _ in range(self.horizon):
                 term = recurrence @ term
                 along = along + term
-        ready = self.history.past(carry, 1)[:, None]  # the first step of all has no f before it
+        ready = self.history.is_past(carry, 1)[:, None]  # the first step of all has no f before it
         return carry, torch.where(ready, (by_theta @ along).squeeze(2), 0.0)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fedsim.data.samples import ClientData
 from fedsim.evaluation import EvaluatedModels, EvaluationOptions, Evaluator
-from fedsim.evaluation.columns import COLUMNS, MODELS, PLACE, TIME, WORK, also
+from fedsim.evaluation.columns import COLUMNS, MODELS, PLACE, TIME, WORK, columns_of_other_model
 from fedsim.evaluation.diagnostics import spreads
 from fedsim.evaluation.metrics import Metrics
 from fedsim.evaluation.performative.answer import Answer
@@ -76,11 +76,13 @@ class Measurement:
         Args:
             timed: whether a clock keeps virtual time.
         """
-        measured, added = self.evaluator.columns, self.evaluator.added()
+        measured, added = self.evaluator.columns, self.evaluator.added_columns()
         for model in self.evaluation.models[1:]:
-            measured |= set(also(model, self.evaluator.columns).values())
-            model_descriptions = self.evaluator.added(f", of {MODELS[model]}")
-            added |= {name: model_descriptions[of] for of, name in also(model, model_descriptions).items()}
+            measured |= set(columns_of_other_model(model, self.evaluator.columns).values())
+            model_descriptions = self.evaluator.added_columns(f", of {MODELS[model]}")
+            added |= {
+                name: model_descriptions[of] for of, name in columns_of_other_model(model, model_descriptions).items()
+            }
         descriptions = {
             name: description for name, description in COLUMNS.items() if name in {*PLACE, *measured, *WORK}
         }

@@ -14,7 +14,7 @@ from fedsim.core import checks
 from fedsim.core.constraints import Count, OneOf, Positive, Validated
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.columns import rises, validation_metric
+from fedsim.evaluation.columns import is_higher_better, validation_metric
 from fedsim.run.tracking.result import Row, measured
 
 OVER = ("all", "mean")
@@ -125,7 +125,7 @@ class Stop(Validated):
             goals = " and ".join(f"{name} {value:g}" for name, value in self.target.items())
             return f"stop.target: {goals} was reached {scope} {at}"
         if self.patience is not None and metric is not None:
-            best = best_of(self._values(history, metric), rises(metric, meanings))
+            best = best_of(self._values(history, metric), is_higher_better(metric, meanings))
             if len(self._values(history, metric)) - 1 - best.max() >= self.patience:
                 return f"stop.patience: {metric} was not better {scope} for {self.patience} evaluations {at}"
         if self.seconds is not None and seconds >= self.seconds:
@@ -163,7 +163,7 @@ class Stop(Validated):
     def _reached(
         self, history: list[Row], name: str, value: float, meanings: Mapping[str, str] | None, given_up: bool = False
     ) -> np.ndarray:
-        return first_reached(self._values(history, name, given_up), value, rises(name, meanings))
+        return first_reached(self._values(history, name, given_up), value, is_higher_better(name, meanings))
 
     def _values(self, history: list[Row], name: str, given_up: bool = False) -> np.ndarray:
         """[E, R'] of the replicates that still are numbers; of all with `given_up`; [E, 1] their mean."""

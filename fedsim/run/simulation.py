@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.memory import Memory
-from fedsim.evaluation.performative.references import unshifted
+from fedsim.evaluation.performative.references import unshifted_minimisers
 from fedsim.run import determinism, hints
 from fedsim.run.carry_contract import check_carry
 from fedsim.run.checkpoint import CONTENT, Checkpointer
@@ -53,7 +53,7 @@ class Simulation(Setup):
                 raise ConfigError("start=ps, but no performatively stable point is known; see shift.references")
             model = self.references["distance_to_ps"].to(model)
         elif self.start == "erm":
-            model = unshifted(self.model, self.data, model).to(model)
+            model = unshifted_minimisers(self.model, self.data, model).to(model)
         with user_code_errors(f"strategy={type(self.strategy).__name__}: initial", self.strategy):
             return self.strategy.initial(model, self.federation)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsim.core.errors import PeerError
 from fedsim.core.report import Report
 from fedsim.evaluation import Measured
-from fedsim.evaluation.columns import also, rises
+from fedsim.evaluation.columns import columns_of_other_model, is_higher_better
 from fedsim.run.best import BestModels
 from fedsim.run.checkpoint import Checkpointer
 from fedsim.run.divergence import DivergenceGuard
@@ -135,7 +135,9 @@ class Tracker:
         if self.folder is not None:
             complete = next(self.rounds(), None) is None
             if self._metric is not None:
-                self._best = BestModels(self.folder, self._metric, rises(self._metric, columns), run.model_metadata())
+                self._best = BestModels(
+                    self.folder, self._metric, is_higher_better(self._metric, columns), run.model_metadata()
+                )
                 if progress.rounds:
                     self._best.resume()
             files = RunFolder(self.folder, columns, progress, complete)
@@ -180,7 +182,7 @@ class Tracker:
         measured = evaluate(self._models)
         for name in further_names:
             metrics = evaluate(run.models(name, state, memory)).metrics
-            column_names = also(name, metrics)
+            column_names = columns_of_other_model(name, metrics)
             measured.metrics |= {column_names[column]: values for column, values in metrics.items()}
         return measured
 

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fedsim import EvaluationOptions, Simulation, Tracking
 from fedsim.data.datasets import Digits
 from fedsim.evaluation import COLUMNS, registry
-from fedsim.evaluation.columns import MEASURED, rises
+from fedsim.evaluation.columns import MEASURED, is_higher_better
 from fedsim.evaluation.personal import PERSONAL_COLUMNS
 from fedsim.evaluation.registry import METRICS, describe
 from fedsim.models import Linear
@@ -37,7 +37,7 @@ def test_an_entry_is_whole_and_all_take_it(column: str) -> None:
     assert metric.unit in ("", "%", "s", "bytes", "rounds")
     assert (metric.tag is None) == (column in NO_CURVE)
     assert metric.tag is None or metric.tag.endswith(f"/{column}")
-    assert rises(column) == (metric.better == "higher")
+    assert is_higher_better(column) == (metric.better == "higher")
     assert metric.heading.startswith(metric.label)
     assert measured_in(column).replace(r"$\theta^{\mathrm{PS}}$", "θ^PS").replace(
         r"$\theta^{\mathrm{PO}}$", "θ^PO"

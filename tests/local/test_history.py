@@ -41,7 +41,7 @@ def test_the_finite_difference_is_over_each_clients_own_last_models(length: int,
             np.testing.assert_allclose(slope[i], expected, atol=1e-9)
             np.testing.assert_allclose(found[i], expected.T @ u[i], atol=1e-9)
             last = past[-1][1] if past else np.zeros(P)
-            np.testing.assert_array_equal(history.last(carry)[i].numpy(), last)
+            np.testing.assert_array_equal(history.last_estimate(carry)[i].numpy(), last)
         here = np.flatnonzero(draw.random(CLIENTS) < [0.2, 0.5, 0.9, 0.0])  # client 3 never appears
         part = history.push({k: v[here] for k, v in carry.items()}, *(torch.as_tensor(z[here]) for z in (theta, f)))
         for name, value in part.items():
@@ -76,7 +76,7 @@ def test_the_last_steps_come_latest_first_and_are_regressed_on_the_latest() -> N
         theta, f = draw.standard_normal((CLIENTS, D)), draw.standard_normal((CLIENTS, P))
         carry = history.push(carry, torch.as_tensor(theta), torch.as_tensor(f))
         seen.insert(0, (theta, f))
-    models, estimates = history.recent(carry)
+    models, estimates = history.recent_steps(carry)
     for ago, (theta, f) in enumerate(seen[:4]):
         np.testing.assert_array_equal(models[:, ago].numpy(), theta)
         np.testing.assert_array_equal(estimates[:, ago].numpy(), f)

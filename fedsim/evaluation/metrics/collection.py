@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError
 from fedsim.data.samples import ClientData
 from fedsim.evaluation.metrics.entries import BETTER, entries
-from fedsim.evaluation.metrics.metric import Metric, built, error_context
+from fedsim.evaluation.metrics.metric import Metric, build_metric, error_context
 from fedsim.evaluation.metrics.named import RANKED, Task
 from fedsim.evaluation.metrics.tallies import PerSample
 from fedsim.models import RowModel
@@ -49,7 +49,7 @@ class Metrics:
         for entry in metric_entries:
             shapes = f"outputs {list(output.shape[1:])} and targets {list(target.shape[1:])}"
             with error_context(f"metrics: {entry.label} does not fit {shapes} of dataset={dataset.name}"):
-                metric = built(entry, task, output, target, dataset.name)
+                metric = build_metric(entry, task, output, target, dataset.name)
             count = federation.replicates * (0 if dataset.test_x is None else len(dataset.test_x))
             if count * metric.bytes_per_sample > KEPT:
                 remedy = "let it give a number per sample, [B], or be a class with update and compute"
@@ -152,7 +152,7 @@ class Pooled:
 
     def __init__(self, metrics: Metrics, replicates: int) -> None:
         self.metrics = metrics
-        self.tallies = [[metric.tally.fresh() for _ in range(replicates)] for metric in metrics.metrics]
+        self.tallies = [[metric.tally.new_like() for _ in range(replicates)] for metric in metrics.metrics]
         self.broken = torch.zeros(replicates, dtype=torch.bool)
 
     def update(self, outputs: Tensor, target: Tensor) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.columns import MODELS, also
+from fedsim.evaluation.columns import MODELS, columns_of_other_model
 
 FORMS = (
     "names of torchmetrics' metrics, such as [f1_score,auroc], or {name: …, ARGUMENTS} or {_target_: package.function}"
@@ -70,7 +70,7 @@ def possible_columns(metrics: Any) -> set[str]:
     for entry in entries(metrics):
         over_clients = f"client_{entry.column}_worst10"
         evaluated = {f"test_{entry.column}", f"train_{entry.column}", over_clients}
-        columns |= evaluated.union(*(also(model, evaluated).values() for model in MODELS))
+        columns |= evaluated.union(*(columns_of_other_model(model, evaluated).values() for model in MODELS))
         for model in ("global", "localized", "personal"):
             validation_column = f"{model}_validation_{entry.column}"
             columns |= {validation_column, *(f"{validation_column}_{summary}" for summary in SUMMARIES)}

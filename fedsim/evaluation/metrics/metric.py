@@ -64,7 +64,7 @@ class Metric:
         return f"; {self.better} is better" if self.better else UNDIRECTED
 
 
-def built(entry: Entry, task: Task, output: Tensor, target: Tensor, dataset: str) -> Metric:
+def build_metric(entry: Entry, task: Task, output: Tensor, target: Tensor, dataset: str) -> Metric:
     """The metric, tried on two samples and on three."""
     if entry.name is not None:
         tally: Tally = named_metric(entry.name, entry.arguments, task, dataset)
@@ -74,7 +74,7 @@ def built(entry: Entry, task: Task, output: Tensor, target: Tensor, dataset: str
         streams = all(callable(getattr(implementation, method, None)) for method in ("reset", "update", "compute"))
         if not streams and not callable(implementation):
             raise ConfigError("its objects can neither be called nor have reset, update and compute")
-        tally = Streamed(implementation).fresh() if streams else _of_function(implementation, output, target)
+        tally = Streamed(implementation).new_like() if streams else _of_function(implementation, output, target)
     if isinstance(tally, Streamed):
         _without_sync(tally.metric, output.device)
     originals = output.clone(), target.clone()

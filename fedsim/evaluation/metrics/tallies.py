@@ -18,7 +18,7 @@ Function = Callable[[Tensor, Tensor], Any]  # (output, target) → a number, or 
 class Tally(ABC):
     """One metric of one set."""
 
-    def fresh(self) -> Tally:
+    def new_like(self) -> Tally:
         """The same of another set."""
         tally = copy.copy(self)
         tally.reset()
@@ -88,7 +88,7 @@ class Streamed(Tally):
     def __init__(self, metric: Any) -> None:
         self.metric = metric
 
-    def fresh(self) -> Streamed:
+    def new_like(self) -> Streamed:
         tally = copy.copy(self)
         tally.metric = copy.deepcopy(self.metric)
         tally.reset()

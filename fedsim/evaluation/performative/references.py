@@ -111,7 +111,7 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
     return References(solutions)
 
 
-def unshifted(model: RowModel, data: ClientData, initial: Tensor) -> Tensor:
+def unshifted_minimisers(model: RowModel, data: ClientData, initial: Tensor) -> Tensor:
     """[R, d] float64 minimisers of the risk on the clients' data as they are before any model is deployed.
 
     Args:

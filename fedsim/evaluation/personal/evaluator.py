@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.memory import Memory
-from fedsim.evaluation.columns import also
+from fedsim.evaluation.columns import columns_of_other_model
 from fedsim.evaluation.personal.options import Personal
 from fedsim.evaluation.personal.personal_models import OwnModels, one_row
 from fedsim.evaluation.personal.scores import (
@@ -60,10 +60,11 @@ class PersonalEvaluator:
         evaluator, descriptions = self.scores.evaluator, dict[str, str]()
         for model in self.models:
             descriptions |= {
-                name: PERSONAL_COLUMNS[name] for name in also(model, measures(evaluator.labelled)).values()
+                name: PERSONAL_COLUMNS[name]
+                for name in columns_of_other_model(model, measures(evaluator.labelled)).values()
             }
             added = evaluator.metrics.measures(f", of {MODELS[model]}")
-            descriptions |= {name: added[measure] for measure, name in also(model, added).items()}
+            descriptions |= {name: added[measure] for measure, name in columns_of_other_model(model, added).items()}
         return descriptions | {VALIDATED: PERSONAL_COLUMNS[VALIDATED]}
 
     @torch.no_grad()
@@ -111,11 +112,13 @@ class PersonalEvaluator:
         before = columns.full_rows(carry["params"], block, memory)
         client_state, at_end = (before, memory.gather(block)), self.options.at == "end" and "personal" in self.models
         if at_end or self.own_models.plain is None:
-            end_state = self.own_models.after(carry, block, t, state.model, memory)
+            end_state = self.own_models.after_local_steps(carry, block, t, state.model, memory)
             predictors["localized"] = one_row(end_state[0])
             client_state = end_state if at_end else client_state
         if self.own_models.plain is not None:
-            predictors["localized"] = one_row(self.own_models.stepped(carry["params"], block, t, state.model, memory))
+            predictors["localized"] = one_row(
+                self.own_models.after_plain_steps(carry["params"], block, t, state.model, memory)
+            )
         if "personal" in self.models:
             predictors["personal"] = self.own_models.personal(
                 client_state[0], block, t, state.model, client_state[1], memory

@@ -82,7 +82,7 @@ class Newcomers:
             epochs.append({"epoch": epoch} | self._measured(predictors, cohort, first))
             if epoch < self.options.newcomer_epochs:
                 if self.own_models.plain is not None:
-                    plain = self.own_models.stepped(columns.shared_part(plain), cohort, epoch, model, memory)
+                    plain = self.own_models.after_plain_steps(columns.shared_part(plain), cohort, epoch, model, memory)
                 carry = start | {"params": columns.shared_part(full_rows)}
                 full_rows = self.trainer.run(carry, cohort, epoch, model, memory).arrived_rows
                 plain = full_rows if self.own_models.plain is None else plain

@@ -25,7 +25,7 @@ def one_row(rows: Tensor) -> Predictor:
     return [(torch.ones_like(rows[:, 0]), rows)]
 
 
-def plain(rule: LocalRule) -> SGD:
+def plain_rule(rule: LocalRule) -> SGD:
     """SGD with the rule's work, rates, schedule, clip and weight decay."""
     options = {name: getattr(rule, name) for name in ("weight_decay", "clip") if hasattr(rule, name)}
     sgd = SGD(lr=rule.rates, schedule=rule.schedule, **options)
@@ -59,7 +59,7 @@ class OwnModels:
             raise ConfigError(
                 "personal.localize=sgd does not know columns that stay with the client; use localize=rule"
             )
-        self.plain = trainer_of(plain(self.rule)) if localize == "sgd" else None
+        self.plain = trainer_of(plain_rule(self.rule)) if localize == "sgd" else None
         self.keeps_models = isinstance(strategy, KeepsClientModels) or strategy.clustered or has_own_columns
 
     @property
@@ -86,7 +86,7 @@ class OwnModels:
             return one_row(self.adapt.run(shared_rows, cohort, t, model, lent).arrived_rows)
         return one_row(rows)
 
-    def after(
+    def after_local_steps(
         self, start: dict[str, Tensor], cohort: Cohort, t: int, model: Tensor, memory: Memory
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Rows [n, d] of clients that take the local steps of round t from the carry `start`, and what they would
@@ -94,7 +94,7 @@ class OwnModels:
         lent = memory.read_only()
         return self.trainer.run(start, cohort, t, model, lent).arrived_rows, lent.unwritten
 
-    def stepped(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
+    def after_plain_steps(self, rows: Tensor, cohort: Cohort, t: int, model: Tensor, memory: Memory) -> Tensor:
         """Rows [n, d] after the plain steps of round t from what travels, [n, d_s]; data answer as `memory` has it."""
         assert self.plain is not None
         return self.plain.run(rows, cohort, t, model, memory.read_only()).arrived_rows

@@ -48,13 +48,13 @@ class ClientScores:
     def __call__(self, predictor: Predictor, cohort: Cohort, deployed: Tensor) -> Scores:
         """Of the cohort's predictors, NaN where a client has no samples; `deployed` [n, d] moves the data where
         `shift.deploy` is 'round'."""
-        loss, accuracy, added = self._on(self.validation, predictor, cohort, deployed, self.evaluator.metrics)
+        loss, accuracy, added = self._scores_on(self.validation, predictor, cohort, deployed, self.evaluator.metrics)
         same_samples = self.validation is self.training
-        training = loss if same_samples else self._on(self.training, predictor, cohort, deployed)[0]
+        training = loss if same_samples else self._scores_on(self.training, predictor, cohort, deployed)[0]
         scores = {"validation_loss": loss, "training_loss": training} | dict(zip(self.added, added, strict=True))
         return scores if accuracy is None else scores | {"validation_accuracy": accuracy}
 
-    def _on(
+    def _scores_on(
         self,
         samples: ClientSamples,
         predictor: Predictor,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.core import checks
-from fedsim.evaluation.columns import fraction, rises
+from fedsim.evaluation.columns import fraction, is_higher_better
 from fedsim.studies.results.run_measures import COSTS, cost
 from fedsim.studies.results.runs import Run
 
@@ -46,7 +46,7 @@ class Measured:
     @property
     def higher_is_better(self) -> bool:
         """Is more of it better?"""
-        return self.until is None and rises(self.metric)
+        return self.until is None and is_higher_better(self.metric)
 
     @property
     def percent(self) -> bool:

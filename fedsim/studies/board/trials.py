@@ -10,7 +10,7 @@ import numpy as np
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.evaluation.columns import rises
+from fedsim.evaluation.columns import is_higher_better
 from fedsim.studies.results.runs import Run
 
 
@@ -77,7 +77,7 @@ class Tuning:
 
     def scores(self, run: Run, rates: list[float]) -> list[float]:
         """Of every rate, larger ones better; −∞ where a seed ended as no number."""
-        sign = 1 if rises(self.metric) else -1
+        sign = 1 if is_higher_better(self.metric) else -1
         values = sign * run.final_values(self.metric, self.last).reshape(len(rates), len(self.seeds)).mean(1)
         return [float(value) if math.isfinite(value) else -math.inf for value in values]
 

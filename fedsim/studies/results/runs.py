@@ -20,7 +20,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.settings import flatten
 from fedsim.data.datasets import Dataset
 from fedsim.data.datasets.dataset_kinds import DATASET
-from fedsim.evaluation.columns import rises
+from fedsim.evaluation.columns import is_higher_better
 from fedsim.evaluation.registry import NEWCOMERS, MetricDescription, describe
 from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.run.tracking import clients
@@ -220,7 +220,7 @@ class Run:
 
     def rises(self, metric: str) -> bool:
         """Is more of it better?"""
-        return rises(metric, self.meanings)
+        return is_higher_better(metric, self.meanings)
 
     def describe(self, metric: str) -> MetricDescription:
         """Its label, unit and description, and which way is better."""
