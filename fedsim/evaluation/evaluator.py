@@ -22,7 +22,7 @@ from fedsim.evaluation.metrics import Metrics, target_of
 from fedsim.evaluation.optimum import optimum
 from fedsim.models import RowModel
 from fedsim.models.calling import Inputs
-from fedsim.models.losses import correctly, weighted_mean
+from fedsim.models.losses import correct_share, weighted_mean
 from fedsim.shift import Shift
 
 TEST_BATCH = 1000  # samples of one forward pass, all replicates sharing them
@@ -236,7 +236,7 @@ class Evaluator:
             numbers = torch.stack(losses)
             if self.labelled:
                 labels = batch["y"].expand(len(models), *batch["y"].shape)
-                correct = correctly(self.model.scores(outputs, 2), labels, 2)
+                correct = correct_share(self.model.scores(outputs, 2), labels, 2)
                 total[1] += correct.sum(1)
                 numbers = correct
             if owners is not None:
@@ -291,7 +291,9 @@ class Evaluator:
             losses.append(weighted_mean(per_sample.reshape(weight.shape), weight))
             if self.labelled:
                 correct.append(
-                    weighted_mean(correctly(self.model.scores(outputs, 2), flat["y"], 2).reshape(weight.shape), weight)
+                    weighted_mean(
+                        correct_share(self.model.scores(outputs, 2), flat["y"], 2).reshape(weight.shape), weight
+                    )
                 )
             if metrics is not None:
                 clients = outputs.unflatten(1, weight.shape[1:]).flatten(0, 1)

@@ -12,7 +12,7 @@ from torch import nn
 from fedsim.core.errors import ConfigError, keys_under
 
 
-def fitted(
+def fit_constructor(
     model: Callable[..., nn.Module] | nn.Module,
     shape: tuple[int, ...],
     classes: int | None,

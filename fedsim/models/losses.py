@@ -57,7 +57,7 @@ def logistic(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return F.binary_cross_entropy_with_logits(output.flatten(), batch["y"].to(output.dtype), reduction="none")
 
 
-def squared(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+def squared_error(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """½‖output − y‖²."""
     return _half_squared(output, batch["y"])
 
@@ -82,7 +82,7 @@ def costed_revenue(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return 0.5 * (output.flatten(1).square() * batch["y"].flatten(1)).sum(1) - inner_product(output, batch)
 
 
-def correctly(output: Tensor, labels: Tensor, leading: int) -> Tensor:
+def correct_share(output: Tensor, labels: Tensor, leading: int) -> Tensor:
     """The share of each sample's labels that its output predicts, over the leading axes: 0 or 1 where there is one.
 
     Of outputs […, C] the class of the largest, of a single, logistic one […, 1] its sign. Positions without a label do
@@ -116,7 +116,7 @@ LOSSES: dict[str, Loss] = {
         cross_entropy,
         logistic,
         multi_label,
-        squared,
+        squared_error,
         half_squared_distance,
         inner_product,
         negative_revenue,

@@ -15,7 +15,7 @@ PRECISIONS = ("full", "tf32", "bf16")
 UNITS = ("amx_bf16", "avx512_bf16", "bf16", "svebf16")  # of x86 and ARM, in Linux's words
 
 
-def checked(precision: str, device: torch.device, dtype: torch.dtype) -> str:
+def check_precision(precision: str, device: torch.device, dtype: torch.dtype) -> str:
     """'full': that of trainer.dtype; 'tf32': matrix products and convolutions of float32 on tensor cores, with 10 bits
     of mantissa; 'bf16': PyTorch's autocast to bfloat16, with 8, in forward passes. Rows, losses, sums stay in float32.
 

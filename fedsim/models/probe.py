@@ -78,7 +78,7 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
     with torch.no_grad(), streams.restore_states(), said_of_forward(module):
         training = copy_module(module).train()
         surroundings = snapshot(_surroundings(training))
-        first, calls = _watched(call, training, pair)
+        first, calls = _watched_output(call, training, pair)
         traits.random = calls > 0
         before = {name: value.clone() for name, value in training.named_buffers()}
         second_copy = copy_module(module).train()
@@ -97,7 +97,7 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
         for name in traits.statistics:
             if not torch.equal(before[name], second[name]):
                 _refuse_unkeyed(call, module, pair)
-        several = _larger(call, module, x)
+        several = _larger_inputs(call, module, x)
         writes = _writes(call, module, several)
         traits.assigns_data = writes.assigns
         moving = {*traits.statistics, *writes.buffers}
@@ -107,26 +107,28 @@ def probe(module: nn.Module, x: Any, call: Calling | None = None) -> ForwardTrai
         traits.min_batch = _min_batch(call, module, pair)
         traits.mixes_samples = (
             traits.min_batch > 1
-            or _mixed(call, copy_module(module).train(), first, pair)
+            or _depends_on_others(call, copy_module(module).train(), first, pair)
             or any(
-                _mixed(call, copy_module(module).train(), output_of(call, copy_module(module).train(), y), y)
+                _depends_on_others(
+                    call, copy_module(module).train(), output_of(call, copy_module(module).train(), y), y
+                )
                 for y in several[1:]
             )
             or _depends_on_size(call, lambda: copy_module(module).train(), several)
         )
         evaluation = copy_module(module).eval()
-        evaluation_output, _ = _watched(call, evaluation, pair, "evaluation")
+        evaluation_output, _ = _watched_output(call, evaluation, pair, "evaluation")
         streams.reseed(2)
         if not same_output(evaluation_output, output_of(call, copy_module(module).eval(), pair)):
             raise ConfigError(
                 f"model: {type(module).__name__} gives another output in evaluation each time it is called; it must be "
                 "a function of its input, its parameters and its buffers"
             )
-        several = _larger(call, evaluation, x)
+        several = _larger_inputs(call, evaluation, x)
         traits.evaluation_isolated = _hidden_state(call, module, several, [], training=False)
         traits.evaluation_mixes_samples = (
-            _mixed(call, evaluation, evaluation_output, pair)
-            or any(_mixed(call, evaluation, output_of(call, evaluation, y), y) for y in several[1:])
+            _depends_on_others(call, evaluation, evaluation_output, pair)
+            or any(_depends_on_others(call, evaluation, output_of(call, evaluation, y), y) for y in several[1:])
             or _depends_on_size(call, lambda: evaluation, several)
         )
     return traits
@@ -154,7 +156,7 @@ def _count(x: Any) -> int:
     return len(tree_leaves(x)[0])
 
 
-def _larger(call: Calling, module: nn.Module, x: Any) -> list[Any]:
+def _larger_inputs(call: Calling, module: nn.Module, x: Any) -> list[Any]:
     """The first two samples and, where the module takes them and there are so many, more of them."""
     pair, larger_batch = _first(x, 2), _first(x, MANY)
     if _count(larger_batch) == 2:
@@ -196,7 +198,9 @@ def _writes(call: Calling, module: nn.Module, batches: list[Any]) -> _Writes:
             copied.train(training)
             for number in range(PASSES):
                 x = batches[number % len(batches)]
-                _watch_pass(call, copied, x if number < len(batches) else _varied(x, number), training, writes, number)
+                _watch_pass(
+                    call, copied, x if number < len(batches) else _varied_inputs(x, number), training, writes, number
+                )
     return writes
 
 
@@ -263,7 +267,7 @@ def _identical(first: Tensor, second: Tensor) -> bool:
     )
 
 
-def _varied(x: Any, number: int) -> Any:
+def _varied_inputs(x: Any, number: int) -> Any:
     """Inputs of another kind: larger, smaller, of the other sign, shifted. Whole numbers stay."""
     scale, shift = ((3.0, 1.0), (-1.0, 0.0), (0.1, 0.0), (1.0, -2.0))[number % 4]
     return tree_map(lambda value: scale * value + shift if value.is_floating_point() else value, x)
@@ -305,7 +309,7 @@ def _key(x: Any) -> Tensor:
     return torch.tensor(KEY, device=tree_leaves(x)[0].device)
 
 
-def _watched(call: Calling, module: nn.Module, x: Any, mode: str = "training") -> tuple[Any, int]:
+def _watched_output(call: Calling, module: nn.Module, x: Any, mode: str = "training") -> tuple[Any, int]:
     """The output of a pass that must leave inputs and random streams as they are; random calls it made."""
     input_copy = tree_map(lambda value: value.clone(), x)
     before_it = streams.rng_state()
@@ -460,7 +464,7 @@ def _min_batch(call: Calling, module: nn.Module, x: Any) -> int:
     return 1
 
 
-def _mixed(call: Calling, module: nn.Module, output: Any, x: Any) -> bool:
+def _depends_on_others(call: Calling, module: nn.Module, output: Any, x: Any) -> bool:
     """Does the first sample's output change with the others?"""
     other_output = output_of(call, module, tree_map(_another_second, x))
     return not same_output(_first(output, 1), _first(other_output, 1))

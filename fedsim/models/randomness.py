@@ -64,7 +64,7 @@ class KeyedRandomness(TorchFunctionMode):
         counters = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device)
         return law(key[..., None], counters, draw_dtype).reshape(shape).to(dtype)
 
-    def dropped(self, x: Tensor, p: float, shape: Iterable[int] | None = None) -> Tensor:
+    def dropout(self, x: Tensor, p: float, shape: Iterable[int] | None = None) -> Tensor:
         """x with entries, or whatever `shape` broadcasts to, zeroed with probability p, the rest scaled to keep the
         mean."""
         if p >= 1:
@@ -141,8 +141,8 @@ def _dropout(mode: KeyedRandomness, func: Any, x: Tensor, *args: Any, **kwargs: 
     if wide:
         batched = x.dim() - (int(func.__name__[-2]) if func.__name__[-1] == "d" else x.dim() - 2) > 1
         leading = 2 if batched else 1
-        return _in_place_or_new(x, mode.dropped(x, p, x.shape[:leading] + (1,) * (x.dim() - leading)), arguments)
-    return _in_place_or_new(x, mode.dropped(x, p), arguments)
+        return _in_place_or_new(x, mode.dropout(x, p, x.shape[:leading] + (1,) * (x.dim() - leading)), arguments)
+    return _in_place_or_new(x, mode.dropout(x, p), arguments)
 
 
 def _train(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _attention(
     if attn_mask is not None:
         hidden = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -math.inf) if hidden else scores + attn_mask
-    return mode.dropped(scores.softmax(-1), dropout_p) @ value
+    return mode.dropout(scores.softmax(-1), dropout_p) @ value
 
 
 def _multihead(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -225,7 +225,7 @@ def _multihead(mode: KeyedRandomness, func: Any, *args: Any, **kwargs: Any) -> t
     )
     bias = None if arguments["in_proj_bias"] is None else arguments["in_proj_bias"][-width:]
     values = F.linear(value, weight, bias).unflatten(-1, (heads, -1))  # [S, (N,) H, e]
-    dropped = mode.dropped(weights, p)
+    dropped = mode.dropout(weights, p)
     head_values = values.movedim(0, -2)  # [(N,) H, S, e]
     out = (dropped @ head_values).movedim(-2, 0).flatten(-2)
     out = F.linear(out, arguments["out_proj_weight"], arguments["out_proj_bias"])

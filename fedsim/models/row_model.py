@@ -27,7 +27,7 @@ from fedsim.models.copying import copy_module, refuse_parameter_hooks, tensor_of
 from fedsim.models.dropout import key_dropouts
 from fedsim.models.losses import LOSSES, UNLABELLED, Loss, weighted_mean
 from fedsim.models.naming import Naming, named_views
-from fedsim.models.precision import checked
+from fedsim.models.precision import check_precision
 from fedsim.models.probe import OTHER, ForwardTraits, probe, said_of_forward, second_of_two, why_not
 from fedsim.models.randomness import KeyedRandomness
 from fedsim.models.selectors import Selector
@@ -129,7 +129,7 @@ class RowModel:
         self.loss: Loss = loss if callable(loss) else LOSSES[loss]
         self.ridge = ridge
         self.device, self.dtype = device or torch.device("cpu"), dtype
-        self.precision = checked(precision, self.device, dtype)
+        self.precision = check_precision(precision, self.device, dtype)
         if isinstance(build, nn.Module):
             refuse_parameter_hooks(build)
         self._build = (lambda: copy_module(build)) if isinstance(build, nn.Module) else build
@@ -188,7 +188,7 @@ class RowModel:
         return module
 
     @property
-    def keyed(self) -> bool:
+    def needs_keys(self) -> bool:
         """Do batches carry a 'key' for random numbers in the forward pass?"""
         return bool(self.dropout_keys) or self.traits.random or (isinstance(self.loss, UserLoss) and self.loss.random)
 
@@ -227,10 +227,10 @@ class RowModel:
         double.call, double.labelled, checked = self.call, self.labelled, self._checked
         double.tensor_output, double._scores_second = self.tensor_output, self._scores_second
         double._checked = checked and {n: v.double() if v.is_floating_point() else v for n, v in checked.items()}
-        double._know(self.traits)
+        double._take_findings(self.traits)
         return double
 
-    def _know(self, traits: ForwardTraits) -> None:
+    def _take_findings(self, traits: ForwardTraits) -> None:
         """Take the probe's findings: statistics become columns."""
         self.traits = traits
         buffers = {name: tensor_of(self.training_module, name) for name in traits.statistics}
@@ -283,7 +283,7 @@ class RowModel:
         """
         buffers = {name: batch["key"] for name in self.dropout_keys}  # noqa: C420 (there may be neither)
         tensors = parameters | buffers | (statistics or {})
-        with self.mixed(), self.drawing(batch), self._guard:
+        with self.training_context(), self.random_context(batch), self._guard:
             output = cast_output(
                 self.call.functional(self.training_module, tensors, self.call.inputs(batch)), self.dtype
             )
@@ -291,7 +291,7 @@ class RowModel:
             statistics[name] = tensors[name]  # type: ignore[index]
         return output
 
-    def drawing(self, batch: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[Any]:
+    def random_context(self, batch: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[Any]:
         """The context of a forward pass in training that answers its calls for random numbers."""
         return KeyedRandomness(batch["key"]) if self.traits.random else contextlib.nullcontext()
 
@@ -305,7 +305,7 @@ class RowModel:
             return contextlib.nullcontext()
         return WriteGuard(module, self.statistics)
 
-    def mixed(self) -> torch.autocast:
+    def training_context(self) -> torch.autocast:
         """The context of a forward pass in training; nothing is cached in it: threads share that cache."""
         return torch.autocast(self.device.type, torch.bfloat16, self.precision == "bf16", cache_enabled=False)
 
@@ -399,7 +399,7 @@ class RowModel:
                          classes, dataset)  # fmt: skip
         traits = probe(self.training_module, self.call.inputs(batch), self.call)
         self._check_tensors(traits, inputs)
-        self._know(traits)
+        self._take_findings(traits)
         row, self._checked = self.initial([0])[0] if self.statistics else row, samples
         if self.traits.assigns_data or self.traits.isolated is not None or not isinstance(output, Tensor):
             self.traits.evaluation_unvmapped = "it is evaluated one model at a time"
@@ -459,7 +459,7 @@ class RowModel:
             return
 
     @functools.cached_property
-    def unvmapped(self) -> str | None:
+    def no_vmap_reason(self) -> str | None:
         """Why rows cannot go through one vmapped pass of training; None where they can, or before `check`.
 
         Found out when asked for: what differentiates under vmap takes seconds to load.
@@ -488,7 +488,7 @@ class RowModel:
 
         with self._untouched():
             reason = why_not(lambda: second_of_two(functionally, row, keyed), plainly)  # deep ones: by rounding?
-        return reason if reason != OTHER or self.dtype == torch.float64 else self.in_double().unvmapped
+        return reason if reason != OTHER or self.dtype == torch.float64 else self.in_double().no_vmap_reason
 
     @contextlib.contextmanager
     def _untouched(self) -> Iterator[None]:

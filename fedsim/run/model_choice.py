@@ -11,7 +11,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.data.datasets import Dataset
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
-from fedsim.models.fitting import fitted
+from fedsim.models.fitting import fit_constructor
 from fedsim.models.losses import Loss
 from fedsim.models.probe import MANY
 
@@ -78,4 +78,4 @@ def _builder(
     """
     labels = dataset.train_y if dataset.classes else None
     per_position = None if labels is None else labels.dim() > 1 and not labels.is_floating_point()
-    return fitted(model, dataset.shape, 1 if loss == "logistic" else dataset.classes, per_position)
+    return fit_constructor(model, dataset.shape, 1 if loss == "logistic" else dataset.classes, per_position)

@@ -113,7 +113,7 @@ def by_hand(trial: Trial, model: RowModel) -> Tensor:
 def loss_repeats(trial: Trial, model: RowModel) -> bool:
     """Does the loss return one value twice, for the same output and batch?"""
     batch, module = trial.of_client(0, 0, model.dtype), copy_module(model.training_module)
-    with torch.no_grad(), model.drawing(batch):
+    with torch.no_grad(), model.random_context(batch):
         output = cast_output(model.call(module, model.call.inputs(batch)), model.dtype)
         return bool(torch.equal(model.loss(output, batch), model.loss(output, batch)))
 
@@ -132,7 +132,7 @@ def _one_by_hand(trial: Trial, model: RowModel, client: int) -> Tensor:
             dropout.key = batch["key"]
         module.zero_grad()
         with torch.enable_grad():
-            with model.drawing(batch):
+            with model.random_context(batch):
                 output = cast_output(model.call(module, model.call.inputs(batch)), model.dtype)
             before = _buffers(module)
             model.objective(output, batch, parameters).backward()

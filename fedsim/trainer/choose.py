@@ -116,7 +116,7 @@ def candidates(
         raise ConfigError(f"trainer.compile={compile} is for trainer.executor=vmap, not {executor}")
     plain, can_stack = bool(descents(rule, shift, model)), stacks(model)
     settled = executor in ("fused", "loop") or (executor == "auto" and plain and can_stack)
-    unvmapped_reason = None if settled else model.unvmapped
+    unvmapped_reason = None if settled else model.no_vmap_reason
     if executor == "vmap" and unvmapped_reason is not None:
         raise ConfigError(
             f"trainer.executor=vmap cannot run {type(model.training_module).__name__} ({unvmapped_reason}); use "

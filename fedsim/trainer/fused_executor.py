@@ -95,7 +95,7 @@ class ClientStack:
             flat["x"] = flat["x"].contiguous(memory_format=torch.channels_last)
         penalty = self.stacks[self.steps[-1].name].penalty(count) if self.model.ridge else None
         with torch.enable_grad():
-            with self.model.drawing(flat), self.model.mixed():
+            with self.model.random_context(flat), self.model.training_context():
                 inputs = self.model.call.inputs(flat)
                 outputs = {name: stack.forward(inputs) for name, stack in self.stacks.items()}
             outputs = {name: cast_output(output, self.model.dtype) for name, output in outputs.items()}

@@ -152,7 +152,7 @@ class PlainObjective:
         put_tensors(self.module, self.model.statistics_of(params))
 
     def _forward(self, params: Tensor, batch: Batch) -> tuple[Any, Tensor]:
-        with self.model.mixed(), self.model.drawing(batch), self._guard:
+        with self.model.training_context(), self.model.random_context(batch), self._guard:
             output = cast_output(self.model.call(self.module, self.model.call.inputs(batch)), self.model.dtype)
         return output, moved_columns(self.model, self.module, params)
 

@@ -122,7 +122,7 @@ class Trainer:
         if not needs_general_executor(carry) or not isinstance(self.executor, FusedExecutor):
             return self.executor
         if self._general is None:
-            executor_name = "vmap" if self.model.unvmapped is None else "loop"
+            executor_name = "vmap" if self.model.no_vmap_reason is None else "loop"
             self._general = self._make_executor(dataclasses.replace(self.choice, executor=executor_name, workers=1))
         return self._general
 

@@ -42,7 +42,7 @@ class Trainers:
 
     def __call__(self, rule: LocalRule) -> Trainer:
         """The rule's, which learns what it will meet."""
-        batches = Batches(self.data, rule.work, self.contamination, self.model.keyed, self.shift.redraw)
+        batches = Batches(self.data, rule.work, self.contamination, self.model.needs_keys, self.shift.redraw)
         rule.setup(self.data, self.shift, self.model)
         trainer = Trainer(rule, self.model, self.shift, batches, self.execution, self.executor_cache)
         for reason, of in self._reasons:

@@ -161,7 +161,7 @@ def test_what_vmap_cannot_do_is_known_beforehand() -> None:
 
     model = RowModel(Branch(3, 3))
     model.check({"x": X, "y": torch.tensor([0, 1])}, 3, "test")
-    assert "data-dependent control flow" in str(model.unvmapped)
+    assert "data-dependent control flow" in str(model.no_vmap_reason)
     assert "data-dependent control flow" in str(model.traits.evaluation_unvmapped)
     plain = RowModel(nn.Linear(3, 3))
     plain.check({"x": X, "y": torch.tensor([0, 1])}, 3, "test")
@@ -184,5 +184,5 @@ def test_rounding_alone_is_no_other_number(strange: bool, monkeypatch: pytest.Mo
     looks: list[torch.dtype] = []
     asked = RowModel.initial
     monkeypatch.setattr(RowModel, "initial", lambda self, seeds: looks.append(self.dtype) or asked(self, seeds))
-    assert model.unvmapped == ("it gives other numbers" if strange else None)
+    assert model.no_vmap_reason == ("it gives other numbers" if strange else None)
     assert looks == [torch.float32, torch.float64]

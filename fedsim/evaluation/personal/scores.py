@@ -12,7 +12,7 @@ from fedsim.evaluation import Evaluator, registry
 from fedsim.evaluation.columns import descriptions
 from fedsim.evaluation.metrics import Metrics, target_of
 from fedsim.models.calling import Inputs
-from fedsim.models.losses import correctly, weighted_mean
+from fedsim.models.losses import correct_share, weighted_mean
 
 MODELS = registry.PERSONAL_MODELS
 MEASURES = descriptions(registry.PERSONAL_MEASURES)
@@ -79,7 +79,7 @@ class ClientScores:
             per_sample = model.client_losses(output, by_sample, weight)
             losses.append(weighted_mean(torch.where(weight > 0, per_sample, 0), weight))
             if self.evaluator.labelled:
-                correct.append(weighted_mean(correctly(model.scores(output, 2), batch["y"], 2), weight))
+                correct.append(weighted_mean(correct_share(model.scores(output, 2), batch["y"], 2), weight))
             if metrics:
                 added.append(metrics.of_clients(output, target_of(batch), weight))
         return torch.cat(losses), torch.cat(correct) if correct else None, torch.cat(added, 1) if added else none

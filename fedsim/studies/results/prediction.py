@@ -13,9 +13,9 @@ from fedsim.core import targets
 from fedsim.core.errors import ConfigError
 from fedsim.data.datasets import Dataset
 from fedsim.models import RowModel
-from fedsim.models.fitting import fitted
+from fedsim.models.fitting import fit_constructor
 from fedsim.models.kinds import LOSS, MODEL
-from fedsim.models.losses import Loss, correctly
+from fedsim.models.losses import Loss, correct_share
 
 BATCH = 1000  # samples of one forward pass
 OPTIONS = ("loss", "ridge", "output")  # of the model's settings that are no arguments of its class
@@ -39,7 +39,7 @@ class Predictor:
         loss = _loss(settings.get("loss"), dataset)
         labels = dataset.train_y if dataset.classes else None
         per_position = None if labels is None else labels.dim() > 1 and not labels.is_floating_point()
-        build = fitted(
+        build = fit_constructor(
             functools.partial(model_part.call, **{name: node[name] for name in model_part.arguments}),
             dataset.shape,
             1 if loss == "logistic" else dataset.classes,
@@ -94,7 +94,7 @@ class Predictor:
             output = model.call(module, model.call.inputs(batch))
             loss += float(model.loss(output, batch).expand(len(batch["x"])).sum())
             if model.labelled:
-                correct += float(correctly(model.scores(output, 1), batch["y"], 1).sum())
+                correct += float(correct_share(model.scores(output, 1), batch["y"], 1).sum())
         count = len(data.test_x)
         return {"test_loss": loss / count} | ({"test_accuracy": correct / count} if model.labelled else {})
 
