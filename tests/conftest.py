@@ -91,7 +91,7 @@ def play(simulation: Simulation, rounds: int | None = None) -> Iterator[Played]:
     simulation.uplink.remember(memory, simulation.federation, state.model)
     for t in range(simulation.rounds if rounds is None else rounds):
         before = copy.deepcopy(state)
-        active = simulation.delivery.idle(simulation.availability.sample(t), memory)
+        active = simulation.delivery.not_in_flight(simulation.availability.sample(t), memory)
         cohort = simulation.pace(strategy.cohort(state, active), t)
         report = simulation.trainer.run(strategy.start(state, cohort), cohort, t, state.model, memory)
         report = simulation.uplink(simulation.delivery(report, memory), memory)

@@ -103,17 +103,17 @@ def _of_run(component: Any, depth: int) -> Iterator[Any]:
             yield from _of_run(member, depth - 1)
 
 
-def look(component: Any) -> Node:
+def snapshot_of(component: Any) -> Node:
     """A snapshot of a part, but for what it was set up with."""
     return snapshot(component, skip=OF_RUN)
 
 
 def changed_paths(component: Any, before: Node) -> list[str]:
     """Where a part has changed since a snapshot of `look`."""
-    return differing_paths(before, look(component))
+    return differing_paths(before, snapshot_of(component))
 
 
-def enlarged(value: Any) -> Any:
+def enlarge(value: Any) -> Any:
     """A number or an array that has counted a thousand times as long; None of anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, Tensor, np.ndarray)):
         return None
@@ -122,7 +122,7 @@ def enlarged(value: Any) -> Any:
     return value * 1000 + 1000
 
 
-def counters(component: Any, before: Node) -> list[str]:
+def moved_counters(component: Any, before: Node) -> list[str]:
     """Names of a part's own attributes that have moved since a snapshot of `look`."""
     return [
         path
@@ -183,13 +183,13 @@ def fields(state: Any) -> dict[str, Any]:
     return {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
 
 
-def copied(of: Any) -> Any:
+def copy_tensors(of: Any) -> Any:
     """The same with tensors of its own, which may be written to."""
     clones = {name: value.clone() for name, value in fields(of).items() if isinstance(value, Tensor)}
     return dataclasses.replace(of, **clones)
 
 
-def kind(value: Any) -> str:
+def describe_type(value: Any) -> str:
     """What it is, in a word."""
     if isinstance(value, Tensor):
         return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"

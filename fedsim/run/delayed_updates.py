@@ -89,7 +89,7 @@ class DelayedUpdates:
         if any(rule.traffic(model.dimension)):
             raise ConfigError(f"what local={type(rule).__name__} sends beside rows would not be late; give delay=none")
 
-    def idle(self, active: Cohort, memory: Memory) -> Cohort:
+    def not_in_flight(self, active: Cohort, memory: Memory) -> Cohort:
         """Those of the cohort who have nothing under way."""
         self.held_back = np.zeros(self.federation.replicates, dtype=np.int64)
         if not memory.in_flight:
@@ -109,12 +109,12 @@ class DelayedUpdates:
         device = self.federation.device
         compute_device, storage_device = device, device if self.federation.storage == "device" else torch.device("cpu")
         arrived_rows, on_time_rows = (
-            _at(in_flight, np.flatnonzero(due_mask), compute_device),
-            _at(new_rows, np.flatnonzero(on_time_mask), compute_device),
+            _rows_at(in_flight, np.flatnonzero(due_mask), compute_device),
+            _rows_at(new_rows, np.flatnonzero(on_time_mask), compute_device),
         )
         waiting_rows, delayed_rows = (
-            _at(in_flight, np.flatnonzero(~due_mask), storage_device),
-            _at(new_rows, np.flatnonzero(~on_time_mask), storage_device),
+            _rows_at(in_flight, np.flatnonzero(~due_mask), storage_device),
+            _rows_at(new_rows, np.flatnonzero(~on_time_mask), storage_device),
         )
         memory.in_flight = {name: torch.cat([waiting_rows[name], delayed_rows[name]]) for name in new_rows}
         (self.held_back,) = self.federation.ranks.all_reduce_host(
@@ -156,7 +156,7 @@ def _picked(rows: Tensor, at: Tensor) -> Tensor:
     return rows[at.to(rows.device)]
 
 
-def _at(rows_by_name: dict[str, Tensor], at: np.ndarray, device: torch.device) -> dict[str, Tensor]:
+def _rows_at(rows_by_name: dict[str, Tensor], at: np.ndarray, device: torch.device) -> dict[str, Tensor]:
     """Some of the rows; all but the host's numbers on a device."""
     pick = torch.as_tensor(at)
     picked = {name: _picked(rows, pick) for name, rows in rows_by_name.items()}

@@ -23,7 +23,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def prepared(on: bool) -> bool:
+def prepare_cublas(on: bool) -> bool:
     """`on`; cuBLAS reads its setting once, at the first matrix product, so it is made now. The user's own stands."""
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)

@@ -102,14 +102,16 @@ class DivergenceGuard:
         self.models = torch.full((federation.replicates,), _NEVER, device=federation.device)
 
     @property
-    def lost(self) -> dict[int, int]:
+    def given_up(self) -> dict[int, int]:
         """Replicates that were given up, and the round in which each became non-finite."""
         return {entry["replicate"]: entry["round"] for entry in self.dropped if "clients" in entry}
 
-    def present(self, cohort: Cohort, t: int) -> Cohort:
+    def without_given_up(self, cohort: Cohort, t: int) -> Cohort:
         """The rows of replicates that are not given up. When one leaves depends on nothing but its round of divergence:
         at the evaluation after it, which looks at the device anyway."""
-        dropped_replicates = [r for r, at in self.lost.items() if t >= (at // self.eval_every + 1) * self.eval_every]
+        dropped_replicates = [
+            r for r, at in self.given_up.items() if t >= (at // self.eval_every + 1) * self.eval_every
+        ]
         if not dropped_replicates:
             return cohort
         return cohort.subset(
@@ -148,16 +150,16 @@ class DivergenceGuard:
         self.models = torch.minimum(self.models, torch.where(finite, _NEVER, t))
 
     @contextlib.contextmanager
-    def watching(self, t: int, state: State, report: Report) -> Iterator[None]:
+    def catch_errors(self, t: int, state: State, report: Report) -> Iterator[None]:
         """Errors of numerical routines in the aggregation of round t are divergence."""
         try:
             yield
         except Exception as error:
             if not is_numerical(error):
                 raise
-            raise self.failed(t, state, report, error) from error
+            raise self.error_of(t, state, report, error) from error
 
-    def failed(self, t: int, state: State, report: Report, error: Exception) -> DivergenceError:
+    def error_of(self, t: int, state: State, report: Report, error: Exception) -> DivergenceError:
         """What to raise where the aggregation of round t raised `error`, a numerical routine's."""
         self.update(t, state, report)
         self.on_nonfinite = "stop"  # the state may be half a round ahead: no replicate can go on with it
@@ -198,7 +200,7 @@ class DivergenceGuard:
         Raises:
             DivergenceError: if the run cannot go on.
         """
-        federation, lost = self.federation, self.lost
+        federation, lost = self.federation, self.given_up
         rows, models = (first_rounds.cpu().numpy() for first_rounds in (self.rows, self.models))
         rows = rows.reshape(federation.replicates, -1)
         first = federation.ranks.minimum(np.minimum(rows.min(1), models))

@@ -34,11 +34,11 @@ from fedsim.run.contracts import (
     Named,
     brings_foreign,
     changed_paths,
-    counters,
-    enlarged,
+    describe_type,
+    enlarge,
     is_user_defined,
-    kind,
-    look,
+    moved_counters,
+    snapshot_of,
     trial_copy,
     user_code_errors,
 )
@@ -103,10 +103,16 @@ def try_evaluation(run: Setup) -> None:
 def _known_by(run: Setup, components: tuple[Any, ...]) -> tuple[Hashable, ...]:
     """By what a part that is tried again is known: itself, and all that it is tried with."""
     model, federation, dataset = run.model, run.federation, run.dataset
-    with_it = (repr(model.training_module), model.dimension, model.dtype, str(model.device), key(look(model.loss)))
+    with_it = (
+        repr(model.training_module),
+        model.dimension,
+        model.dtype,
+        str(model.device),
+        key(snapshot_of(model.loss)),
+    )
     of_data = (dataset.name, dataset.shape, dataset.classes, federation.replicates, federation.clients, run.rounds)
     algorithms = (run.execution.executor, type(run.trainer.rule), type(run.strategy))
-    return (*with_it, *of_data, *algorithms, *(key(look(component)) for component in components))
+    return (*with_it, *of_data, *algorithms, *(key(snapshot_of(component)) for component in components))
 
 
 def _local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) -> None:
@@ -138,7 +144,7 @@ def _availability(run: Setup) -> None:
             answers[name] = answers[name].copy()
         return answers
 
-    before = look(tried)
+    before = snapshot_of(tried)
     first = {t: ask(tried, t) for t in rounds}
     for turn in range(2):
         if turn:
@@ -153,10 +159,10 @@ def _availability(run: Setup) -> None:
                         "fedsim.core.rng.generator, a function of seed, purpose and round"
                     )
 
-    for name in counters(tried, before):
+    for name in moved_counters(tried, before):
         original_value = vars(tried)[name]
         value = (
-            enlarged(original_value) if isinstance(original_value, (int, float)) else None
+            enlarge(original_value) if isinstance(original_value, (int, float)) else None
         )  # an array may be remembered by its round
         later: list[tuple[int, dict[str, np.ndarray]]] = []
         with contextlib.suppress(ConfigError):
@@ -223,7 +229,9 @@ def _changed_batch(label: str, component: Any, move: Any, batch: Named) -> Named
     with user_code_errors(label, component):
         output_batch = move(input_batch)
     if not isinstance(output_batch, dict):
-        raise ConfigError(f"{label} must return a batch, a dictionary of tensors, and returns {kind(output_batch)}")
+        raise ConfigError(
+            f"{label} must return a batch, a dictionary of tensors, and returns {describe_type(output_batch)}"
+        )
     for name, value in batch.items():
         if not torch.equal(input_batch[name], value):
             raise ConfigError(
@@ -233,7 +241,7 @@ def _changed_batch(label: str, component: Any, move: Any, batch: Named) -> Named
             raise ConfigError(f"{label} loses {name!r} of the batch; return batch | {{…}} with what it changes")
         if name in ("x", "y") and (output_batch[name].shape, output_batch[name].dtype) != (value.shape, value.dtype):
             raise ConfigError(
-                f"{label} must return {name} {kind(value)}, as it was, and returns {kind(output_batch[name])}"
+                f"{label} must return {name} {describe_type(value)}, as it was, and returns {describe_type(output_batch[name])}"
             )
     return output_batch
 
@@ -250,11 +258,11 @@ def _step(run: Setup, carry: Named, batch: Named) -> None:
         else:
             outcome = objective.step(rule, carry, batch, lr)
     if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[0], dict)):
-        raise ConfigError(f"{label}: step must return the new carry and the loss, and returns {kind(outcome)}")
+        raise ConfigError(f"{label}: step must return the new carry and the loss, and returns {describe_type(outcome)}")
     after, loss = outcome
     after, loss = (first(after), loss[0]) if rule.batched else (after, loss)
     if not isinstance(loss, Tensor) or loss.shape:
-        raise ConfigError(f"{label}: the loss must be one number per client, a tensor [], and is {kind(loss)}")
+        raise ConfigError(f"{label}: the loss must be one number per client, a tensor [], and is {describe_type(loss)}")
     if after.keys() != before.keys():
         odd = sorted(after.keys() ^ before.keys())[0]
         verb = "adds" if odd in after else "loses"
@@ -265,6 +273,8 @@ def _step(run: Setup, carry: Named, batch: Named) -> None:
         if not torch.equal(carry[name], value):
             raise ConfigError(f"{label}: step writes into {name!r} that it is given; return a new tensor")
         if after[name].shape != value.shape:
-            raise ConfigError(f"{label}: step must return {name!r} {kind(value)}, and returns {kind(after[name])}")
+            raise ConfigError(
+                f"{label}: step must return {name!r} {describe_type(value)}, and returns {describe_type(after[name])}"
+            )
     if batch.keys() != batch_before.keys():
         raise ConfigError(f"{label}: step writes into the batch that it is given; use batch | {{…}}")

@@ -15,21 +15,21 @@ from fedsim.core.constraints import Count, OneOf, Positive, Validated
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_higher_better, validation_metric
-from fedsim.run.tracking.result import Row, measured
+from fedsim.run.tracking.result import Row, result_columns
 
 OVER = ("all", "mean")
 VIRTUAL = "virtual_seconds"
 TOLERANCE = 1e-9  # 0.7 is reached by 0.7 however it was computed
 
 
-def reached(values: np.ndarray, target: float, above: bool) -> np.ndarray:
+def reaches_target(values: np.ndarray, target: float, above: bool) -> np.ndarray:
     """Which of the values [E, …] are at the target or on its better side."""
     return np.asarray(values >= target - TOLERANCE if above else values <= target + TOLERANCE)
 
 
 def first_reached(values: np.ndarray, target: float, above: bool) -> np.ndarray:
     """[R] the first evaluation of values [E, R] that is there; −1 where none is."""
-    reached_mask = reached(values, target, above)
+    reached_mask = reaches_target(values, target, above)
     return np.where(reached_mask.any(0), reached_mask.argmax(0), -1)
 
 
@@ -93,7 +93,7 @@ class Stop(Validated):
             raise ConfigError(
                 f"stop.virtual_seconds={self.virtual_seconds:g}, but no virtual time goes by; add clock=devices"
             )
-        metrics = measured([dict.fromkeys(columns)])
+        metrics = result_columns([dict.fromkeys(columns)])
         for name in self.target or {}:
             checks.choice("stop.target", str(name), metrics)
         if self.metric is not None:

@@ -29,12 +29,12 @@ from fedsim.run.contracts import (
     brings_foreign,
     changed_paths,
     close_to,
-    counters,
-    enlarged,
+    enlarge,
     identical,
     is_user_defined,
-    look,
+    moved_counters,
     refuse,
+    snapshot_of,
     trial_copy,
     user_code_errors,
 )
@@ -109,7 +109,7 @@ class Trial:
         fixed = run.data.fixed_samples(self.rows, width, self.dtype, rng.Purpose.EVALUATION)
         self._fixed = {name: value for name, value in fixed.items() if name not in ("client", "row")}
         self.exact: list[tuple[Named, Tensor]] = []  # of every client alone, in round 0
-        self.before = [look(component) for component in self.components]
+        self.before = [snapshot_of(component) for component in self.components]
 
     def _carry(self, state: State, memory: Memory) -> tuple[Carry, Tensor, Tensor | None]:
         """What three clients begin with, who they are, and what they answer to where the server deploys it."""
@@ -231,8 +231,8 @@ def _waits(trial: Trial, executor: LoopExecutor) -> str | None:
     for kind, component, before in zip(
         ("local", "shift", "contamination"), trial.components, trial.before, strict=True
     ):
-        for name in counters(component, before):
-            original_value, enlarged_value = vars(component)[name], enlarged(vars(component)[name])
+        for name in moved_counters(component, before):
+            original_value, enlarged_value = vars(component)[name], enlarge(vars(component)[name])
             if enlarged_value is None or trial.slow():
                 continue
             vars(component)[name] = enlarged_value

@@ -161,7 +161,7 @@ class Setup:
             strategy=strategy, local=local, shift=shift, contamination=contamination, attack=attack, columns=columns,
             clock=clock, work=work, delay=delay, personal=personal, stop=stop, trainer=execution,
         )  # fmt: skip
-        self.deterministic = determinism.prepared(self.execution.deterministic)
+        self.deterministic = determinism.prepare_cublas(self.execution.deterministic)
         seeds = check_seeds(seeds)
         compute = Compute.of(self.execution, ranks or Ranks())
         self.device = compute.device

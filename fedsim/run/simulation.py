@@ -117,12 +117,14 @@ class Simulation(Setup):
         with Tracker(self, output_folder, tracking, checkpoints, guard, progress, settings, config) as tracker:
             tracker.begin(state)
             for t in tracker.rounds():
-                active = self.delivery.idle(self.availability.sample(t), memory)  # who, with p_i^t
-                cohort = self.pace(guard.present(self.strategy.cohort(state, active), t), t)  # who computes, in time
+                active = self.delivery.not_in_flight(self.availability.sample(t), memory)  # who, with p_i^t
+                cohort = self.pace(
+                    guard.without_given_up(self.strategy.cohort(state, active), t), t
+                )  # who computes, in time
                 start = self.strategy.start(state, cohort)  # [n, d] rows
                 report = yield from self.trainer.steps(start, cohort, t, state.model, memory, guard.accept)
                 report = self.uplink(self.delivery(report, memory), memory)  # what reaches the server
-                with guard.watching(t, state, report):
+                with guard.catch_errors(t, state, report):
                     state = self.strategy.aggregate(state, report, t)  # linear algebra
                 tracker.round(t, state, report)
             report_standstill(self, first_model, state.model, progress.rounds - first_round)

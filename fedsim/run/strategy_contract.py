@@ -27,15 +27,15 @@ from fedsim.run.contracts import (
     changed_paths,
     check_all,
     close_to,
-    copied,
-    counters,
-    enlarged,
+    copy_tensors,
+    describe_type,
+    enlarge,
     fields,
     identical,
     is_user_defined,
-    kind,
-    look,
+    moved_counters,
     refuse,
+    snapshot_of,
     trial_copy,
     user_code_errors,
 )
@@ -52,14 +52,14 @@ def check_state(run: Setup, state: Any) -> None:
         return
     label = f"strategy={type(run.strategy).__name__}"
     if not isinstance(state, State):
-        raise ConfigError(f"{label}: initial must return a State, and returns {kind(state)}")
+        raise ConfigError(f"{label}: initial must return a State, and returns {describe_type(state)}")
     rows = run.federation.replicates
     shape = [rows, len(run.model.columns.shared_part(run.model.initial(run.federation.seeds[:1]))[0])]
     names_by_address: dict[int, str] = {}
     for name, value in fields(state).items():
         if not isinstance(value, Tensor):
             raise ConfigError(
-                f"{label}: {name} of the state must be a tensor, which a checkpoint can hold, and is {kind(value)}"
+                f"{label}: {name} of the state must be a tensor, which a checkpoint can hold, and is {describe_type(value)}"
             )
         address = value.untyped_storage().data_ptr()
         if value.numel() and name != "model" and address in names_by_address:
@@ -69,7 +69,9 @@ def check_state(run: Setup, state: Any) -> None:
             )
         names_by_address[address] = name
     if list(state.model.shape) != shape:
-        raise ConfigError(f"{label}: the state's model must be {shape}, one row per seed, and is {kind(state.model)}")
+        raise ConfigError(
+            f"{label}: the state's model must be {shape}, one row per seed, and is {describe_type(state.model)}"
+        )
 
 
 class StrategyTrial:
@@ -88,7 +90,7 @@ class StrategyTrial:
         # replicates at different models, as they are after a round
         wave = torch.sin(torch.arange(1.0, self.models.numel() + 1)).reshape(self.models.shape)
         self.models = self.models + 0.05 * wave.to(self.models)
-        self.before = look(run.strategy)
+        self.before = snapshot_of(run.strategy)
         self.counters: dict[str, Any] = {}  # attributes that a copy begins with
         self.last, self.initial_look = run.strategy, self.before  # the copy that played, and how it began
         self.began = time.perf_counter()
@@ -149,7 +151,7 @@ class StrategyTrial:
         with user_code_errors(f"{label}: initial", strategy):
             state = strategy.initial(models.clone(), federation)
         if not fresh:
-            self.initial_look = look(strategy)
+            self.initial_look = snapshot_of(strategy)
         vars(strategy).update(self.counters)
         states: list[State] = []
         earlier: tuple[State, Report] | None = None
@@ -164,25 +166,27 @@ class StrategyTrial:
                 positions = np.arange(min(count, federation.clients))
                 client_counts[r, (positions + t + replicates.start + r) % federation.clients] = 1
             active = federation.cohort(client_counts, np.full_like(client_counts, 1.0 if self.constant else 0.5), t)
-            state_copy = copied(state)
+            state_copy = copy_tensors(state)
             with user_code_errors(f"{label}: cohort, in round {t}", strategy):
                 cohort = strategy.cohort(state_copy, active)
             if not isinstance(cohort, Cohort):
-                raise ConfigError(f"{label}: cohort must return a Cohort, and returns {kind(cohort)}")
+                raise ConfigError(f"{label}: cohort must return a Cohort, and returns {describe_type(cohort)}")
             with user_code_errors(f"{label}: start, in round {t}", strategy):
                 start = strategy.start(state_copy, cohort)
             carry = start if isinstance(start, dict) else {"params": start}
             shape = [len(cohort), state.model.shape[1]]
             if not isinstance(carry.get("params"), Tensor) or list(carry["params"].shape) != shape:
-                raise ConfigError(f"{label}: start must return rows {shape}, one per client, and returns {kind(start)}")
+                raise ConfigError(
+                    f"{label}: start must return rows {shape}, one per client, and returns {describe_type(start)}"
+                )
             report = _report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
             if between and earlier is not None:
                 with contextlib.suppress(ConfigError):
                     _next(strategy, label, _elsewhere(earlier[0]), _elsewhere(earlier[1]), t - 1)
-            earlier = copied(state), copied(report)
+            earlier = copy_tensors(state), copy_tensors(report)
             next_state = _next(strategy, label, state_copy, report, t)
             if not fresh and t == self.rounds[0]:
-                repeated_state = _next(strategy, label, copied(state), report, t)
+                repeated_state = _next(strategy, label, copy_tensors(state), report, t)
                 name = identical(fields(next_state), fields(repeated_state))
                 if name is not None:
                     raise ConfigError(self.remembers(name, strategy))
@@ -227,10 +231,10 @@ def _other_calls(trial: StrategyTrial, counts: Sequence[Sequence[int]], right: l
     """The same rounds with others in between, and by a copy that has counted a thousand times as long."""
     everybody, tried = range(len(trial.models)), dict[str, Any]()
     trial.play(counts, everybody)
-    for counter in counters(trial.last, trial.initial_look):
+    for counter in moved_counters(trial.last, trial.initial_look):
         original_value = vars(trial.last)[counter]
         value = (
-            enlarged(original_value) if isinstance(original_value, (int, float)) else None
+            enlarge(original_value) if isinstance(original_value, (int, float)) else None
         )  # an array may be remembered by its round
         tried |= {} if value is None else {counter: value}
     for between, trial.counters in ((True, {}), *((False, {counter: value}) for counter, value in tried.items())):
@@ -251,7 +255,7 @@ def _elsewhere(of: Any) -> Any:
         for name, value in fields(of).items()
         if isinstance(value, Tensor) and value.is_floating_point() and value.numel()
     }
-    return dataclasses.replace(copied(of), **moved_on)
+    return dataclasses.replace(copy_tensors(of), **moved_on)
 
 
 def _nobody(trial: StrategyTrial) -> str | None:
@@ -354,14 +358,18 @@ def _report(
 
 def _next(strategy: Any, label: str, state: State, report: Report, t: int) -> State:
     """The state after the round, from copies of its own."""
-    state_copy = copied(state)
+    state_copy = copy_tensors(state)
     with user_code_errors(f"{label}: aggregate, in round {t}" if t else label, strategy):
-        after = strategy.aggregate(state_copy, copied(report), t)
+        after = strategy.aggregate(state_copy, copy_tensors(report), t)
     if type(after) is not type(state):
-        raise ConfigError(f"{label}: aggregate must return a {type(state).__name__}, and returns {kind(after)}")
+        raise ConfigError(
+            f"{label}: aggregate must return a {type(state).__name__}, and returns {describe_type(after)}"
+        )
     for name, value in fields(state).items():
         got = fields(after)[name]
         if not isinstance(got, Tensor) or (got.shape, got.dtype) != (value.shape, value.dtype):
-            raise ConfigError(f"{label}: {name} must stay {kind(value)} in the next state, and becomes {kind(got)}")
+            raise ConfigError(
+                f"{label}: {name} must stay {describe_type(value)} in the next state, and becomes {describe_type(got)}"
+            )
     next_state: State = after
     return next_state

@@ -30,7 +30,7 @@ from fedsim.run.tracking import clients
 from fedsim.run.tracking.metrics_csv import NAME as METRICS
 from fedsim.run.tracking.metrics_csv import checksum, kept_rows
 from fedsim.run.tracking.observer import EvaluationEvent, Observers, RunEnded, RunStarted
-from fedsim.run.tracking.progress import facts, progress_view
+from fedsim.run.tracking.progress import facts_line, progress_view
 from fedsim.run.tracking.result import Result, Row
 from fedsim.run.tracking.tracking_options import Tracking
 from fedsim.strategies import State
@@ -166,9 +166,9 @@ class Tracker:
         return self.ranks.broadcast_object(reason or self._wish)
 
     @property
-    def _going(self) -> list[int]:
+    def _replicates_left(self) -> list[int]:
         """The replicates that were not given up."""
-        return [r for r in range(len(self.seeds)) if r not in self.guard.lost]
+        return [r for r in range(len(self.seeds)) if r not in self.guard.given_up]
 
     def _on_models(self, state: State, deployed: Tensor | None = None) -> Measured:
         """The models that are to be evaluated; the further ones' numbers stand beside the first's, by other names."""
@@ -197,9 +197,9 @@ class Tracker:
             measured.metrics |= metrics
         if self.options.watching:
             if measured.client_accuracy is not None:
-                measured.histograms["accuracy"] = measured.client_accuracy[self._going].reshape(-1)
+                measured.histograms["accuracy"] = measured.client_accuracy[self._replicates_left].reshape(-1)
             for name, values in measured.client_metrics.items():
-                going = values[self._going].reshape(-1)
+                going = values[self._replicates_left].reshape(-1)
                 measured.histograms[name] = going[np.isfinite(going)]
             if report is not None:
                 lengths = report.cohort.all_gather_host(report.innovation.norm(dim=1).cpu().numpy())[0]
@@ -216,7 +216,7 @@ class Tracker:
         progress.seconds = self._before + time.monotonic() - self._start
         last, limit = t + 1 == run.rounds, run.stop.seconds
         time_over = limit is not None and self.ranks.is_first and progress.seconds >= limit
-        time_over = time_over or (self.ranks.is_first and run.stop.out_of_time(run.pace.seconds[self._going]))
+        time_over = time_over or (self.ranks.is_first and run.stop.out_of_time(run.pace.seconds[self._replicates_left]))
         wishes = np.array(
             [self._signals.signal is not None, self.checkpoints.due(t + 1, self._signals.agreed_signal), time_over]
         )
@@ -257,7 +257,7 @@ class Tracker:
         rows: list[Row] = []
         for r, seed in enumerate(self.seeds):
             row: Row = {"round": progress.rounds, "seed": seed}
-            given_up = r in self.guard.lost
+            given_up = r in self.guard.given_up
             row |= {name: math.nan if given_up else float(values[r]) for name, values in measured.metrics.items()}
             row |= {"active_clients": int(self._active[r]), "mean_active_clients": float(mean_active[r])}
             sent, unanswered, pace = int(self._linked[r]), progress.unanswered[r], self.run.pace
@@ -278,7 +278,7 @@ class Tracker:
             progress.rounds, rows, measured.histograms, lambda r: naming.state_dict(models[r].cpu())
         )
         self._wish = self._observers.evaluated(event)
-        self._view.evaluated(progress.rounds, facts(rows, self._speed()), float(self._active.mean()))
+        self._view.evaluated(progress.rounds, facts_line(rows, self._speed()), float(self._active.mean()))
 
     def _speed(self) -> float | None:
         """Samples a second since the run began or went on; None before the first round."""
@@ -310,9 +310,9 @@ class Tracker:
         )
         last = self._last or self._on_models(state)
         if self._files is not None:
-            accuracy = None if last.client_accuracy is None else last.client_accuracy[self._going]
-            metrics = {name: values[self._going] for name, values in last.client_metrics.items()}
-            held_out = None if last.held_out is None else last.held_out[self._going]
+            accuracy = None if last.client_accuracy is None else last.client_accuracy[self._replicates_left]
+            metrics = {name: values[self._replicates_left] for name, values in last.client_metrics.items()}
+            held_out = None if last.held_out is None else last.held_out[self._replicates_left]
             client_table = clients.gather(
                 run.federation, run.availability, progress.rounds, bool(run.tables), accuracy,
                 run.evaluator.everyone, metrics, run.dataset.label_names, held_out,

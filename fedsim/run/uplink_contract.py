@@ -14,10 +14,10 @@ from fedsim.run.contracts import (
     changed_paths,
     check_all,
     close_to,
+    describe_type,
     identical,
-    kind,
-    look,
     refuse,
+    snapshot_of,
     trial_copy,
     user_code_errors,
 )
@@ -37,7 +37,7 @@ class StageTrial:
         self.run, self.number = run, number
         self.label = f"uplink={type(run.uplink.stages[number]).__name__}"
         self.stage: Stage = trial_copy(run.uplink.stages[number], run.federation, run.data, run.model)
-        self.before = look(self.stage)
+        self.before = snapshot_of(self.stage)
         memories = [
             {name: value.clone() for name, value in tensors.items()} for tensors in (memory.uplink, memory.server)
         ]
@@ -65,7 +65,9 @@ class StageTrial:
         if not torch.equal(rows, rows_before):
             refuse(self, f"{self.label} writes into the rows that it is given; return new ones")
         if not isinstance(arrived_rows, Tensor) or (arrived_rows.shape, arrived_rows.dtype) != (rows.shape, rows.dtype):
-            refuse(self, f"{self.label} must return rows {kind(rows)}, and returns {kind(arrived_rows)}")
+            refuse(
+                self, f"{self.label} must return rows {describe_type(rows)}, and returns {describe_type(arrived_rows)}"
+            )
         return arrived_rows
 
     def rows(self, cohort: Cohort, t: int) -> Tensor:

@@ -26,7 +26,7 @@ from fedsim.evaluation import Evaluator
 from fedsim.evaluation.personal import Personal
 from fedsim.evaluation.personal.scores import ClientScores
 from fedsim.local import LocalRule
-from fedsim.run.contracts import brings_foreign, changed_paths, look, user_code_errors
+from fedsim.run.contracts import brings_foreign, changed_paths, snapshot_of, user_code_errors
 from fedsim.strategies import Strategy
 from fedsim.trainer import Execution
 from fedsim.uplink import Uplink
@@ -206,7 +206,7 @@ def _tables_of_users(partition: Partition, samples: Samples, clients: int, seeds
         if values is not None:
             values.setflags(write=False)  # else labels that were sorted in place would be the data's
     read_only_samples = Samples(samples.count, labels, owners, samples.names)
-    before = look(partition)
+    before = snapshot_of(partition)
     with user_code_errors(setting, partition):
         drawn = {seed: partition.table(read_only_samples, clients, seed) for seed in distinct}
     with streams.restore_states():
@@ -278,7 +278,7 @@ def among_members(num_newcomers: int) -> Iterator[None]:
         raise
 
 
-def bound(
+def bind_availability(
     availability: Availability | None, federation: Federation, rounds: int, tables: Sequence[Table] = ()
 ) -> Availability:
     """The process (by default everybody, always) for this federation, whose clients these tables name."""

@@ -100,7 +100,7 @@ def progress_view(style: str, rounds: int, completed: int) -> ProgressView:
     return BarProgress(rounds, completed) if sys.stderr.isatty() else LogProgress(rounds)
 
 
-def facts(rows: list[Row], speed: float | None) -> str:
+def facts_line(rows: list[Row], speed: float | None) -> str:
     """The line a person reads: columns of metrics.csv by their names, without underscores."""
     segments = []
     test_metric = "test_accuracy" if "test_accuracy" in rows[0] else "test_loss"
@@ -110,13 +110,13 @@ def facts(rows: list[Row], speed: float | None) -> str:
             mean, std = mean_std([row[name] * scale for row in rows])
             segments.append(f"{name.replace('_', ' ')} {mean:{form}}{spread(std)}{unit}")
     if speed is not None:
-        segments.append(f"{short(speed)} samples/s")
+        segments.append(f"{short_number(speed)} samples/s")
     if rows[0]["total_bytes_up"]:
         segments.append(f"{filesize.decimal(rows[0]['total_bytes_up'])} up")
     return "  ".join(segments)
 
 
-def short(number: float) -> str:
+def short_number(number: float) -> str:
     """A large number as people say it: 154k."""
     for limit, unit in ((1e6, "M"), (1e3, "k")):
         if number >= limit:

@@ -45,7 +45,7 @@ class Result:
     @property
     def metric_names(self) -> list[str]:
         """Names of the measured columns."""
-        return measured(self.history)
+        return result_columns(self.history)
 
     @property
     def final(self) -> dict[str, tuple[float, float]]:
@@ -88,7 +88,7 @@ def replicate_of(seeds: list[int], seed: int | None, replicate: int | None, run:
     return 0 if seed is None else seeds.index(seed)
 
 
-def measured(history: list[Row]) -> list[str]:
+def result_columns(history: list[Row]) -> list[str]:
     """The columns of a history that are results rather than bookkeeping."""
     return [name for name in history[0] if name not in PLACE | WORK | TIME]
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedsim.core import checks
-from fedsim.run.rules import TOLERANCE, reached
+from fedsim.run.rules import TOLERANCE, reaches_target
 from fedsim.studies.results.runs import Run
 
 
@@ -128,7 +128,7 @@ class Until(Measure):
         rounds, values = self.curve(run)
         looked = rounds % self.every == 0 if self.x is None else rounds >= 0
         mean, target = values[looked].mean(1), self._target(rivals or [run])
-        reached_mask = reached(mean, target, self.until == "above")
+        reached_mask = reaches_target(mean, target, self.until == "above")
         if self.stays:
             reached_mask = np.logical_and.accumulate(reached_mask[::-1])[::-1]
         return np.array([float(rounds[looked][reached_mask][0]) if reached_mask.any() else math.nan])

@@ -26,7 +26,7 @@ from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.run.tracking import clients
 from fedsim.run.tracking.clients import Clients
 from fedsim.run.tracking.metrics_csv import NAME, read_meanings
-from fedsim.run.tracking.result import Row, mean_std, measured, replicate_of
+from fedsim.run.tracking.result import Row, mean_std, replicate_of, result_columns
 from fedsim.studies.results.prediction import Predictor
 from fedsim.studies.results.reading import read_clients, read_config, read_environment, read_rows, read_summary
 from fedsim.studies.results.stored_models import StoredModels
@@ -68,7 +68,7 @@ class Run:
     @property
     def metrics(self) -> list[str]:
         """Measured columns."""
-        return measured(self.rows)
+        return result_columns(self.rows)
 
     @property
     def replicates(self) -> int:
