@@ -254,7 +254,7 @@ def _shift_padding(trial: Trial) -> str | None:
     if not shift.active or not brings_foreign(shift):
         return None
     label = f"shift={type(shift).__name__}"
-    theta = trial.carry["params"] if trial.deployed is None else shift.newest(trial.deployed)
+    theta = trial.carry["params"] if trial.deployed is None else shift.newest_deployment(trial.deployed)
     chunk = MadeUpChunk(trial, [0, 1, 2], 0)
     for step in range(2):
         joint_batch = chunk.batch(step, 0, 3, trial.dtype)

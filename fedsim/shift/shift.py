@@ -188,7 +188,7 @@ class Shift(Validated, ABC):
         """Does the carry need 'round', by which lags are drawn?"""
         return self.mixture is not None and self.deploy == "round"
 
-    def newest(self, theta: Tensor) -> Tensor:
+    def newest_deployment(self, theta: Tensor) -> Tensor:
         """[…, d] the latest of what `deployed` and `answers_to` give."""
         return theta if self.mixture is None else theta[..., 0, :]
 
@@ -241,7 +241,7 @@ class Shift(Validated, ABC):
         if not self.unpadded:
             return vmap(self.respond_differentiably)(batch, theta)
         pairs = zip(by_client(batch), theta, strict=True)
-        return padded(
+        return pad_batches(
             [
                 self.respond_differentiably(client_batch, point) if len(client_batch["x"]) else client_batch
                 for client_batch, point in pairs
@@ -265,7 +265,7 @@ def by_client(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     return batches
 
 
-def padded(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def pad_batches(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Batches of n clients [B_n, …] as one [n, B, …]; its 'weight' is 0 for padding."""
     width = max(len(batch["x"]) for batch in batches)
     columns: dict[str, list[Tensor]] = {name: [] for name in (*batches[0], "weight")}

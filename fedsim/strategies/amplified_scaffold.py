@@ -15,7 +15,7 @@ from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
 from fedsim.strategies.amplified_fedavg import amplified
-from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, stored
+from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, store_values
 
 CORRECTIONS = ("period", "round")
 
@@ -95,7 +95,7 @@ class AmplifiedScaffold(RemembersClients[AmplifiedScaffoldState]):
         rows = np.flatnonzero(state.rates.cpu().numpy())
         participants = Cohort(federation, rows, np.ones(len(rows)), np.ones(len(rows)), t)
         gradients = participants.gather(state.gradients)
-        mean = stored(
+        mean = store_values(
             state.memory,
             state.mean,
             participants,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import stored
+from fedsim.strategies.memory import store_values
 from fedsim.strategies.strategy import ClientModels, KeepsClientModels
 
 
@@ -32,5 +32,5 @@ class AREA(KeepsClientModels[ClientModels]):
         return cohort.broadcast(state.model)
 
     def aggregate(self, state: ClientModels, report: Report, t: int) -> ClientModels:
-        model = stored(state.models, state.model, report.cohort, report.end, self.weighting)
+        model = store_values(state.models, state.model, report.cohort, report.end, self.weighting)
         return ClientModels(model, state.models)

@@ -55,17 +55,17 @@ class Debiasing(ServerStep[DebiasingState]):
         return DebiasingState(model, federation.zeros(dtype=model.dtype))
 
     def start(self, state: DebiasingState, cohort: Cohort) -> dict[str, Tensor]:
-        participations, total = self.counted(state, cohort)
+        participations, total = self.count_participation(state, cohort)
         scale = cohort.weights(self.weighting) * cohort.broadcast(total) / participations[cohort.rows]
         scale = scale if self.cap is None else scale.clamp(max=self.cap)
         return {"params": cohort.broadcast(state.model), "scale": scale}
 
     def aggregate(self, state: DebiasingState, report: Report, t: int) -> DebiasingState:
-        participations, total = self.counted(state, report.cohort)
+        participations, total = self.count_participation(state, report.cohort)
         mean = report.cohort.sum(report.innovation) * ((t + 1) / total.clamp(min=1))[:, None]
         return DebiasingState(state.model - self.server_lr * mean, participations)
 
-    def counted(self, state: DebiasingState, cohort: Cohort) -> tuple[Tensor, Tensor]:
+    def count_participation(self, state: DebiasingState, cohort: Cohort) -> tuple[Tensor, Tensor]:
         """[R·m] and [R]: how often each client has taken part, this round included, and all of them together."""
         participations = state.taken.index_add(0, cohort.rows, cohort.count)
         return participations, cohort.federation.sum_over_clients(participations, torch.ones_like(participations))

@@ -71,7 +71,7 @@ class DSGD(KeepsClientModels[ClientModels]):
         return Network(self.topology, federation.clients, self.probability, self.seed)
 
     def initial(self, model: Tensor, federation: Federation) -> ClientModels:
-        if not self.network(federation).connected():
+        if not self.network(federation).is_connected():
             raise ConfigError(
                 f"strategy.probability={self.probability:g} leaves the {federation.clients} clients without ways to "
                 "one another; raise it, or choose another strategy.seed"
@@ -98,6 +98,6 @@ class DSGD(KeepsClientModels[ClientModels]):
         for (replicate_rows, (first, last)), (a, b) in zip(everybody, itertools.pairwise(cohort.bounds), strict=True):
             participants = virtual[first:last] % m
             local_positions = np.searchsorted(participants, cohort.host.virtual[a:b] % m)  # of those, this rank's
-            weights = network.mixing(participants, self.degrees == "all")[local_positions]
+            weights = network.mixing_matrix(participants, self.degrees == "all")[local_positions]
             mixed_rows[a:b] = torch.as_tensor(weights, dtype=rows.dtype, device=rows.device) @ replicate_rows
         return mixed_rows

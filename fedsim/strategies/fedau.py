@@ -29,7 +29,7 @@ def no_intervals(model: Tensor, federation: Federation) -> tuple[Tensor, Tensor,
     return torch.ones_like(zeros), zeros, zeros.clone()
 
 
-def counted(state: Counters, cohort: Cohort, cutoff: int | None) -> tuple[Tensor, Tensor, Tensor]:
+def count_intervals(state: Counters, cohort: Cohort, cutoff: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """The counters after a round with this cohort: an interval closes when the client takes part, or when its absence
     reaches `cutoff` rounds."""
     current = state.current + 1
@@ -89,4 +89,4 @@ class FedAU(ServerStep[FedAUState]):
         if self.weighting == "data":
             weights = state.mean_interval[cohort.rows] * cohort.weights("data")
         step = cohort.sum(report.innovation, weights)
-        return FedAUState(state.model - self.server_lr * step, *counted(state, cohort, self.cutoff))
+        return FedAUState(state.model - self.server_lr * step, *count_intervals(state, cohort, self.cutoff))

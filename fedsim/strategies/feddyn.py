@@ -10,7 +10,7 @@ from fedsim.core.constraints import PositivePerSeed
 from fedsim.core.federation import Cohort, Weighting
 from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, stored
+from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, store_values
 
 
 class FedDyn(RemembersClients[ClientMemory]):
@@ -43,6 +43,6 @@ class FedDyn(RemembersClients[ClientMemory]):
     def aggregate(self, state: ClientMemory, report: Report, t: int) -> ClientMemory:
         cohort = report.cohort
         displacement = self.recall(state, cohort) - report.innovation
-        mean = stored(state.memory, state.mean, cohort, displacement)  # the plain mean: α_i weighs
+        mean = store_values(state.memory, state.mean, cohort, displacement)  # the plain mean: α_i weighs
         model = cohort.mean(report.end) + mean
         return replace(state, model=cohort.unless_empty(model, state.model), mean=mean)

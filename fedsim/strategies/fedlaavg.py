@@ -12,8 +12,8 @@ from fedsim.core.constraints import CountOrZero, OneOf, PositiveFraction, Positi
 from fedsim.core.effects import EffectiveIf, StopsTraining
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
-from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, stored
-from fedsim.strategies.selection import drawn
+from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients, store_values
+from fedsim.strategies.selection import draw_rows
 
 SELECTIONS = ("longest", "random", "all")
 
@@ -74,7 +74,7 @@ class FedLaAvg(RemembersClients[FedLaAvgState]):
     def cohort(self, state: FedLaAvgState, active: Cohort) -> Cohort:
         k = max(1, round(self.fraction * active.federation.clients))
         if self.select == "random":
-            return drawn(active, k, torch.ones_like(active.count))
+            return draw_rows(active, k, torch.ones_like(active.count))
         return active if self.select == "all" else active.largest(-state.last_seen[active.rows], k)
 
     def start(self, state: FedLaAvgState, cohort: Cohort) -> Tensor | dict[str, Tensor]:
@@ -85,7 +85,7 @@ class FedLaAvg(RemembersClients[FedLaAvgState]):
 
     def aggregate(self, state: FedLaAvgState, report: Report, t: int) -> FedLaAvgState:
         cohort, rate = report.cohort, report.lr[:, None]
-        mean = stored(state.memory, state.mean, cohort, report.innovation / cohort.broadcast(rate))
+        mean = store_values(state.memory, state.mean, cohort, report.innovation / cohort.broadcast(rate))
         state.last_seen[cohort.rows] = t
         model = state.model if t < self.collect else state.model - self.server_lr * rate * mean
         return replace(state, model=model, mean=mean)

@@ -13,7 +13,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation, Weighting
 from fedsim.core.per_seed import per_seed
 from fedsim.core.report import Report
-from fedsim.strategies.fedau import counted, no_intervals
+from fedsim.strategies.fedau import count_intervals, no_intervals
 from fedsim.strategies.memory import ClientMemory, MemoryDtype, RemembersClients
 
 PROBABILITIES = ("estimated", "known")
@@ -84,4 +84,4 @@ class FedStale(RemembersClients[FedStaleState]):
         step = cohort.sum(surprise, cohort.weights(self.weighting) * seldom) + self.beta * state.mean
         model = cohort.unless_empty(state.model - self.server_lr * step, state.model)
         mean = self.remember(state, cohort, report.innovation)
-        return FedStaleState(model, state.memory, mean, *counted(state, cohort, self.cutoff))
+        return FedStaleState(model, state.memory, mean, *count_intervals(state, cohort, self.cutoff))

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedsim.core.constraints import Count, NonNegative, PositivePerSeed
 from fedsim.core.federation import Weighting
 from fedsim.strategies.per_replicate import Named
-from fedsim.strategies.robust import Robust, middle, weighted_mean
+from fedsim.strategies.robust import Robust, column_median, weighted_mean
 
 
 def scores(squares: Tensor, num_byzantine: int) -> Tensor:
@@ -91,6 +91,9 @@ class Bulyan(Krum):
             remaining = remaining[positions + (positions >= best)]  # without it
         selected = rows[torch.cat(chosen)]
         nearest = (
-            (selected - middle(selected)).abs().sort(dim=0, stable=True).indices[: len(selected) - 2 * num_byzantine]
+            (selected - column_median(selected))
+            .abs()
+            .sort(dim=0, stable=True)
+            .indices[: len(selected) - 2 * num_byzantine]
         )
         return selected.gather(0, nearest).mean(0)

@@ -63,10 +63,10 @@ class RemembersClients(ServerStep[M]):
 
     def remember(self, state: M, cohort: Cohort, values: Tensor) -> Tensor:
         """Store the cohort's values [n, d] in place; return the new mean [R, d] of what is stored of all clients."""
-        return stored(state.memory, state.mean, cohort, values, self.weighting)
+        return store_values(state.memory, state.mean, cohort, values, self.weighting)
 
 
-def stored(memory: Tensor, mean: Tensor, cohort: Cohort, values: Tensor, weighting: str = "uniform") -> Tensor:
+def store_values(memory: Tensor, mean: Tensor, cohort: Cohort, values: Tensor, weighting: str = "uniform") -> Tensor:
     """Store values [n, d] in any memory [R·m, d], in place; return its new mean [R, d], plain or by clients' data."""
     old = cohort.gather(memory)
     new = values.to(memory.dtype)  # the mean is that of the stored, rounded values

@@ -88,13 +88,13 @@ class MIFA(RemembersClients[MIFAState]):
         self.max_age = max_age
 
     @property
-    def aged(self) -> bool:
+    def discounts_age(self) -> bool:
         """Do old innovations count less?"""
         return self.age_power > 0 or self.max_age is not None
 
     def initial(self, model: Tensor, federation: Federation) -> MIFAState:
         met = torch.zeros(federation.rows, dtype=torch.bool, device=model.device)
-        if not self.aged:
+        if not self.discounts_age:
             return MIFAState(model, *self.empty(model, federation), met)
         never = torch.full((federation.rows,), -1, dtype=torch.int64, device=model.device)
         return AgedMIFAState(model, *self.empty(model, federation), met, never)

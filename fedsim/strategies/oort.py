@@ -14,7 +14,7 @@ from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Cohort, Federation, Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.selection import chosen
+from fedsim.strategies.selection import choose_rows
 from fedsim.strategies.strategy import State
 
 
@@ -94,14 +94,14 @@ class Oort(FedAvg):
 
         rounding = ties.tolerance(state.utility.dtype)
 
-        def choose(draw: np.random.Generator, utility: np.ndarray, last: np.ndarray) -> np.ndarray:
+        def pick_clients(draw: np.random.Generator, utility: np.ndarray, last: np.ndarray) -> np.ndarray:
             past_clients, new_clients = np.flatnonzero(last >= 0), np.flatnonzero(last < 0)
             exploited = min(len(past_clients), max(self.k - round(share * self.k), self.k - len(new_clients)))
             explored = draw.permutation(new_clients)[: self.k - exploited]
             best = self.exploited(draw, past_clients, utility, last, active.round, exploited, rounding)
             return np.concatenate([explored, best])
 
-        return chosen(active, choose, state.utility[active.rows], state.last_seen[active.rows])
+        return choose_rows(active, pick_clients, state.utility[active.rows], state.last_seen[active.rows])
 
     def exploited(
         self,

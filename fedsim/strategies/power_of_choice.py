@@ -12,7 +12,7 @@ from fedsim.core.constraints import Count, OneOf, PositivePerSeed
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort, Federation
 from fedsim.core.report import Report
-from fedsim.strategies.selection import drawn
+from fedsim.strategies.selection import draw_rows
 from fedsim.strategies.strategy import ServerStep, State, answers
 
 LOSSES = ("asked", "last")
@@ -62,7 +62,7 @@ class PowerOfChoice(ServerStep[LossesState]):
         return LossesState(model, torch.full((federation.rows,), torch.inf, dtype=model.dtype, device=model.device))
 
     def cohort(self, state: LossesState, active: Cohort) -> Cohort:
-        candidates = drawn(active, self.candidates, active.weights("data"))
+        candidates = draw_rows(active, self.candidates, active.weights("data"))
         losses = answers(candidates, state.model).loss if self.needs_full_gradients else state.losses[candidates.rows]
         return candidates.largest(losses, self.k)
 

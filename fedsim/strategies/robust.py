@@ -52,14 +52,14 @@ class Robust(PerReplicate):
 
     def check(self, availability: Availability) -> None:
         m = availability.population.clients
-        if self.min_rows(self.count(m)) > -(-m // self.bucket):
+        if self.min_rows(self.byzantine_count(m)) > -(-m // self.bucket):
             raise ConfigError(
-                f"{{bad}}={self.bad:g}: {type(self).__name__} needs {self.min_rows(self.count(m))} rows in a round, "
+                f"{{bad}}={self.bad:g}: {type(self).__name__} needs {self.min_rows(self.byzantine_count(m))} rows in a round, "
                 f"and {m} clients give {-(-m // self.bucket)}; lower {{bad}} or {{bucket}}",
                 mentions=("bad", "bucket"),
             )
 
-    def count(self, n: int) -> int:
+    def byzantine_count(self, n: int) -> int:
         """f of n rows."""
         return math.ceil(self.bad * n) if self.bad < 1 else int(self.bad)
 
@@ -82,7 +82,7 @@ class Robust(PerReplicate):
     def combined(self, rows: Rows, memory: Named, t: int) -> Tensor | None:
         """[d] what it makes of a replicate's rows in round t; None where they are too few."""
         sent = rows.innovation
-        bad = self.count(len(sent))
+        bad = self.byzantine_count(len(sent))
         weights = None if self.weighting == "uniform" else rows.data_fraction / rows.data_fraction.sum()
         if self.bucket > 1:
             order = rng.generator(rows.seed, rng.Purpose.STRATEGY, t).permutation(len(sent))
@@ -107,7 +107,7 @@ class Robust(PerReplicate):
         return self.combine(sent, bad, memory) if weights is None else self.combine_weighted(sent, weights, bad, memory)
 
 
-def middle(rows: Tensor) -> Tensor:
+def column_median(rows: Tensor) -> Tensor:
     """[k, d] → [d] the median of every column; of an even number the mean of the middle two."""
     ordered, k = rows.sort(0).values, len(rows)
     return (ordered[(k - 1) // 2] + ordered[k // 2]) / 2
@@ -119,7 +119,7 @@ def weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
     return torch.where(total > 0, weights @ rows / torch.where(total > 0, total, 1.0), rows.mean(0))
 
 
-def shortened(rows: Tensor, length: float) -> Tensor:
+def clip_norms(rows: Tensor, length: float) -> Tensor:
     """Rows no longer than that."""
     return rows * (length / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)
 
@@ -135,7 +135,7 @@ class Median(Robust):
         super().__init__(server_lr, 0, bucket)
 
     def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
-        return middle(rows)
+        return column_median(rows)
 
 
 class TrimmedMean(Robust):
@@ -219,13 +219,13 @@ class CentredClipping(Robust):
 
     def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
         for _ in range(self.iterations):
-            memory["centre"] = memory["centre"] + shortened(rows - memory["centre"], self.radius).mean(0)
+            memory["centre"] = memory["centre"] + clip_norms(rows - memory["centre"], self.radius).mean(0)
         return memory["centre"]
 
     def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: Named) -> Tensor:
         for _ in range(self.iterations):
             memory["centre"] = memory["centre"] + weighted_mean(
-                shortened(rows - memory["centre"], self.radius), weights
+                clip_norms(rows - memory["centre"], self.radius), weights
             )
         return memory["centre"]
 
@@ -250,7 +250,7 @@ class NormBound(Robust):
         self.norm = norm
 
     def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
-        return shortened(rows, self.norm).mean(0)
+        return clip_norms(rows, self.norm).mean(0)
 
     def combine_weighted(self, rows: Tensor, weights: Tensor, num_byzantine: int, memory: Named) -> Tensor:
-        return weighted_mean(shortened(rows, self.norm), weights)
+        return weighted_mean(clip_norms(rows, self.norm), weights)

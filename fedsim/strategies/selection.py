@@ -17,7 +17,7 @@ from fedsim.core import rng
 from fedsim.core.federation import Cohort
 
 
-def drawn(cohort: Cohort, k: int, weights: Tensor) -> Cohort:
+def draw_rows(cohort: Cohort, k: int, weights: Tensor) -> Cohort:
     """k rows of each replicate, or all, drawn one after another with probabilities in proportion to weights [n]; a
     function of seed and round (Efraimidis and Spirakis 2006). The host waits."""
     keys = rng.row_keys(cohort.seed, rng.Purpose.STRATEGY, cohort.client, cohort.round)
@@ -25,7 +25,7 @@ def drawn(cohort: Cohort, k: int, weights: Tensor) -> Cohort:
     return cohort.largest(draw.log() / weights, k, exactly=True)
 
 
-def chosen(cohort: Cohort, choose: Callable[..., np.ndarray], *values: Tensor) -> Cohort:
+def choose_rows(cohort: Cohort, choose: Callable[..., np.ndarray], *values: Tensor) -> Cohort:
     """The rows of each replicate at those of its positions which `choose` returns. The host waits.
 
     Args:

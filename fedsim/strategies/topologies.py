@@ -37,7 +37,7 @@ class Network:
                 "set clients to another, or choose strategy.topology=ring"
             )
 
-    def linked(self, receivers: np.ndarray, senders: np.ndarray) -> np.ndarray:
+    def are_linked(self, receivers: np.ndarray, senders: np.ndarray) -> np.ndarray:
         """[k, l] bool: are these two clients [k], [l] neighbours? Nobody is its own."""
         i, j, m = receivers[:, None], senders[None], self.clients
         if self.topology == "ring":
@@ -59,9 +59,9 @@ class Network:
 
     def degrees(self, receivers: np.ndarray) -> np.ndarray:
         """[k] how many neighbours these clients have."""
-        return self.linked(receivers, np.arange(self.clients)).sum(1)
+        return self.are_linked(receivers, np.arange(self.clients)).sum(1)
 
-    def connected(self) -> bool:
+    def is_connected(self) -> bool:
         """Is there a way from everybody to everybody?"""
         if self.topology != "erdos_renyi":
             return True
@@ -69,10 +69,10 @@ class Network:
         while len(edge):
             reached[edge] = True
             unreached = np.flatnonzero(~reached)
-            edge = unreached[self.linked(unreached, edge).any(1)]
+            edge = unreached[self.are_linked(unreached, edge).any(1)]
         return bool(reached.all())
 
-    def mixing(self, present: np.ndarray, everybody: bool) -> np.ndarray:
+    def mixing_matrix(self, present: np.ndarray, everybody: bool) -> np.ndarray:
         """[k, k] W on the clients that are there [k]: symmetric, rows and columns sum to 1.
 
         W_ij = 1 / (1 + max(degrees)) of neighbours (Metropolis weights), the rest on the diagonal. The rows of
@@ -82,7 +82,7 @@ class Network:
             present: numbers of clients, ascending.
             everybody: are degrees those of the whole network? Else those among who is there.
         """
-        links = self.linked(present, present)
+        links = self.are_linked(present, present)
         degrees = self.degrees(present) if everybody else links.sum(1)
         weights = links / (1.0 + np.maximum(degrees[:, None], degrees[None]))
         return weights + np.diag(1.0 - weights.sum(1))

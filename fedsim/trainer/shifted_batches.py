@@ -43,4 +43,4 @@ class ShiftedBatches:
         if self.shift.mixture is None:
             return self._shift_rows(batch, theta), theta
         mixing_state = {name: carry[name] for name in MIXING & carry.keys()}
-        return self._mixed(batch, mixing_state, theta), self.shift.newest(theta)
+        return self._mixed(batch, mixing_state, theta), self.shift.newest_deployment(theta)

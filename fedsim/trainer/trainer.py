@@ -257,7 +257,7 @@ class Trainer:
         for name in ("round", *of_round):
             end.pop(name, None)
         lr = self.rates * self.rule.schedule.factor(t, 0, *self.batches.longest)
-        sent, loss = server_model if answered is None else self.shift.newest(answered), loss / steps
+        sent, loss = server_model if answered is None else self.shift.newest_deployment(answered), loss / steps
         return Report(cohort, start, end, loss, lr, rates, samples, sent, finite, rows, weight, memory, deployed)
 
     @torch.no_grad()

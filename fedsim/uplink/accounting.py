@@ -112,7 +112,7 @@ def privacy(
     noisy = [stage for stage in stages if isinstance(stage, (GaussianNoise, TreeNoise))]
     if not noisy or not rounds:
         return None
-    reason = _forbidden(stages, noisy, availability, server_sees, list(leaks), rounds)
+    reason = _refusal_reason(stages, noisy, availability, server_sees, list(leaks), rounds)
     if reason:
         return Privacy(f"no ε is claimed: {reason}")
     stage, before = noisy[0], stages[: stages.index(noisy[0])]
@@ -129,7 +129,7 @@ def privacy(
     return _claimed(stage, counts, availability, server_sees, rounds, remembers)
 
 
-def _forbidden(
+def _refusal_reason(
     stages: Sequence[Stage],
     noisy: Sequence[Stage],
     availability: Availability,

@@ -68,9 +68,9 @@ class Clip(Stage):
         return torch.full((federation.replicates,), self.norm, dtype=federation.dtype, device=federation.device)
 
     def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
-        return self.clipped(rows, link, self.bound(link))
+        return self.clip_rows(rows, link, self.bound(link))
 
-    def clipped(self, rows: Tensor, link: StageContext, bound: Tensor) -> Tensor:
+    def clip_rows(self, rows: Tensor, link: StageContext, bound: Tensor) -> Tensor:
         """The rows clipped to C [R]; C moves on."""
         cohort, norm = link.cohort, rows.norm(dim=1)
         row_bounds = cohort.broadcast(bound)
@@ -132,7 +132,7 @@ class GaussianNoise(Clip):
 
     def __call__(self, rows: Tensor, link: StageContext) -> Tensor:
         cohort, bound = link.cohort, self.bound(link)
-        rows = self.clipped(rows, link, bound)
+        rows = self.clip_rows(rows, link, bound)
         deviation = self.of_rows * bound
         if self.per == "round":
             squares = cohort.sum(cohort.count)  # a client drawn c times brings its noise c times

@@ -16,7 +16,7 @@ from fedsim.data.datasets.data_files import data_root
 from fedsim.local import SGD
 from fedsim.models import MLP, Linear, Mean
 from fedsim.shift import Demand, GroupMean, Location, Response, Strategic
-from fedsim.shift.shift import padded
+from fedsim.shift.shift import pad_batches
 
 M = 5
 
@@ -252,7 +252,7 @@ def test_what_cannot_be_shifted_is_refused_in_one_sentence(build, message):
 
 def test_a_single_batch_is_padded_to_itself() -> None:
     batch = {"x": torch.arange(6.0).reshape(3, 2), "y": torch.arange(3)}
-    joined = padded([batch])
+    joined = pad_batches([batch])
     assert joined.keys() == {"x", "y", "weight"}
     assert torch.equal(joined["x"][0], batch["x"])
     assert joined["weight"].tolist() == [[1, 1, 1]]

@@ -62,7 +62,9 @@ def test_every_round_follows_the_formula(topology, mix, degrees, follows):
 
 def test_in_a_drawn_network_every_round_follows_the_formula_too(follows):
     network, everyone = Network("erdos_renyi", CLIENTS, 0.6, 1), np.arange(CLIENTS)
-    links = {(int(i), int(j)) for i, j in zip(*np.nonzero(network.linked(everyone, everyone)), strict=True) if i < j}
+    links = {
+        (int(i), int(j)) for i, j in zip(*np.nonzero(network.are_linked(everyone, everyone)), strict=True) if i < j
+    }
     assert links == {(0, 1), (1, 2), (1, 3), (2, 3)}  # none of the others
     follows(DSGD("erdos_renyi", 0.6, seed=1), with_(NaiveDSGD, links=links))
 
@@ -96,16 +98,16 @@ def test_mixing_matrices_are_doubly_stochastic_whoever_is_there(topology, client
         return
     network, draw = Network(topology, clients, 0.7), np.random.default_rng(clients)
     everyone = np.arange(clients)
-    links = network.linked(everyone, everyone)
+    links = network.are_linked(everyone, everyone)
     assert (links == links.T).all()
     assert not links.diagonal().any()
-    assert network.connected()
+    assert network.is_connected()
     reached = np.linalg.matrix_power(np.eye(clients) + links, clients) > 0
     assert reached.all()
     for share in (0.0, 0.3, 0.7, 1.0):
         there = np.flatnonzero(draw.random(clients) <= share)
         for everybody in (True, False):
-            found = network.mixing(there, everybody)
+            found = network.mixing_matrix(there, everybody)
             assert (found >= 0).all()
             np.testing.assert_allclose(found, found.T)
             np.testing.assert_allclose(found.sum(1), np.ones(len(there)))

@@ -7,7 +7,7 @@ import torch
 
 from fedsim.core import Federation
 from fedsim.strategies import Oort
-from fedsim.strategies.selection import chosen, drawn
+from fedsim.strategies.selection import choose_rows, draw_rows
 
 REPLICATES = 3000
 
@@ -19,12 +19,12 @@ def test_drawing_follows_the_weights_without_replacement():
     cohort = federation.cohort(there, np.ones(there.shape), t=3)
     w = weights.double().numpy()[:3]
     for k in (1, 2):
-        picked = drawn(cohort, k, weights[cohort.client])
+        picked = draw_rows(cohort, k, weights[cohort.client])
         share = np.bincount(picked.host.rows % 4, minlength=4) / REPLICATES
         law = w if k == 1 else w + [sum(w[j] * w[i] / (1 - w[j]) for j in range(3) if j != i) for i in range(3)]
         assert share[3] == 0
         assert (np.abs(share[:3] - law) < 5 * np.sqrt(law * (1 - law) / REPLICATES)).all()
-        again = drawn(federation.cohort(there, np.ones(there.shape), t=3), k, weights[cohort.client])
+        again = draw_rows(federation.cohort(there, np.ones(there.shape), t=3), k, weights[cohort.client])
         assert np.array_equal(picked.host.rows, again.host.rows)
 
 
@@ -34,7 +34,7 @@ def test_a_choice_sees_each_replicate_alone_and_its_positions_are_rows():
     cohort = federation.cohort(counts, np.ones((3, 3)))
     values = torch.tensor([5.0, 1.0, 2.0, 7.0, 3.0])
     seen = []
-    picked = chosen(cohort, lambda draw, of: seen.append(of.tolist()) or of.argsort()[-1:], values)
+    picked = choose_rows(cohort, lambda draw, of: seen.append(of.tolist()) or of.argsort()[-1:], values)
     assert seen == [[5.0, 1.0], [2.0, 7.0, 3.0]]
     assert picked.host.rows.tolist() == [0, 7]
 

@@ -80,7 +80,7 @@ def test_half_of_the_noise_is_found(name: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BROKEN)
 def test_rows_of_twice_the_norm_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    genuine = private.Clip.clipped
+    genuine = private.Clip.clip_rows
     monkeypatch.setattr(private.Clip, "clipped", lambda self, rows, link, bound: 2 * genuine(self, rows, link, bound))
     assert audited(BROKEN[name]).violated
 
@@ -122,7 +122,7 @@ def test_the_same_noise_in_all_rounds_is_found(monkeypatch: pytest.MonkeyPatch) 
 def test_less_noise_than_is_promised_by_a_class_of_ones_own_is_found() -> None:
     class Careless(GaussianNoise):
         def __call__(self, rows, link):
-            clipped = self.clipped(rows, link, self.bound(link))
+            clipped = self.clip_rows(rows, link, self.bound(link))
             return clipped + (super().__call__(rows, link) - clipped) / 2
 
     assert audited(Case(lambda: [Careless(multiplier=2.0)])).violated

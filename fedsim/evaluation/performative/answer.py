@@ -18,7 +18,7 @@ from fedsim.evaluation.registry import DIAGNOSTICS
 from fedsim.models import RowModel
 from fedsim.models.losses import weighted_mean
 from fedsim.shift import Shift
-from fedsim.shift.shift import by_client, padded
+from fedsim.shift.shift import by_client, pad_batches
 
 POWER, GAP = "performative_power", "stability_gap"
 
@@ -72,7 +72,7 @@ class Answer:
         if self.shift.unpadded:
             client_batches = by_client(risk.base)
             at_model, at_zero = (
-                padded([self.shift(client_batch, point) for client_batch in client_batches])
+                pad_batches([self.shift(client_batch, point) for client_batch in client_batches])
                 for point in (theta, torch.zeros_like(theta))
             )
             return self._distance(at_model, at_zero, at_model["weight"], risk.weights)

@@ -65,14 +65,14 @@ class Attack(Stage):
         if link.cohort.round < self.since:
             return rows
         byzantine = self.byzantine_mask[link.cohort.virtual]
-        return torch.where(byzantine[:, None], self.lies(rows, byzantine, link), rows)
+        return torch.where(byzantine[:, None], self.byzantine_rows(rows, byzantine, link), rows)
 
     def of_samples(self, contamination: Contamination) -> Contamination:
         """What becomes of the samples that clients train on, given what does without those who lie; after `setup`."""
         return contamination
 
     @abstractmethod
-    def lies(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
+    def byzantine_rows(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         """[n, d] what each row would be if its client lied; `byzantine` [n] says whose do."""
 
 
@@ -84,7 +84,7 @@ class NoAttack(Attack):
     def __init__(self) -> None:
         super().__init__(0.0)
 
-    def lies(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
+    def byzantine_rows(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         return rows
 
 
@@ -96,7 +96,7 @@ class Omniscient(Attack):
         fraction, clients, since: see `fedsim.uplink.attack.Attack`.
     """
 
-    def lies(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
+    def byzantine_rows(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         cohort = link.cohort
         crafted, attackable = [], []
         for replicate_rows, lying in zip(

@@ -41,7 +41,7 @@ class Farthest(Omniscient):
         self.direction = direction
 
     @abstractmethod
-    def off(self, row: Tensor, honest: Tensor) -> Tensor:
+    def distance(self, row: Tensor, honest: Tensor) -> Tensor:
         """[] how far a row [d] is from the honest rows [k, d]."""
 
     @abstractmethod
@@ -56,13 +56,13 @@ class Farthest(Omniscient):
             along = -centre.sign()
         else:
             along = -honest.std(0) if len(honest) > 1 else torch.zeros_like(centre)
-        limit = torch.stack([self.off(row, honest) for row in honest]).max()
+        limit = torch.stack([self.distance(row, honest) for row in honest]).max()
         bound = self.bound(centre.double(), along.double(), honest.double(), limit.double())
         power = torch.where((bound >= 20) | (bound < 0.1), (bound / 10).log2().floor(), 0.0)
         scale = torch.where(bound > 0, power.exp2(), 1.0).to(limit)  # a power of two changes no bit of the search
         gamma, step = torch.zeros_like(limit), 10.0
         while step > 1e-5:
-            off = self.off(centre + (gamma + step * scale) * along, honest)
+            off = self.distance(centre + (gamma + step * scale) * along, honest)
             gamma = torch.where(off <= limit, gamma + step * scale, gamma)
             step /= 2
         return centre + gamma * along
@@ -84,7 +84,7 @@ class MinMax(Farthest):
         direction, fraction, clients, since: see `Farthest`.
     """
 
-    def off(self, row: Tensor, honest: Tensor) -> Tensor:
+    def distance(self, row: Tensor, honest: Tensor) -> Tensor:
         return (row - honest).norm(dim=1).max()
 
     def bound(self, centre: Tensor, along: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class MinSum(Farthest):
         direction, fraction, clients, since: see `Farthest`.
     """
 
-    def off(self, row: Tensor, honest: Tensor) -> Tensor:
+    def distance(self, row: Tensor, honest: Tensor) -> Tensor:
         return (row - honest).square().sum()
 
     def bound(self, centre: Tensor, along: Tensor, honest: Tensor, limit: Tensor) -> Tensor:
@@ -140,12 +140,12 @@ class Mimic(Omniscient):
         shape = federation.replicates, dimension
         return {"direction": torch.zeros(shape, dtype=federation.dtype, device=federation.device)}
 
-    def lies(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
+    def byzantine_rows(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         score = link.gather("score")
         if link.cohort.round < self.since + self.warmup:
             score = score + (rows * link.cohort.broadcast(self.turned(rows, byzantine, link))).sum(1)
             link.scatter("score", score)
-        return super().lies(torch.cat([rows, score[:, None]], 1), byzantine, link)[:, :-1]
+        return super().byzantine_rows(torch.cat([rows, score[:, None]], 1), byzantine, link)[:, :-1]
 
     def attack_vector(self, honest: Tensor, n: int) -> Tensor:
         return honest[honest[:, -1].argmax(0, keepdim=True)][0]

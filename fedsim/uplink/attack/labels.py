@@ -20,7 +20,7 @@ class LabelFlip(Attack):
         fraction, clients, since: see `fedsim.uplink.attack.Attack`.
     """
 
-    def lies(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
+    def byzantine_rows(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         return rows
 
     def of_samples(self, contamination: Contamination) -> Contamination:

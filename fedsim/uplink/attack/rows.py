@@ -32,7 +32,7 @@ class SignFlip(Attack):
         super().__init__(fraction, clients, since)
         self.scale = scale
 
-    def lies(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
+    def byzantine_rows(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         return -self.scale * rows
 
 
@@ -54,7 +54,7 @@ class Noise(Attack):
         super().__init__(fraction, clients, since)
         self.std = std
 
-    def lies(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
+    def byzantine_rows(self, rows: Tensor, byzantine: Tensor, link: StageContext) -> Tensor:
         return self.std * rng.normal(link.keys[:, None], torch.arange(rows.shape[1], device=rows.device), rows.dtype)
 
 
