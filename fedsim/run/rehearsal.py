@@ -48,7 +48,7 @@ from fedsim.run.strategy_contract import check_strategy
 from fedsim.run.uplink_contract import check_stages
 from fedsim.strategies import State
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
-from fedsim.trainer.loop_executor import chunk_of, first
+from fedsim.trainer.loop_executor import chunk_of, first_row
 from fedsim.trainer.objective import PlainObjective, by_rows
 
 log = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
     chunk = plan.chunk(np.arange(1))
     if not chunk.steps[0]:
         return
-    batch = first(chunk.batch(0, 0, 1, run.model.dtype))
+    batch = first_row(chunk.batch(0, 0, 1, run.model.dtype))
     if shift.active:
         theta = client_carry["params"].clone()
         shifted_batch = _changed_batch(
@@ -214,7 +214,7 @@ def _samples(run: Setup, state: State, memory: Memory, cohort: Cohort) -> None:
     if contamination.active:
         batch = _changed_batch(
             f"contamination={type(contamination).__name__}", contamination,
-            lambda samples: first(chunk.contaminate(chunk_of(samples), 0, 0, 1)), batch,
+            lambda samples: first_row(chunk.contaminate(chunk_of(samples), 0, 0, 1)), batch,
         )  # fmt: skip
     if is_user_defined(rule):
         _step(run, client_carry, batch)
@@ -260,7 +260,7 @@ def _step(run: Setup, carry: Named, batch: Named) -> None:
     if not (isinstance(outcome, tuple) and len(outcome) == 2 and isinstance(outcome[0], dict)):
         raise ConfigError(f"{label}: step must return the new carry and the loss, and returns {describe_type(outcome)}")
     after, loss = outcome
-    after, loss = (first(after), loss[0]) if rule.batched else (after, loss)
+    after, loss = (first_row(after), loss[0]) if rule.batched else (after, loss)
     if not isinstance(loss, Tensor) or loss.shape:
         raise ConfigError(f"{label}: the loss must be one number per client, a tensor [], and is {describe_type(loss)}")
     if after.keys() != before.keys():

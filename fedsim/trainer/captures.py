@@ -33,7 +33,7 @@ class Capture:
     """
 
     def __init__(self, recording: Recording, inputs: list[Tensor], capture: Callable[[Work], Captured]) -> None:
-        self.inputs, self._formed = inputs, recording.formed
+        self.inputs, self._formed = inputs, recording.result_of
         self._replay, self.outputs = capture(lambda: list(recording.operations(*inputs)))
         input_indices = {id(tensor): index for index, tensor in enumerate(inputs)}
         self._passed = [input_indices.get(id(out)) for out in self.outputs]

@@ -107,8 +107,8 @@ def candidates(
                 "trainer.executor=auto, or loop"
             )
         reason = f"a fresh copy of the module for each client, since {model.traits.isolated}"
-        loop = _sized("loop", reason, requested, model, rule, shift, batch_size * max(sample_size, 1))
-        return _agreeing([loop], agreement, requested, model) or [loop]
+        loop = _with_chunk("loop", reason, requested, model, rule, shift, batch_size * max(sample_size, 1))
+        return _agreeing_choices([loop], agreement, requested, model) or [loop]
     executor, compile = requested.executor, requested.compile
     if compile not in UNCOMPILED and executor == "auto":
         executor = "vmap"
@@ -136,16 +136,16 @@ def candidates(
         if not requested.trial or requested.deterministic or ranks > 1:
             names = dict([next(iter(names.items()))])
     choices = [
-        _sized(name, reason, requested, model, rule, shift, batch_size * max(sample_size, 1))
+        _with_chunk(name, reason, requested, model, rule, shift, batch_size * max(sample_size, 1))
         for name, reason in names.items()
     ]
-    agreeing = _agreeing(choices, agreement, requested, model)
+    agreeing = _agreeing_choices(choices, agreement, requested, model)
     if agreeing is None:  # the model has become one that needs another way
         return candidates(requested, model, rule, shift, batch_size, sample_size, ranks, agreement)
     return agreeing
 
 
-def _agreeing(
+def _agreeing_choices(
     choices: list[Choice], agreement: Agreement | None, requested: Execution, model: RowModel
 ) -> list[Choice] | None:
     """Those that give what plain PyTorch gives; None after a trait of the model has changed, so that others may.
@@ -213,7 +213,7 @@ def workers(requested: int) -> int:
     return min(requested, limit)
 
 
-def _sized(
+def _with_chunk(
     executor: str, reason: str, requested: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch: int
 ) -> Choice:
     """The executor with its chunk and workers; `batch`: numbers in a row's."""

@@ -11,7 +11,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
 from fedsim.shift import Shift
-from fedsim.trainer.replay import replayable
+from fedsim.trainer.replay import is_replayable
 
 WARM_UP = 3  # times, as PyTorch asks for, in which libraries choose their kernels and take their memory
 
@@ -25,7 +25,7 @@ def check_graphs(rule: LocalRule, model: RowModel, shift: Shift) -> None:
         raise ConfigError(
             f"trainer.compile=graph needs a GPU, and the device is {model.device}; use trainer.compile=replay"
         )
-    if not replayable(rule, model, shift):
+    if not is_replayable(rule, model, shift):
         raise ConfigError(
             "trainer.compile=graph captures steps that do the same operations every time, and of the rule, shift, loss "
             "or module here one draws random numbers itself or is not known to; use trainer.compile=replay, or give a "

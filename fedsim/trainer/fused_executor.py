@@ -20,12 +20,12 @@ from fedsim.models.calling import cast_output
 from fedsim.models.losses import weighted_mean, without_vmap
 from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
-from fedsim.trainer.in_place import along
-from fedsim.trainer.loop_executor import first
+from fedsim.trainer.in_place import broadcast_rows
+from fedsim.trainer.loop_executor import first_row
+from fedsim.trainer.make_stepping_layer import is_stackable
 from fedsim.trainer.model_stack import ModelStack, channels_last
 from fedsim.trainer.objective import PlainObjective
-from fedsim.trainer.stepping import stackable
-from fedsim.trainer.workers import share
+from fedsim.trainer.workers import map_threads
 
 
 def descents(rule: LocalRule, shift: Shift, model: RowModel) -> tuple[GradientStep, ...]:
@@ -47,7 +47,9 @@ def models_in_use(steps: tuple[GradientStep, ...]) -> int:
 def stacks(model: RowModel) -> bool:
     """Can several rows of the model go through one forward pass?"""
     independent = not (model.statistics or model.mixes_samples or model.traits.random)
-    return independent and model.loss in LOSSES.values() and stackable(model.training_module, not channels_last(model))
+    return (
+        independent and model.loss in LOSSES.values() and is_stackable(model.training_module, not channels_last(model))
+    )
 
 
 class ClientStack:
@@ -90,7 +92,7 @@ class ClientStack:
         keys = batch["key"] if self.model.dropout_keys else None
         for name, stack in self.stacks.items():
             stack.begin(keys, rates, mixing.get(name))
-        flat = first(batch) if count == 1 else {k: v.flatten(0, 1) for k, v in batch.items() if v.dim() > 1}
+        flat = first_row(batch) if count == 1 else {k: v.flatten(0, 1) for k, v in batch.items() if v.dim() > 1}
         if self.channels_last and flat["x"].dim() == 4:
             flat["x"] = flat["x"].contiguous(memory_format=torch.channels_last)
         penalty = self.stacks[self.steps[-1].name].penalty(count) if self.model.ridge else None
@@ -104,7 +106,9 @@ class ClientStack:
                 if step.outputs and step.mix_with:
                     base_output = outputs[step.mix_with].detach().unflatten(0, (count, -1))
                     step_output = output.unflatten(0, (count, -1))
-                    output = torch.lerp(base_output, step_output, along(mixing[step.name], step_output)).flatten(0, 1)
+                    output = torch.lerp(
+                        base_output, step_output, broadcast_rows(mixing[step.name], step_output)
+                    ).flatten(0, 1)
                 losses = self.loss(output, flat).view(count, -1)
                 value = weighted_mean(losses, batch.get("weight"))
                 value.backward(self.stacks[step.name].seed)
@@ -168,5 +172,5 @@ class FusedExecutor:
 
         stack_count = math.ceil(count / self.stack)
         bounds = [count * stack_carry // stack_count for stack_carry in range(stack_count + 1)]
-        share(run_stack, [range(*pair) for pair in itertools.pairwise(bounds)], self.workers)
+        map_threads(run_stack, [range(*pair) for pair in itertools.pairwise(bounds)], self.workers)
         return out, losses

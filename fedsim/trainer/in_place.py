@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsim.local.rule import HeavyBall, Moments
 
 
-def along(numbers: Tensor, rows: Tensor) -> Tensor:
+def broadcast_rows(numbers: Tensor, rows: Tensor) -> Tensor:
     """[c'] as [c', 1, …], to meet rows [c, …]."""
     return numbers.view(-1, *[1] * (rows.dim() - 1))
 
@@ -108,7 +108,7 @@ class InPlace(ABC):
     def _step(self, index: int, gradient: Tensor | None) -> None:
         """That of one of the parameters."""
 
-    def _first(self, rows: list[Tensor], index: int) -> Tensor:
+    def _active_rows(self, rows: list[Tensor], index: int) -> Tensor:
         """A parameter's rows that take the step."""
         return rows[index][: len(self.due.rates)]
 
@@ -120,7 +120,7 @@ class InPlace(ABC):
         return self._ones_buffer
 
     def _drift(self, index: int) -> Tensor | None:
-        return self._first(self.rows.drift, index) if self.rows.drift else None
+        return self._active_rows(self.rows.drift, index) if self.rows.drift else None
 
 
 class PlainStep(InPlace):
@@ -130,10 +130,10 @@ class PlainStep(InPlace):
 
     def _before(self, index: int) -> Tensor:
         """The parameter after what does not depend on the samples."""
-        parameter, drift, due = self._first(self.rows.parameters, index), self._drift(index), self.due
+        parameter, drift, due = self._active_rows(self.rows.parameters, index), self._drift(index), self.due
         if due.shrinking is not None:
-            parameter.mul_(along(due.shrinking, parameter))
-        return parameter if drift is None else parameter.addcmul_(drift, along(due.rates, parameter), value=-1)
+            parameter.mul_(broadcast_rows(due.shrinking, parameter))
+        return parameter if drift is None else parameter.addcmul_(drift, broadcast_rows(due.rates, parameter), value=-1)
 
     def _step(self, index: int, gradient: Tensor | None) -> None:
         parameter = self._before(index)
@@ -163,21 +163,29 @@ class MomentumStep(InPlace):
 
     def _before(self, place: int) -> Tensor:
         """The velocity after what does not depend on the samples."""
-        parameter, velocity = self._first(self.rows.parameters, place), self._first(self.rows.state["velocity"], place)
+        parameter, velocity = (
+            self._active_rows(self.rows.parameters, place),
+            self._active_rows(self.rows.state["velocity"], place),
+        )
         drift, due, momentum = self._drift(place), self.due, self.momentum
         if self.nesterov:
-            parameter.addcmul_(velocity, along(due.rates, parameter), value=momentum)
+            parameter.addcmul_(velocity, broadcast_rows(due.rates, parameter), value=momentum)
         if due.decay is None:
             velocity.mul_(momentum)
         else:  # λ meets x as it was
             forgets = 1 - due.rates * due.decay if self.nesterov else torch.ones_like(due.rates)
-            velocity.mul_(along(momentum * forgets, parameter)).addcmul_(parameter, along(due.decay, parameter))
+            velocity.mul_(broadcast_rows(momentum * forgets, parameter)).addcmul_(
+                parameter, broadcast_rows(due.decay, parameter)
+            )
         return velocity if drift is None else velocity.add_(drift)
 
     def _after(self, index: int) -> None:
-        parameter, velocity = self._first(self.rows.parameters, index), self._first(self.rows.state["velocity"], index)
+        parameter, velocity = (
+            self._active_rows(self.rows.parameters, index),
+            self._active_rows(self.rows.state["velocity"], index),
+        )
         parameter.addcmul_(
-            velocity, along(self.due.rates, parameter), value=-1 - self.momentum if self.nesterov else -1
+            velocity, broadcast_rows(self.due.rates, parameter), value=-1 - self.momentum if self.nesterov else -1
         )
 
     def _step(self, index: int, gradient: Tensor | None) -> None:
@@ -213,19 +221,19 @@ class AdamStep(InPlace):
         self._rates, self._root = due.rates / first, second.rsqrt()
 
     def _step(self, index: int, gradient: Tensor | None) -> None:
-        parameter, drift, due = self._first(self.rows.parameters, index), self._drift(index), self.due
-        first, second = (self._first(self.rows.state[name], index) for name in ("first_moment", "second_moment"))
+        parameter, drift, due = self._active_rows(self.rows.parameters, index), self._drift(index), self.due
+        first, second = (self._active_rows(self.rows.state[name], index) for name in ("first_moment", "second_moment"))
         gradient = torch.zeros_like(parameter) if gradient is None else gradient
         if due.decay is not None:
-            gradient.addcmul_(parameter, along(due.decay, parameter))
+            gradient.addcmul_(parameter, broadcast_rows(due.decay, parameter))
         if drift is not None:
             gradient.add_(drift)
         first.lerp_(gradient, 1 - self.settings.beta1)
         second.mul_(self.settings.beta2).addcmul_(gradient, gradient, value=1 - self.settings.beta2)
         if due.shrinking is not None:
-            parameter.mul_(along(due.shrinking, parameter))
-        scale = torch.sqrt(second, out=gradient).mul_(along(self._root, parameter)).add_(self.settings.eps)
-        parameter.addcmul_(torch.div(first, scale, out=scale), along(self._rates, parameter), value=-1)
+            parameter.mul_(broadcast_rows(due.shrinking, parameter))
+        scale = torch.sqrt(second, out=gradient).mul_(broadcast_rows(self._root, parameter)).add_(self.settings.eps)
+        parameter.addcmul_(torch.div(first, scale, out=scale), broadcast_rows(self._rates, parameter), value=-1)
 
 
 def in_place(optimiser: HeavyBall | Moments | None) -> InPlace:

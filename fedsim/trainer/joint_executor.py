@@ -177,7 +177,7 @@ def concatenate(works: Sequence[LocalTask], data: ClientData) -> LocalTask:
     first = works[0]
     carry = {name: torch.cat([work.carry[name] for work in works]) for name in first.carry}
     step_count = max(len(work.rates) for work in works)
-    rates = torch.cat([_longer(work.rates, step_count) for work in works], dim=1)
+    rates = torch.cat([_pad_steps(work.rates, step_count) for work in works], dim=1)
     before, replicates = 0, []
     for work in works:
         replicates.append(work.replicate + before)
@@ -188,7 +188,7 @@ def concatenate(works: Sequence[LocalTask], data: ClientData) -> LocalTask:
     return LocalTask(first.trainer, plan, carry, rates, torch.cat(replicates), deployed)
 
 
-def _longer(rates: Tensor, steps: int) -> Tensor:
+def _pad_steps(rates: Tensor, steps: int) -> Tensor:
     """[steps, n] with nothing behind a run's last step."""
     return rates if len(rates) == steps else torch.cat([rates, rates.new_zeros(steps - len(rates), rates.shape[1])])
 

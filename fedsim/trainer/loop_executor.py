@@ -18,10 +18,10 @@ from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.objective import PlainObjective, by_rows
 from fedsim.trainer.shifted_batches import ShiftedBatches
-from fedsim.trainer.workers import share
+from fedsim.trainer.workers import map_threads
 
 
-def first(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+def first_row(rows: dict[str, Tensor]) -> dict[str, Tensor]:
     """The first row of every entry."""
     return {name: value[0] for name, value in rows.items()}
 
@@ -61,14 +61,14 @@ class LoopExecutor:
                     objective.renew()
                 row_carry = {name: value[row] for name, value in carry.items()}
                 for step in range(int(chunk.steps[row])):
-                    batch = first(chunk.batch(step, row, row + 1, self.dtype))
+                    batch = first_row(chunk.batch(step, row, row + 1, self.dtype))
                     if self.shift.active:
                         row_carry, theta = self._answered(row_carry, None if deployed is None else deployed[row])
                         batch, theta = self._answered.shifted(batch, row_carry, theta)
                         if self.rule.knows_deployed:
                             batch = batch | {"deployed": theta}
                     if self.contaminated:
-                        batch = first(chunk.contaminate(chunk_of(batch), step, row, row + 1))
+                        batch = first_row(chunk.contaminate(chunk_of(batch), step, row, row + 1))
                     if step == 0 and self.rule.has_round_start:
                         row_carry = self._begin(row_carry, batch, rates[0, row], objective)
                     row_carry, loss = self._step(row_carry, batch, rates[step, row], objective)
@@ -78,7 +78,7 @@ class LoopExecutor:
             finally:
                 self._objectives.put(objective)
 
-        share(run_row, range(len(chunk.steps)), self.workers)
+        map_threads(run_row, range(len(chunk.steps)), self.workers)
         return out, losses
 
     def _step(
@@ -88,10 +88,10 @@ class LoopExecutor:
         if not self.rule.batched:
             return objective.step(self.rule, carry, batch, lr)
         carry, loss = objective.step(self.rule, chunk_of(carry), chunk_of(batch), lr[None])
-        return first(carry), loss[0]
+        return first_row(carry), loss[0]
 
     def _begin(self, carry: Carry, batch: Carry, lr: Tensor, objective: BufferRecordingObjective) -> Carry:
         """Before the first step, likewise."""
         if not self.rule.batched:
             return objective.on_round_start(self.rule, carry, batch, lr)
-        return first(objective.on_round_start(self.rule, chunk_of(carry), chunk_of(batch), lr[None]))
+        return first_row(objective.on_round_start(self.rule, chunk_of(carry), chunk_of(batch), lr[None]))

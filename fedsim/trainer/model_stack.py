@@ -16,9 +16,9 @@ from fedsim.local.rule import Carry, GradientStep, Moments
 from fedsim.models import RowModel
 from fedsim.models.calling import Inputs
 from fedsim.models.copying import copy_module, put_tensors
-from fedsim.trainer.in_place import Parameters, PendingStep, along, in_place
+from fedsim.trainer.in_place import Parameters, PendingStep, broadcast_rows, in_place
+from fedsim.trainer.make_stepping_layer import with_stepping_layers
 from fedsim.trainer.objective import moved_columns
-from fedsim.trainer.stepping import with_stepping_layers
 
 Named = dict[str, Tensor]  # parameters by name, [c, …] each
 
@@ -166,7 +166,7 @@ class ModelStack:
                     loaded.parameters[name][: len(mixing)],
                     loaded.mixed_with[name][: len(mixing)],
                 )
-                torch.lerp(partner_rows, stepped_rows, along(mixing, point), out=point[: len(mixing)])
+                torch.lerp(partner_rows, stepped_rows, broadcast_rows(mixing, point), out=point[: len(mixing)])
         self.seed = -due.rates if self.plain_rows.scaled else torch.ones_like(due.rates)
         for stepped in (*(layer.stepped for layer in self.layers), self.plain_rows):
             stepped.begin(due)

@@ -29,7 +29,7 @@ def rates_of_steps(rule: LocalRule, of_rows: Tensor, plan: Plan, t: int) -> Tens
     return column * of_rows
 
 
-def sums(rule: LocalRule, rates: Tensor, load: Workload) -> tuple[Tensor, Tensor | None, Tensor]:
+def rate_sums(rule: LocalRule, rates: Tensor, load: Workload) -> tuple[Tensor, Tensor | None, Tensor]:
     """[n] the sum of every row's rates [S, n], that with what steps weigh gradients, and how many there are."""
     step_counts = torch.as_tensor(load.steps, dtype=rates.dtype).to(rates.device, non_blocking=True)
     if len(load.steps) and np.ptp(load.steps):

@@ -37,7 +37,7 @@ RESHAPES = (aten.view.default, aten.expand.default, aten._unsafe_view.default)
 SHAPED = (aten.ones_like.default, aten.zeros_like.default, aten.new_zeros.default, aten.new_ones.default)
 
 
-def replayable(rule: LocalRule, model: RowModel, shift: Shift) -> bool:
+def is_replayable(rule: LocalRule, model: RowModel, shift: Shift) -> bool:
     """Is a step of these the same operations every time?"""
     return not model.traits.random and all(
         map(_is_known, (rule, shift, loss_function(model.loss), *model.training_module.modules()))
@@ -124,12 +124,12 @@ class Recording:
 
         with torch.no_grad():
             traced = make_fx(flatly)(*tensors)
-        self.operations, self._returned = simplified(traced, tensors).forward, returned[-1]
+        self.operations, self._returned = simplify(traced, tensors).forward, returned[-1]
 
     def __call__(self, tensors: list[Tensor]) -> Any:
-        return self.formed(self.operations(*tensors))
+        return self.result_of(self.operations(*tensors))
 
-    def formed(self, results: list[Tensor]) -> Any:
+    def result_of(self, results: list[Tensor]) -> Any:
         """What the function returns, of these tensors."""
         return _formed(self._returned, iter(results))
 
@@ -155,7 +155,7 @@ def _formed(form: Any, tensors: Iterator[Tensor]) -> Any:
     return tuple([_formed(element, tensors) for element in form[1]])
 
 
-def simplified(traced: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphModule:
+def simplify(traced: fx.GraphModule, tensors: list[Tensor]) -> fx.GraphModule:
     """Without what need not be done again: numbers that depend on shapes alone, views of the shape that there is."""
     graph = traced.graph
     for node in graph.nodes:

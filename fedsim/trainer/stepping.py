@@ -118,16 +118,17 @@ def in_one_line(module: nn.Module) -> bool:
     return all_sequential and len(set(layers)) == len(layers) and len(set(parameters)) == len(parameters)
 
 
-def stackable(module: nn.Module, convolutions: bool) -> bool:
+def is_stackable(module: nn.Module, convolutions: bool) -> bool:
     """Can the samples of several rows go through together? Linear layers and what treats every sample on its own;
     `convolutions` says whether theirs may."""
     leaves = [m for m in module.modules() if next(m.children(), None) is None]
     return in_one_line(module) and all(
-        stepping(m, convolutions) or (type(m) in SAMPLEWISE and getattr(m, "start_dim", 1) == 1) for m in leaves
+        make_stepping_layer(m, convolutions) or (type(m) in SAMPLEWISE and getattr(m, "start_dim", 1) == 1)
+        for m in leaves
     )
 
 
-def stepping(module: nn.Module, convolutions: bool) -> type[SteppingLinear] | None:
+def make_stepping_layer(module: nn.Module, convolutions: bool) -> type[SteppingLinear] | None:
     """What can take the place of this layer: a plain linear one, or a plain convolution, all of it trained."""
     parameter_names = {name for name, _ in module.named_parameters()}
     hooked = module._forward_hooks or module._forward_pre_hooks  # such as those of nn.utils.spectral_norm
@@ -148,7 +149,7 @@ def with_stepping_layers(
         return module, []
     exchanged = []
     for name, layer in list(module.named_modules()):
-        kind = stepping(layer, convolutions)
+        kind = make_stepping_layer(layer, convolutions)
         if kind is not None:
             stepping_layer = kind(name, layer, stepped())
             exchanged.append(stepping_layer)

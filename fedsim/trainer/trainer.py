@@ -37,7 +37,7 @@ from fedsim.trainer.failing_rows import nan_where, run_without_failing
 from fedsim.trainer.fused_executor import FusedExecutor
 from fedsim.trainer.local_task import LocalResult, LocalTask, TaskGenerator, finite_rows, run_to_completion
 from fedsim.trainer.objective import refuse_whole_batches
-from fedsim.trainer.rates import rates_of_steps, sums
+from fedsim.trainer.rates import rate_sums, rates_of_steps
 from fedsim.trainer.trial import Rows, fastest_executor
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Trainer:
     def _make_executor(self, choice: Choice) -> Executor:
         return executor(choice, self.rule, self.model, self.shift, self.batches.contamination.active)
 
-    def _runs(self, carry: Carry) -> Executor:
+    def _executor_for(self, carry: Carry) -> Executor:
         """The executor of such rows: some carries ask for more than the fused one can."""
         if not needs_general_executor(carry) or not isinstance(self.executor, FusedExecutor):
             return self.executor
@@ -134,13 +134,13 @@ class Trainer:
     def choose_executor(self, work: LocalTask) -> None:
         """Choose among the candidates, once: as it was before, or the one that is quickest on this round's rows."""
         carry, deployed = work.carry, work.deployed
-        names = [choice.executor for choice in self._able(carry)]
+        names = [choice.executor for choice in self._able_candidates(carry)]
         like = (self.model.timing_key(), type(self.rule), type(self.shift))
         if self.executor_cache.get(self.label) not in names:
             rows = Rows(carry, work.rates, None if deployed is None else deployed[work.replicate])
             with tensor_cores(self.model.precision):
                 fastest_name = self.executor_cache[self.label] = fastest_executor(
-                    self._able(carry), self._make_executor, work.plan, rows, like
+                    self._able_candidates(carry), self._make_executor, work.plan, rows, like
                 )
             if self.model.precision == "bf16" and self.execution.trial and not needs_general_executor(carry):
                 warn_if_slower(self._candidate(fastest_name, carry), self.rule, self.model, self.shift, work.plan, rows)
@@ -155,9 +155,9 @@ class Trainer:
             self.executor = self._make_executor(self.choice)
 
     def _candidate(self, name: str, carry: Carry) -> Choice:
-        return next(choice for choice in self._able(carry) if choice.executor == name)
+        return next(choice for choice in self._able_candidates(carry) if choice.executor == name)
 
-    def _able(self, carry: Carry) -> list[Choice]:
+    def _able_candidates(self, carry: Carry) -> list[Choice]:
         """The candidates that can run such rows; all of them, where none of them can as it is."""
         able = [choice for choice in self.candidates if choice.executor != "fused" or not needs_general_executor(carry)]
         return able or self.candidates
@@ -237,7 +237,7 @@ class Trainer:
         result = yield LocalTask(self, plan, carry, rates, cohort.replicate, answered)
         end, loss = result.carry, result.loss
         samples = self.rule.samples_used(result.samples, carry, end)
-        rates, weight, steps = sums(self.rule, rates, plan.load)
+        rates, weight, steps = rate_sums(self.rule, rates, plan.load)
         finite = finite_rows(loss, end)
         accepted_rows = None if accept is None else accept(t, cohort, finite)
         if accepted_rows is not None:
@@ -300,7 +300,7 @@ class Trainer:
             size = -(-len(work) // chunks)  # chunks of equal size: a small last one wastes the device
             count = len(rows := positions[first : first + size])
             if count != everybody:  # who come in ever other numbers are filled up; of several runs all
-                rows = np.append(rows, np.repeat(rows[-1:], self._runs(carry).padded_size(count) - count))
+                rows = np.append(rows, np.repeat(rows[-1:], self._executor_for(carry).padded_size(count) - count))
             to = slice(first, first + count) if order is None else torch.as_tensor(rows[:count], device=loss.device)
             try:
                 chunk = plan.chunk(rows)
@@ -335,7 +335,7 @@ class Trainer:
         theta = None if work.deployed is None else work.deployed[work.replicate[pick]]
         chunk_carry = {name: value[pick] for name, value in work.carry.items()}
         chunk = work.plan.chunk(rows) if chunk is None else chunk
-        return self._runs(chunk_carry).run(chunk, chunk_carry, work.rates[:, pick], theta)
+        return self._executor_for(chunk_carry).run(chunk, chunk_carry, work.rates[:, pick], theta)
 
     def _run_without_failing(self, work: LocalTask, rows: np.ndarray, error: Exception) -> tuple[Carry, Tensor]:
         """The same where a numerical routine refuses rows: those end as NaN, which is their divergence."""

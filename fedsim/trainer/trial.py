@@ -34,7 +34,7 @@ FOUND: dict[Hashable, str] = {}
 Contender = Callable[[int], None]
 
 
-def fastest(
+def fastest_name(
     contenders: Mapping[str, Contender], rows: int, device: torch.device, min_count: int = 1, per_thread: bool = False
 ) -> str:
     """The name of the quickest; the first where it takes no time to speak of, or no other is quicker by `MARGIN`.
@@ -134,4 +134,4 @@ def benchmark(contenders: Mapping[str, Contender], rows: Rows, count: int, worke
     """The quickest of those that work in so many threads on so many rows."""
     device = rows.rates.device
     single_thread = device.type == "cpu" and workers == torch.get_num_threads() == 1
-    return fastest(contenders, count, device, workers, single_thread)
+    return fastest_name(contenders, count, device, workers, single_thread)

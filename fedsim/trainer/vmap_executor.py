@@ -19,7 +19,7 @@ from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.captures import Captures
 from fedsim.trainer.cuda_graph import capturing
 from fedsim.trainer.objective import FunctionalObjective
-from fedsim.trainer.replay import Replay, replayable
+from fedsim.trainer.replay import Replay, is_replayable
 from fedsim.trainer.shifted_batches import ShiftedBatches
 
 RECORDED = ("replay", "graph")
@@ -59,7 +59,7 @@ class VmapExecutor:
             self._step = own_results(step) if compile == "reduce-overhead" else step
         self._move: Callable[..., Any] = self._answer
         self._answer_and_step: Callable[..., Any] = functools.partial(self._answer_and, self._step)
-        if compile in RECORDED and replayable(rule, model, shift):
+        if compile in RECORDED and is_replayable(rule, model, shift):
             functions = (self._move, self._begin, self._step, self._answer_and_step)
             recorder = Replay if compile == "replay" else functools.partial(Captures, capture=capturing(model.device))
             self._move, self._begin, self._step, self._answer_and_step = map(recorder, functions)

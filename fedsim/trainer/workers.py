@@ -11,7 +11,7 @@ import torch
 Item = TypeVar("Item")
 
 
-def share(work: Callable[[Item], None], items: Sequence[Item], workers: int) -> None:
+def map_threads(work: Callable[[Item], None], items: Sequence[Item], workers: int) -> None:
     """Call `work` with every item, in `workers` threads; the number of intra-op threads is restored afterwards.
 
     One thread a core, each with its own model, beats one model with all threads: small operators spend much of their

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedsim.trainer.make_stepping_layer import is_stackable
 from stackable_models import MODELS, PUBLISHED, SHAPE, SIZES, Mixing, Twice, double, paired, simulation_of, sized
 from torch import nn
 
@@ -20,7 +21,6 @@ from fedsim.models.dropout import key_dropouts
 from fedsim.shift import Location
 from fedsim.strategies import FedProx, Scaffold
 from fedsim.trainer import fused_executor, model_stack
-from fedsim.trainer.stepping import stackable
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -28,7 +28,7 @@ def test_stacks_are_of_layers_that_treat_samples_alone_and_are_used_once(name):
     build, expected = MODELS[name]
     module = build()
     key_dropouts(module)
-    assert stackable(module, convolutions=False) == expected
+    assert is_stackable(module, convolutions=False) == expected
 
 
 @pytest.mark.sampled(4)

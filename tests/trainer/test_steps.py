@@ -31,7 +31,7 @@ from fedsim.data.samples.work import Workload
 from fedsim.local import SGD, Inverse, InverseSqrt, PerFedAvg
 from fedsim.models import MLP, Linear, Mean
 from fedsim.shift import Location
-from fedsim.trainer.rates import sums
+from fedsim.trainer.rates import rate_sums
 
 
 @pytest.mark.sampled(4)
@@ -225,5 +225,5 @@ def test_a_rule_that_weighs_no_gradients_says_so_in_an_empty_round_too():
     """So that rows of several rounds have the same parts."""
     rule, rates = PerFedAvg(steps=2, keep_inner=True), torch.zeros(0, 0)
     nothing = Workload(*(np.zeros(0, dtype=np.int64) for _ in range(4)), short_last=False)
-    assert sums(rule, rates, nothing)[1] is None
-    assert sums(SGD(steps=2), rates, nothing)[1].shape == (0,)
+    assert rate_sums(rule, rates, nothing)[1] is None
+    assert rate_sums(SGD(steps=2), rates, nothing)[1].shape == (0,)

@@ -13,7 +13,7 @@ from fedsim.data.datasets import Digits
 from fedsim.local import SGD
 from fedsim.models import Linear
 from fedsim.trainer import trial
-from fedsim.trainer.trial import ROWS, WORTH, fastest
+from fedsim.trainer.trial import ROWS, WORTH, fastest_name
 
 CPU = torch.device("cpu")
 
@@ -58,19 +58,19 @@ def per_row(seconds: float, once: float = 0.0):
 )
 def test_the_quickest_wins(monkeypatch, seconds, winner):
     clock = Clock(monkeypatch, **seconds)
-    assert fastest(clock.contenders(), 100, CPU) == winner
+    assert fastest_name(clock.contenders(), 100, CPU) == winner
 
 
 def test_what_takes_no_time_is_left_to_the_rule(monkeypatch):
     clock = Clock(monkeypatch, vmap=per_row(WORTH / ROWS / 2), loop=per_row(0.0))
-    assert fastest(clock.contenders(), 1000, CPU) == "vmap"
+    assert fastest_name(clock.contenders(), 1000, CPU) == "vmap"
     assert max(clock.rows["vmap"]) == ROWS
     assert not clock.rows["loop"]
 
 
 def test_the_hopeless_are_not_timed_again(monkeypatch):
     clock = Clock(monkeypatch, vmap=per_row(0.1), loop=per_row(1.0), fused=per_row(0.11))
-    assert fastest(clock.contenders(), 4, CPU, min_count=2) == "vmap"
+    assert fastest_name(clock.contenders(), 4, CPU, min_count=2) == "vmap"
     assert [len(clock.rows[name]) for name in ("vmap", "loop", "fused")] == [7, 2, 7]
     assert {rows for seen in clock.rows.values() for rows in seen} == {2}
 
@@ -78,10 +78,10 @@ def test_the_hopeless_are_not_timed_again(monkeypatch):
 def test_who_needs_longer_for_few_rows_than_others_for_all_is_not_given_all(monkeypatch):
     """Gradients sample by sample, row by row: a look at 64 rows takes half a minute."""
     clock = Clock(monkeypatch, vmap=per_row(0.0005), loop=per_row(0.4))
-    assert fastest(clock.contenders(), 64, CPU) == "vmap"
+    assert fastest_name(clock.contenders(), 64, CPU) == "vmap"
     assert clock.rows["loop"] == [1, 1]
     clock = Clock(monkeypatch, vmap=per_row(0.0005), loop=per_row(0.09))  # below three times 64 rows of vmap
-    assert fastest(clock.contenders(), 64, CPU) == "vmap"
+    assert fastest_name(clock.contenders(), 64, CPU) == "vmap"
     assert max(clock.rows["loop"]) == ROWS
 
 
@@ -89,15 +89,15 @@ def test_a_moment_of_noise_does_not_decide(monkeypatch):
     """The stated one's first looks took four times as long: cold memory, somebody else's work."""
     hiccups = iter([0.1, 0.4, 0.4, 0.4, *[0.1] * 9])
     clock = Clock(monkeypatch, vmap=lambda rows: next(hiccups), loop=lambda rows: 0.15)
-    assert fastest(clock.contenders(), 1, CPU) == "vmap"
+    assert fastest_name(clock.contenders(), 1, CPU) == "vmap"
 
 
 def test_who_works_alone_is_not_charged_for_others(monkeypatch):
     """Rows in one thread: somebody else's second beside every look leaves the order as it is."""
     clock = Clock(monkeypatch, vmap=per_row(0.02), loop=per_row(0.01))
     clock.others = 1.0
-    assert fastest(clock.contenders(), 1, CPU, per_thread=True) == "loop"
-    assert fastest(clock.contenders(), 1, CPU) == "vmap"
+    assert fastest_name(clock.contenders(), 1, CPU, per_thread=True) == "loop"
+    assert fastest_name(clock.contenders(), 1, CPU) == "vmap"
 
 
 class Normalised(nn.Sequential):
@@ -126,7 +126,7 @@ def told(monkeypatch):
         return answers
 
     monkeypatch.setattr(trial, "FOUND", {})
-    monkeypatch.setattr(trial, "fastest", answer)
+    monkeypatch.setattr(trial, "fastest_name", answer)
     return told
 
 
