@@ -15,7 +15,7 @@ from fedsim.core.errors import ConfigError
 
 
 @contextlib.contextmanager
-def described(kind: str, name: str, folder: Path, names: list[str], command: str) -> Iterator[dict[str, Any]]:
+def read_description(kind: str, name: str, folder: Path, names: list[str], command: str) -> Iterator[dict[str, Any]]:
     """The content of a file, for something to be made of it within.
 
     Args:

@@ -51,7 +51,7 @@ def test_neither_recipes_nor_entries_can_trust(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^trusted=\['os'\] stands in a file"):
         run_to_completion(carry_out(job, quiet=True))
     with pytest.raises(ConfigError, match="has trusted=…, which counts on the command line alone"):
-        submission.keep(tmp_path, None, {"x": Entry(["strategy=fedavg", "+trusted=[os]"])}, "d")  # type: ignore[arg-type]
+        submission.add_entries(tmp_path, None, {"x": Entry(["strategy=fedavg", "+trusted=[os]"])}, "d")  # type: ignore[arg-type]
     assert not (tmp_path / "stolen").exists()
     assert trusted_by(["lr=1", "trusted=[mypackage, other]"]) == ("mypackage", "other")
     assert trusted_by(["lr=1"]) == ()

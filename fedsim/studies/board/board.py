@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.studies.board.findings import Finding
 from fedsim.studies.board.measured import Measured
 from fedsim.studies.board.trials import TunedParameter, Tuning
-from fedsim.studies.described import choices, described
+from fedsim.studies.read_description import choices, read_description
 from fedsim.studies.reproduce.recipe import recipe_folder
 
 BOARDS = "leaderboard/boards"  # below the folder of the recipes
@@ -191,7 +191,7 @@ def load(name: str, folder: Path | None = None) -> Board:
     directory = folder or board_folder()
     if str(directory) not in sys.path:
         sys.path.append(str(directory))  # for classes of its own
-    with described("board", name, directory, names(folder), "fedsim-leaderboard") as content:
+    with read_description("board", name, directory, names(folder), "fedsim-leaderboard") as content:
         board = _board(name, content)
         board.check()
     return board
@@ -200,14 +200,14 @@ def load(name: str, folder: Path | None = None) -> Board:
 def _board(name: str, content: dict[str, Any]) -> Board:
     content["axes"] = {axis: choices(labels) for axis, labels in content["axes"].items()}
     content["tracks"] = {str(key): Track(**_texts(value)) for key, value in content["tracks"].items()}
-    content["entries"] = {str(key): entry(value) for key, value in content["entries"].items()}
+    content["entries"] = {str(key): parse_entry(value) for key, value in content["entries"].items()}
     content["tuning"] = Tuning(**content["tuning"])
     content["measures"] = {key: Measured(**value) for key, value in content["measures"].items()}
     content["findings"] = [Finding.from_content(finding) for finding in content.get("findings") or []]
     return Board(name, **content)
 
 
-def entry(content_or_text: Any) -> Entry:
+def parse_entry(content_or_text: Any) -> Entry:
     """From YAML: one override, or the attributes of an `Entry`."""
     if isinstance(content_or_text, str):
         return Entry([content_or_text])

@@ -51,7 +51,7 @@ def milliseconds(job: Job, shared: dict[str, Any]) -> float:
         return 1000 * statistics.median(spent[len(spent) // 2 :])
 
 
-def remembered(simulation: Simulation) -> float:
+def remembered_bytes(simulation: Simulation) -> float:
     """Bytes that the strategy's state and the local rule's memory hold of each client, before the first round."""
     clients = simulation.federation.replicates * simulation.federation.clients
     state = simulation.initial_state()

@@ -99,14 +99,14 @@ def _board(board: Board, options: argparse.Namespace) -> None:
         forget(board, folder, name)
     mine: list[str] = []
     if options.entry is not None:
-        entries, digest = submission.submitted(options.entry)
-        submission.keep(folder, board, entries, digest)
+        entries, digest = submission.submitted_entries(options.entry)
+        submission.add_entries(folder, board, entries, digest)
         mine = list(entries)
     submission.with_submitted(folder, board)
     for name in options.only:
         checks.choice("--only", name, board.entries)
     entries_wanted = options.only or mine or list(board.entries)
-    cells = chosen(board, options.cell)
+    cells = chosen_cells(board, options.cell)
     if options.check:
         _check(board, cells, entries_wanted, folder, options.tolerance)
     elif options.page:
@@ -117,7 +117,7 @@ def _board(board: Board, options: argparse.Namespace) -> None:
         compute(board, cells, entries_wanted, folder, options.out / board.name, jobs, _provenance_of_run())
 
 
-def chosen(board: Board, globs: list[str]) -> list[Cell]:
+def chosen_cells(board: Board, globs: list[str]) -> list[Cell]:
     """The cells whose names match one of the patterns; all without one.
 
     Raises:

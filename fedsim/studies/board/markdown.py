@@ -126,12 +126,12 @@ def findings(standings: Standings) -> list[str]:
     lines = []
     for number, finding in enumerate(standings.board.findings, 1):
         lines += [f"{number}. **{in_markdown(finding.says)}**", ""]
-        lines += [f"   - {compared(standings, comparison, in_markdown)}" for comparison in finding.shown_by]
+        lines += [f"   - {comparison_text(standings, comparison, in_markdown)}" for comparison in finding.shown_by]
         lines.append("")
     return ["## What the numbers say", "", *lines] if lines else []
 
 
-def compared(standings: Standings, comparison: Comparison, formatter: Callable[[str], str] = str) -> str:
+def comparison_text(standings: Standings, comparison: Comparison, formatter: Callable[[str], str] = str) -> str:
     """A comparison with its numbers, and whether they show it; `formatter` makes text of names."""
     by, cells, holds = standings.compared(comparison)
     name = comparison.measure or standings.board.main

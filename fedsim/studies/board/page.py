@@ -15,7 +15,7 @@ from scipy import stats
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file, without_nan
 from fedsim.studies.board.board import Board
-from fedsim.studies.board.markdown import compared, markdown
+from fedsim.studies.board.markdown import comparison_text, markdown
 from fedsim.studies.board.rows import DONE, Cells
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.board.submission import with_submitted
@@ -85,7 +85,7 @@ def html(standings: Standings) -> str:
         title=standings.board.title,
         about=standings.board.about,
         findings=[
-            (finding.says, [compared(standings, comparison) for comparison in finding.shown_by])
+            (finding.says, [comparison_text(standings, comparison) for comparison in finding.shown_by])
             for finding in standings.board.findings
         ],
         data=Markup(payload.replace("<", "\\u003c")),

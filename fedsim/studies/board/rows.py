@@ -115,7 +115,7 @@ def write(folder: Path, cells: Cells, board: Board) -> None:
     shared: dict[str, list[Any]] = {"digests": [], "made": []}
     rows = {}
     for name, row in cells.rows.items():
-        record = _short(asdict(row))
+        record = _shorten(asdict(row))
         for field_name, entries in shared.items():
             if record[field_name] not in entries:
                 entries.append(record[field_name])
@@ -163,7 +163,9 @@ class Rates(TrackSettings):
             )
 
 
-def tuned(chosen: Trial | None, scores: dict[Trial, list[float]], tuning: Tuning, track: Track) -> dict[str, Any]:
+def tuned_record(
+    chosen: Trial | None, scores: dict[Trial, list[float]], tuning: Tuning, track: Track
+) -> dict[str, Any]:
     """What `Rates` keeps of an algorithm: what was chosen, of which trials, by which budget."""
 
     def finite_or_none(value: float) -> float | None:
@@ -189,7 +191,7 @@ def overrides_of(rates: dict[str, Any], knob: TunedParameter | None) -> list[str
     return chosen if knob is None else [*chosen, knob.set(rates["knob"])]
 
 
-def _short(row: dict[str, Any]) -> dict[str, Any]:
+def _shorten(row: dict[str, Any]) -> dict[str, Any]:
     """Numbers to seven digits."""
     row["numbers"] = {name: [float(f"{v:.7g}") for v in values] for name, values in row["numbers"].items()}
     return row

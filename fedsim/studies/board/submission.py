@@ -23,13 +23,13 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.files import write_json
 from fedsim.local import LocalRule
 from fedsim.strategies import Strategy
-from fedsim.studies.board.board import Board, Entry, entry
+from fedsim.studies.board.board import Board, Entry, parse_entry
 
 SUBMITTED = "submitted.json"
 GROUPS = {"strategy": Strategy, "local": LocalRule}
 
 
-def submitted(path: Path) -> tuple[dict[str, Entry], str]:
+def submitted_entries(path: Path) -> tuple[dict[str, Entry], str]:
     """Name → entry, and the file's digest.
 
     Raises:
@@ -46,7 +46,7 @@ def submitted(path: Path) -> tuple[dict[str, Entry], str]:
 def _of_yaml(path: Path) -> dict[str, Entry]:
     try:
         content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-        return {str(name): entry(definition) for name, definition in content.items()}
+        return {str(name): parse_entry(definition) for name, definition in content.items()}
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"--entry {path} must hold NAME: {{overrides: […]}} ({reason})") from error
@@ -73,7 +73,7 @@ def _of_python(path: Path) -> dict[str, Entry]:
     description = options.pop("about", (kind.__doc__ or "").split("\n")[0])
     try:
         made_by = [f"{group}=custom", f"{group}._target_={path.stem}.{kind.__name__}"]
-        submission = entry({"overrides": [*made_by, *overrides], "about": description, **options})
+        submission = parse_entry({"overrides": [*made_by, *overrides], "about": description, **options})
     except TypeError as error:
         raise ConfigError(f"--entry {path}: board={options} is not well formed ({error})") from error
     if submission.knob is not None:
@@ -81,7 +81,7 @@ def _of_python(path: Path) -> dict[str, Entry]:
     return {name: submission}
 
 
-def keep(folder: Path, board: Board, entries: dict[str, Entry], digest: str) -> None:
+def add_entries(folder: Path, board: Board, entries: dict[str, Entry], digest: str) -> None:
     """Add the entries to the board, and to what its results know.
 
     Raises:
@@ -105,7 +105,7 @@ def keep(folder: Path, board: Board, entries: dict[str, Entry], digest: str) -> 
 def with_submitted(folder: Path, board: Board) -> Board:
     """The board, with what was submitted to these results behind its own entries."""
     for name, definition in _stored(folder).items():
-        board.entries[name] = entry({key: value for key, value in definition.items() if key != "file"})
+        board.entries[name] = parse_entry({key: value for key, value in definition.items() if key != "file"})
     return board
 
 

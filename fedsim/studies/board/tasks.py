@@ -17,11 +17,11 @@ from fedsim.core.errors import ConfigError, OutputError, RunError
 from fedsim.run.stopping import Stopped
 from fedsim.run.together import Lockstep
 from fedsim.studies.board.board import Board, Cell
-from fedsim.studies.board.costs import ROUNDS, milliseconds, remembered
+from fedsim.studies.board.costs import ROUNDS, milliseconds, remembered_bytes
 from fedsim.studies.board.digests import digests
 from fedsim.studies.board.measured import curve
-from fedsim.studies.board.rows import DONE, FAILED, REFUSED, Row, overrides_of, read, tuned, write
-from fedsim.studies.board.trials import Trial, best
+from fedsim.studies.board.rows import DONE, FAILED, REFUSED, Row, overrides_of, read, tuned_record, write
+from fedsim.studies.board.trials import Trial, best_trial
 from fedsim.studies.reproduce.recipe import Setting
 from fedsim.studies.reproduce.runner import Job, Outcome, carry_out, in_company, plan
 from fedsim.studies.results.runs import load
@@ -79,7 +79,7 @@ class Tune(Task):
                 scores[name].setdefault(Trial(rate, value), []).append(score)
         records = {}
         for name, of in scores.items():
-            records[name] = tuned(best(of) if of else None, of, board.tuning, track)
+            records[name] = tuned_record(best_trial(of) if of else None, of, board.tuning, track)
             records[name] |= {} if of else {"message": refused[name]}
         _forget(job for *_, job in planned)
         return records
@@ -122,7 +122,7 @@ class Fill(Task):
             try:
                 job = _job(board, cell, name, overrides, self.runs)
                 simulation, _, _ = build(job.config, shared=shared)
-                row.digests, row.remembered = digests(simulation), remembered(simulation)
+                row.digests, row.remembered = digests(simulation), remembered_bytes(simulation)
             except ConfigError as error:
                 cells.add(name, Row(REFUSED, str(error), list(overrides), made=self.provenance), board.compared)
                 continue

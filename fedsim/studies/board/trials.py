@@ -69,7 +69,7 @@ class Tuning:
     def grid(self, knob: TunedParameter | None, rates: tuple[float, float]) -> dict[Any, list[float]]:
         """Value of the knob (None without one) → local rates, evenly spaced on a logarithmic scale."""
         values = [None] if knob is None else knob.values
-        return {value: spaced(*rates, self.trials // len(values)) for value in values}
+        return {value: geometric_grid(*rates, self.trials // len(values)) for value in values}
 
     def seeds_and_rates(self, rates: list[float]) -> tuple[list[int], list[float]]:
         """Of the replicates of one run: all seeds under every rate."""
@@ -82,14 +82,14 @@ class Tuning:
         return [float(value) if math.isfinite(value) else -math.inf for value in values]
 
 
-def spaced(low: float, high: float, count: int) -> list[float]:
+def geometric_grid(low: float, high: float, count: int) -> list[float]:
     """So many numbers from the low to the high one, each as many times the one before, to two digits."""
     if count == 1:
         return [float(f"{math.sqrt(low * high):.2g}")]
     return [float(f"{rate:.2g}") for rate in np.geomspace(low, high, count)]
 
 
-def best(scores: dict[Trial, list[float]]) -> Trial | None:
+def best_trial(scores: dict[Trial, list[float]]) -> Trial | None:
     """The trial of the highest mean score, the first of equal ones; None where all of them failed somewhere."""
     means = {trial: sum(values) / len(values) for trial, values in scores.items()}
     chosen = max(means, key=lambda trial: means[trial])

@@ -11,8 +11,8 @@ from typing import Any
 import fedsim
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.studies.described import choices, described
 from fedsim.studies.plots.figure_kinds import KINDS
+from fedsim.studies.read_description import choices, read_description
 from fedsim.studies.reproduce import measures
 from fedsim.studies.reproduce.claims import Claim, where_of
 from fedsim.studies.reproduce.measures import Measure
@@ -149,7 +149,7 @@ def load(name: str, folder: Path | None = None) -> Recipe:
         ConfigError: for an unknown recipe, or one that contradicts itself.
     """
     recipe_names = names(folder)
-    with described("recipe", name, folder or recipe_folder(), recipe_names, "fedsim-reproduce") as content:
+    with read_description("recipe", name, folder or recipe_folder(), recipe_names, "fedsim-reproduce") as content:
         recipe = _recipe(name, content)
     for claim in recipe.claims:
         if claim.shown_by and "::" not in claim.shown_by:

@@ -15,7 +15,7 @@ from fedsim.studies.board.board import Board, load, names, results_folder
 from fedsim.studies.board.markdown import CAPTIONS, markdown
 from fedsim.studies.board.rows import Rates
 from fedsim.studies.board.standings import Standings
-from fedsim.studies.board.trials import Trial, TunedParameter, Tuning, best, spaced
+from fedsim.studies.board.trials import Trial, TunedParameter, Tuning, best_trial, geometric_grid
 from fedsim.studies.reproduce.runner import compose, composing
 
 SHIPPED = [(name, entry) for name in names() for entry in load(name).entries]
@@ -126,10 +126,10 @@ def test_unknown_names_are_told(boards: Path, small: Board, capsys: pytest.Captu
 def test_trials_share_the_budget(small: Board) -> None:
     assert small.tuning.grid(None, (0.01, 1.0)) == {None: [0.01, 0.046, 0.22, 1.0]}
     assert small.tuning.grid(TunedParameter("k", [1, 2]), (0.01, 1.0)) == {1: [0.01, 1.0], 2: [0.01, 1.0]}
-    assert spaced(0.01, 1.0, 1) == [0.1]
+    assert geometric_grid(0.01, 1.0, 1) == [0.1]
     failed = float("-inf")
-    assert best({Trial(1.0): [0.9, failed], Trial(0.1): [0.5, 0.6], Trial(0.2): [0.6, 0.5]}) == Trial(0.1)
-    assert best({Trial(1.0): [failed]}) is None
+    assert best_trial({Trial(1.0): [0.9, failed], Trial(0.1): [0.5, 0.6], Trial(0.2): [0.6, 0.5]}) == Trial(0.1)
+    assert best_trial({Trial(1.0): [failed]}) is None
 
 
 @pytest.mark.parametrize("metric", ["validation_accuracy", "validation_loss"])
@@ -143,7 +143,7 @@ def test_a_trial_in_which_a_seed_failed_never_wins(metric: str) -> None:
     tuning = Tuning(6, [10, 11], 3, metric)
     scores = tuning.scores(Ended(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])  # type: ignore[arg-type]
     assert [score == float("-inf") for score in scores] == [False, True, True, True, False, True]
-    won = best({Trial(rate): [score] for rate, score in zip([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], scores, strict=True)})
+    won = best_trial({Trial(rate): [score] for rate, score in zip([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], scores, strict=True)})
     assert won == Trial(1.0 if metric == "validation_accuracy" else 5.0)
 
 
@@ -164,18 +164,18 @@ def test_a_class_in_a_file_is_an_entry(small: Board, tmp_path: Path, monkeypatch
     monkeypatch.setattr("sys.path", list(sys.path))
     path = tmp_path / "half_way_there.py"
     path.write_text(CLASS)
-    entries, digest = submission.submitted(path)
+    entries, digest = submission.submitted_entries(path)
     found = entries["half way"]
     assert found.overrides == ["strategy=custom", "strategy._target_=half_way_there.Half"]
     assert (found.about, found.knob) == ("Goes half of the way.", TunedParameter("++strategy.share", [0.25, 0.5]))
-    submission.keep(tmp_path, small, entries, digest)
+    submission.add_entries(tmp_path, small, entries, digest)
     assert list(small.entries) == ["FedAvg", "MIFA", "half way"]
     del small.entries["half way"]
     assert submission.with_submitted(tmp_path, small).entries["half way"].knob == found.knob
     with pytest.raises(ConfigError, match="was submitted with another file"):
-        submission.keep(tmp_path, small, entries, "another")
+        submission.add_entries(tmp_path, small, entries, "another")
     with pytest.raises(ConfigError, match="is an entry of board small"):
-        submission.keep(tmp_path, small, {"MIFA": found}, digest)
+        submission.add_entries(tmp_path, small, {"MIFA": found}, digest)
     submission.forget(tmp_path, "half way")
     assert "half way" not in (tmp_path / submission.SUBMITTED).read_text()
 
@@ -198,7 +198,7 @@ def test_a_file_that_is_no_submission_is_one_sentence(
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=said):
-        submission.submitted(tmp_path / name)
+        submission.submitted_entries(tmp_path / name)
 
 
 @pytest.mark.slow
