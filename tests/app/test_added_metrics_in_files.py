@@ -19,10 +19,10 @@ from fedsim.run.tracking import clients
 from fedsim.run.tracking.metrics_csv import read_meanings
 from fedsim.studies.plots.plot_cli import main as plot
 from fedsim.studies.reproduce.measures import read
-from fedsim.studies.results.differences import find
+from fedsim.studies.results.differences import find_runs
 from fedsim.studies.results.run_measures import metric
 from fedsim.studies.results.runs import load
-from fedsim.studies.results.selection import best
+from fedsim.studies.results.selection import best_run
 
 pytest.importorskip("lightning_utilities")  # of the extra `metrics`
 
@@ -101,7 +101,7 @@ def test_plots_and_reports_show_them(sweep: Path, capsys: pytest.CaptureFixture[
     """Marked as best: the higher F1, and the lower doubt."""
     plot([str(sweep), "--metric", "test_f1", "--metric", "test_auc_doubt", "--html", str(sweep / "report.html")])
     table = capsys.readouterr().out
-    runs = {run.settings["lr"]: run for run in find([sweep])}
+    runs = {run.settings["lr"]: run for run in find_runs([sweep])}
     assert "test_f1" in table
     assert "test_auc_doubt" in table
     text = (sweep / "report.html").read_text()
@@ -135,10 +135,10 @@ def test_the_best_model_is_that_of_the_lower_doubt(sweep: Path) -> None:
 
 def test_choices_among_runs_know_which_way_is_better(sweep: Path) -> None:
     """The run with the lower doubt is the better one, and so is the table's measure of it."""
-    runs = find([sweep])
+    runs = find_runs([sweep])
     ends = {run.label: run.final("test_auc_doubt")[0] for run in runs}
-    assert best(runs, "test_auc_doubt").label == min(ends, key=ends.__getitem__)
-    assert best(runs, "test_f1").rises("test_f1")
+    assert best_run(runs, "test_auc_doubt").label == min(ends, key=ends.__getitem__)
+    assert best_run(runs, "test_f1").higher_is_better("test_f1")
     assert [
         metric(name, runs).higher_is_better for name in ("test_f1", "test_auc_doubt", "test_accuracy", "test_loss")
     ] == [

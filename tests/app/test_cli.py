@@ -17,7 +17,7 @@ from fedsim.app.config import groups, keys
 from fedsim.run.tracker import Tracker
 from fedsim.run.tracking.metrics_csv import read_metrics
 from fedsim.studies.plots.plot_cli import main as plot
-from fedsim.studies.results.differences import find
+from fedsim.studies.results.differences import find_runs
 
 
 def process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -68,7 +68,7 @@ def test_a_sweep_its_resumption_and_its_comparison(fedsim, tmp_path: Path, capsy
     longer = fedsim(tmp_path, *sweep, "rounds=3")
     assert longer.code == 0, longer.err
     assert longer.log.count("after round 2") == 4
-    runs = find([tmp_path / "sweep"])
+    runs = find_runs([tmp_path / "sweep"])
     assert sorted(r.label for r in runs) == ["FedAvg lr=0.1", "FedAvg lr=0.2", "FedPBC lr=0.1", "FedPBC lr=0.2"]
     assert all(list(r.curve("test_loss")[0]) == [0, 1, 2, 3] for r in runs)
     plot([str(tmp_path / "sweep"), "--out", str(tmp_path / "pictures")])

@@ -15,7 +15,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.studies.board import submission
 from fedsim.studies.board.board import Entry
 from fedsim.studies.reproduce.recipe import Setting
-from fedsim.studies.reproduce.runner import carry_out, composing, plan, trusted_by
+from fedsim.studies.reproduce.runner import carry_out, hydra_context, plan, trusted_by
 from fedsim.studies.reproduce.runner import compose as composed
 from fedsim.trainer import run_to_completion
 
@@ -37,7 +37,7 @@ def test_a_file_cannot_trust(fedsim, tmp_path: Path) -> None:
 
 
 def test_build_refuses_trust_that_nobody_typed() -> None:
-    with composing():
+    with hydra_context():
         cfg, _ = composed((*SMALL, "trusted=[os]", "model=custom", "model._target_=os.getcwd"))
     with pytest.raises(ConfigError, match=r"^trusted=\['os'\] stands in a file"):
         build(cfg)
@@ -60,7 +60,7 @@ def test_neither_recipes_nor_entries_can_trust(tmp_path: Path) -> None:
 def test_text_in_a_setting_is_not_resolved_again() -> None:
     """Hydra resolves `\\${…}` to text; a second resolution made an object of it that nobody had looked at."""
     text = r"\${oc.decode:'{_target_: os.mkdir, path: stolen}'}"
-    with composing():
+    with hydra_context():
         cfg, _ = composed(tuple(SMALL))
     cfg.strategy.server_lr = text
     with pytest.raises(ConfigError, match=r"strategy\.server_lr="):

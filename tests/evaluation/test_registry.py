@@ -19,7 +19,7 @@ from fedsim.models import Linear
 from fedsim.run.tracking.metrics_csv import read_meanings
 from fedsim.studies.plots.html_report import html
 from fedsim.studies.plots.style import measured_in
-from fedsim.studies.results.differences import find
+from fedsim.studies.results.differences import find_runs
 
 NO_CURVE = {"round", "seed", "samples", "seconds"}
 
@@ -116,6 +116,6 @@ def test_a_runs_file_curves_and_report_have_these_names(tmp_path: Path) -> None:
         assert METRICS[column].description == meaning if column in METRICS else "over" in meaning
     tags = EventAccumulator(str(tmp_path / "seed_0")).Reload().Tags()["scalars"]
     assert set(tags) == {tag for column in meanings if (tag := describe(column).tag)}
-    page = html(find([tmp_path]))
-    for column in find([tmp_path])[0].metrics:
+    page = html(find_runs([tmp_path]))
+    for column in find_runs([tmp_path])[0].metrics:
         assert f"<code>{column}</code>" in page

@@ -20,7 +20,7 @@ from fedsim.studies.board.rows import DONE, Cells
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.board.submission import with_submitted
 from fedsim.studies.plots import standings as plots
-from fedsim.studies.results.friedman import ranked
+from fedsim.studies.results.friedman import rank_scores
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
@@ -59,7 +59,7 @@ def pictures(standings: Standings, folder: Path) -> list[Path]:
     scores = standings.scores()
     if not board.measures[board.main].percent:  # of another size in every track
         drawn["cells"] = plots.ranks_by_cell(
-            names, columns, np.where(np.isfinite(scores), ranked(scores), np.nan).T, blocks
+            names, columns, np.where(np.isfinite(scores), rank_scores(scores), np.nan).T, blocks
         )
     elif board.against in names:
         ours = scores[:, [names.index(board.against)]]

@@ -15,8 +15,8 @@ from fedsim.studies.board.board import Board
 from fedsim.studies.board.costs import Times
 from fedsim.studies.board.findings import Comparison
 from fedsim.studies.board.rows import DONE, REFUSED, Cells, Row, read
-from fedsim.studies.results.friedman import Friedman, critical_difference, friedman, not_told_apart, ranked
-from fedsim.studies.results.paired import Paired, paired
+from fedsim.studies.results.friedman import Friedman, critical_difference, friedman, not_told_apart, rank_scores
+from fedsim.studies.results.paired_difference import Paired, paired_difference
 
 WORST = -np.inf  # what a row that diverged scores
 
@@ -80,7 +80,7 @@ class Standings:
         """The entries that have been run in every cell, and were refused in none, best mean rank first."""
         names = [name for name in self.board.entries if all(self._ran(cells, name) for cells in self.cells)]
         scores = self._scores(names, self.board.main)
-        means = ranked(scores).mean(0) if len(names) else np.zeros(0)
+        means = rank_scores(scores).mean(0) if len(names) else np.zeros(0)
         return [names[index] for index in np.argsort(means, kind="stable")]
 
     @staticmethod
@@ -116,7 +116,7 @@ class Standings:
     def test(self) -> Friedman | None:
         """Of the ranks; None of fewer than two cells or entries."""
         too_few = len(self.cells) < 2 or len(self.ranked) < 2
-        return None if too_few else friedman(ranked(self.scores()))
+        return None if too_few else friedman(rank_scores(self.scores()))
 
     @property
     def difference(self) -> float:
@@ -135,7 +135,7 @@ class Standings:
         if not pairs:
             return Paired(np.zeros(0))
         a, b = np.array(pairs).mean(0)
-        return paired(a, b, self.board.seeds, self.board.seeds)
+        return paired_difference(a, b, self.board.seeds, self.board.seeds)
 
     def _value_pairs(self, first: str, second: str, measure: str) -> list[tuple[np.ndarray, np.ndarray]]:
         """The numbers of two entries in the cells where both have them."""
@@ -176,7 +176,9 @@ class Standings:
         failed = [self._score(row, measure) == WORST for row in (first, second)]
         if any(failed):
             return not failed[0]
-        low, high = paired(first.of(measure), second.of(measure), self.board.seeds, self.board.seeds).interval
+        low, high = paired_difference(
+            first.of(measure), second.of(measure), self.board.seeds, self.board.seeds
+        ).interval
         return low > 0 if higher_is_better else high < 0
 
     def settled(self) -> HalfwayOrder:

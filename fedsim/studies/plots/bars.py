@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedsim.studies.plots.cells import Cell, at, labels
-from fedsim.studies.plots.style import FITTED, HATCHED, colour, formulas, legend_below, panels, parameters, wrapped
+from fedsim.studies.plots.style import FITTED, HATCHED, colour, formulas, legend_below, panels, parameters, wrap_name
 
 
 def bars(
@@ -56,7 +56,7 @@ def bars(
                             axes.plot(
                                 x, paper, "o", color="black", markeredgecolor="white", markersize=5, label="paper"
                             )
-            axes.set_xticks(range(len(groups)), [wrapped(name, 14) for name in groups])
+            axes.set_xticks(range(len(groups)), [wrap_name(name, 14) for name in groups])
             axes.set_ylabel(formulas(unit))
             if minimum is not None:
                 highest = axes.dataLim.ymax

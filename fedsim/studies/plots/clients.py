@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedsim.run.tracking.clients import Clients
 from fedsim.studies.plots.looks import looks
-from fedsim.studies.plots.style import colour, panels, parameters, points, wrapped
+from fedsim.studies.plots.style import colour, panels, parameters, points, wrap_name
 from fedsim.studies.plots.venues import grid_size
 from fedsim.studies.results.differences import shared_name
 from fedsim.studies.results.runs import Run
@@ -52,12 +52,12 @@ def accuracies(runs: list[Run], metric: str | None = None) -> Figure | None:
                 whiskerprops={"color": "#444444"}, capprops={"color": "#444444"}, manage_ticks=False,
             )  # fmt: skip
             axes.plot(values.mean(), position, "D", color="white", markeredgecolor=tint, markersize=5.5)
-        axes.set_yticks(range(len(series)), [wrapped(name) for _, name, _ in series])
+        axes.set_yticks(range(len(series)), [wrap_name(name) for _, name, _ in series])
         axes.set_ylim(len(series) - 0.45, -0.55)
         axes.grid(visible=False, axis="y")
         samples = "samples held out of the client" if has_held_out else "the client's own training samples"
         signs = int(8 * drawing.get_figwidth() / points(1))
-        axes.set_xlabel(wrapped(f"{metric or 'accuracy'} on {samples}" + ("" if metric else " (%)"), signs))
+        axes.set_xlabel(wrap_name(f"{metric or 'accuracy'} on {samples}" + ("" if metric else " (%)"), signs))
     return drawing
 
 
@@ -87,7 +87,7 @@ def availability(runs: list[Run]) -> Figure | None:
             above.set_xlim(-0.5, len(count) - 0.5)
             above.set_yticks([0, len(presence)])
             above.set_xticks([])
-            above.set_title(wrapped(f"{heading}: {count.mean():.1f} of {len(presence)} on average".lstrip(": "), 52))
+            above.set_title(wrap_name(f"{heading}: {count.mean():.1f} of {len(presence)} on average".lstrip(": "), 52))
             below.imshow(
                 presence, cmap=ListedColormap([ABSENT, PRESENT]), vmin=0, vmax=1, aspect="auto", interpolation="nearest"
             )
@@ -112,7 +112,7 @@ def partitions(runs: list[Run]) -> Figure | None:
             draw_bubbles(axes, shares[:MOST_BUBBLES])
             _label_ticks(axes.yaxis, clients.names)
             _label_ticks(axes.xaxis, clients.labels)
-            axes.set_title(wrapped(heading, 40))
+            axes.set_title(wrap_name(heading, 40))
     return drawing
 
 

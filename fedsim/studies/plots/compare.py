@@ -16,9 +16,9 @@ from fedsim.evaluation.registry import DISTANCES, describe
 from fedsim.run.tracking.clients import MOST_CLIENTS, MOST_ROUNDS
 from fedsim.run.tracking.result import spread as after
 from fedsim.studies.plots import clients
-from fedsim.studies.plots.curves import beside_a_loss, figure, telling
+from fedsim.studies.plots.curves import beside_a_loss, figure, telling_metrics
 from fedsim.studies.plots.looks import looks
-from fedsim.studies.plots.style import literal, measured_in, panels, parameters, percent, points, wrapped
+from fedsim.studies.plots.style import literal, measured_in, panels, parameters, percent, points, wrap_name
 from fedsim.studies.results.bold import FEW
 from fedsim.studies.results.differences import ABSENT
 from fedsim.studies.results.runs import Run, load
@@ -60,7 +60,9 @@ def pictures(
     few_note = f" {FEW_REPLICATES}" if few_replicates(runs) else ""
     band = f" Bands are ±1 standard deviation over {count}.{few_note}" if several else ""
     inner = f" Bands hold the replicates ({count}) from the 10 % to the 90 % quantile.{few_note}" if several else ""
-    chosen = metrics or beside_a_loss([name for name in telling(runs) if name not in DISTANCES][:max_metrics], runs)
+    chosen = metrics or beside_a_loss(
+        [name for name in telling_metrics(runs) if name not in DISTANCES][:max_metrics], runs
+    )
     if chosen:
         over = "Over the rounds" if x is None else f"Over {describe(x).label}"
         logarithmic = any(name in DISTANCES for name in chosen)
@@ -124,7 +126,7 @@ def of_folder(folder: Path) -> Iterator[tuple[str, Figure]]:
 
 def final(runs: list[Run]) -> Figure:
     """A bar per run for each of the (up to two) most telling metrics, mean ± 1 standard deviation over replicates."""
-    metrics, tints = telling(runs)[:2], [look.tint for look in looks(runs).of]
+    metrics, tints = telling_metrics(runs)[:2], [look.tint for look in looks(runs).of]
     with matplotlib.rc_context(parameters()):
         width = 5.4 if len(metrics) > 1 else 8.0
         drawing, grid = panels(len(metrics), width=width, height=1.0 + 0.42 * len(runs))
@@ -143,7 +145,7 @@ def final(runs: list[Run]) -> Figure:
                 )  # fmt: skip
             axes.set_xlabel(measured_in(metric))
             axes.set_ylim(len(runs) - 0.45, -0.55)
-            axes.set_yticks(range(len(runs)), [wrapped(run.label) for run in runs] if axes is grid[0] else [])
+            axes.set_yticks(range(len(runs)), [wrap_name(run.label) for run in runs] if axes is grid[0] else [])
             axes.grid(visible=False, axis="y")
             if fraction(metric):
                 axes.set_xlim(0, 1)

@@ -99,7 +99,7 @@ def figure(
         x: the column along which curves are drawn; None: rounds.
         limits: metric → ends of its vertical axis.
     """
-    chosen, looking = metrics or beside_a_loss(telling(runs)[:2], runs), looks(runs)
+    chosen, looking = metrics or beside_a_loss(telling_metrics(runs)[:2], runs), looks(runs)
     with matplotlib.rc_context(parameters()):
         columns = 3 if len(chosen) == 3 else min(len(chosen), 2)
         drawing, grid = panels(len(chosen), width=5.0 if columns < 3 else 4.2, height=3.6, columns=columns)
@@ -147,7 +147,7 @@ def beside_a_loss(metrics: list[str], runs: list[Run]) -> list[str]:
     return metrics[:1] + [name for name in LOSSES if any(run.has_metric(name) for run in runs)][:1] + metrics[1:]
 
 
-def telling(runs: list[Run]) -> list[str]:
+def telling_metrics(runs: list[Run]) -> list[str]:
     """The metrics that runs have, those of all runs before those of some, the most telling first."""
     available_metrics = measured_by(runs)
     order = [*PREFERRED, *(name for name in available_metrics if name not in PREFERRED)]

@@ -17,10 +17,10 @@ from matplotlib.figure import Figure
 
 from fedsim.core.settings import spoken_key
 from fedsim.studies.plots.compare import mean_text, pictures
-from fedsim.studies.plots.curves import telling
+from fedsim.studies.plots.curves import telling_metrics
 from fedsim.studies.plots.looks import looks
-from fedsim.studies.results.differences import ABSENT, differing, of_their_own, shared_name, value
-from fedsim.studies.results.runs import Run, knowing, measured_by
+from fedsim.studies.results.differences import ABSENT, find_differing_keys, of_their_own, shared_name, value
+from fedsim.studies.results.runs import Run, measured_by, run_that_measures
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 CURVES = 4  # metrics
@@ -41,7 +41,7 @@ def html(runs: list[Run], metrics: list[str] | None = None, x: str | None = None
     )
     environment.filters["formula"] = _formula
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    keys = differing(runs)
+    keys = find_differing_keys(runs)
     return template.render(
         heading=runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
         made=datetime.now().astimezone().strftime("%d %B %Y, %H:%M"),
@@ -125,13 +125,13 @@ def _hidden(runs: list[Run], keys: list[str]) -> list[dict[str, Any]]:
 def _results(runs: list[Run]) -> list[dict[str, Any]]:
     """Every metric that a run has: its title, and per run what is written and whether it is the best."""
     table = []
-    for metric in dict.fromkeys([*telling(runs), *measured_by(runs)]):
-        first = knowing(runs, metric)
+    for metric in dict.fromkeys([*telling_metrics(runs), *measured_by(runs)]):
+        first = run_that_measures(runs, metric)
         ends = [run.final(metric) for run in runs]
         means = [mean for mean, _ in ends]
         described = first.describe(metric)
         comparable_means = [mean for mean in means if described.better and not math.isnan(mean)]
-        best = (max if first.rises(metric) else min)(comparable_means, default=math.nan)
+        best = (max if first.higher_is_better(metric) else min)(comparable_means, default=math.nan)
         texts = [
             mean_text(metric, mean, std) if run.has_metric(metric) else ABSENT
             for run, (mean, std) in zip(runs, ends, strict=True)

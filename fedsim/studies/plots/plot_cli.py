@@ -19,7 +19,7 @@ from fedsim.studies.plots.compare import FEW_REPLICATES, Picture, few_replicates
 from fedsim.studies.plots.html_report import html
 from fedsim.studies.plots.style import PALETTE, parameters
 from fedsim.studies.plots.venues import VENUES, drawn_for
-from fedsim.studies.results.differences import find
+from fedsim.studies.results.differences import find_runs
 from fedsim.studies.results.forms import FORMS
 from fedsim.studies.results.run_measures import Cell, metric
 from fedsim.studies.results.runs import Run, measured_by
@@ -69,12 +69,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     options = parser.parse_args(arguments)
     try:
-        runs = find(options.runs)
+        runs = find_runs(options.runs)
         available_metrics = measured_by(runs)
         for name in options.metric or []:
             checks.choice("--metric", name, available_metrics)
         if options.x is not None:
-            checks.choice("--x", options.x, growing(runs))
+            checks.choice("--x", options.x, increasing_columns(runs))
         formats = _formats(options.format)
         limits = dict(_limits(text, available_metrics) for text in options.ylim)
         out = options.out
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> None:
         print("\n" + "\n".join([*messages, f"curves:   tensorboard --logdir {folders}"]))
 
 
-def growing(runs: list[Run]) -> list[str]:
+def increasing_columns(runs: list[Run]) -> list[str]:
     """Columns along which the curves of all these runs can be drawn."""
     return [name for name in GROWING if all(run.has_metric(name) for run in runs)]
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter
 
 from fedsim.evaluation.columns import fraction
 from fedsim.evaluation.registry import describe
-from fedsim.studies.plots.venues import current, grid_size
+from fedsim.studies.plots.venues import current_venue, grid_size
 
 PALETTE = "Okabe–Ito, and viridis for the values of a number in order; both are safe for the colour-blind"
 COLOURS = (  # Okabe–Ito (Okabe and Ito 2008), and two more
@@ -55,7 +55,7 @@ def formulas(text: str) -> str:
 def measured_in(metric: str, signs: int | None = None) -> str:
     """A metric's label and unit as pictures set them, on lines of so many signs."""
     heading = describe(metric).heading
-    return formulas(heading if signs is None else wrapped(heading, signs))
+    return formulas(heading if signs is None else wrap_name(heading, signs))
 
 
 def colour(position: int) -> str:
@@ -78,7 +78,7 @@ def panels(
     figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     engine = figure.get_layout_engine()
     assert isinstance(engine, ConstrainedLayoutEngine)
-    engine.set(h_pad=0.1 if current() is None else 0.04, w_pad=0.08 if current() is None else 0.04)
+    engine.set(h_pad=0.1 if current_venue() is None else 0.04, w_pad=0.08 if current_venue() is None else 0.04)
     grid = np.ravel(figure.subplots(rows, columns, squeeze=False))
     for unused in grid[count:]:
         unused.axis("off")
@@ -87,13 +87,13 @@ def panels(
 
 def parameters() -> dict[Any, Any]:
     """Of matplotlib: those of all pictures, and of the venue that they are for."""
-    venue = current()
+    venue = current_venue()
     return STYLE | (venue.parameters if venue else {})
 
 
 def points(size: float) -> float:
     """A size of letters or markers beside letters of 10 points, at the venue."""
-    venue = current()
+    venue = current_venue()
     return size * venue.font / 10 if venue else size
 
 
@@ -112,7 +112,7 @@ def legend_below(
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(formulas(name), handle)
     if len(handles) > 1:
-        letters, sign = points(1), 0.075 if (venue := current()) and venue.serif else 0.085  # inches
+        letters, sign = points(1), 0.075 if (venue := current_venue()) and venue.serif else 0.085  # inches
         room = int(figure.get_figwidth() / (letters * (0.65 + sign * max(map(len, handles)))))
         columns = max(1, min(len(handles), room))
         lines = -(-len(handles) // columns) - 1 + bool(title)
@@ -123,6 +123,6 @@ def legend_below(
         )  # fmt: skip
 
 
-def wrapped(text: str, width: int = 30) -> str:
+def wrap_name(text: str, width: int = 30) -> str:
     """A long name on several lines."""
     return "\n".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))

@@ -61,7 +61,7 @@ def drawn_for(venue: Venue | None) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def current() -> Venue | None:
+def current_venue() -> Venue | None:
     """The venue of this block."""
     return _CURRENT.get()
 
@@ -72,7 +72,7 @@ def grid_size(count: int, columns: int, width: float, height: float) -> tuple[in
     The figure is as wide as a column of text; panels keep their shape, unless it is flat or the picture would be too
     high, and stand below one another where it is narrow.
     """
-    venue = current()
+    venue = current_venue()
     if venue is None:
         return columns, width, height
     columns = min(columns, count, max(1, int(venue.width / (NARROW * venue.font / 9))))

@@ -127,7 +127,7 @@ def reproduce(
         print(f"  tuning {recipe.tune.axis}")
         cells = _trained(trials, jobs, device, skipped)
         report.measure(recipe, cells)
-        tuned = recipe.tune.choose(cells)
+        tuned = recipe.tune.best_labels(cells)
         settings = [s for s in settings if tuned.get(recipe.tune.group_label(s.at)) == s.at[recipe.tune.axis]]
     planned = plan(settings, runs, common_overrides, trusted_by(overrides))
     cells = _trained(planned, jobs, device, skipped) if recipe.train else _configured(planned, skipped)

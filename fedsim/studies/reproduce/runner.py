@@ -84,7 +84,7 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def composing() -> Iterator[None]:
+def hydra_context() -> Iterator[None]:
     """Hydra, ready to compose our configurations."""
     register_resolvers()
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
@@ -92,7 +92,7 @@ def composing() -> Iterator[None]:
 
 
 def compose(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
-    """The configuration that overrides make, and the choice of every group. Only inside `composing`."""
+    """The configuration that overrides make, and the choice of every group. Only inside `hydra_context`."""
     try:
         config = hydra.compose("config", list(overrides), return_hydra_config=True)
     except Exception as error:
@@ -115,7 +115,7 @@ def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
 def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...], trusted: tuple[str, ...] = ()) -> list[Job]:
     """A job for every setting; `extra` overrides come behind its own, `trusted` are packages that the user named."""
     jobs = []
-    with composing():
+    with hydra_context():
         for setting in settings:
             overrides = (*setting.overrides, *extra)
             config, choices = compose((*overrides, "out=unused"))
@@ -156,7 +156,7 @@ def in_company(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
     """Jobs that go together: those whose clients may meet in one call of a trainer, up to `TOGETHER` of them, and in at
     least `num_batches` parts where there are so many jobs."""
 
-    def kind(job: Job) -> str:
+    def batch_key(job: Job) -> str:
         settings = OmegaConf.to_container(job.config, resolve=True)
         assert isinstance(settings, dict)
         local = {key: value for key, value in settings["local"].items() if key not in ("lr", "schedule")}
@@ -165,7 +165,7 @@ def in_company(jobs: list[Job], num_batches: int = 1) -> list[list[Job]]:
 
     kinds: dict[str, list[Job]] = {}
     for job in jobs:
-        kinds.setdefault(kind(job), []).append(job)
+        kinds.setdefault(batch_key(job), []).append(job)
     batch_size = max(1, min(TOGETHER, -(-len(jobs) // num_batches)))
     return [
         similar_jobs[first : first + batch_size]

@@ -31,7 +31,7 @@ class Tune:
     def __post_init__(self) -> None:
         checks.choice("tune.best", self.best, BEST)
 
-    def choose(self, cells: list[Cell]) -> dict[str, str]:
+    def best_labels(self, cells: list[Cell]) -> dict[str, str]:
         """Place on the other axes → the best label there; a trial that did not end well is never the best."""
         groups: dict[str, list[Cell]] = {}
         for cell in cells:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from scipy import stats
 
-from fedsim.studies.results.paired import paired
+from fedsim.studies.results.paired_difference import paired_difference
 from fedsim.studies.results.run_measures import Cell, Measure
 
 FEW = 5  # seeds below which an interval says little
@@ -19,7 +19,7 @@ def distinguishable(first: Cell, second: Cell, confidence: float = 0.95) -> bool
     Of fewer than two numbers there is no interval, and unequal means count as different.
     """
     if first.seeds is not None and first.seeds == second.seeds:
-        differences = paired(first.values, second.values, first.seeds, second.seeds, confidence)
+        differences = paired_difference(first.values, second.values, first.seeds, second.seeds, confidence)
         (low, high), has_interval = differences.interval, differences.pairs > 1
     else:
         has_interval = min(len(first.finite_values), len(second.finite_values)) > 1

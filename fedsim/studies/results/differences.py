@@ -24,7 +24,7 @@ _CLASS = "_target_"
 ABSENT = "–"
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def find_differing_keys(runs: Sequence[Run]) -> list[str]:
     """The dotted keys whose values differ: classes first, the strategy's before all, then numbers and options."""
     keys = {key for run in runs for key in run.settings}
     values = {key: [run.settings.get(key) for run in runs] for key in keys}
@@ -101,7 +101,7 @@ def value(settings: dict[str, Any], key: str) -> str:
     return "none" if setting is None else str(setting)
 
 
-def find(folders: list[Path]) -> list[Run]:
+def find_runs(folders: list[Path]) -> list[Run]:
     """The runs in the given folders, or one or more levels below them (a sweep), labelled by their differences. Those
     of one folder are in the order of what differs. Damaged ones, and those without rows, are logged and left out.
 
@@ -136,12 +136,12 @@ def find(folders: list[Path]) -> list[Run]:
         raise ConfigError(f"none of the {len(damaged)} runs can be read")
     if len(folders) == 1:
         keys = swept_settings(runs)
-        runs.sort(key=lambda run: [order(value(run.settings, key)) for key in keys])
+        runs.sort(key=lambda run: [sort_key(value(run.settings, key)) for key in keys])
     label(runs)
     return runs
 
 
-def order(text: str) -> tuple[bool, Any]:
+def sort_key(text: str) -> tuple[bool, Any]:
     """Numbers by size before words by letters."""
     try:
         return False, float(text)
@@ -154,14 +154,14 @@ def _matching(pattern: Path) -> list[Path]:
     return sorted(path for path in map(Path, glob(str(pattern))) if path.is_dir()) or [pattern]
 
 
-def swept(runs: Sequence[Run]) -> list[str]:
+def swept_keys(runs: Sequence[Run]) -> list[str]:
     """The keys that tell the runs apart, as a person says them."""
     return [spoken_key(key) for key in swept_settings(runs)]
 
 
 def swept_settings(runs: Sequence[Run]) -> list[str]:
     """The keys that tell the runs apart: no option of a class that itself differs unless nothing else does."""
-    keys = differing(runs)
+    keys = find_differing_keys(runs)
     class_options = of_their_own(keys)
     first = [key for key in keys if key not in class_options]
 

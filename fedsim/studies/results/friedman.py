@@ -33,7 +33,7 @@ class Friedman:
     problems: int
 
 
-def ranked(scores: np.ndarray, higher_is_better: bool = True) -> np.ndarray:
+def rank_scores(scores: np.ndarray, higher_is_better: bool = True) -> np.ndarray:
     """[N, k] ranks from 1, the best, of scores [N, k] problem by problem; equal scores share the mean of theirs.
 
     Args:

@@ -36,8 +36,8 @@ def latex(table: Table, caption: str | None = None, label: str | None = None) ->
         caption: LaTeX that begins the caption; what ± and bold mean follows. Without a caption that is a comment.
         label: for `\\ref`.
     """
-    explained = [plain(_clean(sentence)) for sentence in table.explained()]
-    keys = [plain(_clean(key)) for key in table.paper_keys or table.keys]
+    explained = [escape_latex(_one_line(sentence)) for sentence in table.explained()]
+    keys = [escape_latex(_one_line(key)) for key in table.paper_keys or table.keys]
     tabular = [
         rf"\begin{{tabular}}{{{'l' * len(keys)}{'r' * len(table.measures)}}}",
         r"\toprule",
@@ -47,9 +47,9 @@ def latex(table: Table, caption: str | None = None, label: str | None = None) ->
         r"\bottomrule",
         r"\end{tabular}",
     ]
-    comments = [r"% \usepackage{booktabs}", *(f"% {_clean(note)}" for note in table.notes)]
+    comments = [r"% \usepackage{booktabs}", *(f"% {_one_line(note)}" for note in table.notes)]
     if caption is None and label is None:
-        return "\n".join([*comments, *(f"% {_clean(sentence)}" for sentence in table.explained()), *tabular])
+        return "\n".join([*comments, *(f"% {_one_line(sentence)}" for sentence in table.explained()), *tabular])
     sentences = [_sentence(caption)] if caption else []
     return "\n".join(
         [
@@ -64,7 +64,7 @@ def latex(table: Table, caption: str | None = None, label: str | None = None) ->
     )
 
 
-def plain(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Text in which no sign means anything to LaTeX; θ^PS as mathematics."""
     return re.sub(r"θ\^([A-Za-z]+)|[\\&%$#_{}~^±θ–<>|]", _plain, text)
 
@@ -73,7 +73,7 @@ def _plain(match: re.Match[str]) -> str:
     return rf"$\theta^{{\mathrm{{{match[1]}}}}}$" if match[1] else SPECIAL[match[0]]
 
 
-def _clean(text: str) -> str:
+def _one_line(text: str) -> str:
     """On one line, whatever a run is called."""
     return printable(" ".join(text.split()))
 
@@ -92,7 +92,7 @@ def _headings(keys: list[str], measures: list[Measure]) -> list[str]:
     groups, rules, column = [], [], len(keys) + 1
     for text, members in itertools.groupby(upper):
         width = len(list(members))
-        groups.append(rf"\multicolumn{{{width}}}{{c}}{{{plain(_clean(text))}}}")
+        groups.append(rf"\multicolumn{{{width}}}{{c}}{{{escape_latex(_one_line(text))}}}")
         rules.append(rf"\cmidrule(lr){{{column}-{column + width - 1}}}")
         column += width
     empty = [""] * len(keys)
@@ -109,7 +109,7 @@ def _unit(measure: Measure) -> str:
 
 def _heading(text: str) -> str:
     """A long heading on several lines."""
-    lines = [plain(line) for line in textwrap.wrap(_clean(text), WIDE, break_long_words=False)]
+    lines = [escape_latex(line) for line in textwrap.wrap(_one_line(text), WIDE, break_long_words=False)]
     if len(lines) < 2:
         return "".join(lines)
     return r"\begin{tabular}[b]{@{}r@{}}" + r" \\ ".join(lines) + r"\end{tabular}"
@@ -124,7 +124,7 @@ def _body(table: Table) -> list[str]:
         lines += [r"\midrule"] * (number > 0)
         for position in block:
             texts = [
-                "" if column < table.blocks and position != block[0] else plain(_clean(text))
+                "" if column < table.blocks and position != block[0] else escape_latex(_one_line(text))
                 for column, text in enumerate(names[position])
             ]
             for column, (cell, measure) in enumerate(zip(table.lines[position][1], table.measures, strict=True)):

@@ -73,7 +73,7 @@ class Paired:
         return f"{summary}: {'better' if (low > 0) == rises else 'worse'}"
 
 
-def paired(
+def paired_difference(
     first: np.ndarray,
     second: np.ndarray,
     seeds: Sequence[int] | None,

@@ -25,7 +25,7 @@ LONGEST = 200  # signs of another library's message
 
 
 @contextlib.contextmanager
-def intact(path: Path) -> Iterator[None]:
+def damage_errors(path: Path) -> Iterator[None]:
     """Whatever goes wrong in the block says that this file is damaged.
 
     Raises:
@@ -57,7 +57,7 @@ def read_rows(path: Path) -> list[Row]:
         CheckpointError: it is damaged.
     """
     rows = read_metrics(path)
-    with intact(path):
+    with damage_errors(path):
         replicates = sum(row["round"] == rows[0]["round"] for row in rows) if rows else 0
         seeds = [row["seed"] for row in rows[:replicates]]
         while rows and len(rows) % replicates:
@@ -74,7 +74,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """The nested configuration; nothing where there is no file."""
     if not _exists(path):
         return {}
-    with intact(path):
+    with damage_errors(path):
         plain = OmegaConf.to_container(OmegaConf.load(regular_path(path)))
         demand(isinstance(plain, dict), "it holds no settings")
         assert isinstance(plain, dict)
@@ -85,7 +85,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def read_summary(path: Path) -> dict[str, Any]:
     """summary.json; empty where there is none."""
-    with intact(path):
+    with damage_errors(path):
         summary = _json(path)
         _demand_entries(summary, {"stopped": str, "samples_per_second": Real, "final": dict, "newcomers": list})
         newcomers = summary.get("newcomers") or []
@@ -98,7 +98,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 def read_environment(path: Path) -> dict[str, Any]:
     """environment.json; empty where there is none."""
-    with intact(path):
+    with damage_errors(path):
         environment = _json(path)
         kinds: dict[str, type] = dict.fromkeys(("command", "device", "gpu", "commit", "started"), str)
         _demand_entries(environment, {"settings": dict, "versions": dict} | kinds)
@@ -109,7 +109,7 @@ def read_clients(path: Path) -> Clients | None:
     """clients.npz; None where there is none."""
     if not _exists(path):
         return None
-    with intact(path):
+    with damage_errors(path):
         stored_clients = clients.read(regular_path(path))
         demand(stored_clients.number > 0, f"number is {stored_clients.number}")
         arrays = {"accuracy": 2, "samples": 1, "class_fractions": 2, "present": 2, "held_out": 2}

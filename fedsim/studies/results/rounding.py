@@ -22,7 +22,7 @@ def num_decimals(error: float) -> int:
     return (1 if leading < 2 else 0) - exponent
 
 
-def fixed(value: float, decimals: int) -> str:
+def fixed_decimals(value: float, decimals: int) -> str:
     """The number with so many decimals, of a negative count with zeros left of the point; zero has no sign."""
     text = f"{round(value, decimals):.{max(decimals, 0)}f}"
     return text.removeprefix("-") if not text.strip("-0.") else text
@@ -54,7 +54,7 @@ class Rounded:
         )
 
 
-def rounded(mean: float, spread: float, error: float, significant: int = 4) -> Rounded:
+def round_to_error(mean: float, spread: float, error: float, significant: int = 4) -> Rounded:
     """A mean and its spread to the last digit that the error knows.
 
     Args:
@@ -72,4 +72,6 @@ def rounded(mean: float, spread: float, error: float, significant: int = 4) -> R
         decimals = max(significant - 1 - digits, 0)
         while decimals and round(mean, decimals - 1) == round(mean, decimals):
             decimals -= 1
-    return Rounded(fixed(mean, decimals), "" if math.isnan(spread) else fixed(spread, decimals), exponent)
+    return Rounded(
+        fixed_decimals(mean, decimals), "" if math.isnan(spread) else fixed_decimals(spread, decimals), exponent
+    )

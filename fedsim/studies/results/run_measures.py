@@ -11,9 +11,9 @@ import numpy as np
 from fedsim.evaluation.columns import fraction
 from fedsim.evaluation.registry import HIGHER
 from fedsim.run.rules import first_reached
-from fedsim.studies.results.paired import Paired
-from fedsim.studies.results.rounding import fixed, rounded
-from fedsim.studies.results.runs import Run, knowing
+from fedsim.studies.results.paired_difference import Paired
+from fedsim.studies.results.rounding import fixed_decimals, round_to_error
+from fedsim.studies.results.runs import Run, run_that_measures
 
 # What a target cost: name → columns that are summed.
 COSTS = {
@@ -25,7 +25,7 @@ COSTS = {
 
 def cost(run: Run, metric: str, target: float, columns: tuple[str, ...]) -> np.ndarray:
     """[R] the sum of these columns at the first evaluation at which the metric was there; NaN where it never was."""
-    at = first_reached(run.curve(metric)[1], target, run.rises(metric))
+    at = first_reached(run.curve(metric)[1], target, run.higher_is_better(metric))
     spent = np.sum([run.curve(name)[1] if name != "round" else _rounds(run, metric) for name in columns], axis=0)
     return np.array([spent[e, r] if e >= 0 else math.nan for r, e in enumerate(at)], dtype=float)
 
@@ -73,7 +73,7 @@ class Measure:
 
     def digits(self, value: float) -> str:
         """A number as it is read: fractions in per cent to a tenth, everything else to four digits."""
-        text = fixed(100 * value, 1) if self.percent else f"{value:.4g}"
+        text = fixed_decimals(100 * value, 1) if self.percent else f"{value:.4g}"
         return text.removeprefix("-") if text == "-0" else text
 
     def spread(self, value: float) -> str:
@@ -82,7 +82,7 @@ class Measure:
 
 def metric(name: str, runs: list[Run], last: int = 1) -> Measure:
     """A column of metrics.csv at the end of a run, its mean over the last so many evaluations."""
-    described = knowing(runs, name).describe(name)
+    described = run_that_measures(runs, name).describe(name)
     return Measure(
         name + (f", last {last}" if last > 1 else ""),
         lambda run: run.final_values(name, last),
@@ -97,7 +97,7 @@ def metric(name: str, runs: list[Run], last: int = 1) -> Measure:
 def costs(name: str, target: float, runs: list[Run]) -> list[Measure]:
     """What it took until a metric reached the target: rounds; bytes and virtual seconds where all runs have them."""
 
-    described = knowing(runs, name).describe(name)
+    described = run_that_measures(runs, name).describe(name)
     shown_target = f"{100 * target:g} %" if fraction(name) else f"{target:g}"
 
     def measure(cost_name: str, columns: tuple[str, ...]) -> Measure:
@@ -157,7 +157,7 @@ class Cell:
         )
         mean, unit = by.digits(self.mean), " %" if by.percent else ""
         factor = by.factor
-        paper = rounded(factor * self.mean, factor * self.std, factor * self.error, by.significant).latex
+        paper = round_to_error(factor * self.mean, factor * self.std, factor * self.error, by.significant).latex
         plain = mean if len(self.finite_values) == 1 else f"{mean} ± {by.spread(self.std)}"
         return f"{plain}{unit}{count_note}", f"{paper}{count_note}"
 

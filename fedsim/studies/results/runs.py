@@ -218,7 +218,7 @@ class Run:
     def _replicate(self, seed: int | None, replicate: int | None) -> int:
         return replicate_of(self.seeds, seed, replicate, str(self.folder))
 
-    def rises(self, metric: str) -> bool:
+    def higher_is_better(self, metric: str) -> bool:
         """Is more of it better?"""
         return is_higher_better(metric, self.meanings)
 
@@ -270,7 +270,7 @@ def measured_by(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in run.metrics))
 
 
-def knowing(runs: Sequence[Run], metric: str) -> Run:
+def run_that_measures(runs: Sequence[Run], metric: str) -> Run:
     """The first run that has measured it, and knows what it means."""
     return next(run for run in runs if run.has_metric(metric))
 

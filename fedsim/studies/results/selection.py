@@ -20,12 +20,12 @@ def judge(runs: Sequence[Run], reported: str) -> tuple[str, str]:
     )
 
 
-def best(runs: Iterable[Run], metric: str, last: int = 1) -> Run:
+def best_run(runs: Iterable[Run], metric: str, last: int = 1) -> Run:
     """The run whose metric, the mean over replicates and the last so many evaluations, is best; of equal ones the
     first. A run that is not a number is never taken where another is."""
 
     def rank(run: Run) -> float:
         mean = float(run.final_values(metric, last).mean())
-        return (mean if run.rises(metric) else -mean) if mean == mean else -float("inf")
+        return (mean if run.higher_is_better(metric) else -mean) if mean == mean else -float("inf")
 
     return max(runs, key=rank)

@@ -17,7 +17,7 @@ from fedsim.core.errors import CheckpointError, ConfigError
 from fedsim.core.files import regular_path
 from fedsim.models.naming import Naming
 from fedsim.run.run_files import BEST, CHECKPOINT, CONSTANTS, HEADER
-from fedsim.studies.results.reading import intact
+from fedsim.studies.results.reading import damage_errors
 
 
 class _File:
@@ -85,7 +85,7 @@ class StoredModels:
 
     def last(self, replicate: int) -> dict[str, Tensor]:
         """The server's model as the run's checkpoint has it; what stays with clients is its mean over them."""
-        with intact(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
+        with damage_errors(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
             naming, header, rows = self._read_header(file)
             row = file.rows("model")[replicate]
             if naming.columns.is_divided:
@@ -102,7 +102,7 @@ class StoredModels:
                 f"{self.folder} keeps no best model: the run had no metric to choose it by; give it validation "
                 "samples by partition.validation=0.2, or a metric by stop.metric"
             )
-        with intact(self.folder / BEST), self._open(BEST) as file:
+        with damage_errors(self.folder / BEST), self._open(BEST) as file:
             naming, _, _ = self._read_header(file)
             return naming.state_dict(file.rows("model")[replicate])
 
@@ -113,7 +113,7 @@ class StoredModels:
         Raises:
             ConfigError: there is no such client, or clients keep nothing.
         """
-        with intact(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
+        with damage_errors(self.folder / CHECKPOINT), self._open(CHECKPOINT) as file:
             naming, header, rows = self._read_header(file)
             if not 0 <= client < rows:
                 raise ConfigError(f"client={client}, but {self.folder} has the clients 0 to {rows - 1}")
@@ -160,7 +160,7 @@ class StoredModels:
     def _constants(self) -> dict[str, Tensor]:
         if not (self.folder / CONSTANTS).exists():
             return {}
-        with intact(self.folder / CONSTANTS), self._open(CONSTANTS) as file:
+        with damage_errors(self.folder / CONSTANTS), self._open(CONSTANTS) as file:
             return {name: file.full_tensor(name) for name in sorted(file.names)}
 
     def _open(self, name: str) -> _File:

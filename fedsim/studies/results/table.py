@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.studies.results.bold import FEW, best_lines
-from fedsim.studies.results.differences import order, recorded_value, shows_text, swept, value
+from fedsim.studies.results.differences import recorded_value, shows_text, sort_key, swept_keys, value
 from fedsim.studies.results.display_names import Renaming, class_name, key_name
-from fedsim.studies.results.paired import paired
+from fedsim.studies.results.paired_difference import paired_difference
 from fedsim.studies.results.run_measures import Cell, Difference, Measure
 from fedsim.studies.results.runs import Run
-from fedsim.studies.results.selection import best, judge
+from fedsim.studies.results.selection import best_run, judge
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Choice:
     notes: list[str] = field(default_factory=list)
 
 
-def choose(runs: list[Run], over: Sequence[str], reported: str, by: str | None = None, last: int = 1) -> Choice:
+def best_runs(runs: list[Run], over: Sequence[str], reported: str, by: str | None = None, last: int = 1) -> Choice:
     """Of the runs that differ in the keys `over` alone take the best.
 
     Args:
@@ -114,7 +114,7 @@ def choose(runs: list[Run], over: Sequence[str], reported: str, by: str | None =
         by: the metric that chooses instead.
         last: evaluations at the end of a run that it is the mean of.
     """
-    keys = swept(runs)
+    keys = swept_keys(runs)
     for name in over:
         checks.choice("--best", name, keys)
     if not over:
@@ -124,7 +124,7 @@ def choose(runs: list[Run], over: Sequence[str], reported: str, by: str | None =
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(_at(run, remaining_keys), []).append(run)
-    selected_runs = [best(group, metric, last) for group in groups.values()]
+    selected_runs = [best_run(group, metric, last) for group in groups.values()]
     largest_group = max(map(len, groups.values()))
     key_names = ", ".join(over)
     note = (
@@ -184,7 +184,7 @@ def table(
                 )
             )
         row_runs[at] = run
-    across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [order(text) for text in at])
+    across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [sort_key(text) for text in at])
     result = Table(
         [naming.renaming(key, key_name(key)) for key in rows] or ["run"],
         [],
@@ -194,7 +194,7 @@ def table(
         confidence=confidence,
     )
     measures = [naming.of_measure(measure) for measure in measures]
-    pairs = {id(run): partner(run, runs, keys, against) for run in runs} if against else {}
+    pairs = {id(run): find_partner(run, runs, keys, against) for run in runs} if against else {}
     for at in across:
         block_label = _block_label(
             [naming.renaming(key, key_name(key)) for key in columns],
@@ -211,7 +211,7 @@ def table(
                 )
                 for m in placed
             ]
-    for row_key in sorted(runs_by_row, key=lambda row_key: [order(text) for text in row_key]):
+    for row_key in sorted(runs_by_row, key=lambda row_key: [sort_key(text) for text in row_key]):
         cells: list[Cell | Difference | None] = []
         for at in across:
             cell = runs_by_row[row_key].get(at)
@@ -229,7 +229,7 @@ def table(
     return result
 
 
-def partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, str]) -> Run | None:
+def find_partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, str]) -> Run | None:
     """The run that has the values of `against` and otherwise those of this one; None of one that has them itself.
 
     Raises:
@@ -262,7 +262,7 @@ def _difference(
     if run is None or partner_run is None:
         return None
     return Difference(
-        paired(measure.of(run), measure.of(partner_run), run.seeds, partner_run.seeds, confidence),
+        paired_difference(measure.of(run), measure.of(partner_run), run.seeds, partner_run.seeds, confidence),
         measure.higher_is_better,
     )
 
@@ -310,7 +310,8 @@ class _Names:
         """A place among the columns: 'learning rate 0.1', a class by its name alone."""
         values = [(key, text, self.paper(key, text)) for key, text in zip(columns, at, strict=True)]
         return ", ".join(
-            label if order(text)[0] else f"{self.renaming(key_name(key), key)} {label}" for key, text, label in values
+            label if sort_key(text)[0] else f"{self.renaming(key_name(key), key)} {label}"
+            for key, text, label in values
         )
 
     def of_measure(self, measure: Measure) -> Measure:
@@ -330,4 +331,4 @@ def _text(run: Run, key: str) -> str:
 
 def _block_label(columns: Sequence[str], at: Sequence[str]) -> str:
     """A place among the columns: 'lr=0.1', a class by its name alone."""
-    return ", ".join(text if order(text)[0] else f"{key}={text}" for key, text in zip(columns, at, strict=True))
+    return ", ".join(text if sort_key(text)[0] else f"{key}={text}" for key, text in zip(columns, at, strict=True))

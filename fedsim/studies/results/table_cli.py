@@ -11,13 +11,13 @@ from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import replacement_file
 from fedsim.evaluation.columns import validation_metric
-from fedsim.studies.results.differences import find
+from fedsim.studies.results.differences import find_runs
 from fedsim.studies.results.display_names import Renaming
 from fedsim.studies.results.forms import FORMS
 from fedsim.studies.results.latex import latex
 from fedsim.studies.results.run_measures import Measure, costs, metric
 from fedsim.studies.results.runs import Run, measured_by
-from fedsim.studies.results.table import choose, table
+from fedsim.studies.results.table import best_runs, table
 
 FIRST = ("test_accuracy", "test_loss", "performative_risk", "distance_to_optimum", "train_loss")  # unless asked for
 ENDINGS = {".md": "markdown", ".tex": "latex", ".csv": "csv"}
@@ -89,11 +89,11 @@ def main(arguments: list[str]) -> None:
         raise ConfigError(f"--confidence {options.confidence} must lie between 0 and 1, such as 0.95")
     form = options.form or ENDINGS.get(options.to.suffix if options.to else "", "text")
     _check_latex_options(form, options.caption, options.label)
-    runs = find(options.runs)
+    runs = find_runs(options.runs)
     names = _metrics(runs, options.metric)
     if options.by is not None:
         checks.choice("--by", options.by, _shared(runs))
-    choice = choose(runs, _listed(options.best), names[0], options.by, last)
+    choice = best_runs(runs, _listed(options.best), names[0], options.by, last)
     measures: list[Measure] = [metric(name, runs, last) for name in names]
     for name, target in _pairs("--target", options.target).items():
         checks.choice("--target", name, _shared(runs))

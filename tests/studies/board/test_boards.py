@@ -16,7 +16,7 @@ from fedsim.studies.board.markdown import CAPTIONS, markdown
 from fedsim.studies.board.rows import Rates
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.board.trials import Trial, TunedParameter, Tuning, best_trial, geometric_grid
-from fedsim.studies.reproduce.runner import compose, composing
+from fedsim.studies.reproduce.runner import compose, hydra_context
 
 SHIPPED = [(name, entry) for name in names() for entry in load(name).entries]
 
@@ -49,7 +49,7 @@ def test_entries_compose_with_every_value_of_their_knob(name: str, entry: str) -
     board = load(name)
     cell, found = board.cells()[0], board.entries[entry]
     values = [None] if found.knob is None else found.knob.values
-    with composing():
+    with hydra_context():
         for value in values:
             knob = [] if found.knob is None else [found.knob.set(value)]
             config, _ = compose((*board.base, *cell.overrides, *found.overrides, *knob, "lr=[0.1,0.2]", "seeds=[1,2]"))

@@ -23,14 +23,14 @@ from fedsim.studies.board.recheck import recheck
 from fedsim.studies.board.rows import DONE, FAILED, REFUSED, Rates, Row, path_of, read, write
 from fedsim.studies.board.tasks import Fill, Time
 from fedsim.studies.reproduce.recipe import Setting
-from fedsim.studies.reproduce.runner import compose, composing, plan
+from fedsim.studies.reproduce.runner import compose, hydra_context, plan
 from fedsim.studies.results.runs import load as load_run
 
 Made = Callable[..., list[str]]
 
 
 def composed(overrides: list[str]) -> tuple[Any, dict[str, str]]:
-    with composing():
+    with hydra_context():
         return compose((*overrides, "tracking.tensorboard=false", "tracking.progress=none"))
 
 

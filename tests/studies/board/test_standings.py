@@ -22,7 +22,7 @@ from fedsim.studies.board.markdown import markdown
 from fedsim.studies.board.page import data, html, write_pages
 from fedsim.studies.board.rows import DONE, REFUSED, Cells, Row
 from fedsim.studies.board.standings import Standings
-from fedsim.studies.results.friedman import ranked
+from fedsim.studies.results.friedman import rank_scores
 
 SEEDS = 4
 NAMES = ["FedAvg", "MIFA", "slow", "lost", "elsewhere"]
@@ -209,7 +209,7 @@ def test_means_that_are_equal_but_for_rounding_share_a_rank(found: Standings) ->
     for name, values in (("MIFA", numbers), ("slow", numbers[::-1]), ("FedAvg", [0.7000001, 0.1, 0.2, 0.3])):
         cell.rows[name].numbers["accuracy"] = values
     alone = Standings(found.board, [cell], found.times)
-    ranks = dict(zip(alone.ranked, ranked(alone.scores())[0], strict=True))
+    ranks = dict(zip(alone.ranked, rank_scores(alone.scores())[0], strict=True))
     assert ranks["MIFA"] == ranks["slow"] == ranks["FedAvg"]
     cell.rows["FedAvg"].numbers["accuracy"][0] = 0.70001
-    assert ranks != dict(zip(alone.ranked, ranked(alone.scores())[0], strict=True))
+    assert ranks != dict(zip(alone.ranked, rank_scores(alone.scores())[0], strict=True))

@@ -19,8 +19,8 @@ from fedsim.studies.plots.curves import draw_curve, figure
 from fedsim.studies.plots.html_report import html
 from fedsim.studies.plots.looks import looks
 from fedsim.studies.plots.plot_cli import main, table
-from fedsim.studies.results.differences import find
-from fedsim.studies.results.latex import plain
+from fedsim.studies.results.differences import find_runs
+from fedsim.studies.results.latex import escape_latex
 from fedsim.studies.results.runs import measured_by
 
 STRATEGIES = ("FedAvg", "FedAWE", "FedPBC", "MIFA")
@@ -53,7 +53,7 @@ def drawn(drawing: Figure) -> FigureCanvasAgg:
 
 
 def test_one_swept_key_is_the_colour_and_another_the_dashes(twenty: Path) -> None:
-    runs = find([twenty])
+    runs = find_runs([twenty])
     drawing = figure(runs)
     lines = drawing.axes[0].get_lines()
     told = {run.label: (line.get_color(), line.get_linestyle()) for run, line in zip(runs, lines, strict=True)}
@@ -67,12 +67,12 @@ def test_one_swept_key_is_the_colour_and_another_the_dashes(twenty: Path) -> Non
 
 
 def test_runs_of_a_sweep_stand_in_the_order_of_its_values(twenty: Path) -> None:
-    rates = [re.findall(r"lr=(.*)", run.label)[0] for run in find([twenty])]
+    rates = [re.findall(r"lr=(.*)", run.label)[0] for run in find_runs([twenty])]
     assert rates == ["0.1", "0.5", "1.0", "2.0", "10.0"] * 4
 
 
 def test_a_loss_stands_beside_accuracy_with_units_and_round_0_stretches_no_axis(twenty: Path) -> None:
-    curves = next(pictures(find([twenty]))).figure
+    curves = next(pictures(find_runs([twenty]))).figure
     wanted = ["test accuracy (%)", "test loss", "training accuracy, worst tenth of clients (%)"]
     assert [axes.get_ylabel().replace("\n", " ") for axes in curves.axes] == wanted
     drawn(curves)
@@ -81,12 +81,12 @@ def test_a_loss_stands_beside_accuracy_with_units_and_round_0_stretches_no_axis(
     assert high < 5  # it begins at 50
     last = [line.get_ydata() for line in curves.axes[1].get_lines()]
     assert all(low < y < high for ydata in last for y in ydata[1:])
-    assert [axes.get_xlabel() for axes in final(find([twenty])).axes] == [wanted[0], wanted[2]]
+    assert [axes.get_xlabel() for axes in final(find_runs([twenty])).axes] == [wanted[0], wanted[2]]
 
 
 def test_numbers_of_one_key_are_deep_to_pale(twenty: Path) -> None:
     folders = [twenty / f"{j}-MIFA" for j in range(5)]
-    runs = find(folders)
+    runs = find_runs(folders)
     shades = {run.settings["lr"]: look.tint for run, look in zip(runs, looks(runs).of, strict=True)}
     light = [sum(bytes.fromhex(shades[lr][1:])[:2]) for lr in sorted(shades)]
     assert light == sorted(light)
@@ -97,7 +97,7 @@ def test_twenty_entries_stay_inside_the_picture(tmp_path: Path) -> None:
     for number in range(20):
         settings = {"a": number % 3, "b": number // 3 % 3, "c": number % 5, "path": f"a/folder/far/below{number}.csv"}
         run(tmp_path / str(number), settings, {"test_accuracy": curve(0.1, 0.5), "test_loss": curve(5, 1)})
-    runs = find([tmp_path])
+    runs = find_runs([tmp_path])
     assert runs[0].label == "a=0 b=0 c=0 path=below0.csv"
     drawing = figure(runs)
     canvas = drawn(drawing)
@@ -116,7 +116,7 @@ def test_three_keys_are_colours_dashes_and_markers(tmp_path: Path) -> None:
             for gamma in (0.3, 0.6):
                 settings = {"strategy": strategy(name), "lr": lr, "availability": {"trajectory": {"gamma": gamma}}}
                 run(tmp_path / f"{name}{lr}{gamma}", settings, {"test_loss": curve(2, 1)})
-    runs = find([tmp_path])
+    runs = find_runs([tmp_path])
     found = looks(runs)
     assert len(set(found.of)) == 8
     assert [name for name, _ in found.legend] == ["FedAvg", "FedAWE", "lr=0.1", "lr=0.2", "gamma=0.3", "gamma=0.6"]
@@ -136,12 +136,12 @@ def test_a_band_on_a_logarithmic_axis_is_of_quantiles() -> None:
 def test_reference_points_are_set_as_mathematics(tmp_path: Path) -> None:
     for lr in (0.1, 0.2):
         run(tmp_path / str(lr), {"lr": lr}, {"distance_to_po": curve(2, 0.1)})
-    labels = [axes.get_ylabel() for picture in pictures(find([tmp_path])) for axes in picture.figure.axes]
+    labels = [axes.get_ylabel() for picture in pictures(find_runs([tmp_path])) for axes in picture.figure.axes]
     assert r"distance to $\theta^{\mathrm{PO}}$" in labels
     cells = [Cell({"rule": "PFL"}, numbers={"distance to θ^PO": np.ones(1)})]
     (axes,) = bars(cells, "distance to θ^PO", colours="rule").axes
     assert axes.get_title() == r"distance to $\theta^{\mathrm{PO}}$"
-    assert plain("to θ^PS_1, θ") == r"to $\theta^{\mathrm{PS}}$\_1, $\theta$"
+    assert escape_latex("to θ^PS_1, θ") == r"to $\theta^{\mathrm{PS}}$\_1, $\theta$"
 
 
 def test_unlike_runs_keep_their_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +150,7 @@ def test_unlike_runs_keep_their_columns(tmp_path: Path, capsys: pytest.CaptureFi
     run(
         tmp_path / "o" / "b", {"lr": 0.2}, {"test_loss": curve(2, 1), "global_validation_loss": curve(2, 1)}, seeds=(0,)
     )
-    runs = find([tmp_path / "o"])
+    runs = find_runs([tmp_path / "o"])
     columns = ["test_loss", "test_accuracy", "global_validation_loss"]
     assert measured_by(runs) == columns
     read = pandas.read_csv(io.StringIO(table(runs, columns, "csv")))
@@ -170,7 +170,7 @@ def test_curves_along_virtual_seconds(tmp_path: Path, capsys: pytest.CaptureFixt
     columns = {"test_accuracy": curve(0.1, 0.5), "virtual_seconds": [0, 3, 6, 9, 12]}
     for name in STRATEGIES[:2]:
         run(tmp_path / name, {"strategy": strategy(name)}, columns)
-    runs = find([tmp_path])
+    runs = find_runs([tmp_path])
     places, values = runs[0].along("test_accuracy", "virtual_seconds")
     times, known = (runs[0].curve(name)[1] for name in ("virtual_seconds", "test_accuracy"))
     assert places.tolist() == [0, 3, 6, 9, 12]

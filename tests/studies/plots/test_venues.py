@@ -14,7 +14,7 @@ from fedsim.studies.plots.compare import pictures
 from fedsim.studies.plots.looks import looks
 from fedsim.studies.plots.plot_cli import main
 from fedsim.studies.plots.venues import VENUES, drawn_for
-from fedsim.studies.results.differences import find
+from fedsim.studies.results.differences import find_runs
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_every_picture_is_as_wide_as_a_column_and_not_too_high(name: str, sweep:
 @pytest.mark.parametrize("name", VENUES)
 def test_letters_are_of_the_venues_size_and_nothing_lies_outside(name: str, sweep: Path) -> None:
     with drawn_for(VENUES[name]), matplotlib.rc_context(VENUES[name].parameters):
-        for picture in pictures(find([sweep])):
+        for picture in pictures(find_runs([sweep])):
             figure = picture.figure
             sizes = {axes.yaxis.label.get_size() for axes in figure.axes}
             assert sizes == {VENUES[name].font}
@@ -76,16 +76,18 @@ def test_a_caption_says_what_bands_are_and_of_how_many_seeds(
 
 
 def test_a_legend_says_what_colours_and_lines_are(sweep: Path) -> None:
-    found = looks(find([sweep]))
+    found = looks(find_runs([sweep]))
     assert found.title == "colour: strategy, line: learning rate"
     assert [name for name, _ in found.legend] == ["FedAvg", "SCAFFOLD", "lr=0.1", "lr=0.2"]
-    figure = next(pictures(find([sweep]))).figure
+    figure = next(pictures(find_runs([sweep]))).figure
     assert figure.legends[0].get_title().get_text() == found.title
-    assert looks(find([sweep / "FedAvg0.1", sweep / "FedAvg0.2"])).title == "learning rate"
+    assert looks(find_runs([sweep / "FedAvg0.1", sweep / "FedAvg0.2"])).title == "learning rate"
 
 
 def test_ends_of_an_axis(sweep: Path, tmp_path: Path) -> None:
-    (drawing,) = (p.figure for p in pictures(find([sweep]), limits={"test_accuracy": (0.5, 1)}) if p.name == "curves")
+    (drawing,) = (
+        p.figure for p in pictures(find_runs([sweep]), limits={"test_accuracy": (0.5, 1)}) if p.name == "curves"
+    )
     assert drawing.axes[0].get_ylim() == (0.5, 1)
     assert drawing.axes[1].get_ylim() != (0.5, 1)
     main([str(sweep), "--out", str(tmp_path), "--ylim", "test_accuracy=0.5,1", "--format", "svg"])

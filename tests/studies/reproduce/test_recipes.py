@@ -9,7 +9,7 @@ import pytest
 
 from fedsim.app.build import build
 from fedsim.studies.reproduce.recipe import SCALES, Recipe, Setting, load, names
-from fedsim.studies.reproduce.runner import compose, composing
+from fedsim.studies.reproduce.runner import compose, hydra_context
 
 ROOT = Path(__file__).parents[3]
 RECIPES = names()
@@ -41,7 +41,7 @@ def test_the_papers_are_there() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_label_composes_at_every_scale(name: str) -> None:
     recipe = load(name)
-    with composing():
+    with hydra_context():
         for scale in SCALES:
             for setting in once_per_label(recipe, scale):
                 compose((*setting.overrides, "out=unused"))
@@ -52,7 +52,7 @@ def test_the_dp_curves_labels_are_the_accountants() -> None:
     """Each run may claim the ε of its label, at δ = 1e-5 after all its rounds."""
     pytest.importorskip("dp_accounting")
     met = 0
-    with composing():
+    with hydra_context():
         for setting in load("privacy/curve").settings("cpu"):
             if setting.at["C"] == "1" and setting.at["epsilon"] != "no noise":
                 cfg, _ = compose((*setting.overrides, "out=unused"))

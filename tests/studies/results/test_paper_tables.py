@@ -20,7 +20,7 @@ from fedsim.core import ConfigError
 from fedsim.studies.results import table_cli as command
 from fedsim.studies.results.bold import best_lines, distinguishable
 from fedsim.studies.results.display_names import CLASSES, class_name
-from fedsim.studies.results.rounding import fixed, num_decimals, rounded
+from fedsim.studies.results.rounding import fixed_decimals, num_decimals, round_to_error
 from fedsim.studies.results.run_measures import Cell, Measure
 
 ACCURACY = Measure("test_accuracy", lambda run: np.zeros(1), higher_is_better=True, percent=True)
@@ -61,19 +61,19 @@ def test_an_error_has_one_digit_or_two_where_it_begins_with_one(error: float, de
     ],
 )
 def test_means_are_rounded_to_their_error(numbers: tuple[float, float, float], latex: str) -> None:
-    assert rounded(*numbers).latex == latex
+    assert round_to_error(*numbers).latex == latex
 
 
 @given(st.floats(-1e5, 1e5), st.floats(1e-3, 1e3))
 def test_rounding_moves_a_mean_by_less_than_its_error(mean: float, error: float) -> None:
-    found = rounded(mean, math.nan, error)
+    found = round_to_error(mean, math.nan, error)
     assert abs(float(found.mean) * 10.0**found.exponent - mean) <= 0.51 * error + 1e-9 * abs(mean)
     assert not re.fullmatch(r"-0\.?0*", found.mean)
 
 
 @pytest.mark.parametrize("value", [-0.0, -0.04, 0.04])
 def test_zero_has_no_sign(value: float) -> None:
-    assert fixed(value, 1) == "0.0"
+    assert fixed_decimals(value, 1) == "0.0"
     assert ACCURACY.digits(value / 100) == "0.0"
     assert LOSS.digits(-0.0) == "0"
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedsim.studies.results.paired_difference import Paired, paired_difference
 from scipy import stats
 
 from fedsim.core import ConfigError
 from fedsim.run.rules import first_reached
 from fedsim.studies.results import table_cli as command
-from fedsim.studies.results.paired import Paired, paired
 
 SEEDS = (0, 1, 2)
 ROUNDS = (0, 10, 20, 30)
@@ -153,7 +153,9 @@ def test_differences_are_paired_by_seed(runs: Path, tell: Any) -> None:
 
 def test_differences_stand_in_the_cells_of_every_form(runs: Path, tell: Any) -> None:
     """+9.0 percentage points in the mean, between Student's bounds, in three of three pairs."""
-    low, high = (100 * bound for bound in paired(ends("FedAWE", 0.1), ends("FedAvg", 0.1), SEEDS, SEEDS).interval)
+    low, high = (
+        100 * bound for bound in paired_difference(ends("FedAWE", 0.1), ends("FedAvg", 0.1), SEEDS, SEEDS).interval
+    )
     asked = (runs / "FedAvg_0.1", runs / "FedAWE_0.1", "--against", "strategy=fedavg", "--metric", "test_accuracy")
     said = f"+9.0 [{low:.1f}, {high:.1f}], 3/3"
     for text in (tell(*asked), tell(*asked, "--markdown")):
@@ -168,7 +170,7 @@ def test_differences_need_the_same_seeds_in_the_same_order(tmp_path: Path, tell:
     one = np.array([1.0, 2.0, 3.0])
     for other in ((2, 1, 0), (1, 0, 2), (0, 1), (0, 1, 2, 3)):
         with pytest.raises(ConfigError, match="need the same seeds on both sides"):
-            paired(one, one, SEEDS, other)
+            paired_difference(one, one, SEEDS, other)
     write(tmp_path / "a", "FedAvg", 0.1)
     write(tmp_path / "b", "FedAWE", 0.1, seeds=(2, 1, 0))
     with pytest.raises(ConfigError, match=r"\[0, 1, 2\] and \[2, 1, 0\]|\[2, 1, 0\] and \[0, 1, 2\]"):
@@ -203,7 +205,7 @@ def test_what_cannot_be_compared_is_one_sentence(runs: Path, tmp_path: Path, tel
 
 
 def test_replicates_without_a_number_leave_with_their_partners() -> None:
-    found = paired(np.array([1.0, np.nan, 3.0, 5.0]), np.array([0.0, 0.0, np.inf, 3.0]), range(4), range(4))
+    found = paired_difference(np.array([1.0, np.nan, 3.0, 5.0]), np.array([0.0, 0.0, np.inf, 3.0]), range(4), range(4))
     assert found.values.tolist() == [1.0, 2.0]
     assert found.interval == pytest.approx(stats.t.interval(0.95, 1, loc=1.5, scale=0.5))
 
@@ -258,8 +260,8 @@ def test_markdown_is_a_table_with_as_many_cells_in_every_line(runs: Path, tell: 
 
 
 def test_signs_that_mean_something_to_latex_are_spelt_out() -> None:
-    from fedsim.studies.results.latex import plain
+    from fedsim.studies.results.latex import escape_latex
 
     walker = pytest.importorskip("pylatexenc.latex2text")
     for text in ("50 % of A_1 & B^2", "{a}~#1", r"C:\runs", "$5", "a<b>c|d"):
-        assert walker.LatexNodes2Text().latex_to_text(plain(text)).replace("\xa0", "~").replace("ˆ", "^") == text
+        assert walker.LatexNodes2Text().latex_to_text(escape_latex(text)).replace("\xa0", "~").replace("ˆ", "^") == text
