@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedsim.app.comments_by_key import comments_by_key, first_comment
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from fedsim.app.build import OF_EVALUATION
+from fedsim.app.comments import comments_by_key, first_comment
 from fedsim.app.config import config_folder, groups
 from fedsim.core.constraints import allowed_text, declared_hints
 from fedsim.core.settings import flatten

@@ -11,7 +11,7 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 from omegaconf.errors import UnsupportedInterpolationType as Unsupported
 
 from fedsim.app import commands
-from fedsim.app.comments_by_key import comments_by_key
+from fedsim.app.comments import comments_by_key
 from fedsim.app.config import config_folder, groups, keys
 from fedsim.core import checks
 from fedsim.core.settings import flatten

@@ -39,7 +39,8 @@ def check_types(target: Callable[..., Any], settings: Mapping[str, Any], names: 
         if value != "???" and not fits_hint(value, annotation):
             size = ", and is too large for a whole one" if too_large(value) else ""
             raise ConfigError(
-                f"{names.get(name, name)}={value!r} must be {describe_hint(annotation)}{size}{_quoting_advice(value, annotation)}"
+                f"{names.get(name, name)}={value!r} must be "
+                f"{describe_hint(annotation)}{size}{_quoting_advice(value, annotation)}"
             )
         if name == "seed" and value != "???":  # of a random number generator, whatever it is drawn for
             checks.whole_number(names.get(name, name), value, minimum=0)

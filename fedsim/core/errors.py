@@ -17,7 +17,8 @@ class ConfigError(ValueError):
     """The run cannot start as configured. Raised before the first round, never after.
 
     A part names its own parameters: `FedAvg(server_lr=-1)` says "server_lr=-1 must be positive". Whoever puts the part
-    into something larger adds where it stands there (`with_prefix`), and the command line says "strategy.server_lr=-1 …".
+    into something larger adds where it stands there (`with_prefix`), and the command line says
+    "strategy.server_lr=-1 …".
 
     Example:
         >>> str(ConfigError(key="server_lr", value=-1, needs="must be positive").under("strategy"))

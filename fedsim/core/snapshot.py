@@ -80,7 +80,8 @@ def snapshot(root: Any, skip: tuple[type, ...] = ()) -> Node:
         skip: types whose instances are not looked into, such as data sets that are known to be left alone.
 
     Returns:
-        A structure for `differing_paths`, which shares nothing with `root` and may be compared after it has been written to.
+        A structure for `differing_paths`, which shares nothing with `root` and may be compared after it has been
+            written to.
     """
     return _Reader(root, skip).read(root)
 

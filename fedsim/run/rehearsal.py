@@ -241,7 +241,8 @@ def _changed_batch(label: str, component: Any, move: Any, batch: Named) -> Named
             raise ConfigError(f"{label} loses {name!r} of the batch; return batch | {{…}} with what it changes")
         if name in ("x", "y") and (output_batch[name].shape, output_batch[name].dtype) != (value.shape, value.dtype):
             raise ConfigError(
-                f"{label} must return {name} {describe_type(value)}, as it was, and returns {describe_type(output_batch[name])}"
+                f"{label} must return {name} {describe_type(value)}, as it was, and returns "
+                f"{describe_type(output_batch[name])}"
             )
     return output_batch
 

@@ -59,7 +59,8 @@ def check_state(run: Setup, state: Any) -> None:
     for name, value in fields(state).items():
         if not isinstance(value, Tensor):
             raise ConfigError(
-                f"{label}: {name} of the state must be a tensor, which a checkpoint can hold, and is {describe_type(value)}"
+                f"{label}: {name} of the state must be a tensor, which a checkpoint can hold, and is "
+                f"{describe_type(value)}"
             )
         address = value.untyped_storage().data_ptr()
         if value.numel() and name != "model" and address in names_by_address:

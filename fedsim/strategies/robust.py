@@ -54,7 +54,8 @@ class Robust(PerReplicate):
         m = availability.population.clients
         if self.min_rows(self.byzantine_count(m)) > -(-m // self.bucket):
             raise ConfigError(
-                f"{{bad}}={self.bad:g}: {type(self).__name__} needs {self.min_rows(self.byzantine_count(m))} rows in a round, "
+                f"{{bad}}={self.bad:g}: {type(self).__name__} needs {self.min_rows(self.byzantine_count(m))} rows in "
+                "a round, "
                 f"and {m} clients give {-(-m // self.bucket)}; lower {{bad}} or {{bucket}}",
                 mentions=("bad", "bucket"),
             )

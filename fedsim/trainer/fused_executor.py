@@ -22,9 +22,9 @@ from fedsim.shift import Shift
 from fedsim.trainer.buffer_recording import BufferRecordingObjective
 from fedsim.trainer.in_place import broadcast_rows
 from fedsim.trainer.loop_executor import first_row
-from fedsim.trainer.make_stepping_layer import is_stackable
 from fedsim.trainer.model_stack import ModelStack, channels_last
 from fedsim.trainer.objective import PlainObjective
+from fedsim.trainer.stepping import is_stackable
 from fedsim.trainer.workers import map_threads
 
 

@@ -17,8 +17,8 @@ from fedsim.models import RowModel
 from fedsim.models.calling import Inputs
 from fedsim.models.copying import copy_module, put_tensors
 from fedsim.trainer.in_place import Parameters, PendingStep, broadcast_rows, in_place
-from fedsim.trainer.make_stepping_layer import with_stepping_layers
 from fedsim.trainer.objective import moved_columns
+from fedsim.trainer.stepping import with_stepping_layers
 
 Named = dict[str, Tensor]  # parameters by name, [c, …] each
 

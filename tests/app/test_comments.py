@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedsim.app.comments_by_key import comments_by_key, first_comment
+from fedsim.app.comments import comments_by_key, first_comment
 
 
 def test_comments_belong_to_the_keys_they_stand_beside(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedsim.trainer.make_stepping_layer import is_stackable
 from stackable_models import MODELS, PUBLISHED, SHAPE, SIZES, Mixing, Twice, double, paired, simulation_of, sized
 from torch import nn
 
@@ -21,6 +20,7 @@ from fedsim.models.dropout import key_dropouts
 from fedsim.shift import Location
 from fedsim.strategies import FedProx, Scaffold
 from fedsim.trainer import fused_executor, model_stack
+from fedsim.trainer.stepping import is_stackable
 
 
 @pytest.mark.parametrize("name", MODELS)

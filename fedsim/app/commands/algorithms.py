@@ -23,8 +23,8 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fedsim.app.commands import WORDS
-from fedsim.app.commands.assumptions_of import assumptions_of
-from fedsim.app.comments_by_key import first_comment
+from fedsim.app.commands.assumed import assumptions_of
+from fedsim.app.comments import first_comment
 from fedsim.app.config import config_folder, groups, target
 from fedsim.availability import Full, Population
 from fedsim.core import checks

@@ -11,7 +11,7 @@ from pathlib import Path
 from hydra.utils import get_class
 
 from fedsim.app.commands import WORDS
-from fedsim.app.comments_by_key import first_comment
+from fedsim.app.comments import first_comment
 from fedsim.app.config import config_folder, groups, target
 from fedsim.core import checks
 from fedsim.core.errors import MissingDataError

@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.studies.board.findings import Finding
 from fedsim.studies.board.measured import Measured
 from fedsim.studies.board.trials import TunedParameter, Tuning
-from fedsim.studies.read_description import choices, read_description
+from fedsim.studies.described import choices, read_description
 from fedsim.studies.reproduce.recipe import recipe_folder
 
 BOARDS = "leaderboard/boards"  # below the folder of the recipes

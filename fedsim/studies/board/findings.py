@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.studies.results.paired_difference import Paired
+from fedsim.studies.results.paired import Paired
 
 AHEAD, ALIKE = "ahead", "alike"
 EVERYWHERE = "*"

@@ -15,7 +15,7 @@ from fedsim.studies.board.findings import EVERYWHERE, Comparison
 from fedsim.studies.board.measured import Measured
 from fedsim.studies.board.rows import DONE, REFUSED
 from fedsim.studies.board.standings import Standings
-from fedsim.studies.results.paired_difference import Paired
+from fedsim.studies.results.paired import Paired
 
 CAPTIONS = {
     "critical_differences": "Mean ranks over the cells, the best on the left; a bar joins those that Nemenyi's test "

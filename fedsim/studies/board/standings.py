@@ -16,7 +16,7 @@ from fedsim.studies.board.costs import Times
 from fedsim.studies.board.findings import Comparison
 from fedsim.studies.board.rows import DONE, REFUSED, Cells, Row, read
 from fedsim.studies.results.friedman import Friedman, critical_difference, friedman, not_told_apart, rank_scores
-from fedsim.studies.results.paired_difference import Paired, paired_difference
+from fedsim.studies.results.paired import Paired, paired_difference
 
 WORST = -np.inf  # what a row that diverged scores
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.core.errors import ConfigError
-from fedsim.studies.results.paired_difference import paired_difference as differences
+from fedsim.studies.results.paired import paired_difference as differences
 
 Where = dict[str, list[str]]  # axis → labels that are meant
 

@@ -11,8 +11,8 @@ from typing import Any
 import fedsim
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
+from fedsim.studies.described import choices, read_description
 from fedsim.studies.plots.figure_kinds import KINDS
-from fedsim.studies.read_description import choices, read_description
 from fedsim.studies.reproduce import measures
 from fedsim.studies.reproduce.claims import Claim, where_of
 from fedsim.studies.reproduce.measures import Measure

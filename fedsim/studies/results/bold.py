@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from scipy import stats
 
-from fedsim.studies.results.paired_difference import paired_difference
+from fedsim.studies.results.paired import paired_difference
 from fedsim.studies.results.run_measures import Cell, Measure
 
 FEW = 5  # seeds below which an interval says little

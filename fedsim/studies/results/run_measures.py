@@ -11,7 +11,7 @@ import numpy as np
 from fedsim.evaluation.columns import fraction
 from fedsim.evaluation.registry import HIGHER
 from fedsim.run.rules import first_reached
-from fedsim.studies.results.paired_difference import Paired
+from fedsim.studies.results.paired import Paired
 from fedsim.studies.results.rounding import fixed_decimals, round_to_error
 from fedsim.studies.results.runs import Run, run_that_measures
 

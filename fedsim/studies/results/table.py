@@ -10,7 +10,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.studies.results.bold import FEW, best_lines
 from fedsim.studies.results.differences import recorded_value, shows_text, sort_key, swept_keys, value
 from fedsim.studies.results.display_names import Renaming, class_name, key_name
-from fedsim.studies.results.paired_difference import paired_difference
+from fedsim.studies.results.paired import paired_difference
 from fedsim.studies.results.run_measures import Cell, Difference, Measure
 from fedsim.studies.results.runs import Run
 from fedsim.studies.results.selection import best_run, judge

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fedsim.studies.results.paired_difference import Paired, paired_difference
 from scipy import stats
 
 from fedsim.core import ConfigError
 from fedsim.run.rules import first_reached
 from fedsim.studies.results import table_cli as command
+from fedsim.studies.results.paired import Paired, paired_difference
 
 SEEDS = (0, 1, 2)
 ROUNDS = (0, 10, 20, 30)
