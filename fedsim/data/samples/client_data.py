@@ -120,8 +120,8 @@ class ClientData(ABC):
 
     @abstractmethod
     def width(self, limit: int | None, rows: np.ndarray | None = None) -> int:
-        """How many samples `fixed_samples` gives each of these virtual clients (all, by default) where up to `limit` are
-        asked for; None asks for all that are stored, or for 1,000 of a stream."""
+        """How many samples `fixed_samples` gives each of these virtual clients (all, by default) where up to
+        `limit` are asked for; None asks for all that are stored, or for 1,000 of a stream."""
 
     @abstractmethod
     def fixed_samples(
