@@ -54,7 +54,7 @@ def test_the_simulator_runs_where_the_studies_are_not_installed(tmp_path: Path) 
 
 
 def test_no_table_is_indexed_by_one_client_under_vmap() -> None:
-    """`table[batch["client"]]` works under vmap from PyTorch 2.11 on; `heterogeneity.entry` does for all."""
+    """`table[batch["client"]]` works under vmap from PyTorch 2.11 on; `heterogeneity.entry_of_client` does for all."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for folder in ("shift", "local", "models", "evaluation/performative", "trainer")

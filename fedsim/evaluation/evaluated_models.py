@@ -15,7 +15,7 @@ RECEIVED = "received"
 
 
 class EvaluatedModels:
-    """The models [R, d] that `Evaluation.of` names.
+    """The models [R, d] that `EvaluationOptions.of` names.
 
     'client_mean' is the mean over all m clients of the model each has. Where a strategy's clients keep models of their
     own (FedPBC, FedAWE), of those. Else of the model each received last: everybody begins with x^0, and those who took

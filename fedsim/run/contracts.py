@@ -109,7 +109,7 @@ def snapshot_of(component: Any) -> Node:
 
 
 def changed_paths(component: Any, before: Node) -> list[str]:
-    """Where a part has changed since a snapshot of `look`."""
+    """Where a part has changed since a snapshot by `snapshot_of`."""
     return differing_paths(before, snapshot_of(component))
 
 
@@ -123,7 +123,7 @@ def enlarge(value: Any) -> Any:
 
 
 def moved_counters(component: Any, before: Node) -> list[str]:
-    """Names of a part's own attributes that have moved since a snapshot of `look`."""
+    """Names of a part's own attributes that have moved since a snapshot by `snapshot_of`."""
     return [
         path
         for path in changed_paths(component, before)

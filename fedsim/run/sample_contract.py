@@ -171,7 +171,7 @@ class Trial:
         )
 
     def foreign(self) -> Any:
-        """One of the user's parts, for `within`."""
+        """One of the user's parts, for `user_code_errors`."""
         return next((component for component in self.components if is_user_defined(component)), self)
 
     def rates(self, rows: list[int]) -> Tensor:

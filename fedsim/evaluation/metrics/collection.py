@@ -24,7 +24,7 @@ class Metrics:
     """What a user wants to know beside losses and accuracies.
 
     Args:
-        metric_config: see `Evaluation.metrics`.
+        metric_config: see `EvaluationOptions.metrics`.
         model, data: of the run.
 
     Raises:
