@@ -111,7 +111,7 @@ def check_free(folder: Path) -> None:
         ConfigError: it is another's; the message says whose.
     """
     if (folder / NAME).exists():
-        with contextlib.suppress(OSError):  # `owned` says what is wrong
+        with contextlib.suppress(OSError):  # `Lock` says what is wrong
             Lock(folder).release()
 
 

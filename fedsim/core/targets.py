@@ -276,7 +276,7 @@ def check_remote(key: str, node: Mapping[str, Any]) -> None:
 
 
 def kinds_of(call: Any, name: str, kind: Kind) -> tuple[Kind, ...]:
-    """The kinds of objects that an argument takes: of the user's own code those of `argument_kinds`, else what is annotated."""
+    """The kinds of objects that an argument takes: of the user's own code `argument_kinds`, else what is annotated."""
     if name in kind.arguments:
         return (kind.arguments[name],)
     if _trusted_as(_defining_module(call).partition(".")[0]) != "built in":

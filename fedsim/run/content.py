@@ -103,7 +103,7 @@ def fingerprint(values: np.ndarray) -> list[Any]:
 
 
 def match(recorded: Any, current: list[Any]) -> bool:
-    """Do two of what `stands_for` gives say the same?"""
+    """Do two of what `fingerprint` gives say the same?"""
     if not isinstance(recorded, list) or len(recorded) != len(current):
         return False
     if len(current) == 2 or recorded[:2] != current[:2]:

@@ -8,7 +8,8 @@ from fedsim.strategies import PerReplicate, State, Strategy
 
 
 class Krum(Strategy[State]):
-    """x ← the arrival nearest to its k − f − 2 nearest neighbours (Blanchard et al. 2017), by distances and `map_replicates`."""
+    """x ← the arrival nearest to its k − f − 2 nearest neighbours (Blanchard et al. 2017), by distances
+    and `map_replicates`."""
 
     def __init__(self, outliers: int = 1) -> None:
         self.outliers = outliers
