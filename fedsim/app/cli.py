@@ -34,6 +34,7 @@ from fedsim.core.speaking import ignore_broken_pipes, log_to_stderr, once_each, 
 
 if TYPE_CHECKING:  # whatever imports PyTorch takes seconds, which help and shell completion do without
     from fedsim.core.ranks import Ranks
+    from fedsim.run.stopping import Stopped
     from fedsim.run.tracking import Result
     from fedsim.trainer import TaskGenerator
 
@@ -56,17 +57,26 @@ def _main() -> None:
         except (HydraException, OmegaConfBaseException) as error:  # of a command that composes a configuration
             sys.exit(f"fedsim {sys.argv[1]}: {explain(error)}")
     sys.argv[1:] = flags_first(sys.argv[1:])
-    problem = None
+    problem = _hand_to_hydra()
+    if sweep.SweepCallback.records is not None and not sweep.conclude(problem):
+        sys.exit(1)
+
+
+def _hand_to_hydra() -> str | None:
+    """Have Hydra call `_job`, once or for every run of a sweep; what broke a sweep off, None where nothing did."""
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:
         _one_of_several()
+        handlers: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    else:
+        handlers = _sigterm_interrupts()
     try:
-        with hydra_section.looked_at(), contextlib.nullcontext() if several else _sigterm_interrupts():
+        with hydra_section.looked_at(), handlers:
             hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
     except (HydraException, OmegaConfBaseException) as error:
-        problem = explain(error)
         if sweep.SweepCallback.records is None:
-            sys.exit(f"fedsim: {problem}")
+            sys.exit(f"fedsim: {explain(error)}")
+        return explain(error)
     except (Exception, KeyboardInterrupt) as error:  # a launcher's, a sweeper's; those of runs end in their records
         if sweep.SweepCallback.records is None:
             if isinstance(error, (ValueError, OSError)) and not _of_job(error):
@@ -74,9 +84,10 @@ def _main() -> None:
             if isinstance(error, KeyboardInterrupt):
                 sys.exit("fedsim: stopped at once, not after a round")
             raise
-        problem = "it was asked to stop" if isinstance(error, KeyboardInterrupt) else sweep.one_line(error)
-    if sweep.SweepCallback.records is not None and not sweep.conclude(problem):
-        sys.exit(1)
+        if isinstance(error, KeyboardInterrupt):
+            return "it was asked to stop"
+        return sweep.one_line(error)
+    return None
 
 
 @contextlib.contextmanager
@@ -136,10 +147,6 @@ def _of_a_thread(failed: threading.ExceptHookArgs) -> None:
 
 def _job(cfg: DictConfig) -> float | None:
     """One run; a sweep has several, which a launcher may carry to other processes and machines."""
-    from fedsim.core.ranks import Ranks
-    from fedsim.run.stopping import Stopped
-    from fedsim.trainer.device_memory import no_room, out_of_memory
-
     hydra_config = HydraConfig.get()
     if hydra_config.mode == RunMode.MULTIRUN:
         from fedsim.run.determinism import deterministic
@@ -152,21 +159,26 @@ def _job(cfg: DictConfig) -> float | None:
         sys.exit(f"fedsim: {problem}")
     if any(text.startswith("objective=") for text in _override_texts(hydra_config.overrides)):
         log.warning("objective has no effect in a single run; it is what a tuning sweep judges runs by")
+    _single_run(cfg, hydra_config.run.dir)
+    return None
+
+
+def _single_run(cfg: DictConfig, hydra_folder: str) -> None:
+    """The one run of this process, or of its rank: print what it measured, or end the process by one sentence that says
+    why it did not get there and what to do."""
+    from fedsim.core.ranks import Ranks
+    from fedsim.run.stopping import Stopped
+    from fedsim.trainer.device_memory import no_room, out_of_memory
+
     ranks, folder, choices, unnamed = Ranks(), Path(), _choices(), cfg.out is None
     try:
         ranks = Ranks.join()
-        folder = _folder(cfg, ranks, hydra_config.run.dir)
+        folder = _folder(cfg, ranks, hydra_folder)
         log.info("run: %s", folder)
-        try:
-            result = run(cfg, folder, choices, ranks)
-        except Stopped as stop:
-            if stop.__cause__ is not None:  # it failed after it was asked to stop
-                raise stop.__cause__ from None
-            raise
+        result = _run_or_cause(cfg, folder, choices, ranks)
     except ConfigError as error:
         if unnamed:  # it was made for this run, which leaves nothing in it
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+            _remove_if_empty(folder)
         sys.exit(f"fedsim: {in_one_line(str(error))}")
     except DivergenceError as error:
         _end(
@@ -178,27 +190,56 @@ def _job(cfg: DictConfig) -> float | None:
     except OutputError as error:
         sys.exit(f"fedsim: {error}; make room there, and {_go_on(folder)}")
     except Stopped as stop:
-        if stop.result is not None:
-            if ranks.is_first:
-                print(report(stop.result), flush=True)
-            _end(ranks, f"{stop}; all of it is in {folder}")
-        _end(ranks, f"{stop}; go on with the same command and resume={folder}")
-    except PeerError as error:  # said at once: torchrun is about to end this process
-        sweep.print_to_stderr(
-            f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
-            f"and resume={folder}\n",
-            end="",  # in one piece: the other ranks are speaking too
-            flush=True,
-        )
-        os._exit(1)  # in an orderly end the group's threads, which wait for a rank that is gone, may abort the process
+        _end_stopped(stop, folder, ranks)
+    except PeerError as error:
+        _end_without_peers(error, folder)
     except RuntimeError as error:
         if not out_of_memory(error):
             raise
         sys.exit(f"fedsim: {no_room(str(cfg.device))}\nfedsim: {_go_on(folder)}")
-    ranks.leave_group()
-    if ranks.is_first:
-        print(report(result))
-    return None
+    ranks.leave()
+    _print_report(result, ranks)
+
+
+def _run_or_cause(cfg: DictConfig, folder: Path, choices: dict[str, str], ranks: Ranks) -> Result:
+    """As `run`; of a run that was asked to stop and then failed, the failure is what is raised."""
+    from fedsim.run.stopping import Stopped
+
+    try:
+        return run(cfg, folder, choices, ranks)
+    except Stopped as stop:
+        if stop.__cause__ is not None:
+            raise stop.__cause__ from None
+        raise
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # rmdir refuses a folder that holds something, which is what is wanted
+        folder.rmdir()
+
+
+def _end_stopped(stop: Stopped, folder: Path, ranks: Ranks) -> NoReturn:
+    """A run that ended after a round since it was asked to: with its results, if that was its last round."""
+    if stop.result is None:
+        _end(ranks, f"{stop}; go on with the same command and resume={folder}")
+    _print_report(stop.result, ranks)
+    _end(ranks, f"{stop}; all of it is in {folder}")
+
+
+def _print_report(result: Result, ranks: Ranks) -> None:
+    if ranks.first:
+        print(report(result), flush=True)
+
+
+def _end_without_peers(error: PeerError, folder: Path) -> NoReturn:
+    """A rank whose peers are gone. It speaks and ends at once: torchrun is about to end this process."""
+    sweep.tell(
+        f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
+        f"and resume={folder}\n",
+        end="",  # in one piece: the other ranks are speaking too
+        flush=True,
+    )
+    os._exit(1)  # in an orderly end the group's threads, which wait for a rank that is gone, may abort the process
 
 
 def _has_checkpoint(folder: Path) -> bool:
@@ -295,18 +336,26 @@ def steps(
         )
     if not has_checkpoint and resume not in RESUME:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
-    overrides = _override_texts(HydraConfig.get().overrides) if HydraConfig.initialized() else []
-    override_values = {key_of(text): text.partition("=")[2] for text in overrides}
+    override_values = _override_values()
     for group in override_values.keys() & groups().keys() - {"uplink"}:  # whose choices are stages, one after another
         if (value := override_values[group]).startswith("["):  # Hydra would mix their keys
             raise ConfigError(f"{group}={value} are several choices, not one; add -m and {group}={value[1:-1]}")
     sweep.check_objective(cfg.objective, metrics=resolved_settings(cfg)["metrics"])
     if trusted is None:
-        trusted = cfg.trusted if "trusted" in override_values and "trusted" not in _params_of_sweeper() else ()
+        # only the command itself extends trust: a file of somebody else's, or a sweeper's list in it, does not
+        by_command = "trusted" in override_values and "trusted" not in _params_of_sweeper()
+        trusted = cfg.trusted if by_command else ()
     packages = list(trusted) if isinstance(trusted, Sequence) else []  # `build` refuses what is no list
     simulation, tracking, identity = build(cfg, ranks, shared, packages)
     yaml, settings = OmegaConf.to_yaml(cfg, resolve=True), choices | table_row(identity)
     return (yield from simulation.steps(folder, resume != "overwrite", tracking, identity, settings, yaml))
+
+
+def _override_values() -> dict[str, str]:
+    """Key → value, of the overrides of this process; none where something else than Hydra composed the run."""
+    if not HydraConfig.initialized():
+        return {}
+    return {key_of(text): text.partition("=")[2] for text in _given(HydraConfig.get().overrides)}
 
 
 def _params_of_sweeper() -> set[str]:

@@ -36,6 +36,7 @@ from fedsim.core.lock import Lock
 from fedsim.core.speaking import printable
 
 if TYPE_CHECKING:
+    from fedsim.run.stopping import Stopped
     from fedsim.run.tracking import Result
     from fedsim.trainer import TaskGenerator
 
@@ -125,11 +126,7 @@ def _carried_out(
                 result = yield from run()
             except Stopped as stopped:
                 stop = stopped
-                if stopped.__cause__ is not None:
-                    raise stopped.__cause__ from None
-                if stopped.result is None:
-                    raise
-                result = stopped.result
+                result = _result_of(stopped)
             final = result.final
             record.status = "done"
             print(f"{_position(records, record)} {show(result)}", flush=True)
@@ -137,15 +134,8 @@ def _carried_out(
             record.status = "kept"
             log.info("finished before: %s", folder)
         value = _objective(cfg.objective, final)
-    except Stopped as stopped:
-        record.status, record.message = "stopped", str(stopped)
-    except (ConfigError, DivergenceError, OutputError) as error:
-        record.status, record.message = "failed", str(error)
-    except OmegaConfBaseException as error:
-        record.status, record.message = "failed", explain(error)
-    except Exception as error:
-        log.exception("run failed: %s", folder)
-        record.status, record.message = "failed", one_line(error)
+    except (Stopped, Exception) as error:
+        record.status, record.message = _failure(error, folder)
     except (KeyboardInterrupt, GeneratorExit):  # at once: by a second signal, or outside of the rounds
         if record.status == "running":
             record.status, record.message = "stopped", "stopped at once, not after a round"
@@ -155,6 +145,31 @@ def _carried_out(
     if stop is not None and hydra.runtime.choices["hydra/launcher"] in ("basic", "lockstep"):
         raise stop  # whoever asked this process to stop means the sweep
     return value
+
+
+def _result_of(stop: Stopped) -> Result:
+    """What a run measured that was asked to stop in its last round; where it failed instead, or had further rounds to
+    do, that is raised."""
+    if stop.__cause__ is not None:
+        raise stop.__cause__ from None
+    if stop.result is None:
+        raise stop
+    return stop.result
+
+
+def _failure(error: BaseException, folder: Path) -> tuple[str, str]:
+    """Status and message of a run that raised this. An error of somebody else's code is logged with its traceback: its
+    one line in the sweep's summary would not say where it came from."""
+    from fedsim.run.stopping import Stopped
+
+    if isinstance(error, Stopped):
+        return "stopped", str(error)
+    if isinstance(error, (ConfigError, DivergenceError, OutputError)):
+        return "failed", str(error)
+    if isinstance(error, OmegaConfBaseException):
+        return "failed", explain(error)
+    log.exception("run failed: %s", folder)
+    return "failed", one_line(error)
 
 
 def _position(records: Path, record: Record) -> str:
@@ -169,12 +184,13 @@ def _position(records: Path, record: Record) -> str:
         ]
     except (OSError, ValueError):
         return f"[{record.number + 1}]"
-    done_jobs = 1 + sum(job_record["status"] != "running" for job_record in other_records)
-    unfinished = any(job_record["status"] == "running" for job_record in other_records)
+    done_jobs = 1 + sum(other["status"] != "running" for other in other_records)
+    unfinished = any(other["status"] == "running" for other in other_records)
+    position = f"[{done_jobs}/{total}]"
+    if done_jobs >= total or unfinished:
+        return position
     seconds_left = (time.time() - began) * (total - done_jobs) / done_jobs
-    return f"[{done_jobs}/{total}]" + (
-        f", about {duration(seconds_left)} left:" if done_jobs < total and not unfinished else ""
-    )
+    return f"{position}, about {duration(seconds_left)} left:"
 
 
 def _grid_size(overrides: list[Any]) -> int:

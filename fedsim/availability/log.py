@@ -37,7 +37,7 @@ class TraceLog(Recorded):
 
     unknown_reason = RECORD
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
         self,
         path: Any,
         round: float | str,

@@ -145,11 +145,7 @@ def resolve(key: str, target: str, kind: Kind) -> Any:
         ImportError, ValueError: there is no such thing.
     """
     target = current_name(target)
-    segments = target.split(".")
-    if not all(segment.isidentifier() for segment in segments):
-        raise ConfigError(f"{key}={target!r} is no path of a class; give package.module.Class")
-    if hidden := next((segment for segment in segments if segment.startswith("_")), None):
-        raise ConfigError(f"{key}={target!r}: {hidden} begins with an underscore, and is closed to configurations")
+    segments = _segments(key, target)
     root = segments[0]
     trust_label = _trusted_as(root)
     if trust_label is None:
@@ -162,8 +158,26 @@ def resolve(key: str, target: str, kind: Kind) -> Any:
         from fedsim.core.torchvision_import import torchvision
 
         torchvision()  # where its compiled operators do not load, a plain import fails
-    candidate = _walk_path(key, target, segments, trust_label)
-    home, is_class = _defining_module(candidate), isinstance(candidate, type)
+    candidate = _walked(key, target, segments, trust_label)
+    _check_candidate(key, target, candidate, kind, trust_label)
+    return candidate
+
+
+def _segments(key: str, target: str) -> list[str]:
+    """The names on a dotted path; refused before the first of them is imported."""
+    segments = target.split(".")
+    if not all(segment.isidentifier() for segment in segments):
+        raise ConfigError(f"{key}={target!r} is no path of a class; give package.module.Class")
+    for segment in segments:
+        if segment.startswith("_"):
+            raise ConfigError(f"{key}={target!r}: {segment} begins with an underscore, and is closed to configurations")
+    return segments
+
+
+def _check_candidate(key: str, target: str, candidate: Any, kind: Kind, trust_label: str) -> None:
+    """Refuse what stands at the path, where it is no class or function, lives in a package that is not trusted, or does
+    not fit the place. Its home counts, not only the path: `trusted_package.os.system` is the operating system's."""
+    home, is_class = _home(candidate), isinstance(candidate, type)
     is_function = isinstance(candidate, (types.FunctionType, types.BuiltinFunctionType))
     if not (is_class or is_function or (kind.instances and callable(candidate) and trust_label != "built in")):
         raise ConfigError(f"{key}={target!r} is a {type(candidate).__name__}; give a function or class")
@@ -177,8 +191,7 @@ def resolve(key: str, target: str, kind: Kind) -> Any:
     if isinstance(candidate, types.BuiltinFunctionType) and home_trust != "named":
         raise ConfigError(f"{key}={target!r} is a builtin function; give a class, or a function written in Python")
     if is_class and not kind.fits(candidate):
-        raise ConfigError(f"{key}={target!r} is a class, but not {kind.description}; {_requirement(kind)}")
-    return candidate
+        raise ConfigError(f"{key}={target!r} is a class, but not {kind.what}; {_wanted(kind)}")
 
 
 @dataclass

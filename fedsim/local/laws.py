@@ -29,13 +29,7 @@ def estimator(name: str, variance: float | None, data: ClientData, shift: Shift)
         shift: what moves them.
     """
     if name == "auto":
-        declared = shift.estimator if shift.active else "none"
-        if declared not in NAMES[1:]:
-            raise ConfigError(
-                f"local.estimator=auto, but shift={type(shift).__name__} does not declare which part of the data's law "
-                f"answers the model; choose one of {', '.join(NAMES[1:])}"
-            )
-        name = declared
+        name = _declared(shift)
     dataset = data.dataset
     numbers = math.prod(dataset.shape)
     if name == "none":
@@ -48,8 +42,27 @@ def estimator(name: str, variance: float | None, data: ClientData, shift: Shift)
             )
         return FractionEstimator(shift.groups, shift.group_entry)
     if name == "mean_x":
-        return MeanEstimator("x", numbers, shift.moving, known_variance=variance)
-    target = data.two_samples(torch.float32).get("y")
+        return MeanEstimator("x", numbers, shift.moving, known=variance)
+    return _of_targets(name, variance, data, shift)
+
+
+def _declared(shift: Shift) -> str:
+    """What 'auto' stands for."""
+    if not shift.active:
+        return "none"
+    if shift.estimator not in NAMES[1:]:
+        raise ConfigError(
+            f"local.estimator=auto, but shift={type(shift).__name__} does not declare which part of the data's law "
+            f"answers the model; choose one of {', '.join(NAMES[1:])}"
+        )
+    return shift.estimator
+
+
+def _of_targets(name: str, variance: float | None, data: ClientData, shift: Shift) -> Estimator:
+    """The estimators that look at y."""
+    dataset = data.dataset
+    numbers = math.prod(dataset.shape)
+    target = data.pair(torch.float32).get("y")
     if target is None:
         raise ConfigError(
             f"local.estimator={name} needs targets, which dataset={dataset.name} does not have; use mean_x"

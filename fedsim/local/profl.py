@@ -70,7 +70,7 @@ class ProFL(PoFL):
         ),
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
         self,
         robust: bool = True,
         bins: Annotated[int, AtLeast(2)] = 10,

@@ -26,7 +26,7 @@ from fedsim.core.columns import OWN
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
-from fedsim.core.snapshot import key
+from fedsim.core.snapshot import Node, key
 from fedsim.models.probe import said_of_forward
 from fedsim.models.row_model import is_built_in
 from fedsim.run.contracts import (
@@ -129,52 +129,73 @@ def _local_steps(run: Setup, state: State, memory: Memory, trial_key: Hashable) 
 def _availability(run: Setup) -> None:
     """Rounds in another order, twice, and for other seeds in between: the same answers."""
     process = run.availability
-    label = f"availability={type(process).__name__}"
     if not brings_foreign(process):
         return
     rounds = [t for t in (0, 1, 2, 7) if t < max(run.rounds, 1)]
     tried = trial_copy(process, run.federation)
+    before = look(tried)
+    first = {t: _answers(tried, t, process) for t in rounds}
+    _check_asked_again(tried, process, first, before)
+    for name in counters(tried, before):
+        _check_counter(name, tried, process, first)
 
-    def ask(of: Availability, t: int) -> dict[str, np.ndarray]:
-        answers = {}
-        for name, call in (("probabilities", of.probabilities), ("counts", of.counts)):
-            with user_code_errors(f"{label}: {name}", process):
-                answers[name] = call(t)
-            of.check_numbers(t, name, answers[name])
-            answers[name] = answers[name].copy()
-        return answers
 
-    before = snapshot_of(tried)
-    first = {t: ask(tried, t) for t in rounds}
+def _label(process: Availability) -> str:
+    return f"availability={type(process).__name__}"
+
+
+def _answers(tried: Availability, t: int, process: Availability) -> dict[str, np.ndarray]:
+    """What a copy of the user's process says of round t; its errors are the user's, and name the user's class."""
+    answers = {}
+    for name, call in (("probabilities", tried.probabilities), ("counts", tried.counts)):
+        with within(f"{_label(process)}: {name}", process):
+            answers[name] = call(t)
+        tried.check_numbers(t, name, answers[name])
+        answers[name] = answers[name].copy()  # a process may hand out the same array in every round
+    return answers
+
+
+def _check_asked_again(
+    tried: Availability, process: Availability, first: dict[int, dict[str, np.ndarray]], before: Node
+) -> None:
+    """Refuse a process whose answers depend on what it was asked before."""
+    rounds = list(first)
     for turn in range(2):
         if turn:
             _ask_for_other_seeds(tried, rounds)
         for t in (*rounds, *reversed(rounds)):
-            for name, values in ask(tried, t).items():
+            for name, values in _answers(tried, t, process).items():
                 if not np.array_equal(first[t][name], values):
                     paths = changed_paths(tried, before)
                     detail = f" ({paths[0]} has changed)" if paths else ""
                     raise ConfigError(
-                        f"{label}: {name}({t}) is not the same when asked twice{detail}; draw by "
+                        f"{_label(process)}: {name}({t}) is not the same when asked twice{detail}; draw by "
                         "fedsim.core.rng.generator, a function of seed, purpose and round"
                     )
 
-    for name in moved_counters(tried, before):
-        original_value = vars(tried)[name]
-        value = (
-            enlarge(original_value) if isinstance(original_value, (int, float)) else None
-        )  # an array may be remembered by its round
-        later: list[tuple[int, dict[str, np.ndarray]]] = []
-        with contextlib.suppress(ConfigError):
-            for t in rounds if value is not None else ():
-                vars(tried)[name] = value
-                later.append((t, ask(tried, t)))
-        vars(tried)[name] = original_value
-        if any(not np.array_equal(first[t][order], of[order]) for t, of in later for order in of):
-            raise ConfigError(
-                f"{label}: its answers depend on {name}, which changes when it is asked; draw by "
-                "fedsim.core.rng.generator, a function of seed, purpose and round"
-            )
+
+def _check_counter(
+    name: str, tried: Availability, process: Availability, first: dict[int, dict[str, np.ndarray]]
+) -> None:
+    """Refuse a process whose answers follow an attribute that counts how often it was asked. Four rounds may be too few
+    for that to show, as in a process that changes at the hundredth call; the count is set far ahead instead."""
+    present_value = vars(tried)[name]
+    if not isinstance(present_value, (int, float)):
+        return  # an array may be remembered by its round
+    far_ahead = enlarged(present_value)
+    if far_ahead is None:  # True and False count nothing
+        return
+    later: list[tuple[int, dict[str, np.ndarray]]] = []
+    with contextlib.suppress(ConfigError):  # a count that no run reaches may be refused by the process itself
+        for t in first:
+            vars(tried)[name] = far_ahead
+            later.append((t, _answers(tried, t, process)))
+    vars(tried)[name] = present_value
+    if any(not np.array_equal(first[t][asked], values[asked]) for t, values in later for asked in values):
+        raise ConfigError(
+            f"{_label(process)}: its answers depend on {name}, which changes when it is asked; draw by "
+            "fedsim.core.rng.generator, a function of seed, purpose and round"
+        )
 
 
 def _ask_for_other_seeds(process: Availability, rounds: Iterable[int]) -> None:

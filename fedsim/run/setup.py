@@ -121,7 +121,7 @@ class Setup:
         ),
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
         self,
         dataset: Dataset,
         model: Callable[..., nn.Module] | nn.Module,

@@ -100,27 +100,53 @@ def candidates(
     """
     if requested.compile == "graph":
         check_graphs(rule, model, shift)
+    batch_numbers = batch_size * max(sample_size, 1)
     if model.traits.isolated is not None:
-        if requested.executor not in ("auto", "loop"):
-            raise ConfigError(
-                f"trainer.executor={requested.executor} cannot run this model, since {model.traits.isolated}; use "
-                "trainer.executor=auto, or loop"
-            )
-        reason = f"a fresh copy of the module for each client, since {model.traits.isolated}"
-        loop = _with_chunk("loop", reason, requested, model, rule, shift, batch_size * max(sample_size, 1))
-        return _agreeing_choices([loop], agreement, requested, model) or [loop]
-    executor, compile = requested.executor, requested.compile
-    if compile not in UNCOMPILED and executor == "auto":
-        executor = "vmap"
-    if compile not in UNCOMPILED and executor != "vmap":
-        raise ConfigError(f"trainer.compile={compile} is for trainer.executor=vmap, not {executor}")
+        loop = _isolated(asked, model, rule, shift, batch_numbers)
+        return _agreeing([loop], agreement, asked, model) or [loop]
+    executor = _executor_to_compile(asked)
     plain, can_stack = bool(descents(rule, shift, model)), stacks(model)
     settled = executor in ("fused", "loop") or (executor == "auto" and plain and can_stack)
-    unvmapped_reason = None if settled else model.no_vmap_reason
+    unvmapped_reason = None if settled else model.unvmapped
+    _check_possible(executor, model, plain, unvmapped_reason)
+    reasons = {executor: "as configured"}
+    if executor == "auto":
+        slow_batched = model.convolutional and model.device.type == "cpu"
+        reasons = _in_order(plain, can_stack, slow_batched, unvmapped_reason is None)
+        if not asked.trial or asked.deterministic or ranks > 1:
+            first = next(iter(reasons))  # the stated rule's: a clock would not say the same twice, or on all ranks
+            reasons = {first: reasons[first]}
+    choices = [_sized(name, reason, asked, model, rule, shift, batch_numbers) for name, reason in reasons.items()]
+    agreeing = _agreeing(choices, agreement, asked, model)
+    if agreeing is None:  # the model has become one that needs another way
+        return candidates(asked, model, rule, shift, batch_size, sample_size, ranks, agreement)
+    return agreeing
+
+
+def _isolated(asked: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch_numbers: int) -> Choice:
+    """Rows one by one, the only way for a model of which each client needs a fresh copy."""
+    if asked.executor not in ("auto", "loop"):
+        raise ConfigError(
+            f"trainer.executor={asked.executor} cannot run this model, since {model.traits.isolated}; use "
+            "trainer.executor=auto, or loop"
+        )
+    reason = f"a fresh copy of the module for each client, since {model.traits.isolated}"
+    return _sized("loop", reason, asked, model, rule, shift, batch_numbers)
+
+
+def _executor_to_compile(asked: Execution) -> str:
+    """The executor that is asked for; `vmap` in place of 'auto' where steps are compiled, which no other can."""
+    if asked.compile in UNCOMPILED:
+        return asked.executor
+    if asked.executor not in ("auto", "vmap"):
+        raise ConfigError(f"trainer.compile={asked.compile} is for trainer.executor=vmap, not {asked.executor}")
+    return "vmap"
+
+
+def _check_possible(executor: str, model: RowModel, plain: bool, unvmapped_reason: str | None) -> None:
     if executor == "vmap" and unvmapped_reason is not None:
         raise ConfigError(
-            f"trainer.executor=vmap cannot run {type(model.training_module).__name__} ({unvmapped_reason}); use "
-            "trainer.executor=auto, or loop"
+            f"trainer.executor=vmap cannot run {_named(model)} ({unvmapped_reason}); use trainer.executor=auto, or loop"
         )
     if executor == "fused" and not plain:
         raise ConfigError(
@@ -128,21 +154,6 @@ def candidates(
             "local.alpha_every=round and without a ridge on mixed parameters; no local.clip, and shift=none; use "
             "trainer.executor=auto"
         )
-    names = {executor: "as configured"}
-    if executor == "auto":
-        names = _in_order(
-            plain, can_stack, model.convolutional and model.device.type == "cpu", unvmapped_reason is None
-        )
-        if not requested.trial or requested.deterministic or ranks > 1:
-            names = dict([next(iter(names.items()))])
-    choices = [
-        _with_chunk(name, reason, requested, model, rule, shift, batch_size * max(sample_size, 1))
-        for name, reason in names.items()
-    ]
-    agreeing = _agreeing_choices(choices, agreement, requested, model)
-    if agreeing is None:  # the model has become one that needs another way
-        return candidates(requested, model, rule, shift, batch_size, sample_size, ranks, agreement)
-    return agreeing
 
 
 def _agreeing_choices(

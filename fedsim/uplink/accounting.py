@@ -151,12 +151,8 @@ def _refusal_reason(
             "noise; put it before the noise"
         )
     for earlier in (*stages[:noise_index], stage):
-        name = "clip" if type(earlier) is Clip else "gaussian"
-        if isinstance(earlier, Clip):
-            if earlier.quantile is not None and not earlier.count_noise:
-                return f"the clipping norm adapts to counts that have no noise; set uplink.{name}.count_noise"
-        elif type(earlier).initial_server_memory is not Stage.initial_server_memory:
-            return f"the server state of {type(earlier).__name__} depends on rows without noise"
+        if leak := _noiseless_memory(earlier):
+            return leak
     if shared and server_sees == "rows":
         remedy = "; set per=client" if isinstance(stage, GaussianNoise) else ""
         return f"the strategy uses more of the rows than their sum, and only the sum has the noise{remedy}"
@@ -168,6 +164,17 @@ def _refusal_reason(
             "give; where each client participates at most once, ε is that of ⌈log₂(T + 1)⌉ Gaussian mechanisms of this "
             "multiplier"
         )
+    return ""
+
+
+def _noiseless_memory(stage: Stage) -> str:
+    """What the server keeps from round to round that was computed from rows without noise; empty where nothing is."""
+    if isinstance(stage, Clip):
+        if stage.quantile is not None and not stage.count_noise:
+            name = "clip" if type(stage) is Clip else "gaussian"
+            return f"the clipping norm adapts to counts that have no noise; set uplink.{name}.count_noise"
+    elif type(stage).server_memory is not Stage.server_memory:
+        return f"the server state of {type(stage).__name__} depends on rows without noise"
     return ""
 
 

@@ -291,9 +291,7 @@ def _token(token: re.Match[str]) -> str:
     if token["name"]:
         return rf"\operatorname{{{token['name']}}}"
     if token["number"]:
-        mantissa, _, exponent = token["number"].partition("e")
-        power = rf" \cdot 10^{{{exponent.replace('−', '-')}}}" if exponent else ""
-        return mantissa.replace(",", "{,}") + power
+        return _number(token["number"])
     if token["differential"]:
         return r"\mathrm{d}"
     if token["letter"]:
@@ -301,13 +299,32 @@ def _token(token: re.Match[str]) -> str:
     if token["word"]:
         return rf"\mathrm{{{token['word']}}}"
     if token["script"]:
-        inner = token["script"][1:].removeprefix("\\")
-        inner = inner[1:-1] if inner.startswith("{") else inner
-        upright = re.fullmatch(r"[A-Z]{2,}|[A-Za-z]{3,}", inner)  # as in θ^PS
-        if not upright:
-            inner = latex(" ".join(inner) if inner.isalpha() else inner.replace("*", "∗"))
-        inner = rf"\mathrm{{{inner}}}" if upright else inner
-        return f"{token['script'][0]}{{{inner}}}"
+        return _script(token["script"])
+    return _sign(token)
+
+
+def _number(number: str) -> str:
+    mantissa, _, exponent = number.partition("e")
+    power = rf" \cdot 10^{{{exponent.replace('−', '-')}}}" if exponent else ""
+    return mantissa.replace(",", "{,}") + power
+
+
+def _script(script: str) -> str:
+    """An exponent or index that is written with ^ or _."""
+    inner = script[1:].removeprefix("\\")
+    if inner.startswith("{"):
+        inner = inner[1:-1]
+    if re.fullmatch(r"[A-Z]{2,}|[A-Za-z]{3,}", inner):  # a word, as in θ^PS
+        inner = rf"\mathrm{{{inner}}}"
+    elif inner.isalpha():
+        inner = latex(" ".join(inner))
+    else:
+        inner = latex(inner.replace("*", "∗"))
+    return f"{script[0]}{{{inner}}}"
+
+
+def _sign(token: re.Match[str]) -> str:
+    """Whatever is one sign of Unicode: raised or lowered, a mark, a relation, an operator."""
     if token["super"]:
         return f"^{{{' '.join(SUPER[sign] for sign in token['super'])}}}"
     if token["sub"]:

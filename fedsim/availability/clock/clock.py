@@ -112,7 +112,7 @@ class Devices(Clock):
         EffectiveIf("late", lambda component, run: component.deadline is not None, "{at}.deadline"),
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
         self,
         compute: Positive | list[Positive] = 0.001,
         compute_spread: NonNegative = 0.0,

@@ -114,7 +114,20 @@ def _check_labels(label: str, data: Dataset, loss: Any) -> None:
             )
 
 
-def _check_owners(label: str, data: Dataset) -> None:
+def _check_owners(what: str, data: Dataset) -> None:
+    _check_owner_numbers(what, data)
+    if data.test_owners is not None and data.owners is None:
+        raise ConfigError(f"{what}: test_owners is given and owners is None; give both, or neither")
+    if data.kept is not None and len(data.kept):
+        smallest, largest = int(data.kept.min()), int(data.kept.max())
+        if smallest < 0 or largest >= len(data.train_x):
+            raise ConfigError(f"{what}: kept names samples outside 0 to {len(data.train_x) - 1}")
+    if data.owners is not None:
+        _check_clients(what, data, data.owners)
+
+
+def _check_owner_numbers(what: str, data: Dataset) -> None:
+    """Type, shape and count of what stands for clients and samples."""
     for name, owners, x in (
         ("owners", data.owners, data.train_x),
         ("test_owners", data.test_owners, data.test_x),
@@ -126,21 +139,17 @@ def _check_owners(label: str, data: Dataset) -> None:
             kind = f"{list(owners.shape)} {str(owners.dtype).removeprefix('torch.')}"
             raise ConfigError(f"{label}: {name} is {kind}; give whole numbers, int64 [N]")
         if name != "kept" and len(owners) != (0 if x is None else len(x)):
-            raise ConfigError(f"{label}: {name} holds {len(owners)} numbers for {0 if x is None else len(x)} samples")
-    if data.test_owners is not None and data.owners is None:
-        raise ConfigError(f"{label}: test_owners is given and owners is None; give both, or neither")
-    if (
-        data.kept is not None
-        and len(data.kept)
-        and not 0 <= int(data.kept.min()) <= int(data.kept.max()) < len(data.train_x)
-    ):
-        raise ConfigError(f"{label}: kept names samples outside 0 to {len(data.train_x) - 1}")
-    if data.owners is None:
-        return
-    mine = data.owners if data.kept is None else data.owners[data.kept]
-    if not len(mine) or int(mine.min()) < 0:
-        raise ConfigError(f"{label}: owners holds {int(mine.min()) if len(mine) else 'nobody'}; clients are 0 to m − 1")
-    clients = int(data.owners.max()) + 1
+            raise ConfigError(f"{what}: {name} holds {len(owners)} numbers for {0 if x is None else len(x)} samples")
+
+
+def _check_clients(what: str, data: Dataset, owners: Tensor) -> None:
+    """Owners of samples, and what else names clients, agree on which clients there are."""
+    training_owners = owners if data.kept is None else owners[data.kept]
+    if not len(training_owners):
+        raise ConfigError(f"{what}: owners holds nobody; clients are 0 to m − 1")
+    if int(training_owners.min()) < 0:
+        raise ConfigError(f"{what}: owners holds {int(training_owners.min())}; clients are 0 to m − 1")
+    clients = int(owners.max()) + 1
     if data.test_owners is not None and len(data.test_owners) and int(data.test_owners.max()) >= clients:
         raise ConfigError(
             f"{label}: test_owners names client {int(data.test_owners.max())}, and owners {clients} of them"

@@ -155,31 +155,16 @@ def named_metric(name: str, settings: Mapping[str, Any], task: Task, dataset: st
     """
     function, metric_class = _lookup(name)
     argument_names = [key for key in list(inspect.signature(function).parameters)[2:] if key not in NO_MEANING]
-    for key in settings:
-        if key not in argument_names:
-            alternatives = f"; it has {', '.join(argument_names)}" if argument_names else ""
-            raise ConfigError(
-                f"metrics: {name} has no argument {key!r}{checks.nearest(key, argument_names) or alternatives}"
-            )
+    _check_arguments(name, given, argument_names)
     if task.kind is None and "task" in argument_names:
         raise ConfigError(f"metrics: {name} is one of labels, and the targets of dataset={dataset} are none")
     if name == "perplexity" and task.kind != MULTICLASS:
         raise ConfigError(
             f"metrics: perplexity needs scores of several classes, which models of dataset={dataset} do not give"
         )
-    metric_task = settings.get("task", task.kind)
-    filled = {
-        "task": task.kind,
-        "num_classes": task.size if metric_task == MULTICLASS else None,
-        "num_labels": task.size if metric_task == MULTILABEL else None,
-        "ignore_index": IGNORED if task.positions else None,
-    }
-    if task.kind is None and "num_outputs" in inspect.signature(metric_class).parameters.keys() - set(argument_names):
-        # What functions see, some classes are told.
-        filled["num_outputs"], argument_names = task.size, [*argument_names, "num_outputs"]
-    arguments = {key: value for key, value in filled.items() if key in argument_names and value is not None} | dict(
-        settings
-    )
+    metric_task = given.get("task", task.kind)
+    filled = _filled_arguments(metric_class, argument_names, task, metric_task)
+    arguments = {**filled, **given}
 
     def build(**changed: Any) -> Any:
         try:
@@ -193,12 +178,42 @@ def named_metric(name: str, settings: Mapping[str, Any], task: Task, dataset: st
     metric = build()
     if name not in RANKED:
         return Named(metric, task, metric_task, name == "perplexity")
-    average = arguments.get("average", "macro") if metric_task != BINARY else None
+    average = None if metric_task == BINARY else arguments.get("average", "macro")
     if average in ("none", None) and metric_task != BINARY:
         raise ConfigError(f"metrics: {name} with average={average} gives a number per class; choose average=macro")
     if average == "micro":
         return Ranked(metric, task, metric_task, None, RANKED[name])
-    return Ranked(build(average="none") if average else metric, task, metric_task, average, RANKED[name])
+    if average:  # the classes one by one, since their mean must leave out those that the samples do not have
+        metric = build(average="none")
+    return Ranked(metric, task, metric_task, average, RANKED[name])
+
+
+def _check_arguments(name: str, given: Mapping[str, Any], argument_names: list[str]) -> None:
+    for key in given:
+        if key not in argument_names:
+            alternatives = f"; it has {', '.join(argument_names)}" if argument_names else ""
+            raise ConfigError(
+                f"metrics: {name} has no argument {key!r}{checks.nearest(key, argument_names) or alternatives}"
+            )
+
+
+def _filled_arguments(
+    metric_class: Any, argument_names: list[str], task: Task, metric_task: str | None
+) -> dict[str, Any]:
+    """The arguments that follow from the task, of those that the metric has."""
+    filled: dict[str, Any] = {"task": task.kind}
+    if metric_task == MULTICLASS:
+        filled["num_classes"] = task.size
+    if metric_task == MULTILABEL:
+        filled["num_labels"] = task.size
+    if task.positions:
+        filled["ignore_index"] = IGNORED
+    names = set(argument_names)
+    if task.kind is None and "num_outputs" in inspect.signature(metric_class).parameters.keys() - names:
+        # a function of torchmetrics sees how many outputs there are, its class must be told
+        filled["num_outputs"] = task.size
+        names.add("num_outputs")
+    return {key: value for key, value in filled.items() if key in names and value is not None}
 
 
 def prepare() -> None:

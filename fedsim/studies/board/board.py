@@ -147,23 +147,27 @@ class Board:
         if set(self.seeds) & set(self.tuning.seeds):
             raise ConfigError(f"{prefix}: tuning.seeds={self.tuning.seeds} and seeds={self.seeds} share some")
         for name, track in self.tracks.items():
-            for axis, labels in track.axes.items():
-                checks.choice(f"{prefix}: tracks.{name}.axes", axis, self.axes)
-                for label in labels:
-                    checks.choice(f"{prefix}: tracks.{name}.axes.{axis}", label, self.axes[axis])
-            for at in track.tuned_at:
-                if at.keys() != self.axes.keys():
-                    raise ConfigError(f"{prefix}: tracks.{name}.tuned_at={at} must name {', '.join(self.axes)}")
-                for axis, label in at.items():
-                    checks.choice(f"{prefix}: tracks.{name}.tuned_at.{axis}", label, self.axes[axis])
-            if not track.tuned_at:
-                raise ConfigError(f"{prefix}: tracks.{name}.tuned_at is empty; name a place where rates are tuned")
+            self._check_track(f"{prefix}: tracks.{name}", track)
         for name, entry in self.entries.items():
             self.tuning.check(f"{prefix}: entries.{name}", entry.knob)
         for number, finding in enumerate(self.findings, 1):
             for comparison in finding.shown_by:
                 cells = [cell.name for cell in self.cells()]
                 comparison.check(f"{prefix}: findings {number}", self.entries, self.measures, cells)
+
+    def _check_track(self, prefix: str, track: Track) -> None:
+        """Axes, labels and places that the board has."""
+        for axis, labels in track.axes.items():
+            checks.choice(f"{prefix}.axes", axis, self.axes)
+            for label in labels:
+                checks.choice(f"{prefix}.axes.{axis}", label, self.axes[axis])
+        for at in track.tuned_at:
+            if at.keys() != self.axes.keys():
+                raise ConfigError(f"{prefix}.tuned_at={at} must name {', '.join(self.axes)}")
+            for axis, label in at.items():
+                checks.choice(f"{prefix}.tuned_at.{axis}", label, self.axes[axis])
+        if not track.tuned_at:
+            raise ConfigError(f"{prefix}.tuned_at is empty; name a place where rates are tuned")
 
 
 def board_folder() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -155,7 +156,7 @@ def telling_metrics(runs: list[Run]) -> list[str]:
     return sorted(selected_metrics, key=lambda name: (not all(run.has_metric(name) for run in runs), order.index(name)))
 
 
-def curves(
+def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
     cells: list[Cell],
     metric: str | list[str],
     panel: str | None = None,
@@ -187,8 +188,8 @@ def curves(
     if x and (iterations or ema is not None):
         raise ConfigError(f"figure: x={x} goes with neither iterations nor ema, which count rounds")
     metrics = [metric] if isinstance(metric, str) else metric
+    lines = _Lines(labels(cells, colours), labels(cells, dashes), colours, dashes, also)
     boxes = [(name, label) for name in metrics for label in labels(cells, panel)]
-    tints, styles = labels(cells, colours), labels(cells, dashes)
     with matplotlib.rc_context(parameters()):
         across = len(boxes) // len(metrics)
         drawing, grid = panels(len(boxes), columns=across if across > 1 and len(metrics) > 1 else None)
@@ -203,29 +204,60 @@ def curves(
             axes.set_ylabel(measured_in(name, 36))
             for cell in at(cells, panel, label):
                 assert cell.run is not None
-                tint = colour(tints.index(cell.at[colours]) if colours else 0)
-                dash: Any = DASHES[styles.index(cell.at[dashes]) % len(DASHES)] if dashes else "-"
-                names = [cell.at[axis] for axis in (colours, dashes) if axis]
-                if cell.fitted:
-                    dash = FITTED_DASHES if dashes else "--"
-                    names += [FITTED] * all(FITTED not in name for name in names)
-                drawn_here = [(name, names, dash)]
-                if also and cell.run.has_metric(companion_metric := f"{also}_{name}"):
-                    drawn_here.append((companion_metric, [*names, MODELS[also].removeprefix("the ")], ":"))
-                for quantity, words, style in drawn_here:
+                for quantity, words, style in lines.of(cell, name):
                     rounds, values = cell.run.along(quantity, x)
                     if ema is not None:
                         values = smooth(values, ema ** float(np.diff(rounds).mean()))
                     visible_mask = rounds >= first
-                    along = rounds[visible_mask] * (cell.run.settings["local_steps"] if iterations else 1)
-                    draw_curve(axes, along, values[visible_mask], quantity, ", ".join(words), tint, style)
-        if minimum is not None:
-            _begin_at(minimum, grid, [name for name, _ in boxes])
+                    along = rounds[visible_mask]
+                    if iterations:
+                        along = along * cell.run.settings["local_steps"]
+                    draw_curve(axes, along, values[visible_mask], quantity, words, lines.tint(cell), style)
+        if least is not None:
+            _begin_at(least, grid, [name for name, _ in boxes])
         legend_below(drawing, grid)
     return drawing
 
 
-def _begin_at(minimum: float, grid: list[Axes], names: list[str]) -> None:
+@dataclass
+class _Lines:
+    """How the lines of a figure are told apart.
+
+    Attributes:
+        tints, styles: the labels along `colours` and `dashes`, in the order in which colours and line styles are given.
+        colours, dashes, also: see `curves`.
+    """
+
+    tints: list[str]
+    styles: list[str]
+    colours: str | None
+    dashes: str | None
+    also: str | None
+
+    def tint(self, cell: Cell) -> str:
+        """The colour of a run's lines."""
+        if self.colours is None:
+            return colour(0)
+        return colour(self.tints.index(cell.at[self.colours]))
+
+    def of(self, cell: Cell, metric: str) -> list[tuple[str, str, Any]]:
+        """Of a run, the quantities that are drawn, each with its label and line style."""
+        dash: Any = "-"
+        if self.dashes is not None:
+            dash = DASHES[self.styles.index(cell.at[self.dashes]) % len(DASHES)]
+        names = [cell.at[axis] for axis in (self.colours, self.dashes) if axis]
+        if cell.fitted:
+            dash = "--" if self.dashes is None else FITTED_DASHES
+            if all(FITTED not in name for name in names):
+                names.append(FITTED)
+        lines = [(metric, ", ".join(names), dash)]
+        companion_metric = f"{self.also}_{metric}"
+        if self.also and cell.run is not None and cell.run.has(companion_metric):
+            lines.append((companion_metric, ", ".join([*names, MODELS[self.also].removeprefix("the ")]), ":"))
+        return lines
+
+
+def _begin_at(least: float, grid: list[Axes], names: list[str]) -> None:
     """The vertical axes begin there, and end above what panels of the same name show."""
     for axes, name in zip(grid, names, strict=True):
         highest = max(

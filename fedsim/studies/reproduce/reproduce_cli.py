@@ -112,13 +112,11 @@ def reproduce(
         recipe = dataclasses.replace(recipe, paper={})
     paper, _, name = recipe.name.partition("/")
     folder = out / paper / RESULTS / f"{name}-{scale}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out} cannot be written ({error.strerror}); choose another folder") from error
+    _make_folder(folder, out)
     runs, common_overrides = out / paper / RUNS, (f"device={device}", *overrides)
     reduced = recipe.scales[scale].reduced
-    print(f"{recipe.name}: {recipe.source}, scale {scale}" + f" ({reduced})" * bool(reduced))
+    scale_note = f" ({reduced})" if reduced else ""
+    print(f"{recipe.name}: {recipe.source}, scale {scale}{scale_note}")
     skipped: dict[str, str] = {}
     tuned: dict[str, str] = {}
     settings = recipe.settings(scale)
@@ -130,7 +128,10 @@ def reproduce(
         tuned = recipe.tune.best_labels(cells)
         settings = [s for s in settings if tuned.get(recipe.tune.group_label(s.at)) == s.at[recipe.tune.axis]]
     planned = plan(settings, runs, common_overrides, trusted_by(overrides))
-    cells = _trained(planned, jobs, device, skipped) if recipe.train else _configured(planned, skipped)
+    if recipe.train:
+        cells = _trained(planned, jobs, device, skipped)
+    else:
+        cells = _configured(planned, skipped)
     if recipe.tune is not None:
         for cell in cells:
             del cell.at[recipe.tune.axis]
@@ -141,17 +142,30 @@ def reproduce(
     if lines:
         report.save_rows(folder / "results.csv", lines, metadata)
     if recipe.figure is not None and cells:
-        drawing = draw(cells, recipe.figure)
-        for ending in ("png", "pdf"):
-            with replacement_file(folder / f"figure.{ending}", "wb") as file:
-                drawing.savefig(file, format=ending)
-        if recipe.figure["kind"] == "curves":
-            report.save_curves(folder / "curves.csv", cells, metrics_of(recipe.figure), metadata)
+        _save_figure(folder, cells, recipe.figure, metadata)
     print(report.table(lines))
-    for setting_name, reason in {**skipped, **{k: f"tuned to {v}" for k, v in tuned.items()}}.items():
+    reasons = skipped | {name: f"tuned to {rate}" for name, rate in tuned.items()}
+    for setting_name, reason in reasons.items():
         print(f"{setting_name}: {reason}")
     print(f"written to {folder}\n")
     return lines
+
+
+def _make_folder(folder: Path, out: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written ({error.strerror}); choose another folder") from error
+
+
+def _save_figure(folder: Path, cells: list[Cell], figure: dict[str, Any], metadata: dict[str, Any]) -> None:
+    """The picture, and of curves the numbers in it: a reader without the runs can draw them again."""
+    drawing = draw(cells, figure)
+    for ending in ("png", "pdf"):
+        with replacing(folder / f"figure.{ending}", "wb") as file:
+            drawing.savefig(file, format=ending)
+    if figure["kind"] == "curves":
+        report.save_curves(folder / "curves.csv", cells, metrics_of(figure), metadata)
 
 
 def _trained(planned: list[Job], jobs: str, device: str, skipped: dict[str, str]) -> list[Cell]:

@@ -158,33 +158,10 @@ def table(
         ConfigError: two runs have the same place, or there is nothing to be held against.
     """
     runs, keys, against = choice.runs, choice.keys, against or {}
-    available_keys = [*keys, *choice.chosen]
-    for option, names in (("--rows", rows), ("--columns", columns)):
-        for name in names:
-            checks.choice(option, name, available_keys)
-    rows = list(rows) or [key for key in keys if key not in columns] + choice.chosen * (not columns)
-    for name in blocks:
-        checks.choice("--blocks", name, rows)
-    rows = [*blocks, *(key for key in rows if key not in blocks)]
+    rows = _keys_of_rows(choice, rows, columns, blocks)
     naming = _Names(runs, renaming or Renaming())
-    runs_by_row: dict[tuple[str, ...], dict[tuple[str, ...], Run]] = {}
-    for run in runs:
-        row_runs = runs_by_row.setdefault(_at(run, rows), {})
-        if (at := _at(run, columns)) in row_runs:
-            settings_text = ", ".join(
-                f"{key}={text}" for key, text in zip([*rows, *columns], [*_at(run, rows), *at], strict=True)
-            )
-            extra_keys = [key for key in keys if key not in (*rows, *columns)]
-            raise ConfigError(
-                f"several runs have {settings_text or 'nothing that tells them apart'}; "
-                + (
-                    f"add {' or '.join(extra_keys)} to --rows or --columns, or take --best of it"
-                    if extra_keys
-                    else "give one of them"
-                )
-            )
-        row_runs[at] = run
-    across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [sort_key(text) for text in at])
+    runs_by_row = _by_place(runs, keys, rows, columns)
+    across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [order(text) for text in at])
     result = Table(
         [naming.renaming(key, key_name(key)) for key in rows] or ["run"],
         [],
@@ -196,22 +173,8 @@ def table(
     measures = [naming.of_measure(measure) for measure in measures]
     pairs = {id(run): find_partner(run, runs, keys, against) for run in runs} if against else {}
     for at in across:
-        block_label = _block_label(
-            [naming.renaming(key, key_name(key)) for key in columns],
-            [naming.plain(key, text) for key, text in zip(columns, at, strict=True)],
-        )
-        placed = [replace(m, place_label=naming.of_place(columns, at)) for m in measures]
-        result.measures += [replace(m, heading=" ".join([m.heading, block_label]).strip()) for m in placed]
-        if against:
-            result.measures += [
-                replace(
-                    m,
-                    heading=" ".join([f"difference of {m.heading}", block_label]).strip(),
-                    label=f"difference of {m.label or m.heading}",
-                )
-                for m in placed
-            ]
-    for row_key in sorted(runs_by_row, key=lambda row_key: [sort_key(text) for text in row_key]):
+        result.measures += _measures_at(at, columns, measures, naming, bool(against))
+    for place in sorted(runs_by_row, key=lambda place: [order(text) for text in place]):
         cells: list[Cell | Difference | None] = []
         for at in across:
             cell = runs_by_row[row_key].get(at)
@@ -229,7 +192,59 @@ def table(
     return result
 
 
-def find_partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, str]) -> Run | None:
+def _keys_of_rows(choice: Choice, rows: Sequence[str], columns: Sequence[str], blocks: Sequence[str]) -> list[str]:
+    """The keys of the lines, those of blocks first."""
+    available_keys = [*choice.keys, *choice.chosen]
+    for option, names in (("--rows", rows), ("--columns", columns)):
+        for name in names:
+            checks.choice(option, name, available_keys)
+    if not rows:
+        rows = [key for key in choice.keys if key not in columns]
+        if not columns:  # the best value of a key is a column of text, unless columns leave it no single value
+            rows += choice.chosen
+    for name in blocks:
+        checks.choice("--blocks", name, rows)
+    return [*blocks, *(key for key in rows if key not in blocks)]
+
+
+def _by_place(
+    runs: Sequence[Run], keys: Sequence[str], rows: Sequence[str], columns: Sequence[str]
+) -> dict[tuple[str, ...], dict[tuple[str, ...], Run]]:
+    """Values of the rows' keys → values of the columns' keys → the run that has them."""
+    runs_by_row: dict[tuple[str, ...], dict[tuple[str, ...], Run]] = {}
+    for run in runs:
+        row_runs = runs_by_row.setdefault(_at(run, rows), {})
+        at = _at(run, columns)
+        if at in row_runs:
+            places = zip([*rows, *columns], [*_at(run, rows), *at], strict=True)
+            settings_text = ", ".join(f"{key}={text}" for key, text in places) or "nothing that tells them apart"
+            extra_keys = [key for key in keys if key not in (*rows, *columns)]
+            remedy = "give one of them"
+            if extra_keys:
+                remedy = f"add {' or '.join(extra_keys)} to --rows or --columns, or take --best of it"
+            raise ConfigError(f"several runs have {settings_text}; {remedy}")
+        row_runs[at] = run
+    return runs_by_row
+
+
+def _measures_at(
+    at: Sequence[str], columns: Sequence[str], measures: Sequence[Measure], naming: _Names, differences: bool
+) -> list[Measure]:
+    """The measures at one place among the columns, and after them their differences from the runs held against."""
+    called = _called(
+        [naming.renaming(key, key_name(key)) for key in columns],
+        [naming.plain(key, text) for key, text in zip(columns, at, strict=True)],
+    )
+    placed = [replace(m, place=naming.of_place(columns, at)) for m in measures]
+    headed = [replace(m, heading=f"{m.heading} {called}".strip()) for m in placed]
+    if differences:
+        for m in placed:
+            heading = f"difference of {m.heading} {called}".strip()
+            headed.append(replace(m, heading=heading, label=f"difference of {m.label or m.heading}"))
+    return headed
+
+
+def partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, str]) -> Run | None:
     """The run that has the values of `against` and otherwise those of this one; None of one that has them itself.
 
     Raises:

@@ -46,7 +46,7 @@ class OwnData(Dataset):
         augment: random crop and flip of training images.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
         self,
         name: str,
         train: Part,

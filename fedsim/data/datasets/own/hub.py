@@ -37,7 +37,7 @@ class Hub(OwnData):
         **options: of `OwnData`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
         self,
         path: str,
         x: str | Sequence[str],

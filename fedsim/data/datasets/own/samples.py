@@ -124,28 +124,47 @@ def inputs(samples: Part, kind: str | None, channels: str | None, gaps: bool = F
         raise ConfigError(f"{source}: x holds no samples")
     if x.dtype == bool:
         x, kind = x.astype(np.float32), kind or "numbers"
+    x = _numeric(source, x)
+    kind = _kind(source, x, kind)
+    if kind == "pixels":
+        return images(source, torch.from_numpy(_owned(x)), channels)
+    if kind == "tokens":
+        tensor = _tokens(part, x)
+    else:
+        tensor = _floats(x)
+        if not gaps:
+            finite(part, tensor)
+    if channels is not None and tensor.dim() == 4:
+        return images(source, tensor, channels)
+    return tensor
+
+
+def _numeric(source: str, x: np.ndarray) -> np.ndarray:
+    """[N, …] numbers in this machine's byte order, at least one of them in a sample."""
     if x.dtype.kind not in "iuf":
         raise ConfigError(f"{source}: x holds {_kind_text(x)}, and inputs are numbers; encode them first")
     if x.ndim == 1:
         x = x[:, None]
     if 0 in x.shape:
         raise ConfigError(f"{source}: x has the shape {list(x.shape)}, so its samples are empty")
-    if not x.dtype.isnative:
+    if not x.dtype.isnative:  # PyTorch refuses the other byte order
         x = x.astype(x.dtype.newbyteorder("="))
-    kind = _kind(source, x, kind)
-    if kind == "pixels":
-        return images(source, torch.from_numpy(_owned(x)), channels)
-    if kind == "tokens":
-        smallest_token = min(int(x[pick].min()) for pick in pieces(x))
-        if smallest_token < 0:
-            raise ConfigError(f"{source}: x holds the token {smallest_token}; tokens count from 0")
-        tensor = torch.from_numpy(_owned(x if samples.mapped and x.dtype.kind == "i" else x.astype(np.int64)))
-    else:
-        wide = x.dtype.itemsize > 8
-        tensor = torch.from_numpy(_owned(x if x.dtype.kind == "f" and not wide else x.astype(np.float32)))
-        if not gaps:
-            require_finite(samples, tensor)
-    return images(source, tensor, channels) if channels is not None and tensor.dim() == 4 else tensor
+    return x
+
+
+def _tokens(part: Part, x: np.ndarray) -> Tensor:
+    smallest_token = min(int(x[pick].min()) for pick in pieces(x))
+    if smallest_token < 0:
+        raise ConfigError(f"{part.source}: x holds the token {smallest_token}; tokens count from 0")
+    if not (part.mapped and x.dtype.kind == "i"):  # a mapped file stays on disk, which a copy would not
+        x = x.astype(np.int64)
+    return torch.from_numpy(_owned(x))
+
+
+def _floats(x: np.ndarray) -> Tensor:
+    if x.dtype.kind != "f" or x.dtype.itemsize > 8:  # PyTorch has no float wider than 64 bits
+        x = x.astype(np.float32)
+    return torch.from_numpy(_owned(x))
 
 
 def _kind(source: str, x: np.ndarray, kind: str | None) -> str:

@@ -55,7 +55,7 @@ class Table(OwnData):
         (('age', 'job=cook', 'job=smith'), [31.0, 1.0, 0.0], ('no', 'yes'))
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
         self,
         path: Any,
         target: str,
