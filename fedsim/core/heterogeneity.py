@@ -75,7 +75,8 @@ def of_moments(key: str, mean: float, variance: float, weights: np.ndarray, draw
     spread = weights @ centred**2
     if len(draws) < 2 or not spread > 0:
         raise ConfigError(key=key, value=variance, needs="needs at least two clients that can differ; set it to 0")
-    return mean + (variance / spread) ** 0.5 * centred
+    scaled: np.ndarray = mean + (variance / spread) ** 0.5 * centred
+    return scaled
 
 
 def entry_of_client(table: Tensor, number: Tensor) -> Tensor:

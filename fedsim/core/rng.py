@@ -98,7 +98,8 @@ def _mix64_array(x: np.ndarray) -> np.ndarray:
     x = np.atleast_1d(x)  # numbers alone would warn that they wrap
     x = (x ^ (x >> _30)) * _MIX_1_HOST
     x = (x ^ (x >> _27)) * _MIX_2_HOST
-    return x ^ (x >> _31)
+    mixed: np.ndarray = x ^ (x >> _31)
+    return mixed
 
 
 def _mix32(x: Tensor) -> Tensor:

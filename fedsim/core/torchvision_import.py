@@ -33,4 +33,5 @@ def torchvision() -> ModuleType:
             library.define(operator + schema)
         _declared.append(library)
         import torchvision as package
-    return package
+    module: ModuleType = package
+    return module

@@ -331,4 +331,5 @@ class Tracker:
 def per_replicate(values: np.ndarray, bounds: Sequence[int]) -> np.ndarray:
     """Sums of [n] host values over the rows of each replicate, [R]."""
     running = np.concatenate([[0], np.cumsum(values)])[list(bounds)]
-    return running[1:] - running[:-1]
+    sums: np.ndarray = running[1:] - running[:-1]
+    return sums

@@ -64,7 +64,8 @@ class Trial:
     @property
     def steps(self) -> np.ndarray:
         """[3] local steps of each client, descending."""
-        return np.count_nonzero(self.sizes, axis=1)
+        steps: np.ndarray = np.count_nonzero(self.sizes, axis=1)
+        return steps
 
     def active_rows(self) -> list[int]:
         """How many clients take each of the steps."""

@@ -54,17 +54,18 @@ def _search(run: Run, rows: np.ndarray, positions: np.ndarray) -> list[int]:
     """Which of these places fail, by halves."""
     if not len(positions) or _attempt(run, rows[positions]) is not None:
         return []
-    if len(positions) == 1:
-        return positions.tolist()
-    half = len(positions) // 2
-    return _search(run, rows, positions[:half]) + _search(run, rows, positions[half:])
+    if len(places) == 1:
+        return [int(places[0])]
+    half = len(places) // 2
+    return _search(run, rows, places[:half]) + _search(run, rows, places[half:])
 
 
 def _replaced(rows: np.ndarray, failing: np.ndarray) -> np.ndarray:
     """Positions with the nearest one that does not fail instead of each that does: the order by steps is kept."""
     good = np.flatnonzero(~failing)
     after = np.searchsorted(good, np.arange(len(rows))).clip(max=len(good) - 1)
-    return rows[good[after]]
+    replaced: np.ndarray = rows[good[after]]
+    return replaced
 
 
 def _marked(carry: Carry, losses: Tensor, failing: np.ndarray) -> tuple[Carry, Tensor]:

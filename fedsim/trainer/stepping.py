@@ -83,7 +83,7 @@ class SteppingLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = len(self.stepped.due.rates)
-        out = _Step.apply(as_asked(x).reshape(rows, -1, x.shape[-1]), self.weight[:rows], self)
+        out: Tensor = _Step.apply(as_asked(x).reshape(rows, -1, x.shape[-1]), self.weight[:rows], self)  # type: ignore[no-untyped-call]
         return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
@@ -100,7 +100,8 @@ class SteppingConv2d(SteppingLinear):
         out = super().forward(patches).mT
         spans = zip(x.shape[2:], self.padding, *self.window.values(), strict=True)
         size = [(s + 2 * p - d * (k - 1) - 1) // step + 1 for s, p, k, d, step in spans]
-        return out.unflatten(2, size)
+        image: Tensor = out.unflatten(2, size)
+        return image
 
 
 def _matrices(parameters: Tensor) -> Tensor:

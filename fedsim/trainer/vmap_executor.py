@@ -69,7 +69,7 @@ class VmapExecutor:
         fourth number between two powers of two, so that few recordings serve whoever comes."""
         if not isinstance(self._answer_and_step, Replay) or rows * self.dimension > SMALL:
             return rows
-        spacing = max(1, 2 ** (rows.bit_length() - 3))
+        spacing: int = max(1, 2 ** (rows.bit_length() - 3))
         return -(-rows // spacing) * spacing
 
     def run(self, chunk: Chunk, carry: Carry, rates: Tensor, deployed: Tensor | None) -> tuple[Carry, Tensor]:
@@ -123,7 +123,8 @@ class VmapExecutor:
         """One step of all rows at hand, after what the rule does before the first."""
         if step == 0 and self.rule.has_round_start:
             carry = self._begin(carry, batch, lr)
-        return self._step(carry, batch, lr)
+        stepped: tuple[Carry, Tensor] = self._step(carry, batch, lr)
+        return stepped
 
     def _by_size(self, sizes: np.ndarray, step: int, carry: Carry, batch: Batch, lr: Tensor) -> tuple[Carry, Tensor]:
         """The same; where samples see their neighbours, rows with batches of equal size together, none padded."""
