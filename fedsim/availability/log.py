@@ -55,17 +55,9 @@ class TraceLog(Recorded):
         super().__init__(path, repeat, match, unknown, missing)
         self.cover = cover
         table = columns(self.path, key="availability.path")
-        for key, name in {"client": client, "start": start, "end": end}.items():
-            require_column(table, self.source, key, name)
-        if len({client, start, end}) < 3:
-            raise ConfigError(
-                f"{{client}}={client}, {{start}}={start} and {{end}}={end} must be columns of their own",
-                mentions=("client", "start", "end"),
-            )
-        line_clients = clients_of_lines(table, client)
-        self.names = sort_names(set(line_clients))
-        at = {name: index for index, name in enumerate(self.names)}
-        self._read(table, start, end, np.array([at[name] for name in line_clients]), round, begin, until)
+        check_roles(table, self.source, {"client": client, "start": start, "end": end})
+        self.names, client_index = numbered_clients(table, client)
+        self._read(table, start, end, client_index, round, begin, until)
 
     def _read(
         self,
@@ -150,16 +142,30 @@ class TraceLog(Recorded):
         return (covered > 1e-9 * self._step if threshold == 0 else covered >= threshold * (1 - 1e-9)).astype(np.float64)
 
 
-def require_column(table: Columns, source: str, key: str, name: str) -> None:
-    """Refuse a table without the column that a key names."""
-    if name not in table.of:
+def check_roles(table: Columns, source: str, roles: dict[str, str | None]) -> None:
+    """Refuse a table without the columns that keys name, and keys that name one column twice; None names none."""
+    for key, name in roles.items():
+        if name is not None and name not in table.of:
+            raise ConfigError(
+                f"{source} has no column {name!r} (availability.{key}); it has {', '.join(table.of)}"
+                f"{checks.nearest(str(name), table.of)}"
+            )
+    if len(set(roles.values())) < len(roles):
+        *first_roles, last_role = (f"{{{key}}}={name}" for key, name in roles.items())
         raise ConfigError(
-            f"{source} has no column {name!r} (availability.{key}); it has {', '.join(table.of)}"
-            f"{checks.nearest(str(name), table.of)}"
+            f"{', '.join(first_roles)} and {last_role} must be columns of their own", mentions=tuple(roles)
         )
 
 
-def clients_of_lines(table: Columns, name: str) -> list[str]:
+def numbered_clients(table: Columns, name: str) -> tuple[list[str], np.ndarray]:
+    """The clients in a column by their names, in order, and the place among them of each line's [N]."""
+    line_clients = _clients_of_lines(table, name)
+    names = ordered(set(line_clients))
+    place = {client: index for index, client in enumerate(names)}
+    return names, np.array([place[client] for client in line_clients])
+
+
+def _clients_of_lines(table: Columns, name: str) -> list[str]:
     """[N] whose line it is."""
     client_names = [called_of(value) for value in table[name].tolist()]
     lacking = next((row for row, value in enumerate(client_names) if value is None), None)

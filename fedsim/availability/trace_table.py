@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.availability.log import clients_of_lines, require_column
+from fedsim.availability.log import check_roles, numbered_clients
 from fedsim.availability.recorded import RECORD, Match, Missing, Recorded, Unknown
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.samples import sort_names
-from fedsim.data.datasets.own.table_columns import Columns, as_numbers, columns, is_missing
+from fedsim.data.datasets.own.table_columns import Columns, as_numbers, columns, missing
 
 WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 
@@ -40,18 +39,9 @@ class TraceTable(Recorded):
     ) -> None:
         super().__init__(path, repeat, match, unknown, missing)
         table = columns(self.path, key="availability.path")
-        for key, name in {"client": client, "round": round, "available": available}.items():
-            if name is not None:
-                require_column(table, self.source, key, name)
-        if len({client, round, available}) < 3:
-            raise ConfigError(
-                f"{{client}}={client}, {{round}}={round} and {{available}}={available} must be columns of their own",
-                mentions=("client", "round", "available"),
-            )
-        line_clients = clients_of_lines(table, client)
-        self.names = sort_names(set(line_clients))
-        at = {name: index for index, name in enumerate(self.names)}
-        client_index = np.array([at[name] for name in line_clients])
+        check_roles(table, self.source, {"client": client, "round": round, "available": available})
+        names, client_index = numbered_clients(table, client)
+        self.names = names
         round_numbers = rounds(table, round)
         values = np.ones(len(table)) if available is None else probabilities(table, available)
         self.unknown_reason = RECORD if np.isin(values, (0.0, 1.0)).all() else ""
@@ -63,7 +53,7 @@ class TraceTable(Recorded):
         if twice.any():
             row = int(order[1:][twice].min())
             raise ConfigError(
-                f"{self.source}: {table.row_label(row)} is another of {line_clients[row]!r} in the same round"
+                f"{self.source}: {table.where(row)} is another of {names[client_index[row]]!r} in the same round"
             )
 
     def record(self, t: int) -> np.ndarray:

@@ -17,7 +17,7 @@ import torch
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.speaking import log_to_stderr, tolerate_broken_pipes
+from fedsim.core.speaking import patiently
 from fedsim.run.tracking.environment import environment
 from fedsim.studies.board import submission
 from fedsim.studies.board.board import Board, Cell, load, names, results_folder
@@ -26,7 +26,7 @@ from fedsim.studies.board.page import write_pages
 from fedsim.studies.board.recheck import TOLERANCE, recheck
 from fedsim.studies.board.rows import Rates, read, write
 from fedsim.studies.board.runner import compute
-from fedsim.studies.reproduce.runner import jobs_at_once
+from fedsim.studies.reproduce.runner import jobs_at_once, resumable_command
 
 VERSIONS = ("fedsim-torch", "torch", "numpy")
 
@@ -36,10 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of `fedsim-leaderboard`."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    log_to_stderr()
-    logging.getLogger("fedsim").setLevel(logging.WARNING)
-    try:
+    with resumable_command("fedsim-leaderboard", logging.WARNING):
         if options.list:
             print(listing(options.boards))
             return
@@ -47,10 +44,6 @@ def main(arguments: list[str] | None = None) -> None:
             parser.error("name a board; --list shows them")
         for name in options.board:
             _board(load(name, options.boards), options)
-    except ConfigError as error:
-        sys.exit(f"fedsim-leaderboard: {error}")
-    except KeyboardInterrupt:
-        sys.exit("fedsim-leaderboard: stopped; the same command goes on where this one ended")
 
 
 def _parser() -> argparse.ArgumentParser:

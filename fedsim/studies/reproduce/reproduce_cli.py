@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import torch
 from fedsim.app.build import build
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacement_file
-from fedsim.core.speaking import log_to_stderr, tolerate_broken_pipes
+from fedsim.core.files import replacing
+from fedsim.core.speaking import patiently
 from fedsim.run.stopping import Stopped
 from fedsim.run.tracking.environment import environment
 from fedsim.run.wiring import resolve_device
@@ -24,7 +23,15 @@ from fedsim.studies.plots.curves import metrics_of
 from fedsim.studies.plots.figure_kinds import draw
 from fedsim.studies.reproduce import report
 from fedsim.studies.reproduce.recipe import SCALES, Recipe, load, names
-from fedsim.studies.reproduce.runner import Job, Outcome, carry_out_all, jobs_at_once, plan, trusted_by
+from fedsim.studies.reproduce.runner import (
+    Job,
+    Outcome,
+    carry_out_all,
+    jobs_at_once,
+    plan,
+    resumable_command,
+    trusted_by,
+)
 from fedsim.studies.results.runs import load as load_run
 
 RUNS, RESULTS = "runs", "results"
@@ -35,10 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point of `fedsim-reproduce`."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    log_to_stderr()
-    logging.getLogger("fedsim").setLevel(logging.INFO)
-    try:
+    with resumable_command("fedsim-reproduce", logging.INFO):
         if options.list:
             print(listing())
             return
@@ -57,10 +61,6 @@ def main(arguments: list[str] | None = None) -> None:
         }
         if len(rows_by_recipe) > 1:
             print(report.summary(rows_by_recipe))
-    except ConfigError as error:
-        sys.exit(f"fedsim-reproduce: {error}")
-    except KeyboardInterrupt:
-        sys.exit("fedsim-reproduce: stopped; the same command goes on where this one ended")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -29,6 +30,7 @@ from fedsim.app.explain import explain
 from fedsim.app.folders import key_of
 from fedsim.app.job_progress import JobProgress, LockstepProgress, as_they_end, best_so_far
 from fedsim.core.errors import ConfigError, DivergenceError, MissingDataError
+from fedsim.core.speaking import log_to_stderr
 from fedsim.run.determinism import deterministic
 from fedsim.run.stopping import Stopped
 from fedsim.run.together import Lockstep
@@ -251,7 +253,22 @@ def leave_if_alone() -> None:
         os._exit(1)
 
 
-def jobs_at_once(requested: str, device: str, pending: int) -> int:
+@contextlib.contextmanager
+def resumable_command(name: str, level: int) -> Iterator[None]:
+    """Within the block a command carries out runs, and may be started again: what it prints appears line by line, its
+    log begins at `level`, and an error or Ctrl-C ends it by one sentence."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    log_to_stderr()
+    logging.getLogger("fedsim").setLevel(level)
+    try:
+        yield
+    except ConfigError as error:
+        sys.exit(f"{name}: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"{name}: stopped; the same command goes on where this one ended")
+
+
+def jobs_at_once(asked: str, device: str, pending: int) -> int:
     """'auto': one process per core on a CPU, a single one where a GPU does the work."""
     if requested != "auto":
         if not requested.isdigit() or int(requested) < 1:
