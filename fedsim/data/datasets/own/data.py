@@ -230,7 +230,8 @@ def check_standardised(x: Tensor, mapped: bool) -> None:
 def standardise_features(train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Features of mean 0 and variance 1 over the training samples; one that never varies becomes 0."""
     mean, std = train.double().mean(0), train.double().std(0, correction=0)
-    scale = torch.where(std > 0, 1 / std.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+    varies = (train != train[:1]).any(0)  # rounding leaves equal numbers a deviation that is not quite 0
+    scale = torch.where(varies & (std > 0), 1 / std.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
 
     def scaled(x: Tensor) -> Tensor:
         return ((x.double() - mean) * scale).to(torch.float32)

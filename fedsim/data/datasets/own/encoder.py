@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -119,11 +122,11 @@ class Encoder:
         return np.column_stack(encoded_columns)
 
     def __call__(self, train: Tensor, test: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What is missing filled in by what training rows have; then a feature per word."""
-        self.fill = [self._fill(train[:, k], words) for k, words in enumerate(self.words.values())]
-        train, test = self._filled_and_expanded(train), None if test is None else self._filled_and_expanded(test)
-        self._scale(train)
-        return self._scaled(train), None if test is None else self._scaled(test)
+        """What is missing filled in by what training rows have, a feature per word, and numbers of mean 0 and variance
+        1 over the training rows."""
+        self._transformer = self._column_transformer()
+        self._transformer.fit(train.numpy())
+        return self._features(train), None if test is None else self._features(test)
 
     def encode(self, table: Columns) -> Tensor:
         """[n, d] features of other rows.
@@ -143,34 +146,32 @@ class Encoder:
                 "{missing}=mean or median fills it in",
                 mentions=("missing",),
             )
-        return self._scaled(self._filled_and_expanded(torch.from_numpy(codes)))
+        return self._features(torch.from_numpy(codes))
 
-    def _filled_and_expanded(self, x: Tensor) -> Tensor:
-        x = torch.where(torch.isnan(x), torch.tensor(self.fill, dtype=x.dtype), x)
-        return torch.cat([self._expanded(x[:, k], words) for k, words in enumerate(self.words.values())], 1)
+    def _features(self, codes: Tensor) -> Tensor:
+        """[N, k] numbers and places of words → [N, d] features, float32."""
+        return torch.from_numpy(self._transformer.transform(codes.numpy())).float()
 
-    def _fill(self, column: Tensor, words: list[str] | None) -> float:
-        """What stands for missing entries of a column."""
-        present_values = column[~torch.isnan(column)].double()
-        if not len(present_values):
-            return 0.0
-        if words is not None:
-            return float(torch.bincount(present_values.long()).argmax())
-        return float(present_values.mean() if self.missing == "mean" else np.median(present_values.numpy()))
+    def _column_transformer(self) -> Any:
+        """Scikit-learn's transformers of the columns. Neighbours of a kind share one: features stand in the order of
+        the table, and a wide table of numbers is one call."""
+        from sklearn.compose import ColumnTransformer  # here: half a second, which other data need not wait for
+        from sklearn.impute import SimpleImputer
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-    def _expanded(self, column: Tensor, words: list[str] | None) -> Tensor:
-        """[N, 1], or [N, words] of zeros and ones."""
-        if words is None or not self.onehot:
-            return column[:, None]
-        return torch.nn.functional.one_hot(column.long(), len(words)).to(column.dtype)
-
-    def _scale(self, train: Tensor) -> None:
-        """What gives numbers mean 0 and variance 1 over the training rows; features 0 or 1 stay as they are."""
-        width = [1 if words is None or not self.onehot else len(words) for words in self.words.values()]
-        plain = [words is None or not self.onehot for words in self.words.values()]
-        number = torch.tensor(plain).repeat_interleave(torch.tensor(width)) & self.standardise
-        mean, std = train.mean(0), train.std(0, correction=0)
-        self.mean, self.std = torch.where(number, mean, 0.0), torch.where(number & (std > 0), std, 1.0)
-
-    def _scaled(self, x: Tensor) -> Tensor:
-        return ((x - self.mean) / self.std).float()
+        average = "median" if self.missing == "median" else "mean"
+        scaling = [StandardScaler()] if self.standardise else []
+        transformers = []
+        for numeric, columns in itertools.groupby(enumerate(self.words.values()), lambda column: column[1] is None):
+            places, words = zip(*columns, strict=True)
+            strategy = average if numeric else "most_frequent"
+            # a column that has something in test rows only stays a feature, of zeros
+            steps: list[Any] = [SimpleImputer(strategy=strategy, keep_empty_features=True)]
+            if numeric or not self.onehot:
+                steps += scaling
+            else:  # all words of the data set, of which training rows may lack some
+                steps.append(OneHotEncoder(categories=[np.arange(float(len(w))) for w in words], sparse_output=False))
+            transformers.append((f"columns from {places[0]}", make_pipeline(*steps), list(places)))
+        # whatever a user's `sklearn.set_config` says, arrays are what is read here
+        return ColumnTransformer(transformers).set_output(transform="default")

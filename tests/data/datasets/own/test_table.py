@@ -152,6 +152,24 @@ def test_what_is_missing_is_filled_in_by_what_training_rows_have(how: str) -> No
         np.testing.assert_allclose(x[~gaps[rows], 0], AGE[rows & ~gaps])
 
 
+@pytest.mark.parametrize("constant", [0.0, 0.1, 3.7, 1e6 / 3])
+def test_a_column_that_does_not_vary_says_nothing_also_where_it_was_filled_in(constant: float) -> None:
+    """The mean of equal numbers may be off by rounding, which a division by their deviation would blow up."""
+    for gaps in (np.arange(N) % 7 == 3, np.arange(N) % 3 > 0, np.arange(N) % 2 > 0):
+        height = np.where(gaps, "", str(constant))
+        data = Table(PEOPLE | {"height": height}, **ROLES, features=["height", "job"], missing="mean")
+        for x in (data.train_x, data.test_x):
+            assert x[:, 0].abs().max() < 1e-6
+
+
+def test_a_column_without_an_entry_in_the_training_rows_is_filled_by_zeros() -> None:
+    height = np.where(SPLIT == "train", "", HEIGHT.astype(str))
+    data = Table(PEOPLE | {"height": height}, **ROLES, features=["height", "job"], missing="mean", standardise=False)
+    assert data.feature_names[0] == "height"
+    assert data.train_x[:, 0].tolist() == [0.0] * len(data.train_x)
+    np.testing.assert_allclose(data.test_x[:, 0], HEIGHT[SPLIT != "train"], rtol=1e-6)
+
+
 def test_rows_that_lack_something_may_be_dropped() -> None:
     height = [None if row in (3, 4) else float(h) for row, h in enumerate(HEIGHT)]
     data = Table(PEOPLE | {"height": height}, **ROLES, missing="drop")
