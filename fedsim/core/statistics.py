@@ -92,19 +92,17 @@ class RowStatistics:
 
     def median(self, rows: Tensor) -> Tensor:
         """[n, …] → [R, …], number by number; of an even number of rows the mean of the middle two."""
-        return self.quantile(rows, 0.5)
+        return self.each(median_of, _real(rows))
 
     def quantile(self, rows: Tensor, q: float) -> Tensor:
         """[n, …] → [R, …] the q-quantile, number by number, linear between rows (NumPy's default)."""
         if not 0 <= q <= 1:
             raise ValueError(f"q={q!r} must lie between 0 and 1")
 
-        def of(replicate_rows: Tensor) -> Tensor:
-            position = q * (len(replicate_rows) - 1)
-            ordered = replicate_rows.sort(0).values
-            return torch.lerp(
-                ordered[int(position)], ordered[min(int(position) + 1, len(replicate_rows) - 1)], position % 1
-            )
+        def of(own: Tensor) -> Tensor:  # `torch.quantile` of torch 2.6 refuses more than 2²⁴ numbers
+            position = q * (len(own) - 1)
+            ordered = own.sort(0).values
+            return torch.lerp(ordered[int(position)], ordered[min(int(position) + 1, len(own) - 1)], position % 1)
 
         return self.map_replicates(of, _as_floats(rows))
 
@@ -112,12 +110,7 @@ class RowStatistics:
         """[n, …] → [R, …] the mean without the ⌊fraction·k⌋ smallest and as many largest, number by number."""
         if not 0 <= fraction < 0.5:
             raise ValueError(f"fraction={fraction!r} must be at least 0 and below 0.5")
-
-        def of(replicate_rows: Tensor) -> Tensor:
-            cut = int(fraction * len(replicate_rows))
-            return replicate_rows.sort(0).values[cut : len(replicate_rows) - cut].mean(0)
-
-        return self.map_replicates(of, _as_floats(rows))
+        return self.each(lambda own: trimmed_mean_of(own, int(fraction * len(own))), _real(rows))
 
     def distances(self, rows: Tensor) -> list[Tensor]:
         """[n, d] → of each replicate [k, k], the Euclidean distances between its rows."""
@@ -161,6 +154,18 @@ class RowStatistics:
         return gathered[..., virtual].astype(values.dtype), virtual, [int(b) for b in bounds]
 
 
-def _as_floats(rows: Tensor) -> Tensor:
+def median_of(rows: Tensor) -> Tensor:
+    """[k, …] → […] the median, number by number; of an even number of rows the mean of the middle two, where
+    `torch.median` takes the lower one."""
+    ordered, k = rows.sort(0).values, len(rows)
+    return (ordered[(k - 1) // 2] + ordered[k // 2]) / 2
+
+
+def trimmed_mean_of(rows: Tensor, cut: int) -> Tensor:
+    """[k, …] → […] the mean without the `cut` smallest and as many largest, number by number."""
+    return rows.sort(0).values[cut : len(rows) - cut].mean(0)
+
+
+def _real(rows: Tensor) -> Tensor:
     """Whole numbers as floating-point ones."""
     return rows if rows.is_floating_point() else rows.to(torch.get_default_dtype())

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from fedsim.core.constraints import Count, NonNegative, PositivePerSeed
 from fedsim.core.federation import Weighting
+from fedsim.core.statistics import median_of
 from fedsim.strategies.per_replicate import Named
-from fedsim.strategies.robust import Robust, column_median, weighted_mean
+from fedsim.strategies.robust import Robust, weighted_mean
 
 
 def scores(squares: Tensor, num_byzantine: int) -> Tensor:
@@ -90,10 +91,5 @@ class Bulyan(Krum):
             positions = torch.arange(len(remaining) - 1, device=remaining.device)
             remaining = remaining[positions + (positions >= best)]  # without it
         selected = rows[torch.cat(chosen)]
-        nearest = (
-            (selected - column_median(selected))
-            .abs()
-            .sort(dim=0, stable=True)
-            .indices[: len(selected) - 2 * num_byzantine]
-        )
+        nearest = (selected - median_of(selected)).abs().sort(dim=0, stable=True).indices[: len(selected) - 2 * bad]
         return selected.gather(0, nearest).mean(0)

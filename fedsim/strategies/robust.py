@@ -15,6 +15,7 @@ from fedsim.core.constraints import Count, NonNegative, Positive, PositivePerSee
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Weighting
 from fedsim.core.per_seed import per_seed
+from fedsim.core.statistics import median_of, trimmed_mean_of
 from fedsim.strategies.per_replicate import Named, PerReplicate, Rows
 
 log = logging.getLogger(__name__)
@@ -108,12 +109,6 @@ class Robust(PerReplicate):
         return self.combine(sent, bad, memory) if weights is None else self.combine_weighted(sent, weights, bad, memory)
 
 
-def column_median(rows: Tensor) -> Tensor:
-    """[k, d] → [d] the median of every column; of an even number the mean of the middle two."""
-    ordered, k = rows.sort(0).values, len(rows)
-    return (ordered[(k - 1) // 2] + ordered[k // 2]) / 2
-
-
 def weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
     """[k, d], [k] → [d], the weighted mean; the plain one where all weights are 0."""
     total = weights.sum()
@@ -135,8 +130,8 @@ class Median(Robust):
     def __init__(self, server_lr: PositivePerSeed = 1.0, bucket: Count = 1) -> None:
         super().__init__(server_lr, 0, bucket)
 
-    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
-        return column_median(rows)
+    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+        return median_of(rows)
 
 
 class TrimmedMean(Robust):
@@ -149,8 +144,8 @@ class TrimmedMean(Robust):
     def __init__(self, server_lr: PositivePerSeed = 1.0, bad: NonNegative = 0.1, bucket: Count = 1) -> None:
         super().__init__(server_lr, bad, bucket)
 
-    def combine(self, rows: Tensor, num_byzantine: int, memory: Named) -> Tensor:
-        return rows.sort(0).values[num_byzantine : len(rows) - num_byzantine].mean(0)
+    def combine(self, rows: Tensor, bad: int, memory: Named) -> Tensor:
+        return trimmed_mean_of(rows, bad)
 
 
 class RFA(Robust):
