@@ -20,9 +20,9 @@ class Execution(Validated):
     """All but `dtype` and `precision` leave the numbers as they are, to rounding.
 
     Attributes:
-        executor, chunk, workers, trial, compile: see `fedsim.trainer.choose`.
+        executor, chunk, workers, trial, compile: see `fedsim.trainer.choose`. `compile='graph'` is experimental.
         dtype: 'float32' or 'float64'.
-        precision: of training: 'full', 'tf32' or 'bf16', see `fedsim.models.precision`.
+        precision: of training: 'full', 'tf32' or 'bf16', see `fedsim.models.precision`. 'bf16' is experimental.
         memory: where what is remembered of each client lies between rounds: 'device', 'host' or 'disk' (see
             `fedsim.core.placement`); the rows of a round are on the device in any case, and the numbers are the same.
         device: 'auto', 'cpu', 'cuda', …
