@@ -51,38 +51,18 @@ class Encoder:
         numeric = True
         for table in tables:
             values, gaps = table[name], unknown(table[name])
-            if gaps.any() and self.missing == "refuse":
-                raise ConfigError(
-                    f"{table.source}: {table.row_label(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; "
-                    "set "
-                    "{missing}=drop, mean or median",
-                    mentions=("missing",),
-                )
-            if gaps.all():
-                raise ConfigError(
-                    f"{table.source}: column {name!r} is empty; leave it out by {{features}}", mentions=("features",)
-                )
+            self._check_gaps(table, name, gaps)
             numbers = as_numbers(values, gaps)
             numeric &= numbers is not None
-            if numbers is not None and np.isinf(numbers).any():
+            if numbers is None:
+                _check_words(table, name, gaps)
+            elif np.isinf(numbers).any():
                 row = int(np.flatnonzero(np.isinf(numbers))[0])
                 raise ConfigError(
                     f"{table.source}: {table.row_label(row)} holds {numbers[row]} in column {name!r}; correct it"
                 )
-            if numbers is None:
-                row = int(np.flatnonzero(~gaps)[0])
-                kind = values.dtype.kind if values.dtype != object else type(values[row]).__name__
-                if kind not in ("U", "S", "str", "bytes", "bool"):
-                    raise ConfigError(
-                        f"{table.source}: column {name!r} holds neither numbers nor words ({values[row]!r}); leave it "
-                        "out by {features}",
-                        mentions=("features",),
-                    )
-            vocabulary |= (
-                {str(called_of(value)) for value in values[~gaps].tolist()}
-                if len(vocabulary) <= max_categories
-                else set()
-            )
+            if len(vocabulary) <= most:  # of a column of text what is too much already is enough to refuse it
+                vocabulary |= {str(called_of(value)) for value in values[~gaps].tolist()}
         if numeric:
             return None
         if categories == "refuse":
@@ -101,23 +81,27 @@ class Encoder:
             )
         return sort_names(vocabulary)
 
-    def codes(self, table: Columns) -> np.ndarray:
+    def _check_gaps(self, table: Columns, name: str, gaps: np.ndarray) -> None:
+        if gaps.any() and self.missing == "refuse":
+            raise ConfigError(
+                f"{table.source}: {table.where(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
+                "{missing}=drop, mean or median",
+                mentions=("missing",),
+            )
+        if gaps.all():
+            raise ConfigError(
+                f"{table.source}: column {name!r} is empty; leave it out by {{features}}", mentions=("features",)
+            )
+
+    def codes(self, part: Columns) -> np.ndarray:
         """[N, k] float64 numbers, and places of words; NaN where something is missing."""
         encoded_columns = []
         for name, words in self.words.items():
-            values, gaps = table[name], unknown(table[name])
-            numbers = as_numbers(values, gaps) if words is None else None
-            if numbers is None:
-                code_of_word = {word: float(number) for number, word in enumerate(words or [])}
-                numbers, entries = (
-                    np.full(len(table), np.nan),
-                    [str(called_of(value)) for value in values[~gaps].tolist()],
-                )
-                if strange := next((word for word in entries if word not in code_of_word), None):
-                    hint = f"{checks.nearest(strange, code_of_word) or ': ' + ', '.join(list(code_of_word)[:12])}"
-                    expected = f"the words of the data set{hint}" if words else "numbers"
-                    raise ConfigError(f"{table.source}: column {name!r} holds {strange!r}, and {expected} are known")
-                numbers[~gaps] = [code_of_word[word] for word in entries]
+            numbers = None
+            if words is None:
+                numbers = as_numbers(part[name], unknown(part[name]))
+            if numbers is None:  # a column of words, or words where the data set has numbers, which are refused
+                numbers = _places(part, name, words or [])
             encoded_columns.append(numbers)
         return np.column_stack(encoded_columns)
 
@@ -175,3 +159,32 @@ class Encoder:
             transformers.append((f"columns from {places[0]}", make_pipeline(*steps), list(places)))
         # whatever a user's `sklearn.set_config` says, arrays are what is read here
         return ColumnTransformer(transformers).set_output(transform="default")
+
+
+def _check_words(table: Columns, name: str, gaps: np.ndarray) -> None:
+    """Refuse a column of dates, lists and the like; its first entry stands for all."""
+    values, row = table[name], int(np.flatnonzero(~gaps)[0])
+    kind = values.dtype.kind if values.dtype != object else type(values[row]).__name__
+    if kind not in ("U", "S", "str", "bytes", "bool"):
+        raise ConfigError(
+            f"{table.source}: column {name!r} holds neither numbers nor words ({values[row]!r}); leave it "
+            "out by {features}",
+            mentions=("features",),
+        )
+
+
+def _places(part: Columns, name: str, words: list[str]) -> np.ndarray:
+    """[N] the place of each entry of a column among the words of the data set; NaN where something is missing."""
+    values, gaps = part[name], unknown(part[name])
+    place_of = {word: float(number) for number, word in enumerate(words)}
+    entries = [str(called_of(value)) for value in values[~gaps].tolist()]
+    for word in entries:
+        if word not in place_of:
+            expected = "numbers"
+            if words:
+                hint = checks.nearest(word, place_of) or f": {', '.join(words[:12])}"
+                expected = f"the words of the data set{hint}"
+            raise ConfigError(f"{part.source}: column {name!r} holds {word!r}, and {expected} are known")
+    places = np.full(len(part), np.nan)
+    places[~gaps] = [place_of[word] for word in entries]
+    return places
