@@ -21,6 +21,7 @@ from fedsim.run.wiring import resolve_device
 from fedsim.studies.plots.cells import Cell
 from fedsim.studies.plots.curves import metrics_of
 from fedsim.studies.plots.figure_kinds import draw
+from fedsim.studies.plots.style import save_small_png
 from fedsim.studies.reproduce import report
 from fedsim.studies.reproduce.recipe import SCALES, Recipe, load, names
 from fedsim.studies.reproduce.runner import (
@@ -161,9 +162,10 @@ def _make_folder(folder: Path, out: Path) -> None:
 def _save_figure(folder: Path, cells: list[Cell], figure: dict[str, Any], metadata: dict[str, Any]) -> None:
     """The picture, and of curves the numbers in it: a reader without the runs can draw them again."""
     drawing = draw(cells, figure)
-    for ending in ("png", "pdf"):
-        with replacing(folder / f"figure.{ending}", "wb") as file:
-            drawing.savefig(file, format=ending)
+    with replacing(folder / "figure.png", "wb") as file:
+        save_small_png(drawing, file)
+    with replacing(folder / "figure.pdf", "wb") as file:
+        drawing.savefig(file, format="pdf")
     if figure["kind"] == "curves":
         report.save_curves(folder / "curves.csv", cells, metrics_of(figure), metadata)
 
