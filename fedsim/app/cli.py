@@ -197,7 +197,7 @@ def _single_run(cfg: DictConfig, hydra_folder: str) -> None:
         if not out_of_memory(error):
             raise
         sys.exit(f"fedsim: {no_room(str(cfg.device))}\nfedsim: {_go_on(folder)}")
-    ranks.leave()
+    ranks.leave_group()
     _print_report(result, ranks)
 
 
@@ -227,13 +227,13 @@ def _end_stopped(stop: Stopped, folder: Path, ranks: Ranks) -> NoReturn:
 
 
 def _print_report(result: Result, ranks: Ranks) -> None:
-    if ranks.first:
+    if ranks.is_first:
         print(report(result), flush=True)
 
 
 def _end_without_peers(error: PeerError, folder: Path) -> NoReturn:
     """A rank whose peers are gone. It speaks and ends at once: torchrun is about to end this process."""
-    sweep.tell(
+    sweep.print_to_stderr(
         f"fedsim: {error}; if {folder} has a checkpoint, any number of ranks goes on from it with the same command "
         f"and resume={folder}\n",
         end="",  # in one piece: the other ranks are speaking too
@@ -355,7 +355,7 @@ def _override_values() -> dict[str, str]:
     """Key → value, of the overrides of this process; none where something else than Hydra composed the run."""
     if not HydraConfig.initialized():
         return {}
-    return {key_of(text): text.partition("=")[2] for text in _given(HydraConfig.get().overrides)}
+    return {key_of(text): text.partition("=")[2] for text in _override_texts(HydraConfig.get().overrides)}
 
 
 def _params_of_sweeper() -> set[str]:

@@ -160,7 +160,7 @@ def check_roles(table: Columns, source: str, roles: dict[str, str | None]) -> No
 def numbered_clients(table: Columns, name: str) -> tuple[list[str], np.ndarray]:
     """The clients in a column by their names, in order, and the place among them of each line's [N]."""
     line_clients = _clients_of_lines(table, name)
-    names = ordered(set(line_clients))
+    names = sort_names(set(line_clients))
     place = {client: index for index, client in enumerate(names)}
     return names, np.array([place[client] for client in line_clients])
 

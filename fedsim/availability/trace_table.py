@@ -9,7 +9,7 @@ import numpy as np
 from fedsim.availability.log import check_roles, numbered_clients
 from fedsim.availability.recorded import RECORD, Match, Missing, Recorded, Unknown
 from fedsim.core.errors import ConfigError
-from fedsim.data.datasets.own.table_columns import Columns, as_numbers, columns, missing
+from fedsim.data.datasets.own.table_columns import Columns, as_numbers, columns, is_missing
 
 WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 
@@ -53,7 +53,7 @@ class TraceTable(Recorded):
         if twice.any():
             row = int(order[1:][twice].min())
             raise ConfigError(
-                f"{self.source}: {table.where(row)} is another of {names[client_index[row]]!r} in the same round"
+                f"{self.source}: {table.row_label(row)} is another of {names[client_index[row]]!r} in the same round"
             )
 
     def record(self, t: int) -> np.ndarray:

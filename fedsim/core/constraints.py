@@ -209,7 +209,7 @@ class _ConstructorSignature:
 
     def __get__(self, instance: object | None, owner: type) -> inspect.Signature | None:
         """None where `inspect.signature` is to look further: at an object's `__call__`, or at another `__new__`."""
-        if instance is not None or owner.__new__ is not Validated.__new__:
+        if instance is not None or owner.__new__ is not Validated.__new__:  # type: ignore[comparison-overlap]
             return None
         constructor = owner.__init__  # type: ignore[misc]
         if constructor is object.__init__:

@@ -146,7 +146,7 @@ class Federation:
     def weights(self, weighting: str) -> Tensor:
         """[R·m'] w_i, which sum to 1 over all clients of a replicate: 'uniform' 1/m, or 'data' fractions."""
         if weighting == "data":
-            fractions: Tensor = self.data_weights.unflatten(0, (self.replicates, -1))[:, self.ranks.share]
+            fractions: Tensor = self.data_weights.unflatten(0, (self.replicates, -1))[:, self.ranks.client_slice]
             return fractions.flatten()
         return torch.full((self.rows,), 1.0 / self.clients, dtype=self.dtype, device=self.device)
 
@@ -154,7 +154,9 @@ class Federation:
         """[n] virtual clients, all of this rank → the rows in which their memory lies here."""
         if self.ranks.count == 1:
             return virtual
-        rows: np.ndarray = virtual // self.clients * len(self.own) + virtual % self.clients // self.ranks.count
+        rows: np.ndarray = (
+            virtual // self.clients * len(self.local_clients) + virtual % self.clients // self.ranks.count
+        )
         return rows
 
     def all_gather_clients(self, values: np.ndarray) -> np.ndarray:

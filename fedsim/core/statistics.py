@@ -92,29 +92,33 @@ class RowStatistics:
 
     def median(self, rows: Tensor) -> Tensor:
         """[n, …] → [R, …], number by number; of an even number of rows the mean of the middle two."""
-        return self.each(median_of, _real(rows))
+        return self.map_replicates(median_of, _real(rows))
 
     def quantile(self, rows: Tensor, q: float) -> Tensor:
         """[n, …] → [R, …] the q-quantile, number by number, linear between rows (NumPy's default)."""
         if not 0 <= q <= 1:
             raise ValueError(f"q={q!r} must lie between 0 and 1")
 
-        def of(own: Tensor) -> Tensor:  # `torch.quantile` of torch 2.6 refuses more than 2²⁴ numbers
-            position = q * (len(own) - 1)
-            ordered = own.sort(0).values
-            return torch.lerp(ordered[int(position)], ordered[min(int(position) + 1, len(own) - 1)], position % 1)
+        def of(replicate_rows: Tensor) -> Tensor:  # `torch.quantile` of torch 2.6 refuses more than 2²⁴ numbers
+            position = q * (len(replicate_rows) - 1)
+            ordered = replicate_rows.sort(0).values
+            return torch.lerp(
+                ordered[int(position)], ordered[min(int(position) + 1, len(replicate_rows) - 1)], position % 1
+            )
 
-        return self.map_replicates(of, _as_floats(rows))
+        return self.map_replicates(of, _real(rows))
 
     def trimmed_mean(self, rows: Tensor, fraction: float = 0.1) -> Tensor:
         """[n, …] → [R, …] the mean without the ⌊fraction·k⌋ smallest and as many largest, number by number."""
         if not 0 <= fraction < 0.5:
             raise ValueError(f"fraction={fraction!r} must be at least 0 and below 0.5")
-        return self.each(lambda own: trimmed_mean_of(own, int(fraction * len(own))), _real(rows))
+        return self.map_replicates(
+            lambda replicate_rows: trimmed_mean_of(replicate_rows, int(fraction * len(replicate_rows))), _real(rows)
+        )
 
     def distances(self, rows: Tensor) -> list[Tensor]:
         """[n, d] → of each replicate [k, k], the Euclidean distances between its rows."""
-        centred = (replicate_rows - replicate_rows.mean(0) for replicate_rows in self.by_replicate(_as_floats(rows)))
+        centred = (replicate_rows - replicate_rows.mean(0) for replicate_rows in self.by_replicate(_real(rows)))
         return [torch.cdist(replicate_rows, replicate_rows) for replicate_rows in centred]
 
     def by_replicate(self, rows: Tensor) -> list[Tensor]:

@@ -158,7 +158,7 @@ def resolve(key: str, target: str, kind: Kind) -> Any:
         from fedsim.core.torchvision_import import torchvision
 
         torchvision()  # where its compiled operators do not load, a plain import fails
-    candidate = _walked(key, target, segments, trust_label)
+    candidate = _walk_path(key, target, segments, trust_label)
     _check_candidate(key, target, candidate, kind, trust_label)
     return candidate
 
@@ -177,7 +177,7 @@ def _segments(key: str, target: str) -> list[str]:
 def _check_candidate(key: str, target: str, candidate: Any, kind: Kind, trust_label: str) -> None:
     """Refuse what stands at the path, where it is no class or function, lives in a package that is not trusted, or does
     not fit the place. Its home counts, not only the path: `trusted_package.os.system` is the operating system's."""
-    home, is_class = _home(candidate), isinstance(candidate, type)
+    home, is_class = _defining_module(candidate), isinstance(candidate, type)
     is_function = isinstance(candidate, (types.FunctionType, types.BuiltinFunctionType))
     if not (is_class or is_function or (kind.instances and callable(candidate) and trust_label != "built in")):
         raise ConfigError(f"{key}={target!r} is a {type(candidate).__name__}; give a function or class")
@@ -191,7 +191,7 @@ def _check_candidate(key: str, target: str, candidate: Any, kind: Kind, trust_la
     if isinstance(candidate, types.BuiltinFunctionType) and home_trust != "named":
         raise ConfigError(f"{key}={target!r} is a builtin function; give a class, or a function written in Python")
     if is_class and not kind.fits(candidate):
-        raise ConfigError(f"{key}={target!r} is a class, but not {kind.what}; {_wanted(kind)}")
+        raise ConfigError(f"{key}={target!r} is a class, but not {kind.description}; {_requirement(kind)}")
 
 
 @dataclass

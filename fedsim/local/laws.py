@@ -42,7 +42,7 @@ def estimator(name: str, variance: float | None, data: ClientData, shift: Shift)
             )
         return FractionEstimator(shift.groups, shift.group_entry)
     if name == "mean_x":
-        return MeanEstimator("x", numbers, shift.moving, known=variance)
+        return MeanEstimator("x", numbers, shift.moving, known_variance=variance)
     return _of_targets(name, variance, data, shift)
 
 
@@ -62,7 +62,7 @@ def _of_targets(name: str, variance: float | None, data: ClientData, shift: Shif
     """The estimators that look at y."""
     dataset = data.dataset
     numbers = math.prod(dataset.shape)
-    target = data.pair(torch.float32).get("y")
+    target = data.two_samples(torch.float32).get("y")
     if target is None:
         raise ConfigError(
             f"local.estimator={name} needs targets, which dataset={dataset.name} does not have; use mean_x"

@@ -125,5 +125,5 @@ class Layout:
         rows_by_client = full_tensor.unflatten(0, self.shape)
         for rank in range(1, ranks.count):
             ranks.send(rows_by_client[:, rank :: ranks.count].contiguous(), rank)
-        local_rows: Tensor = rows_by_client[:, ranks.share].flatten(0, 1)
+        local_rows: Tensor = rows_by_client[:, ranks.client_slice].flatten(0, 1)
         return local_rows

@@ -54,7 +54,7 @@ class PartCopies:
         shared = [value for value in _tensors(component, DEPTH) if value.nbytes >= min_bytes]
         self._memo |= {id(value): value for value in shared}
         self._alive += shared
-        clone: T = self._copied(part, type(part).__name__)
+        clone: T = self._copied(component, type(component).__name__)
         return clone
 
     def _copied(self, value: Any, name: str) -> Any:

@@ -133,10 +133,10 @@ def _availability(run: Setup) -> None:
         return
     rounds = [t for t in (0, 1, 2, 7) if t < max(run.rounds, 1)]
     tried = trial_copy(process, run.federation)
-    before = look(tried)
+    before = snapshot_of(tried)
     first = {t: _answers(tried, t, process) for t in rounds}
     _check_asked_again(tried, process, first, before)
-    for name in counters(tried, before):
+    for name in moved_counters(tried, before):
         _check_counter(name, tried, process, first)
 
 
@@ -148,7 +148,7 @@ def _answers(tried: Availability, t: int, process: Availability) -> dict[str, np
     """What a copy of the user's process says of round t; its errors are the user's, and name the user's class."""
     answers = {}
     for name, call in (("probabilities", tried.probabilities), ("counts", tried.counts)):
-        with within(f"{_label(process)}: {name}", process):
+        with user_code_errors(f"{_label(process)}: {name}", process):
             answers[name] = call(t)
         tried.check_numbers(t, name, answers[name])
         answers[name] = answers[name].copy()  # a process may hand out the same array in every round
@@ -182,7 +182,7 @@ def _check_counter(
     present_value = vars(tried)[name]
     if not isinstance(present_value, (int, float)):
         return  # an array may be remembered by its round
-    far_ahead = enlarged(present_value)
+    far_ahead = enlarge(present_value)
     if far_ahead is None:  # True and False count nothing
         return
     later: list[tuple[int, dict[str, np.ndarray]]] = []

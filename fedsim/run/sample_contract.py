@@ -184,7 +184,7 @@ class Trial:
         if "round" in carry:
             carry["round"] = torch.full_like(carry["round"], t)
         deployed = None if self.deployed is None else self.deployed[rows].clone()
-        result: tuple[Named, Tensor] = how.run(MadeUpChunk(self, rows, t), carry, self.rates(rows), deployed)
+        result: tuple[Named, Tensor] = executor.run(MadeUpChunk(self, rows, t), carry, self.rates(rows), deployed)
         return result
 
     def loop(self) -> LoopExecutor:

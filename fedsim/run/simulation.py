@@ -53,8 +53,8 @@ class Simulation(Setup):
                 raise ConfigError("start=ps, but no performatively stable point is known; see shift.references")
             model = self.references["distance_to_ps"].to(model)
         elif self.start == "erm":
-            model = unshifted(self.model, self.data, model).to(model)
-        with within(f"strategy={type(self.strategy).__name__}: initial", self.strategy):
+            model = unshifted_minimisers(self.model, self.data, model).to(model)
+        with user_code_errors(f"strategy={type(self.strategy).__name__}: initial", self.strategy):
             state: State = self.strategy.initial(model, self.federation)
         return state
 

@@ -91,5 +91,7 @@ class Bulyan(Krum):
             positions = torch.arange(len(remaining) - 1, device=remaining.device)
             remaining = remaining[positions + (positions >= best)]  # without it
         selected = rows[torch.cat(chosen)]
-        nearest = (selected - median_of(selected)).abs().sort(dim=0, stable=True).indices[: len(selected) - 2 * bad]
+        nearest = (
+            (selected - median_of(selected)).abs().sort(dim=0, stable=True).indices[: len(selected) - 2 * num_byzantine]
+        )
         return selected.gather(0, nearest).mean(0)

@@ -29,13 +29,13 @@ class BufferRecordingObjective:
         inner: FunctionalObjective | PlainObjective,
         lift: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
     ) -> None:
-        self._own: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
+        self._functions: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
         for name in METHODS:
-            method = getattr(own, name)
-            self._own[name] = method if lift is None else lift(method)
-        self.model, self._through = own.model, own.gradient_through
-        self.renew = own.renew if isinstance(own, PlainObjective) else lambda: None
-        self.left: list[tuple[Tensor, Tensor]] = []
+            method = getattr(inner, name)
+            self._functions[name] = method if lift is None else lift(method)
+        self.model, self._through = inner.model, inner.gradient_through
+        self.renew = inner.renew if isinstance(inner, PlainObjective) else lambda: None
+        self.recorded: list[tuple[Tensor, Tensor]] = []
 
     def gradient(self, params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         gradient, value, statistics = self._functions["gradient"](params, batch)

@@ -102,51 +102,53 @@ def candidates(
         check_graphs(rule, model, shift)
     batch_numbers = batch_size * max(sample_size, 1)
     if model.traits.isolated is not None:
-        loop = _isolated(asked, model, rule, shift, batch_numbers)
-        return _agreeing([loop], agreement, asked, model) or [loop]
-    executor = _executor_to_compile(asked)
+        loop = _isolated(requested, model, rule, shift, batch_numbers)
+        return _agreeing_choices([loop], agreement, requested, model) or [loop]
+    executor = _executor_to_compile(requested)
     plain, can_stack = bool(descents(rule, shift, model)), stacks(model)
     settled = executor in ("fused", "loop") or (executor == "auto" and plain and can_stack)
-    unvmapped_reason = None if settled else model.unvmapped
+    unvmapped_reason = None if settled else model.no_vmap_reason
     _check_possible(executor, model, plain, unvmapped_reason)
     reasons = {executor: "as configured"}
     if executor == "auto":
         slow_batched = model.convolutional and model.device.type == "cpu"
         reasons = _in_order(plain, can_stack, slow_batched, unvmapped_reason is None)
-        if not asked.trial or asked.deterministic or ranks > 1:
+        if not requested.trial or requested.deterministic or ranks > 1:
             first = next(iter(reasons))  # the stated rule's: a clock would not say the same twice, or on all ranks
             reasons = {first: reasons[first]}
-    choices = [_sized(name, reason, asked, model, rule, shift, batch_numbers) for name, reason in reasons.items()]
-    agreeing = _agreeing(choices, agreement, asked, model)
+    choices = [
+        _with_chunk(name, reason, requested, model, rule, shift, batch_numbers) for name, reason in reasons.items()
+    ]
+    agreeing = _agreeing_choices(choices, agreement, requested, model)
     if agreeing is None:  # the model has become one that needs another way
-        return candidates(asked, model, rule, shift, batch_size, sample_size, ranks, agreement)
+        return candidates(requested, model, rule, shift, batch_size, sample_size, ranks, agreement)
     return agreeing
 
 
-def _isolated(asked: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch_numbers: int) -> Choice:
+def _isolated(requested: Execution, model: RowModel, rule: LocalRule, shift: Shift, batch_numbers: int) -> Choice:
     """Rows one by one, the only way for a model of which each client needs a fresh copy."""
-    if asked.executor not in ("auto", "loop"):
+    if requested.executor not in ("auto", "loop"):
         raise ConfigError(
-            f"trainer.executor={asked.executor} cannot run this model, since {model.traits.isolated}; use "
+            f"trainer.executor={requested.executor} cannot run this model, since {model.traits.isolated}; use "
             "trainer.executor=auto, or loop"
         )
     reason = f"a fresh copy of the module for each client, since {model.traits.isolated}"
-    return _sized("loop", reason, asked, model, rule, shift, batch_numbers)
+    return _with_chunk("loop", reason, requested, model, rule, shift, batch_numbers)
 
 
-def _executor_to_compile(asked: Execution) -> str:
-    """The executor that is asked for; `vmap` in place of 'auto' where steps are compiled, which no other can."""
-    if asked.compile in UNCOMPILED:
-        return asked.executor
-    if asked.executor not in ("auto", "vmap"):
-        raise ConfigError(f"trainer.compile={asked.compile} is for trainer.executor=vmap, not {asked.executor}")
+def _executor_to_compile(requested: Execution) -> str:
+    """The executor that is requested for; `vmap` in place of 'auto' where steps are compiled, which no other can."""
+    if requested.compile in UNCOMPILED:
+        return requested.executor
+    if requested.executor not in ("auto", "vmap"):
+        raise ConfigError(f"trainer.compile={requested.compile} is for trainer.executor=vmap, not {requested.executor}")
     return "vmap"
 
 
 def _check_possible(executor: str, model: RowModel, plain: bool, unvmapped_reason: str | None) -> None:
     if executor == "vmap" and unvmapped_reason is not None:
         raise ConfigError(
-            f"trainer.executor=vmap cannot run {_named(model)} ({unvmapped_reason}); use trainer.executor=auto, or loop"
+            f"trainer.executor=vmap cannot run {_model_name(model)} ({unvmapped_reason}); use trainer.executor=auto, or loop"
         )
     if executor == "fused" and not plain:
         raise ConfigError(
@@ -215,7 +217,7 @@ def _in_order(plain: bool, stackable: bool, convolutions: bool, vmapped: bool) -
 
 @functools.cache  # said once
 def workers(requested: int) -> int:
-    """As many threads as are asked for, each with a model of its own, as long as processors have a use for them."""
+    """As many threads as are requested for, each with a model of its own, as long as processors have a use for them."""
     limit = WORKERS * (os.cpu_count() or 1)
     if requested > limit:
         log.warning(

@@ -51,13 +51,13 @@ def _attempt(run: Run, rows: np.ndarray) -> tuple[Carry, Tensor] | None:
 
 
 def _search(run: Run, rows: np.ndarray, positions: np.ndarray) -> list[int]:
-    """Which of these places fail, by halves."""
+    """Which of these positions fail, by halves."""
     if not len(positions) or _attempt(run, rows[positions]) is not None:
         return []
-    if len(places) == 1:
-        return [int(places[0])]
-    half = len(places) // 2
-    return _search(run, rows, places[:half]) + _search(run, rows, places[half:])
+    if len(positions) == 1:
+        return [int(positions[0])]
+    half = len(positions) // 2
+    return _search(run, rows, positions[:half]) + _search(run, rows, positions[half:])
 
 
 def _replaced(rows: np.ndarray, failing: np.ndarray) -> np.ndarray:

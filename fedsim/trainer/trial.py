@@ -51,7 +51,7 @@ def fastest_name(
     def seconds(name: str, count: int) -> float:
         return _seconds(contenders[name], count, device, clock)
 
-    stated, start_count = next(iter(contenders)), min(rows, least)
+    stated, start_count = next(iter(contenders)), min(rows, min_count)
     count, elapsed = _rows_to_time(lambda count: seconds(stated, count), start_count, min(rows, ROWS))
     if elapsed < WORTH:
         return stated

@@ -173,7 +173,7 @@ def _noiseless_memory(stage: Stage) -> str:
         if stage.quantile is not None and not stage.count_noise:
             name = "clip" if type(stage) is Clip else "gaussian"
             return f"the clipping norm adapts to counts that have no noise; set uplink.{name}.count_noise"
-    elif type(stage).server_memory is not Stage.server_memory:
+    elif type(stage).initial_server_memory is not Stage.initial_server_memory:
         return f"the server state of {type(stage).__name__} depends on rows without noise"
     return ""
 

@@ -155,16 +155,16 @@ def named_metric(name: str, settings: Mapping[str, Any], task: Task, dataset: st
     """
     function, metric_class = _lookup(name)
     argument_names = [key for key in list(inspect.signature(function).parameters)[2:] if key not in NO_MEANING]
-    _check_arguments(name, given, argument_names)
+    _check_arguments(name, settings, argument_names)
     if task.kind is None and "task" in argument_names:
         raise ConfigError(f"metrics: {name} is one of labels, and the targets of dataset={dataset} are none")
     if name == "perplexity" and task.kind != MULTICLASS:
         raise ConfigError(
             f"metrics: perplexity needs scores of several classes, which models of dataset={dataset} do not give"
         )
-    metric_task = given.get("task", task.kind)
+    metric_task = settings.get("task", task.kind)
     filled = _filled_arguments(metric_class, argument_names, task, metric_task)
-    arguments = {**filled, **given}
+    arguments = {**filled, **settings}
 
     def build(**changed: Any) -> Any:
         try:

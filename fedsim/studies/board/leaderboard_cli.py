@@ -17,7 +17,7 @@ import torch
 
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.speaking import patiently
+from fedsim.core.speaking import tolerate_broken_pipes
 from fedsim.run.tracking.environment import environment
 from fedsim.studies.board import submission
 from fedsim.studies.board.board import Board, Cell, load, names, results_folder

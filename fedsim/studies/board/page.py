@@ -21,7 +21,7 @@ from fedsim.studies.board.standings import Standings
 from fedsim.studies.board.submission import with_submitted
 from fedsim.studies.plots import standings as plots
 from fedsim.studies.plots.style import save_small_png
-from fedsim.studies.results.friedman import ranked
+from fedsim.studies.results.friedman import rank_scores
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 
@@ -71,7 +71,7 @@ def pictures(standings: Standings, folder: Path) -> list[Path]:
         drawn["cells"] = plots.heat(names, columns, 100 * ahead, bar_label, blocks)
     paths = []
     for name, figure in drawn.items():
-        with replacing(folder / f"{name}.png", "wb") as file:
+        with replacement_file(folder / f"{name}.png", "wb") as file:
             save_small_png(figure, file, dpi=120)
         paths.append(folder / f"{name}.png")
     return paths

@@ -213,8 +213,8 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
                     if iterations:
                         along = along * cell.run.settings["local_steps"]
                     draw_curve(axes, along, values[visible_mask], quantity, words, lines.tint(cell), style)
-        if least is not None:
-            _begin_at(least, grid, [name for name, _ in boxes])
+        if minimum is not None:
+            _begin_at(minimum, grid, [name for name, _ in boxes])
         legend_below(drawing, grid)
     return drawing
 
@@ -252,12 +252,12 @@ class _Lines:
                 names.append(FITTED)
         lines = [(metric, ", ".join(names), dash)]
         companion_metric = f"{self.also}_{metric}"
-        if self.also and cell.run is not None and cell.run.has(companion_metric):
+        if self.also and cell.run is not None and cell.run.has_metric(companion_metric):
             lines.append((companion_metric, ", ".join([*names, MODELS[self.also].removeprefix("the ")]), ":"))
         return lines
 
 
-def _begin_at(least: float, grid: list[Axes], names: list[str]) -> None:
+def _begin_at(minimum: float, grid: list[Axes], names: list[str]) -> None:
     """The vertical axes begin there, and end above what panels of the same name show."""
     for axes, name in zip(grid, names, strict=True):
         highest = max(

@@ -168,7 +168,9 @@ def save_rows(path: Path, lines: list[Row], metadata: dict[str, Any]) -> None:
         writer.writerows(asdict(row) for row in lines)
 
 
-def save_curves(path: Path, cells: list[Cell], metrics: list[str], about: dict[str, Any], most: int = 150) -> None:
+def save_curves(
+    path: Path, cells: list[Cell], metrics: list[str], metadata: dict[str, Any], max_points: int = 150
+) -> None:
     """curves.csv: what the picture shows, mean and standard deviation, thinned to at most so many rounds a run."""
     with replacement_file(path) as file:
         _header(file, metadata)

@@ -13,8 +13,8 @@ import torch
 from fedsim.app.build import build
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import replacing
-from fedsim.core.speaking import patiently
+from fedsim.core.files import replacement_file
+from fedsim.core.speaking import tolerate_broken_pipes
 from fedsim.run.stopping import Stopped
 from fedsim.run.tracking.environment import environment
 from fedsim.run.wiring import resolve_device
@@ -162,9 +162,9 @@ def _make_folder(folder: Path, out: Path) -> None:
 def _save_figure(folder: Path, cells: list[Cell], figure: dict[str, Any], metadata: dict[str, Any]) -> None:
     """The picture, and of curves the numbers in it: a reader without the runs can draw them again."""
     drawing = draw(cells, figure)
-    with replacing(folder / "figure.png", "wb") as file:
+    with replacement_file(folder / "figure.png", "wb") as file:
         save_small_png(drawing, file)
-    with replacing(folder / "figure.pdf", "wb") as file:
+    with replacement_file(folder / "figure.pdf", "wb") as file:
         drawing.savefig(file, format="pdf")
     if figure["kind"] == "curves":
         report.save_curves(folder / "curves.csv", cells, metrics_of(figure), metadata)

@@ -268,7 +268,7 @@ def resumable_command(name: str, level: int) -> Iterator[None]:
         sys.exit(f"{name}: stopped; the same command goes on where this one ended")
 
 
-def jobs_at_once(asked: str, device: str, pending: int) -> int:
+def jobs_at_once(requested: str, device: str, pending: int) -> int:
     """'auto': one process per core on a CPU, a single one where a GPU does the work."""
     if requested != "auto":
         if not requested.isdigit() or int(requested) < 1:

@@ -161,7 +161,7 @@ def table(
     rows = _keys_of_rows(choice, rows, columns, blocks)
     naming = _Names(runs, renaming or Renaming())
     runs_by_row = _by_place(runs, keys, rows, columns)
-    across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [order(text) for text in at])
+    across = sorted(dict.fromkeys(_at(run, columns) for run in runs), key=lambda at: [sort_key(text) for text in at])
     result = Table(
         [naming.renaming(key, key_name(key)) for key in rows] or ["run"],
         [],
@@ -174,7 +174,7 @@ def table(
     pairs = {id(run): find_partner(run, runs, keys, against) for run in runs} if against else {}
     for at in across:
         result.measures += _measures_at(at, columns, measures, naming, bool(against))
-    for place in sorted(runs_by_row, key=lambda place: [order(text) for text in place]):
+    for row_key in sorted(runs_by_row, key=lambda values: [sort_key(text) for text in values]):
         cells: list[Cell | Difference | None] = []
         for at in across:
             cell = runs_by_row[row_key].get(at)
@@ -231,20 +231,20 @@ def _measures_at(
     at: Sequence[str], columns: Sequence[str], measures: Sequence[Measure], naming: _Names, differences: bool
 ) -> list[Measure]:
     """The measures at one place among the columns, and after them their differences from the runs held against."""
-    called = _called(
+    block_label = _block_label(
         [naming.renaming(key, key_name(key)) for key in columns],
         [naming.plain(key, text) for key, text in zip(columns, at, strict=True)],
     )
-    placed = [replace(m, place=naming.of_place(columns, at)) for m in measures]
-    headed = [replace(m, heading=f"{m.heading} {called}".strip()) for m in placed]
+    placed = [replace(m, place_label=naming.of_place(columns, at)) for m in measures]
+    headed = [replace(m, heading=f"{m.heading} {block_label}".strip()) for m in placed]
     if differences:
         for m in placed:
-            heading = f"difference of {m.heading} {called}".strip()
+            heading = f"difference of {m.heading} {block_label}".strip()
             headed.append(replace(m, heading=heading, label=f"difference of {m.label or m.heading}"))
     return headed
 
 
-def partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, str]) -> Run | None:
+def find_partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, str]) -> Run | None:
     """The run that has the values of `against` and otherwise those of this one; None of one that has them itself.
 
     Raises:

@@ -61,7 +61,7 @@ class Encoder:
                 raise ConfigError(
                     f"{table.source}: {table.row_label(row)} holds {numbers[row]} in column {name!r}; correct it"
                 )
-            if len(vocabulary) <= most:  # of a column of text what is too much already is enough to refuse it
+            if len(vocabulary) <= max_categories:  # of a column of text what is too much already is enough to refuse it
                 vocabulary |= {str(called_of(value)) for value in values[~gaps].tolist()}
         if numeric:
             return None
@@ -84,7 +84,7 @@ class Encoder:
     def _check_gaps(self, table: Columns, name: str, gaps: np.ndarray) -> None:
         if gaps.any() and self.missing == "refuse":
             raise ConfigError(
-                f"{table.source}: {table.where(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
+                f"{table.source}: {table.row_label(int(np.flatnonzero(gaps)[0]))} has nothing in column {name!r}; set "
                 "{missing}=drop, mean or median",
                 mentions=("missing",),
             )

@@ -129,11 +129,11 @@ def inputs(samples: Part, kind: str | None, channels: str | None, gaps: bool = F
     if kind == "pixels":
         return images(source, torch.from_numpy(_owned(x)), channels)
     if kind == "tokens":
-        tensor = _tokens(part, x)
+        tensor = _tokens(samples, x)
     else:
         tensor = _floats(x)
         if not gaps:
-            finite(part, tensor)
+            require_finite(samples, tensor)
     if channels is not None and tensor.dim() == 4:
         return images(source, tensor, channels)
     return tensor
