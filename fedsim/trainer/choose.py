@@ -148,7 +148,8 @@ def _executor_to_compile(requested: Execution) -> str:
 def _check_possible(executor: str, model: RowModel, plain: bool, unvmapped_reason: str | None) -> None:
     if executor == "vmap" and unvmapped_reason is not None:
         raise ConfigError(
-            f"trainer.executor=vmap cannot run {_model_name(model)} ({unvmapped_reason}); use trainer.executor=auto, or loop"
+            f"trainer.executor=vmap cannot run {_model_name(model)} ({unvmapped_reason}); use trainer.executor=auto, "
+            "or loop"
         )
     if executor == "fused" and not plain:
         raise ConfigError(
