@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim.app import commands, hydra_section, sweep
+from fedsim.app import commands, hydra_section, per_choice, sweep
 from fedsim.app.build import build
 from fedsim.app.config import config_folder, groups, plain
 from fedsim.app.explain import before_the_job, explain, in_one_line, unresolved
@@ -55,7 +55,7 @@ def _main() -> None:
             return commands.answer(sys.argv[1], sys.argv[2:])
         except (HydraException, OmegaConfBaseException) as error:  # of a command that composes a configuration
             sys.exit(f"fedsim {sys.argv[1]}: {explain(error)}")
-    sys.argv[1:] = flags_first(sys.argv[1:])
+    sys.argv[1:] = per_choice.with_plus(flags_first(sys.argv[1:]))
     problem = None
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several:
@@ -235,6 +235,8 @@ def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> Steps[flo
     once_each("fedsim.run.settings")  # what is given is mostly given for all jobs
     if cfg.resume is None:
         cfg.resume = "auto"
+    with contextlib.suppress(ConfigError):  # which the run's own steps raise again, and its record has
+        per_choice.apply(cfg, _choices(), _given(hydra_config.overrides))
     if launcher == "lockstep" or (launcher != "basic" and sys.stderr.isatty()):
         cfg.tracking.progress = "none"  # several would draw their lines over one another
     run = functools.partial(steps, cfg, folder, _choices(), shared=shared)
@@ -295,6 +297,7 @@ def steps(
     for group in override_values.keys() & groups().keys() - {"uplink"}:  # whose choices are stages, one after another
         if (value := override_values[group]).startswith("["):  # Hydra would mix their keys
             raise ConfigError(f"{group}={value} are several choices, not one; add -m and {group}={value[1:-1]}")
+    per_choice.apply(cfg, choices, overrides)
     sweep.check_objective(cfg.objective, metrics=plain(cfg)["metrics"])
     if trusted is None:
         trusted = cfg.trusted if "trusted" in override_values and "trusted" not in _params_of_sweeper() else ()
