@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim.app import commands, hydra_section, per_choice, sweep
+from fedsim.app import commands, help_page, hydra_section, per_choice, sweep
 from fedsim.app.build import build
 from fedsim.app.config import config_folder, groups, plain
 from fedsim.app.explain import before_the_job, explain, in_one_line, unresolved
@@ -61,7 +61,8 @@ def _main() -> None:
     if several:
         _one_of_several()
     try:
-        with hydra_section.looked_at(), contextlib.nullcontext() if several else _sigterm_interrupts():
+        interrupts = contextlib.nullcontext() if several else _sigterm_interrupts()
+        with hydra_section.looked_at(), help_page.ordered_groups(), interrupts:
             hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         problem = explain(error)

@@ -26,8 +26,8 @@ RULES = {  # the rules of one shift, and what each has of its own
 }
 SHARED = [
     "dataset=gaussian_mean", "partition=natural", "model=mean", "shift=location", "availability=full", "clients=3",
-    "rounds=2", "local_steps=4", "batch_size=20", "eval_every=1", "tracking.tensorboard=false", "tracking.progress=none",
-    "trainer.executor=loop", "shift.references=none",
+    "rounds=2", "local_steps=4", "batch_size=20", "eval_every=1", "tracking.tensorboard=false",
+    "tracking.progress=none", "trainer.executor=loop", "shift.references=none",
 ]  # fmt: skip
 PER_CHOICE = [f"when.local.{rule}.{setting}" for rule, settings in RULES.items() for setting in settings]
 
