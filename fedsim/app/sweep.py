@@ -26,6 +26,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedsim.app import sweep_progress
 from fedsim.app.config import WITHOUT_EFFECT, identity, plain
 from fedsim.app.explain import explain, in_one_line, unresolved
 from fedsim.app.folders import key_of, named, new_folder
@@ -49,7 +50,6 @@ WORDS = {
     "running": "unfinished",
 }
 RECORDS = ".runs"  # folder of a sweep's records
-TOTAL = "total"  # file in it: how many runs a grid has, and when it began
 BEST = "optimization_results.yaml"  # what Optuna's sweeper writes in the end
 EXCLUDED = "hydra.job.config.override_dirname.exclude_keys"  # keys that are not in the names of runs' folders
 SUMMARY, CONFIG = "summary.json", "config.yaml"  # a run writes the one in the end, the other as it begins
@@ -132,7 +132,9 @@ def _carried_out(
                 result = stopped.result
             final = result.final
             record.status = "done"
-            print(f"{_position(records, record)} {show(result)}", flush=True)
+            direction = hydra.sweeper.get("direction") if cfg.objective else None
+            best = sweep_progress.best(records, folder, record.overrides, cfg.objective, direction)
+            print(f"{sweep_progress.position(records, record.number)} {show(result)}{best}", flush=True)
         else:
             record.status = "kept"
             log.info("finished before: %s", folder)
@@ -155,26 +157,6 @@ def _carried_out(
     if stop is not None and hydra.runtime.choices["hydra/launcher"] in ("basic", "lockstep"):
         raise stop  # whoever asked this process to stop means the sweep
     return value
-
-
-def _position(records: Path, record: Record) -> str:
-    """'[3/8], about 4 min left:', as far as the sweep knows how many runs it has; other runs' records say what is
-    done. Where jobs end together the time that is left says nothing, and is left out."""
-    from fedsim.app.job_progress import duration
-
-    try:
-        total, began = json.loads((records / TOTAL).read_text())
-        other_records = [
-            json.loads(path.read_text()) for path in records.glob("*.json") if path.stem != str(record.number)
-        ]
-    except (OSError, ValueError):
-        return f"[{record.number + 1}]"
-    done_jobs = 1 + sum(other["status"] != "running" for other in other_records)
-    unfinished = any(other["status"] == "running" for other in other_records)
-    seconds_left = (time.time() - began) * (total - done_jobs) / done_jobs
-    return f"[{done_jobs}/{total}]" + (
-        f", about {duration(seconds_left)} left:" if done_jobs < total and not unfinished else ""
-    )
 
 
 def _count(overrides: list[Any]) -> int:
@@ -275,12 +257,14 @@ class SweepCallback(Callback):
         SweepCallback.tuned = config.objective if "optuna" in config.hydra.sweeper._target_ else None
         for path in SweepCallback.records.glob("*"):
             path.unlink()
-        if SweepCallback.tuned is None:
-            swept_overrides = [override for override in parsed_overrides if override.is_sweep_override()]
-            with contextlib.suppress(Exception):  # a glob is not counted, and a folder that is closed is told later
+        swept_overrides = [override for override in parsed_overrides if override.is_sweep_override()]
+        with contextlib.suppress(Exception):  # a glob is not counted, and a folder that is closed is told later
+            tuning = "optuna" in config.hydra.sweeper._target_
+            total = sweep_progress.expected_runs(config.hydra.sweeper) if tuning else _count(swept_overrides)
+            if total is not None:
                 SweepCallback.records.mkdir(parents=True, exist_ok=True)
-                with replacing(real_folder(SweepCallback.records) / TOTAL) as file:
-                    file.write(json.dumps([_count(swept_overrides), time.time()]))
+                with replacing(real_folder(SweepCallback.records) / sweep_progress.TOTAL) as file:
+                    file.write(json.dumps([total, time.time()]))
 
 
 def conclude(problem: str | None = None) -> bool:

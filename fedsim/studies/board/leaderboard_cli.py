@@ -39,6 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     log_to_stderr()
     logging.getLogger("fedsim").setLevel(logging.WARNING)
+    logging.getLogger("fedsim.app.job_progress").setLevel(logging.INFO)
     try:
         if options.list:
             print(listing(options.boards))

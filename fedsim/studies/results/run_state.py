@@ -10,6 +10,7 @@ from fedsim.app.sweep import RECORDS
 from fedsim.core.errors import ConfigError
 from fedsim.core.lock import is_held
 from fedsim.run.run_files import SUMMARY
+from fedsim.studies.results.runs import Run
 
 FINISHED, RUNNING, STOPPED, FAILED = "finished", "running", "stopped", "failed"
 ENDED = {"failed": FAILED, "stopped": STOPPED}  # what a sweep's record calls a run that did not finish
@@ -64,6 +65,16 @@ def run_state(folder: Path, record: SweepRecord | None = None) -> RunState:
     if record is not None and record.status in ENDED:
         return RunState(ENDED[record.status], record.message)
     return RunState(STOPPED, "its process ended before the last round")
+
+
+def unfinished(run: Run) -> str:
+    """'running, round 40 of 300' of a run that has rounds to go and has not ended; '' of others, and where it is not
+    known how many rounds the run has."""
+    rounds, last = run.settings.get("rounds"), run.rows[-1]["round"]
+    if rounds is None or last >= rounds:
+        return ""
+    state = run_state(run.folder)
+    return "" if state.name == FINISHED else f"{state.name}, round {last} of {rounds}"
 
 
 def sweep_records(folder: Path) -> dict[str, SweepRecord]:

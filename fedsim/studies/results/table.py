@@ -12,6 +12,7 @@ from fedsim.studies.results.differences import given, order, same, swept, value
 from fedsim.studies.results.display_names import Renaming, class_name, key_name
 from fedsim.studies.results.paired import paired
 from fedsim.studies.results.run_measures import Cell, Difference, Measure
+from fedsim.studies.results.run_state import unfinished
 from fedsim.studies.results.runs import Run
 from fedsim.studies.results.selection import best, judge
 
@@ -211,11 +212,12 @@ def table(
                 )
                 for m in placed
             ]
+    states = {id(run): state for run in runs if (state := unfinished(run))}
     for place in sorted(runs_by_row, key=lambda place: [order(text) for text in place]):
         cells: list[Cell | Difference | None] = []
         for at in across:
             cell = runs_by_row[place].get(at)
-            cells += [None if cell is None else Cell(m.of(cell), cell.seeds) for m in measures]
+            cells += [None if cell is None else Cell(m.of(cell), cell.seeds, id(cell) in states) for m in measures]
             if against:
                 cells += [_difference(m, cell, pairs, confidence) for m in measures]
         first_run = next(iter(runs_by_row[place].values()))
@@ -224,6 +226,9 @@ def table(
         result.lines.append(([naming.plain(*value) for value in values] or run_name, cells))
         result.paper_lines.append([naming.paper(*value) for value in values] or run_name)
     naming.renaming.check()
+    if states:
+        described = [f"{run.label or run.folder.name} ({states[id(run)]})" for run in runs if id(run) in states]
+        result.notes.append(f"* unfinished: {'; '.join(described)}")
     if against:
         result.notes += _said(result, confidence, against)
     return result
