@@ -8,23 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from bokeh.document import Document
 from bokeh.layouts import column, row
-from bokeh.models import (
-    Checkbox,
-    ColumnDataSource,
-    CustomJS,
-    DataTable,
-    Div,
-    HoverTool,
-    PlainText,
-    Select,
-    StringFormatter,
-    TableColumn,
-)
+from bokeh.models import ColumnDataSource, CustomJS, HoverTool, PlainText
+from bokeh.models.widgets.inputs import Checkbox, Select
+from bokeh.models.widgets.markups import Div
+from bokeh.models.widgets.tables import DataTable, StringFormatter, TableColumn
 from bokeh.plotting import figure
 
 from fedsim.app.job_progress import LEADING
@@ -37,7 +29,8 @@ TITLE = "fedsim watch"
 COLOURS = (  # Okabe–Ito (Okabe and Ito 2008) without yellow, and two more
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F", "#8C510A", "#6A3D9A",
 )  # fmt: skip
-DASHES = ([], [6], [2, 4], [2, 4, 6, 4])  # for runs beyond the colours
+DASHES: tuple[list[int], ...] = ([], [6], [2, 4], [2, 4, 6, 4])  # for runs beyond the colours
+SCALES: tuple[Literal["linear", "log"], ...] = ("linear", "log")
 HEADINGS = {"run": "run", "state": "state", "round": "round", "value": "last value", "changed": "last evaluation"}
 WIDTHS = {"run": 330, "state": 75, "round": 90, "value": 130, "changed": 120, "message": 380}
 
@@ -56,14 +49,15 @@ class Page:
         self._chosen: set[str] = set()  # folders of the runs that are drawn; none: all
         self._rows: dict[str, list[Any]] = {}
         self._leading = ""  # the metric that is shown unless the visitor chooses another
-        self.metric = Select(title="metric", options=[], value="", width=330, name="metric")
-        self.band = Select(title="band over seeds", options=list(BANDS), value=BANDS[0], width=210, name="band")
+        self.metric: Any = Select(title="metric", options=[], value="", width=330, name="metric")
+        bands: list[Any] = list(BANDS)
+        self.band: Any = Select(title="band over seeds", options=bands, value=BANDS[0], width=210, name="band")
         self.logarithmic = Checkbox(label="logarithmic", active=False, name="logarithmic", margin=(30, 5, 5, 5))
         self.status = Div(text="", render_as_text=True, name="status", sizing_mode="stretch_width")
         self.lines = ColumnDataSource({"xs": [], "ys": [], "colour": [], "dash": [], "run": []}, name="lines")
         self.bands = ColumnDataSource({"xs": [], "ys": [], "colour": []}, name="bands")
         self.table = ColumnDataSource({name: [] for name in (*WIDTHS, "colour", "folder")}, name="table")
-        self._plots = {scale: self._plot(scale) for scale in ("linear", "log")}
+        self._plots = {scale: self._plot(scale) for scale in SCALES}
         self._set_scale()
         self.metric.on_change("value", self._on_metric)
         self.band.on_change("value", self._on_band)
@@ -83,7 +77,7 @@ class Page:
         document.add_periodic_callback(self.refresh, round(1000 * watched.seconds))
         self.refresh()
 
-    def _plot(self, scale: str) -> Any:
+    def _plot(self, scale: Literal["linear", "log"]) -> Any:
         plot = figure(
             height=420,
             sizing_mode="stretch_width",
