@@ -15,6 +15,7 @@ PAGE = ROOT / "docs" / "command_line.md"
 WIDTH = "100"
 PROGRAMS = (  # what is typed, the module whose `main` it is, what it is for
     ("fedsim table", "fedsim.app.cli", "Results of runs side by side: [tables](results.md#tables)."),
+    ("fedsim watch", "fedsim.app.cli", "Curves while runs are computed: [watch](results.md#while-it-runs)."),
     ("fedsim export", "fedsim.app.cli", "A model as a file that PyTorch loads: [predict](how_to_predict.md)."),
     ("fedsim audit", "fedsim.app.cli", "A lower bound on ε from simulated attacks: [privacy](privacy.md)."),
     ("fedsim data", "fedsim.app.cli", "What data sets need, and getting them."),

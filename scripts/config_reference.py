@@ -184,6 +184,7 @@ def table(path: Path, prefix: str, known: dict[str, str], ranges: dict[str, str]
     kept = {key: value for key, value in content(path).items() if key not in ("defaults", "hydra", "_target_")}
     said = known | comments_by_key(path)
     rows = [(name, value) for name, value in flatten(kept) if not name.endswith("_target_")]
+    rows += [(name, value) for name, value in kept.items() if value == {}]
     if rows:
         yield "| key | value | allowed | |"
         yield "|---|---|---|---|"

@@ -114,6 +114,8 @@ def build(
 
 def _check_names(settings: dict[str, Any]) -> None:
     """Refuse settings of the top level that are unknown or missing."""
+    if settings.pop("when", None):
+        raise ConfigError("when: settings for some choices are applied by the command line; give them as they are")
     setting_names = top_level()
     for name in settings:
         if name not in setting_names:
@@ -214,7 +216,10 @@ def _instantiate(group: str, node: Any, names: dict[str, str]) -> Any:
             return root.build()
     except ConfigError as error:
         if re.search("unexpected keyword argument|takes no arguments", str(error)) and "custom" in groups()[group]:
-            raise ConfigError(f"{error}; {group}=custom leaves out the keys of {group}'s other choices") from error
+            raise ConfigError(
+                f"{error}; a file or sweep that sets it for one choice does so under when.{group}.CHOICE, and "
+                f"{group}=custom leaves out the keys of {group}'s other choices"
+            ) from error
         raise
 
 

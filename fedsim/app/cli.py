@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim.app import commands, hydra_section, sweep
+from fedsim.app import commands, help_page, hydra_section, per_choice, sweep
 from fedsim.app.build import build
 from fedsim.app.config import config_folder, groups, resolved_settings
 from fedsim.app.explain import before_the_job, explain, in_one_line, unresolved_reason
@@ -56,7 +56,7 @@ def _main() -> None:
             return commands.run_command(sys.argv[1], sys.argv[2:])
         except (HydraException, OmegaConfBaseException) as error:  # of a command that composes a configuration
             sys.exit(f"fedsim {sys.argv[1]}: {explain(error)}")
-    sys.argv[1:] = flags_first(sys.argv[1:])
+    sys.argv[1:] = per_choice.with_plus(flags_first(sys.argv[1:]))
     problem = _hand_to_hydra()
     if sweep.SweepCallback.records is not None and not sweep.conclude(problem):
         sys.exit(1)
@@ -71,7 +71,7 @@ def _hand_to_hydra() -> str | None:
     else:
         handlers = _sigterm_interrupts()
     try:
-        with hydra_section.looked_at(), handlers:
+        with hydra_section.looked_at(), help_page.ordered_groups(), handlers:
             hydra.main(version_base="1.3", config_path=str(config_folder()), config_name="config")(_job)()
     except (HydraException, OmegaConfBaseException) as error:
         if sweep.SweepCallback.records is None:
@@ -281,6 +281,8 @@ def of_sweep(cfg: DictConfig, shared: dict[str, Any] | None = None) -> TaskGener
     once_each("fedsim.run.settings")  # what is given is mostly given for all jobs
     if cfg.resume is None:
         cfg.resume = "auto"
+    with contextlib.suppress(ConfigError):  # which the run's own steps raise again, and its record has
+        per_choice.apply(cfg, _choices(), _override_texts(hydra_config.overrides))
     if launcher == "lockstep" or (launcher != "basic" and sys.stderr.isatty()):
         cfg.tracking.progress = "none"  # several would draw their lines over one another
     run = functools.partial(steps, cfg, folder, _choices(), shared=shared)
@@ -336,10 +338,12 @@ def steps(
         )
     if not has_checkpoint and resume not in RESUME:
         raise ConfigError(f"resume={resume}: no checkpoint there; use resume=auto with out=FOLDER, or an existing run")
-    override_values = _override_values()
+    overrides = _override_texts(HydraConfig.get().overrides) if HydraConfig.initialized() else []
+    override_values = {key_of(text): text.partition("=")[2] for text in overrides}
     for group in override_values.keys() & groups().keys() - {"uplink"}:  # whose choices are stages, one after another
         if (value := override_values[group]).startswith("["):  # Hydra would mix their keys
             raise ConfigError(f"{group}={value} are several choices, not one; add -m and {group}={value[1:-1]}")
+    per_choice.apply(cfg, choices, overrides)
     sweep.check_objective(cfg.objective, metrics=resolved_settings(cfg)["metrics"])
     if trusted is None:
         # only the command itself extends trust: a file of somebody else's, or a sweeper's list in it, does not
@@ -349,13 +353,6 @@ def steps(
     simulation, tracking, identity = build(cfg, ranks, shared, packages)
     yaml, settings = OmegaConf.to_yaml(cfg, resolve=True), choices | table_row(identity)
     return (yield from simulation.steps(folder, resume != "overwrite", tracking, identity, settings, yaml))
-
-
-def _override_values() -> dict[str, str]:
-    """Key → value, of the overrides of this process; none where something else than Hydra composed the run."""
-    if not HydraConfig.initialized():
-        return {}
-    return {key_of(text): text.partition("=")[2] for text in _override_texts(HydraConfig.get().overrides)}
 
 
 def _params_of_sweeper() -> set[str]:

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ RESUME = ("never", "auto", "overwrite")
 LONGEST_PART, LONGEST_PATH = 255, 4096 - 300  # bytes of a name and of a path, which file systems allow
 LONGEST_NAME = 200  # of a run's folder in a sweep; file systems end at 255 bytes
 ALONE = "run"  # the run of a sweep in which nothing varies
+FORBIDDEN = ":" if sys.platform == "win32" else ""  # signs that a name of a folder cannot have on this system
 PLAIN = re.compile(r"[\w.,:()\[\]{}@+-]*(?: [\w.,:()\[\]{}@+-]+)*")  # values that name a folder as they are
 
 
@@ -95,7 +97,7 @@ def key_of(override: str) -> str:
 
 def _value(text: str) -> str:
     """A value as a part of a folder's name. Of a path the last word, and a digest that keeps values apart."""
-    if PLAIN.fullmatch(text):
+    if PLAIN.fullmatch(text) and not set(FORBIDDEN) & set(text):
         return text
     word = re.sub(r"[^\w.,+-]+", "_", re.split(r"[/\\]", text.strip("\"' /\\"))[-1]).strip("_")
     return f"{word}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".lstrip("-")

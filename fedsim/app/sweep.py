@@ -26,6 +26,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedsim.app import sweep_progress
 from fedsim.app.config import WITHOUT_EFFECT, identity, resolved_settings
 from fedsim.app.explain import explain, in_one_line, unresolved_reason
 from fedsim.app.folders import folder_name, key_of, new_folder
@@ -50,7 +51,6 @@ WORDS = {
     "running": "unfinished",
 }
 RECORDS = ".runs"  # folder of a sweep's records
-TOTAL = "total"  # file in it: how many runs a grid has, and when it began
 BEST = "optimization_results.yaml"  # what Optuna's sweeper writes in the end
 EXCLUDED = "hydra.job.config.override_dirname.exclude_keys"  # keys that are not in the names of runs' folders
 SUMMARY, CONFIG = "summary.json", "config.yaml"  # a run writes the one in the end, the other as it begins
@@ -129,7 +129,9 @@ def _carried_out(
                 result = _result_of(stopped)
             final = result.final
             record.status = "done"
-            print(f"{_position(records, record)} {show(result)}", flush=True)
+            direction = hydra.sweeper.get("direction") if cfg.objective else None
+            best = sweep_progress.best(records, folder, record.overrides, cfg.objective, direction)
+            print(f"{sweep_progress.position(records, record.number)} {show(result)}{best}", flush=True)
         else:
             record.status = "kept"
             log.info("finished before: %s", folder)
@@ -170,27 +172,6 @@ def _failure(error: BaseException, folder: Path) -> tuple[str, str]:
         return "failed", explain(error)
     log.exception("run failed: %s", folder)
     return "failed", one_line(error)
-
-
-def _position(records: Path, record: Record) -> str:
-    """'[3/8], about 4 min left:', as far as the sweep knows how many runs it has; other runs' records say what is
-    done. Where jobs end together the time that is left says nothing, and is left out."""
-    from fedsim.app.job_progress import duration
-
-    try:
-        total, began = json.loads((records / TOTAL).read_text())
-        other_records = [
-            json.loads(path.read_text()) for path in records.glob("*.json") if path.stem != str(record.number)
-        ]
-    except (OSError, ValueError):
-        return f"[{record.number + 1}]"
-    done_jobs = 1 + sum(other["status"] != "running" for other in other_records)
-    unfinished = any(other["status"] == "running" for other in other_records)
-    position = f"[{done_jobs}/{total}]"
-    if done_jobs >= total or unfinished:
-        return position
-    seconds_left = (time.time() - began) * (total - done_jobs) / done_jobs
-    return f"{position}, about {duration(seconds_left)} left:"
 
 
 def _grid_size(overrides: list[Any]) -> int:
@@ -291,12 +272,14 @@ class SweepCallback(Callback):
         SweepCallback.tuned = config.objective if "optuna" in config.hydra.sweeper._target_ else None
         for path in SweepCallback.records.glob("*"):
             path.unlink()
-        if SweepCallback.tuned is None:
-            swept_overrides = [override for override in parsed_overrides if override.is_sweep_override()]
-            with contextlib.suppress(Exception):  # a glob is not counted, and a folder that is closed is told later
+        swept_overrides = [override for override in parsed_overrides if override.is_sweep_override()]
+        with contextlib.suppress(Exception):  # a glob is not counted, and a folder that is closed is told later
+            tuning = "optuna" in config.hydra.sweeper._target_
+            total = sweep_progress.expected_runs(config.hydra.sweeper) if tuning else _grid_size(swept_overrides)
+            if total is not None:
                 SweepCallback.records.mkdir(parents=True, exist_ok=True)
-                with replacement_file(real_folder(SweepCallback.records) / TOTAL) as file:
-                    file.write(json.dumps([_grid_size(swept_overrides), time.time()]))
+                with replacement_file(real_folder(SweepCallback.records) / sweep_progress.TOTAL) as file:
+                    file.write(json.dumps([total, time.time()]))
 
 
 def conclude(problem: str | None = None) -> bool:

@@ -22,6 +22,7 @@ from fedsim.core.errors import ConfigError
 NAME = ".lock"
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a file system says that has none
 TAKEN = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)
+LARGEST = 4096  # bytes of the file, which names one process
 ATTEMPTS = 100  # between opening the file and locking it another process may have removed it
 
 _held_descriptors: set[int] = (
@@ -53,10 +54,13 @@ class Lock:
 
     def release(self) -> None:
         """The folder is free."""
+        _held_descriptors.discard(self._file)
+        if sys.platform == "win32":  # where an open file cannot be removed
+            os.close(self._file)
         with contextlib.suppress(OSError):
             self._path.unlink()
-        _held_descriptors.discard(self._file)
-        os.close(self._file)
+        if sys.platform != "win32":
+            os.close(self._file)
         self._remove_empty()
 
     def _acquire(self) -> int:
@@ -115,6 +119,16 @@ def check_free(folder: Path) -> None:
             Lock(folder).release()
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process holds the folder, by what its lock file says: nothing is locked, written or removed. A process
+    of another machine counts as alive."""
+    path = folder / NAME
+    try:
+        return path.is_file() and path.stat().st_size <= LARGEST and not _owner_is_gone(_owner(path))
+    except OSError:
+        return False
+
+
 def _open_lock_file(path: Path) -> tuple[bool, int]:
     """Was it made, and its descriptor?"""
     flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)  # a link may lead to somebody's file
@@ -166,9 +180,11 @@ def _owner_is_gone(owner: dict[str, Any]) -> bool:
     """Is the process that is named no more? One of another machine may live."""
     if owner.get("host") != socket.gethostname() or not isinstance(owner.get("pid"), int):
         return False
+    if sys.platform == "win32":  # where this signal would end the process
+        return False
     try:
         os.kill(owner["pid"], 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # no process has such a number
         return True
     except OSError:
         return False

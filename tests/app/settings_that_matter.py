@@ -226,6 +226,7 @@ FILES = "names files that this machine may lack"
 ELSEWHERE: dict[str, str] = {
     "device": NUMBERS, "deterministic": NUMBERS, "out": NUMBERS, "resume": NUMBERS,
     "trusted": "allows what is refused otherwise (tests/core/test_trusted_targets.py)",
+    "when": "sets other keys (tests/app/test_per_choice.py)",
     "objective": "is for sweeps (tests/app/test_sweep.py)",
     "dataset.alpha": "moves no label, which is told (test_idle.py)",
     "dataset.root": FILES, "dataset.download": FILES,

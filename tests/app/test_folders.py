@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_runs import QUICK
 
+from fedsim.app import folders
 from fedsim.app.cli import flags_first
 from fedsim.app.folders import ALONE, LONGEST_NAME, job_folder
 
@@ -88,3 +89,12 @@ def test_what_does_not_go_together_is_explained(fedsim, tmp_path: Path, argument
     assert ended.code == 1
     assert message in ended.err
     assert not list(tmp_path.iterdir())
+
+
+def test_signs_that_a_system_forbids_are_not_in_a_folders_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = ["metrics=[{name:accuracy,top_k:3}]"]
+    assert job_folder(overrides) == "metrics=[{name:accuracy,top_k:3}]"
+    monkeypatch.setattr(folders, "FORBIDDEN", ":")
+    name = job_folder(overrides)
+    assert ":" not in name
+    assert name != job_folder(["metrics=[{name:accuracy,top_k:4}]"])

@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     with resumable_command("fedsim-leaderboard", logging.WARNING):
+        logging.getLogger("fedsim.app.job_progress").setLevel(logging.INFO)
         if options.list:
             print(listing(options.boards))
             return

@@ -3,6 +3,7 @@ algorithms, one after another."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -11,11 +12,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedsim.app.job_progress import JobProgress, as_they_end
+from fedsim.app.job_progress import JobProgress, as_they_end, best_so_far, metric_text
 from fedsim.run.stopping import Stopped
+from fedsim.run.tracking.metrics_csv import NAME as METRICS
 from fedsim.studies.board.board import Board, Cell
 from fedsim.studies.board.costs import Times
-from fedsim.studies.board.rows import Rates, read
+from fedsim.studies.board.rows import Cells, Rates, read
 from fedsim.studies.board.tasks import Fill, Time, Tune
 from fedsim.studies.reproduce.runner import end_with_parent, leave_if_alone
 
@@ -57,7 +59,7 @@ def compute(
             rates.check(board, track, name)
         batches = [missing[first : first + TUNED_TOGETHER] for first in range(0, len(missing), TUNED_TOGETHER)]
         tunings += [Tune(board, batch, runs, folder, provenance, track) for batch in batches]
-    for number, (tune, results) in enumerate(_completed(tunings, jobs), 1):
+    for number, (tune, results) in enumerate(_completed(tunings, jobs, runs), 1):
         rates.update(tune.track, results)
         rates.write(folder)
         say(f"[{number}/{len(tunings)}] tuned in {tune.track}: {', '.join(tune.entries)}")
@@ -66,8 +68,9 @@ def compute(
         rows = read(folder, cell, board).rows
         if missing := [name for name in entries if name not in rows]:
             fillings.append(Fill(board, missing, runs, folder, provenance, cell, rates.by_track[cell.track]))
-    for number, (fill, name) in enumerate(_completed(fillings, jobs), 1):
-        say(f"[{number}/{len(fillings)}] {name}: {len(fill.entries)} rows")
+    for number, (fill, name) in enumerate(_completed(fillings, jobs, runs), 1):
+        best = best_row(read(folder, fill.cell, board), board)
+        say(f"[{number}/{len(fillings)}] {name}: {len(fill.entries)} rows{best}")
     times = Times.read(folder)
     for track in tracks:
         if missing := [name for name in entries if times.of(track, name) is None]:
@@ -77,8 +80,18 @@ def compute(
             say(f"timed in {track}: {', '.join(results)}")
 
 
-def _completed(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
-    """The tasks, each as it ends, with what came of it."""
+def best_row(cells: Cells, board: Board) -> str:
+    """'; best so far: accuracy 0.83 (FedAWE)': the best row of the cell by the board's main measure; '' without one."""
+    means = {name: float(row.of(board.main).mean()) for name, row in cells.rows.items() if row.of(board.main).size}
+    means = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    if not means:
+        return ""
+    best = (max if board.measures[board.main].higher_is_better else min)(means, key=lambda name: means[name])
+    return f"; best so far: {metric_text(board.main, means[best])} ({best})"
+
+
+def _completed(tasks: list[Any], jobs: int, runs: Path | None = None) -> Iterator[tuple[Any, Any]]:
+    """The tasks, each as it ends, with what came of it; `runs` is the folder of the runs under way."""
     if jobs == 1 or len(tasks) < 2:
         for task in tasks:
             yield task, task()
@@ -87,7 +100,7 @@ def _completed(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
     try:
         waiting = {pool.submit(_run_task, task): task for task in tasks}
         progress = JobProgress(len(tasks), "pieces of work")
-        for future in as_they_end(list(waiting), progress):
+        for future in as_they_end(list(waiting), progress, lambda: _under_way(runs)):
             progress.jobs_finished()
             stopped, result = future.result()
             if stopped is not None:
@@ -97,6 +110,11 @@ def _completed(tasks: list[Any], jobs: int) -> Iterator[tuple[Any, Any]]:
         pool.shutdown(wait=True, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+def _under_way(runs: Path | None) -> str:
+    """The best leading metric of the runs under way."""
+    return "" if runs is None else best_so_far(sorted(path.parent for path in runs.rglob(METRICS)))
 
 
 def _run_task(task: Callable[[], T]) -> tuple[str | None, T | None]:

@@ -24,6 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 import fedsim
+from fedsim.app import per_choice
 from fedsim.app.cli import steps
 from fedsim.app.config import WITHOUT_EFFECT, config_folder, identity, register_resolvers
 from fedsim.app.explain import explain
@@ -96,12 +97,13 @@ def hydra_context() -> Iterator[None]:
 def compose(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
     """The configuration that overrides make, and the choice of every group. Only inside `hydra_context`."""
     try:
-        config = hydra.compose("config", list(overrides), return_hydra_config=True)
+        config = hydra.compose("config", per_choice.with_plus(overrides), return_hydra_config=True)
     except Exception as error:
         raise ConfigError(f"{' '.join(overrides)}: {explain(error)}") from error
     choices = {str(k): str(v) for k, v in config.hydra.runtime.choices.items() if v and not k.startswith("hydra")}
     OmegaConf.set_struct(config, False)
     config.pop("hydra")
+    per_choice.apply(config, choices, overrides)
     return config, choices
 
 

@@ -120,10 +120,14 @@ def _has_columns(run: Run, columns: tuple[str, ...]) -> bool:
 
 @dataclass
 class Cell:
-    """Numbers [R] of the replicates, and their seeds where these are known; the mean is of those that have one."""
+    """Numbers [R] of the replicates, and their seeds where these are known; the mean is of those that have one.
+
+    Those of an unfinished run are marked with a star.
+    """
 
     values: np.ndarray
     seeds: list[int] | None = None
+    unfinished: bool = False
 
     @property
     def finite_values(self) -> np.ndarray:
@@ -159,7 +163,8 @@ class Cell:
         factor = by.factor
         paper = round_to_error(factor * self.mean, factor * self.std, factor * self.error, by.significant).latex
         plain = mean if len(self.finite_values) == 1 else f"{mean} ± {by.spread(self.std)}"
-        return f"{plain}{unit}{count_note}", f"{paper}{count_note}"
+        star, paper_star = (" *", "$^{*}$") if self.unfinished else ("", "")
+        return f"{plain}{unit}{star}{count_note}", f"{paper}{paper_star}{count_note}"
 
 
 @dataclass

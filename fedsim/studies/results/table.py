@@ -12,6 +12,7 @@ from fedsim.studies.results.differences import recorded_value, shows_text, sort_
 from fedsim.studies.results.display_names import Renaming, class_name, key_name
 from fedsim.studies.results.paired import paired_difference
 from fedsim.studies.results.run_measures import Cell, Difference, Measure
+from fedsim.studies.results.run_state import unfinished
 from fedsim.studies.results.runs import Run
 from fedsim.studies.results.selection import best_run, judge
 
@@ -174,11 +175,12 @@ def table(
     pairs = {id(run): find_partner(run, runs, keys, against) for run in runs} if against else {}
     for at in across:
         result.measures += _measures_at(at, columns, measures, naming, bool(against))
+    states = {id(run): state for run in runs if (state := unfinished(run))}
     for row_key in sorted(runs_by_row, key=lambda values: [sort_key(text) for text in values]):
         cells: list[Cell | Difference | None] = []
         for at in across:
             cell = runs_by_row[row_key].get(at)
-            cells += [None if cell is None else Cell(m.of(cell), cell.seeds) for m in measures]
+            cells += [None if cell is None else Cell(m.of(cell), cell.seeds, id(cell) in states) for m in measures]
             if against:
                 cells += [_difference(m, cell, pairs, confidence) for m in measures]
         first_run = next(iter(runs_by_row[row_key].values()))
@@ -187,6 +189,9 @@ def table(
         result.lines.append(([naming.plain(*value) for value in values] or run_name, cells))
         result.paper_lines.append([naming.paper(*value) for value in values] or run_name)
     naming.renaming.check()
+    if states:
+        described = [f"{run.label or run.folder.name} ({states[id(run)]})" for run in runs if id(run) in states]
+        result.notes.append(f"* unfinished: {'; '.join(described)}")
     if against:
         result.notes += _notes(result, confidence, against)
     return result

@@ -1,0 +1,63 @@
+"""The groups on the page of `fedsim --help`: by what they are about, aligned, in lines that fit a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from collections.abc import Callable, Iterator
+
+from hydra._internal.hydra import Hydra
+
+WIDTH = 100
+SECTIONS = {  # what comes first in a run comes first
+    "data": ("dataset", "dataset/augment", "partition", "contamination"),
+    "availability": ("availability", "availability/base", "availability/trajectory"),
+    "performative shift": ("shift",),
+    "model": ("model", "columns", "personal"),
+    "local training": ("local", "local/schedule", "work"),
+    "server": ("strategy", "strategy/rule", "strategy/server"),
+    "communication": ("uplink", "attack", "clock", "delay"),
+    "the run": ("trainer", "stop", "tracking"),
+    "prepared": ("experiment", "sweep"),
+}
+OTHERS = "yours"  # groups that the user's own folders add
+
+
+@contextlib.contextmanager
+def ordered_groups() -> Iterator[None]:
+    """Within the block Hydra's help lists our groups in this order."""
+    listed = Hydra.format_config_groups
+
+    def format_config_groups(self: Hydra, predicate: Callable[[str], bool], compact: bool = True) -> str:
+        choices = {
+            group: sorted(self.config_loader.get_group_options(group))
+            for group in self.list_all_config_groups()
+            if predicate(group)
+        }
+        return page(choices) if "strategy" in choices else listed(self, predicate, compact)
+
+    Hydra.format_config_groups = format_config_groups  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Hydra.format_config_groups = listed  # type: ignore[method-assign]
+
+
+def page(choices: dict[str, list[str]]) -> str:
+    """Sections of groups, each with its choices."""
+    listed_groups = {group for section in SECTIONS.values() for group in section}
+    sections = SECTIONS | {OTHERS: tuple(sorted(choices.keys() - listed_groups))}
+    width = max(map(len, choices)) + 2
+    lines = []
+    for title, section in sections.items():
+        section_groups = [group for group in section if group in choices]
+        if section_groups:
+            lines.append(f"{title}:")
+        for group in section_groups:
+            lines += textwrap.wrap(
+                ", ".join(choices[group]),
+                WIDTH,
+                initial_indent=f"  {group:{width}}",
+                subsequent_indent=" " * (width + 2),
+            )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,128 @@
+"""Settings that hold only where a group has a certain choice, so that one sweep can give each choice its own.
+
+    when.local.pofl.local.history=6          # on the command line: local.history=6 in the runs with local=pofl
+
+    when:                                    # the same in an experiment file
+      local:
+        pofl: {local: {history: 6}}
+        rrm: {shift: {deploy: round, redraw: 5}}
+
+What stands below a choice are settings as they would stand at the top. They are applied before the run is built, and
+config.yaml has the outcome: the run is the same as one that was given these settings alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from fedsim.app.config import groups
+from fedsim.app.folders import key_of
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.core.settings import flatten
+
+KEY = "when"
+REFUSED = ("hydra", "out", "resume", "trusted", KEY)  # what is settled before a choice's settings are
+SHAPE = f"write {KEY}.GROUP.CHOICE.KEY=VALUE, such as {KEY}.local.pofl.local.history=6"
+
+
+def with_plus(arguments: Sequence[str]) -> list[str]:
+    """The same command with Hydra's sign for keys that no file has, which a user need not write here."""
+    return [f"++{text}" if text.startswith(f"{KEY}.") else text for text in arguments]
+
+
+def apply(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] = ()) -> None:
+    """Set what `when` says of these choices, and remove it.
+
+    A key that the command line sets itself keeps that value against a file's `when`, and not against one of the command
+    line, which says more exactly where it holds.
+
+    Args:
+        cfg: of the run; it is left as it was where something is refused.
+        choices: group → choice.
+        overrides: of the command line.
+
+    Raises:
+        ConfigError: a group, a choice or a setting does not exist.
+    """
+    if KEY not in cfg:
+        return
+    content: Any = OmegaConf.to_container(cfg, resolve=False)
+    block = content[KEY]
+    override_keys = {key_of(text) for text in overrides} - groups().keys()
+    settings = list(_settings(block, choices, override_keys)) if block else []
+    for key, _, source in settings:
+        _check(cfg, key, source)
+    for key, value, source in settings:
+        try:
+            OmegaConf.update(cfg, key, value, merge=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{source}={value!r} cannot be set there ({str(error).splitlines()[0]})") from error
+    with open_dict(cfg):
+        cfg.pop(KEY)
+
+
+def _settings(block: Any, choices: Mapping[str, str], override_keys: set[str]) -> Iterator[tuple[str, Any, str]]:
+    """Key, value, and where it stands, of the settings below the choices at hand."""
+    for group, choice, content in _choices(block, ""):
+        if choices.get(group) != choice:
+            continue
+        path = f"{KEY}.{group.replace('/', '.')}.{choice}"
+        for key, value in flatten(content):
+            if _within(f"{path}.{key}", override_keys) or not _within(key, override_keys):
+                yield key, value, f"{path}.{key}"
+
+
+def _within(key: str, override_keys: set[str]) -> bool:
+    """Does an override set the key, or a mapping that holds it?"""
+    return any(key == name or key.startswith(f"{name}.") for name in override_keys)
+
+
+def _choices(block: Any, outer: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Group, choice and settings of each entry; `availability: {base: …}` is the group availability/base."""
+    where = ".".join([KEY, *filter(None, [outer.replace("/", ".")])])
+    if not isinstance(block, dict):
+        raise ConfigError(f"{where}={block!r} names no choice; {SHAPE}")
+    for word, content in block.items():
+        inner = f"{outer}/{word}" if outer else str(word)
+        if inner in groups():
+            yield from _choices(content, inner)
+        elif not outer:
+            raise ConfigError(f"{where}.{word}: {word} is no group{checks.nearest(str(word), groups())}; {SHAPE}")
+        elif str(word) not in (options := _options(outer)):
+            raise ConfigError(f"{where}.{word}: {outer}={word} is unknown{checks.nearest(str(word), options)}")
+        elif not isinstance(content, dict):
+            raise ConfigError(f"{where}.{word}={content!r} is no setting; {SHAPE}")
+        else:
+            yield outer, str(word), {str(key): value for key, value in content.items()}
+
+
+def _options(group: str) -> list[str]:
+    """The choices of a group, with those of folders that the user added."""
+    options = list(groups()[group])
+    if GlobalHydra.instance().is_initialized():
+        hydra_overrides = list(HydraConfig.get().overrides.hydra) if HydraConfig.initialized() else []
+        options += (
+            GlobalHydra.instance()
+            .config_loader()
+            .get_group_options(group, config_name="config", overrides=hydra_overrides)
+        )
+    return options
+
+
+def _check(cfg: DictConfig, key: str, source: str) -> None:
+    """Refuse what is no setting of the run, and what decides where it writes and whom it trusts."""
+    if key.partition(".")[0] in REFUSED:
+        raise ConfigError(f"{source}: {key.partition('.')[0]} cannot depend on a choice; give it alone")
+    node, _, last = key.rpartition(".")
+    holder = OmegaConf.select(cfg, node) if node else cfg
+    if not isinstance(holder, DictConfig) or last not in holder:
+        content: Any = OmegaConf.to_container(cfg, resolve=False)
+        names = [name for name, _ in flatten(content) if not name.startswith(f"{KEY}.")]
+        raise ConfigError(f"{source}: {key} is no setting of this run{checks.nearest(key, names)}")

@@ -1,0 +1,92 @@
+"""What a sweep says as each of its runs ends: done of how many, the time that is left, and the best run so far."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from fedsim.app.folders import key_of
+
+TOTAL = "total"  # file among a sweep's records: how many runs it has, and when it began
+SUMMARY = "summary.json"
+ENDED_WELL = ("done", "kept")
+
+
+def position(records: Path, number: int) -> str:
+    """'[3/8], about 4 min left:', as far as the sweep knows how many runs it has; other runs' records say what is
+    done. Where jobs end together the time that is left says nothing, and is left out.
+
+    Args:
+        records: folder of the sweep's records.
+        number: of the run that has ended now.
+    """
+    from fedsim.app.job_progress import duration
+
+    try:
+        total, began = json.loads((records / TOTAL).read_text())
+        siblings = [json.loads(path.read_text()) for path in records.glob("*.json") if path.stem != str(number)]
+    except (OSError, ValueError):
+        return f"[{number + 1}]"
+    done_jobs = 1 + sum(sibling["status"] != "running" for sibling in siblings)
+    unfinished = any(sibling["status"] == "running" for sibling in siblings)
+    seconds_left = (time.time() - began) * (total - done_jobs) / done_jobs
+    return f"[{done_jobs}/{total}]" + (
+        f", about {duration(seconds_left)} left:" if done_jobs < total and not unfinished else ""
+    )
+
+
+def best(records: Path, folder: Path, overrides: list[str], objective: str | None, direction: Any = None) -> str:
+    """'; best so far: test_accuracy 0.83 (lr=0.1)' of the runs that have ended; '' for the first one.
+
+    Args:
+        records: folder of the sweep's records.
+        folder, overrides: of the run that has ended now, whose record does not say so yet.
+        objective: metric that the sweep judges runs by; None: the leading one of those measured.
+        direction: of a tuning sweep, maximize or minimize; None: the metric's own.
+    """
+    from fedsim.app.job_progress import leading_metric, metric_text
+    from fedsim.evaluation.columns import is_higher_better
+
+    runs = [(folder, overrides), *_ended(records, folder)]
+    finals = [(final, texts) for run_folder, texts in runs if (final := _final(run_folder))]
+    first = leading_metric(finals[0][0]) if finals else None
+    name = objective or (first[0] if first else None)
+    values = [(final[name], texts) for final, texts in finals if name in final and math.isfinite(final[name])]
+    if name is None or len(values) < 2:
+        return ""
+    upwards = is_higher_better(name) if direction is None else "max" in str(direction).lower()
+    value, texts = (max if upwards else min)(values, key=lambda entry: entry[0])
+    shared = set(texts).intersection(*(others for _, others in runs))
+    differing = [text for text in texts if text not in shared and key_of(text) != "out"]
+    return f"; best so far: {metric_text(name, value)} ({' '.join(differing)})"
+
+
+def expected_runs(sweeper: DictConfig) -> int | None:
+    """How many trials a tuning sweep has; None of a sweeper that does not say."""
+    trials = sweeper.get("n_trials")
+    return trials if isinstance(trials, int) else None
+
+
+def _ended(records: Path, folder: Path) -> Iterable[tuple[Path, list[str]]]:
+    for path in records.glob("*.json"):
+        try:
+            record = json.loads(path.read_text())
+        except (OSError, ValueError):  # another process is about to replace it
+            continue
+        if record["status"] in ENDED_WELL and Path(record["folder"]) != folder:
+            yield Path(record["folder"]), record["overrides"]
+
+
+def _final(folder: Path) -> dict[str, float]:
+    """Metric → its mean over replicates after the last round; nothing where there is no summary."""
+    try:
+        final = json.loads((folder / SUMMARY).read_text())["final"]
+        return {name: math.nan if of["mean"] is None else float(of["mean"]) for name, of in final.items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}

@@ -1,0 +1,1 @@
+"""`fedsim watch`: a local page with the curves of the runs in a folder, updated while they are computed."""

@@ -1,0 +1,68 @@
+"""Curves of one metric: mean over seeds, and a band around it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from fedsim.evaluation.columns import fraction
+from fedsim.studies.results.run_measures import Cell, metric
+from fedsim.studies.results.runs import Run
+
+DEVIATION, INTERVAL, NOTHING = "± 1 standard deviation", "95 % interval of the mean", "no band"
+BANDS = (DEVIATION, INTERVAL, NOTHING)
+MOST_POINTS = 400  # of a curve: a page has no more pixels
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Attributes:
+
+    rounds: [E] of the evaluations.
+    mean: [E] in the metric's unit, so that a fraction is in per cent; over the replicates that have a number.
+    low, high: [E] ends of the band; NaN where fewer than two replicates have a number.
+    """
+
+    rounds: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def curve(run: Run, name: str, band: str = DEVIATION) -> Curve | None:
+    """The curve of a metric; None where the run has not measured it."""
+    if not run.has_metric(name):
+        return None
+    rounds, values = run.curve(name)
+    step = max(1, math.ceil(len(rounds) / MOST_POINTS))
+    positions = np.arange(len(rounds) - 1, -1, -step)[::-1]  # the last evaluation is always shown
+    rounds, values = rounds[positions], np.ma.masked_invalid(values[positions])
+    mean = values.mean(1)
+    half = _half_width(values, band)
+    low, high = (end.filled(np.nan) for end in (mean - half, mean + half))
+    mean = np.ma.filled(mean, np.nan)
+    if fraction(name):
+        mean, low, high = 100 * mean, 100 * low.clip(0, 1), 100 * high.clip(0, 1)
+    return Curve(rounds, mean, low, high)
+
+
+def _half_width(values: np.ma.MaskedArray, band: str) -> np.ma.MaskedArray:
+    """[E] of the band; masked where fewer than two replicates have a number."""
+    counts = values.count(1)
+    few = (counts < 2) | (band == NOTHING)
+    deviation = np.ma.masked_where(few, values.std(1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values)))
+    if band == INTERVAL:
+        safe = np.maximum(counts, 2)
+        deviation = deviation * stats.t.ppf(0.975, safe - 1) / np.sqrt(safe)
+    return deviation
+
+
+def last_value(run: Run, name: str) -> str:
+    """Mean ± standard deviation at the last evaluation; '' where the run has not measured the metric."""
+    if not run.has_metric(name):
+        return ""
+    text: str = Cell(run.final_values(name), run.seeds).entry(metric(name, [run]))[0]
+    return text

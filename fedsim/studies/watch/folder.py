@@ -1,0 +1,173 @@
+"""The runs below a folder as they are now: read again where a file has changed, and nothing else is done with them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.app.sweep import RECORDS
+from fedsim.core.errors import ConfigError
+from fedsim.core.speaking import printable
+from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
+from fedsim.run.tracking.metrics_csv import NAME
+from fedsim.studies.results.differences import label
+from fedsim.studies.results.run_state import RUNNING, STOPPED, RunState, SweepRecord, run_state, sweep_records
+from fedsim.studies.results.runs import Run, load
+
+MOST_RUNS = 200  # that the page shows
+LONGEST = 120  # characters of a run's name
+FILES = (NAME, CONFIG, ENVIRONMENT, SUMMARY)
+UNREADABLE = "unreadable"  # the state of a run whose files are damaged
+
+Fingerprint = tuple[tuple[int, int] | None, ...]
+
+
+@dataclass(frozen=True)
+class WatchedRun:
+    """One run.
+
+    Attributes:
+        folder: of the run.
+        label: what distinguishes it from the others.
+        state: finished, running, stopped, failed or unreadable.
+        message: why it is not finished, where that is known.
+        run: what it has measured; None before the first evaluation.
+        changed: seconds since the epoch when its metrics were last written; None before.
+    """
+
+    folder: Path
+    label: str
+    state: str
+    message: str = ""
+    run: Run | None = None
+    changed: float | None = None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the folder held at one moment.
+
+    Attributes:
+        runs: those shown, in the order of their folders.
+        total: how many there are.
+        read_at: seconds since the epoch.
+    """
+
+    runs: list[WatchedRun]
+    total: int
+    read_at: float
+
+    @property
+    def measured(self) -> list[Run]:
+        """The runs with at least one evaluation."""
+        return [watched.run for watched in self.runs if watched.run is not None]
+
+
+class WatchedFolder:
+    """A folder with runs at any depth below it.
+
+    Args:
+        folder: of a run, of a sweep, or of several.
+        seconds: how old a snapshot may be; several pages share it.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+
+    def __init__(self, folder: Path, seconds: float = 2.0) -> None:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder; give that of a run or of a sweep")
+        self.folder, self.seconds = folder, seconds
+        self._read_runs: dict[Path, tuple[Fingerprint, Run | None, str]] = {}
+        self._snapshot: Snapshot | None = None
+
+    def snapshot(self) -> Snapshot:
+        """The runs now, or as they were `seconds` ago at most."""
+        if self._snapshot is None or time.time() - self._snapshot.read_at >= self.seconds:
+            self._snapshot = self._read()
+        return self._snapshot
+
+    def _read(self) -> Snapshot:
+        records: dict[Path, SweepRecord] = {}
+        for sweep in self._sweeps():
+            records |= {record.folder: record for record in sweep_records(sweep).values()}
+        folders = sorted({*self._run_folders(), *records})
+        visible = folders[:MOST_RUNS]
+        for removed in self._read_runs.keys() - set(visible):
+            del self._read_runs[removed]
+        watched = [self._watched(folder, records.get(folder)) for folder in visible]
+        runs = [entry.run for entry in watched if entry.run is not None]
+        label(runs)
+        labels = {id(run): run.label for run in runs}
+        named = [_named(entry, labels.get(id(entry.run), entry.label)) for entry in watched]
+        return Snapshot(named, len(folders), time.time())
+
+    def _sweeps(self) -> set[Path]:
+        """Folders with records of a sweep: this one, the one above a single run, and those below."""
+        return {self.folder, self.folder.parent, *(path.parent for path in self.folder.rglob(RECORDS))}
+
+    def _run_folders(self) -> set[Path]:
+        return {path.parent for name in (NAME, ENVIRONMENT) for path in self.folder.rglob(name)}
+
+    def _watched(self, folder: Path, record: SweepRecord | None) -> WatchedRun:
+        name = " ".join(record.overrides) if record is not None and not folder.is_dir() else folder.name
+        run, problem = self._run(folder)
+        if problem:
+            return WatchedRun(folder, name, UNREADABLE, problem)
+        state = run_state(folder, record)
+        if not folder.is_dir() and record is not None and record.status == RUNNING:
+            state = RunState(STOPPED, "its folder is gone")
+        return WatchedRun(folder, name, state.name, state.message, run, _changed(folder))
+
+    def _run(self, folder: Path) -> tuple[Run | None, str]:
+        """What the run has measured, or why that cannot be read; read again where one of its files has changed."""
+        fingerprint = _fingerprint(folder)
+        cached = self._read_runs.get(folder)
+        if cached is not None and cached[0] == fingerprint:
+            return cached[1], cached[2]
+        run, problem = None, ""
+        try:
+            if fingerprint[0] is not None:
+                run = load(folder)
+        except ConfigError as error:
+            problem = "" if str(error).endswith("has no rows yet") else str(error)
+        self._read_runs[folder] = fingerprint, run, problem
+        return run, problem
+
+
+def _named(watched: WatchedRun, name: str) -> WatchedRun:
+    """With names and messages on one line, without control characters, and of moderate length."""
+    return WatchedRun(
+        watched.folder,
+        one_line(name) or "run",
+        watched.state,
+        one_line(watched.message),
+        watched.run,
+        watched.changed,
+    )
+
+
+def one_line(text: str) -> str:
+    """Text of somebody else's for one line of the page."""
+    text = printable(" ".join(text.split()))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _fingerprint(folder: Path) -> Fingerprint:
+    """When each of the run's files was last written, and its size; None where there is none."""
+    fingerprint: list[tuple[int, int] | None] = []
+    for name in FILES:
+        try:
+            stat = (folder / name).stat()
+            fingerprint.append((stat.st_mtime_ns, stat.st_size))
+        except OSError:
+            fingerprint.append(None)
+    return tuple(fingerprint)
+
+
+def _changed(folder: Path) -> float | None:
+    try:
+        return (folder / NAME).stat().st_mtime
+    except OSError:
+        return None

@@ -1,0 +1,55 @@
+"""`fedsim watch`: curves of the runs in a folder, on a local page, while they are computed."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+
+from fedsim.app.commands import WORDS
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.studies.watch.folder import WatchedFolder
+
+PORT = 5006
+HIGHEST_PORT = 65535
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    argument_parser = argparse.ArgumentParser("fedsim watch", description=f"Show {WORDS['watch']}.")
+    argument_parser.add_argument("folder", type=Path, metavar="FOLDER", help="of a sweep, of a run, or of several")
+    argument_parser.add_argument(
+        "--port", type=int, default=PORT, help=f"of the page (default: {PORT}); 0: one that is free"
+    )
+    argument_parser.add_argument("--no-browser", action="store_true", help="print the address, open no browser")
+    argument_parser.add_argument(
+        "--every", type=float, default=2.0, metavar="SECONDS", help="between two looks at the folder (default: 2)"
+    )
+    return argument_parser
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the page until Ctrl-C."""
+    options = parser().parse_args(arguments)
+    if not 0 <= options.port <= HIGHEST_PORT:
+        raise ConfigError(f"--port {options.port} must lie between 0 and {HIGHEST_PORT}")
+    if checks.finite_number("--every", options.every) < 0.1:
+        raise ConfigError(f"--every {options.every:g} must be at least 0.1 seconds")
+    watched = WatchedFolder(options.folder, options.every)
+    try:
+        from fedsim.studies.watch.server import ADDRESS, server
+    except ImportError as error:
+        raise ConfigError("the page needs Bokeh, an extra; pip install 'fedsim-torch[watch]'") from error
+    page_server = server(watched, options.port)
+    address = f"http://{ADDRESS}:{page_server.port}/"
+    print(f"watching {options.folder} at {address} (Ctrl-C ends it)", flush=True)
+    page_server.start()
+    if not options.no_browser:
+        page_server.io_loop.add_callback(webbrowser.open, address)
+    try:
+        page_server.io_loop.start()
+    except KeyboardInterrupt:
+        print("no longer watching")
+    finally:
+        page_server.stop()
