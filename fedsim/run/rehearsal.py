@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,12 @@ from fedsim.core.columns import OWN
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
-from fedsim.core.snapshot import key
+from fedsim.core.rewind import Rewind
+from fedsim.core.snapshot import Node, key
 from fedsim.models.probe import said_of_forward
 from fedsim.models.row_model import is_built_in
 from fedsim.run.contracts import (
+    OF_RUN,
     Invariance,
     Named,
     brings_foreign,
@@ -65,20 +67,7 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
         ConfigError: naming the part, what it did and what it must do.
     """
     _availability(run)
-    steps = (run.shift, run.trainer.batches.contamination, run.trainer.rule)
-    if any(map(brings_foreign, steps)):
-        outcome_key = _known_by(run, steps)
-        if outcome_key not in _outcomes:
-            counts = np.zeros((run.federation.replicates, run.federation.clients))
-            counts[:, :CLIENTS] = 1
-            cohort = run.federation.cohort(counts, np.ones_like(counts))
-            if len(cohort):
-                _samples(run, state, memory, cohort)
-                _local_steps(run, state, memory, outcome_key)
-        elif _outcomes[outcome_key]:
-            trial = Trial(run, state, memory)
-            for invariance, broken in _outcomes[outcome_key]:
-                invariance.otherwise(trial, broken)
+    _batches_and_steps(run, state, memory)
     if is_user_defined(run.strategy) or brings_foreign(run.strategy):
         outcome_key = ("strategy", *_known_by(run, (run.strategy, run.availability.law)))
         if outcome_key not in _outcomes:
@@ -87,6 +76,31 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
     check_stages(run, memory)
     while len(_outcomes) > KNOWN:
         _outcomes.popitem(last=False)
+
+
+def _batches_and_steps(run: Setup, state: State, memory: Memory) -> None:
+    """Try shift, contamination and local rule, where one of them is somebody's own."""
+    steps = (run.shift, run.trainer.batches.contamination, run.trainer.rule)
+    if not any(map(brings_foreign, steps)):
+        return
+    outcome_key = _known_by(run, steps)
+    if outcome_key not in _outcomes:
+        counts = np.zeros((run.federation.replicates, run.federation.clients))
+        counts[:, :CLIENTS] = 1
+        cohort = run.federation.cohort(counts, np.ones_like(counts))
+        if not len(cohort):
+            return
+        rewind = Rewind(*steps, skip=OF_RUN)  # the run begins with what was there before it was tried
+        try:
+            _samples(run, state, memory, cohort)
+            rewind()
+            _local_steps(run, state, memory, outcome_key)
+        finally:
+            rewind()
+    if _outcomes[outcome_key]:
+        trial = Trial(run, state, memory)
+        for invariance, broken in _outcomes[outcome_key]:
+            invariance.otherwise(trial, broken)
 
 
 def try_evaluation(run: Setup) -> None:
@@ -135,7 +149,7 @@ def _availability(run: Setup) -> None:
     rounds = [t for t in (0, 1, 2, 7) if t < max(run.rounds, 1)]
     tried = trial_copy(process, run.federation)
 
-    def ask(of: Availability, t: int) -> dict[str, np.ndarray]:
+    def ask(of: Availability, t: int) -> Answers:
         answers = {}
         for name, call in (("probabilities", of.probabilities), ("counts", of.counts)):
             with user_code_errors(f"{label}: {name}", process):
@@ -144,33 +158,53 @@ def _availability(run: Setup) -> None:
             answers[name] = answers[name].copy()
         return answers
 
-    before = snapshot_of(tried)
-    first = {t: ask(tried, t) for t in rounds}
-    for turn in range(2):
-        if turn:
-            _ask_for_other_seeds(tried, rounds)
-        for t in (*rounds, *reversed(rounds)):
-            for name, values in ask(tried, t).items():
-                if not np.array_equal(first[t][name], values):
-                    paths = changed_paths(tried, before)
-                    detail = f" ({paths[0]} has changed)" if paths else ""
-                    raise ConfigError(
-                        f"{label}: {name}({t}) is not the same when asked twice{detail}; draw by "
-                        "fedsim.core.rng.generator, a function of seed, purpose and round"
-                    )
+    before, rewind = snapshot_of(tried), Rewind(process, tried, skip=OF_RUN)
+    try:
+        first = {t: ask(tried, t) for t in rounds}
+        for t in rounds:  # each as the first that is asked for, as in a resumed run
+            rewind()
+            _check_answers(label, first[t], ask(tried, t), t, changed_paths(tried, before))
+        for turn in range(2):
+            if turn:
+                _ask_for_other_seeds(tried, rounds)
+            for t in (*rounds, *reversed(rounds)):
+                _check_answers(label, first[t], ask(tried, t), t, changed_paths(tried, before))
+        _check_counters(label, tried, before, first, ask)
+    finally:
+        rewind()
 
+
+Answers = dict[str, np.ndarray]  # probabilities and counts of a round
+
+
+def _check_answers(label: str, first: Answers, again: Answers, t: int, paths: list[str]) -> None:
+    for name, values in again.items():
+        if not np.array_equal(first[name], values):
+            detail = f" ({paths[0]} has changed)" if paths else ""
+            raise ConfigError(
+                f"{label}: {name}({t}) is not the same when asked twice{detail}; draw by "
+                "fedsim.core.rng.generator, a function of seed, purpose and round"
+            )
+
+
+def _check_counters(
+    label: str,
+    tried: Availability,
+    before: Node,
+    first: dict[int, Answers],
+    ask: Callable[[Availability, int], Answers],
+) -> None:
+    """Refuse answers that change once an attribute has counted a thousand times as long."""
     for name in moved_counters(tried, before):
-        original_value = vars(tried)[name]
-        value = (
-            enlarge(original_value) if isinstance(original_value, (int, float)) else None
-        )  # an array may be remembered by its round
-        later: list[tuple[int, dict[str, np.ndarray]]] = []
+        counted = vars(tried)[name]
+        value = enlarge(counted) if isinstance(counted, (int, float)) else None  # arrays may be stored by round
+        later: list[tuple[int, Answers]] = []
         with contextlib.suppress(ConfigError):
-            for t in rounds if value is not None else ():
+            for t in first if value is not None else ():
                 vars(tried)[name] = value
                 later.append((t, ask(tried, t)))
-        vars(tried)[name] = original_value
-        if any(not np.array_equal(first[t][order], of[order]) for t, of in later for order in of):
+        vars(tried)[name] = counted
+        if any(not np.array_equal(first[t][asked], answers[asked]) for t, answers in later for asked in answers):
             raise ConfigError(
                 f"{label}: its answers depend on {name}, which changes when it is asked; draw by "
                 "fedsim.core.rng.generator, a function of seed, purpose and round"
