@@ -13,11 +13,16 @@ WORDS = {
     "table": "runs as a table: pivots, best values, targets, differences by seed; as text, Markdown, LaTeX or CSV",
     "algorithms": "strategies, local rules, columns, uplinks, attacks: papers, what they remember, send and assume",
     "audit": "the ε that a private run claims, beside a lower bound from simulated attacks with canary clients",
+    "why": "how much availability, client drift, heterogeneity and other causes take from a run's performance",
     "export": "a model of a run as .safetensors or .pt, by the names its module has",
 }
 
 # Words whose modules lie elsewhere: they read finished runs, and the command line imports nothing that does.
-ELSEWHERE = {"export": "fedsim.studies.results.export_cli", "table": "fedsim.studies.results.table_cli"}
+ELSEWHERE = {
+    "export": "fedsim.studies.results.export_cli",
+    "table": "fedsim.studies.results.table_cli",
+    "why": "fedsim.studies.attribution.why_cli",
+}
 
 
 def run_command(word: str, arguments: list[str]) -> None:

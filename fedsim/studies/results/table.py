@@ -237,7 +237,9 @@ def find_partner(run: Run, runs: list[Run], keys: list[str], against: dict[str, 
     """
     for key in against:
         checks.choice("--against", key, keys)
-    shared_keys = [key for key in keys if key not in against and key != "seeds"]  # `paired_difference` refuses other seeds
+    shared_keys = [
+        key for key in keys if key not in against and key != "seeds"
+    ]  # `paired_difference` refuses other seeds
     candidates = [
         candidate for candidate in runs if all(shows_text(candidate, key, text) for key, text in against.items())
     ]
