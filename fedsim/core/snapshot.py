@@ -83,7 +83,7 @@ def snapshot(root: Any, skip: tuple[type, ...] = ()) -> Node:
         A structure for `differing_paths`, which shares nothing with `root` and may be compared after it has been
             written to.
     """
-    return _Reader(root, skip).read(root)
+    return Reader(root, skip).read(root)
 
 
 def differing_paths(before: Node, after: Node) -> list[str]:
@@ -141,7 +141,7 @@ def _path_text(path: Any) -> str:
     return "".join(reversed(labels)).lstrip(" .")
 
 
-class _Reader:
+class Reader:
     """Reads one snapshot: objects are looked at once, from a stack, so that depth and cycles do no harm."""
 
     def __init__(self, root: Any, skip: tuple[type, ...]) -> None:
@@ -243,7 +243,7 @@ class _Reader:
 
     def globals(self, value: types.FunctionType, node: Node) -> None:
         """The globals that a function names, and of modules of the user's the attributes that it names."""
-        names = _names(value.__code__)
+        names = names_in(value.__code__)
         for name in sorted(names & value.__globals__.keys()):
             global_value = value.__globals__[name]
             if not isinstance(global_value, types.ModuleType):
@@ -391,9 +391,9 @@ def _attributes(kind: Any) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]
 
 
 @functools.lru_cache(4096)
-def _names(code: types.CodeType) -> frozenset[str]:
+def names_in(code: types.CodeType) -> frozenset[str]:
     """Names that a function's code refers to, nested functions included."""
-    nested_names = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    nested_names = (names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return frozenset(code.co_names).union(*nested_names)
 
 
@@ -440,23 +440,23 @@ STREAMS = (torch.Generator, random.Random, np.random.Generator, np.random.Random
 WRAPPERS = (property, staticmethod, classmethod, functools.cached_property, type(functools.lru_cache(len)))
 ITERATORS = (itertools.count, itertools.cycle, itertools.repeat, itertools.chain, itertools.islice)
 
-KINDS: list[tuple[Any, Callable[[_Reader, Any, Node], None]]] = [
-    (Tensor, _Reader.tensor),
-    (np.ndarray, _Reader.array),
-    (nn.Module, _Reader.module),
-    (type, _Reader.cls),
+KINDS: list[tuple[Any, Callable[[Reader, Any, Node], None]]] = [
+    (Tensor, Reader.tensor),
+    (np.ndarray, Reader.array),
+    (nn.Module, Reader.module),
+    (type, Reader.cls),
     (types.ModuleType, lambda reader, value, node: None),
-    (types.FunctionType, _Reader.function),
-    (types.MethodType, _Reader.method),
-    (functools.partial, _Reader.partial),
-    (WRAPPERS, _Reader.wrapper),
-    (types.GeneratorType, _Reader.generator),
-    (STREAMS, _Reader.stream),
+    (types.FunctionType, Reader.function),
+    (types.MethodType, Reader.method),
+    (functools.partial, Reader.partial),
+    (WRAPPERS, Reader.wrapper),
+    (types.GeneratorType, Reader.generator),
+    (STREAMS, Reader.stream),
     ((weakref.WeakKeyDictionary, weakref.WeakValueDictionary), lambda reader, value, node: None),
-    (Mapping, _Reader.mapping),
-    ((list, tuple, collections.deque), _Reader.sequence),
-    ((set, frozenset), _Reader.set),
-    (io.IOBase, _Reader.file),
-    (ITERATORS, _Reader.iterator),
-    (Iterator, _Reader.iterator),
+    (Mapping, Reader.mapping),
+    ((list, tuple, collections.deque), Reader.sequence),
+    ((set, frozenset), Reader.set),
+    (io.IOBase, Reader.file),
+    (ITERATORS, Reader.iterator),
+    (Iterator, Reader.iterator),
 ]

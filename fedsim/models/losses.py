@@ -111,17 +111,14 @@ def _half_squared(output: Tensor, target: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {
-    f.__name__: f
-    for f in (
-        cross_entropy,
-        logistic,
-        multi_label,
-        squared_error,
-        half_squared_distance,
-        inner_product,
-        negative_revenue,
-        costed_revenue,
-    )
+    "cross_entropy": cross_entropy,
+    "logistic": logistic,
+    "multi_label": multi_label,
+    "squared": squared_error,
+    "half_squared_distance": half_squared_distance,
+    "inner_product": inner_product,
+    "negative_revenue": negative_revenue,
+    "costed_revenue": costed_revenue,
 }
 # Under these no output is a score of a class.
 UNLABELLED = (half_squared_distance, inner_product, negative_revenue, costed_revenue)

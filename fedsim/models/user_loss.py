@@ -7,6 +7,7 @@ Cox) is right only on batches without padding, so the engine trains on unpadded 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from fedsim.core import rng, streams
 from fedsim.core.errors import ConfigError, first_line
+from fedsim.core.rewind import Rewind
 from fedsim.core.snapshot import differing_paths, snapshot
 from fedsim.models.randomness import KeyedRandomness
 
@@ -98,6 +100,23 @@ def resolve_loss(
     name = describe_loss(loss)
     function = _prepared(loss, name, device, dtype)
     output = tree_map(_displaced, output)
+    rewind = Rewind(function)  # before the first call
+    try:
+        return _resolved(function, name, output, batch, dataset, parameters, rewind)
+    finally:
+        rewind()
+
+
+def _resolved(
+    function: Callable[..., Any],
+    name: str,
+    output: Any,
+    batch: Mapping[str, Tensor],
+    dataset: str,
+    parameters: Sequence[Tensor],
+    rewind: Rewind,
+) -> UserLoss:
+    device = batch["x"].device
     with torch.no_grad(), streams.restore_states():
         takes_batch = _takes_batch(function, name, output, batch, dataset)
         resolved = UserLoss(function, takes_batch)
@@ -113,6 +132,7 @@ def resolve_loss(
             raise ConfigError(f"{name} writes into the model's output or the batch; let it work on a copy")
         _check_value(value, name, len(batch["x"]))
         resolved = UserLoss(function, takes_batch, value.dim() == 0, random=keyed.calls > 0)
+        _check_memory(resolved, name, output, batch, rewind)
         mixes = resolved.over_batch or _mixes_samples(resolved, value, output, batch)
     _check_gradient(resolved, name, output, batch, parameters)
     return UserLoss(function, takes_batch, resolved.over_batch, mixes, resolved.random)
@@ -227,6 +247,32 @@ def _check_gradient(
         raise ConfigError(
             f"{name} has no gradient with respect to the model's output, so that nothing would train; it must be "
             "computed from the output by differentiable operations (without .item(), .detach() or NumPy)"
+        )
+
+
+def _check_memory(loss: UserLoss, name: str, output: Any, batch: Mapping[str, Tensor], rewind: Rewind) -> None:
+    """Refuse a loss that computes something from the batch it meets first, and uses it for others."""
+    rewind()
+    before = snapshot(loss.function)
+    first_value = loss(output, batch)
+    paths = differing_paths(before, snapshot(loss.function))
+    if not paths:
+        return
+    rewind()
+    count = len(batch["x"])
+    first_sample, reversed_order = torch.zeros(count, dtype=torch.int64), torch.arange(count - 1, -1, -1)
+    for pick in (first_sample.to(batch["x"].device), reversed_order.to(batch["x"].device)):
+        earlier_output, earlier_batch = (
+            tree_map(lambda v, p=pick: _rows_of(v, p, count), of) for of in (output, dict(batch))
+        )
+        with contextlib.suppress(Exception):  # a loss may need samples of several classes
+            loss(tree_map(_displaced, earlier_output), earlier_batch)
+    later_value = loss(output, batch)
+    rewind()
+    if not torch.equal(first_value, later_value):
+        raise ConfigError(
+            f"{name} keeps in {paths[0]} what it computed from an earlier batch, so that its results depend on the "
+            "order of clients; compute it from the batch that is given, or before the run"
         )
 
 

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import logging
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,12 @@ from fedsim.core.columns import OWN
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
+from fedsim.core.rewind import Rewind
 from fedsim.core.snapshot import Node, key
 from fedsim.models.probe import said_of_forward
 from fedsim.models.row_model import is_built_in
 from fedsim.run.contracts import (
+    OF_RUN,
     Invariance,
     Named,
     brings_foreign,
@@ -65,20 +67,7 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
         ConfigError: naming the part, what it did and what it must do.
     """
     _availability(run)
-    steps = (run.shift, run.trainer.batches.contamination, run.trainer.rule)
-    if any(map(brings_foreign, steps)):
-        outcome_key = _known_by(run, steps)
-        if outcome_key not in _outcomes:
-            counts = np.zeros((run.federation.replicates, run.federation.clients))
-            counts[:, :CLIENTS] = 1
-            cohort = run.federation.cohort(counts, np.ones_like(counts))
-            if len(cohort):
-                _samples(run, state, memory, cohort)
-                _local_steps(run, state, memory, outcome_key)
-        elif _outcomes[outcome_key]:
-            trial = Trial(run, state, memory)
-            for invariance, broken in _outcomes[outcome_key]:
-                invariance.otherwise(trial, broken)
+    _batches_and_steps(run, state, memory)
     if is_user_defined(run.strategy) or brings_foreign(run.strategy):
         outcome_key = ("strategy", *_known_by(run, (run.strategy, run.availability.law)))
         if outcome_key not in _outcomes:
@@ -87,6 +76,31 @@ def dry_run(run: Setup, state: State, memory: Memory) -> None:
     check_stages(run, memory)
     while len(_outcomes) > KNOWN:
         _outcomes.popitem(last=False)
+
+
+def _batches_and_steps(run: Setup, state: State, memory: Memory) -> None:
+    """Try shift, contamination and local rule, where one of them is somebody's own."""
+    steps = (run.shift, run.trainer.batches.contamination, run.trainer.rule)
+    if not any(map(brings_foreign, steps)):
+        return
+    outcome_key = _known_by(run, steps)
+    if outcome_key not in _outcomes:
+        counts = np.zeros((run.federation.replicates, run.federation.clients))
+        counts[:, :CLIENTS] = 1
+        cohort = run.federation.cohort(counts, np.ones_like(counts))
+        if not len(cohort):
+            return
+        rewind = Rewind(*steps, skip=OF_RUN)  # the run begins with what was there before it was tried
+        try:
+            _samples(run, state, memory, cohort)
+            rewind()
+            _local_steps(run, state, memory, outcome_key)
+        finally:
+            rewind()
+    if _outcomes[outcome_key]:
+        trial = Trial(run, state, memory)
+        for invariance, broken in _outcomes[outcome_key]:
+            invariance.otherwise(trial, broken)
 
 
 def try_evaluation(run: Setup) -> None:
@@ -133,11 +147,17 @@ def _availability(run: Setup) -> None:
         return
     rounds = [t for t in (0, 1, 2, 7) if t < max(run.rounds, 1)]
     tried = trial_copy(process, run.federation)
-    before = snapshot_of(tried)
-    first = {t: _answers(tried, t, process) for t in rounds}
-    _check_asked_again(tried, process, first, before)
-    for name in moved_counters(tried, before):
-        _check_counter(name, tried, process, first)
+    before, rewind = snapshot_of(tried), Rewind(process, tried, skip=OF_RUN)
+    try:
+        first = {t: _answers(tried, t, process) for t in rounds}
+        for t in rounds:  # each as the first that is asked for, as in a resumed run
+            rewind()
+            _check_same_answers(tried, process, t, first[t], before)
+        _check_asked_again(tried, process, first, before)
+        for name in moved_counters(tried, before):
+            _check_counter(name, tried, process, first)
+    finally:
+        rewind()
 
 
 def _label(process: Availability) -> str:
@@ -164,14 +184,20 @@ def _check_asked_again(
         if turn:
             _ask_for_other_seeds(tried, rounds)
         for t in (*rounds, *reversed(rounds)):
-            for name, values in _answers(tried, t, process).items():
-                if not np.array_equal(first[t][name], values):
-                    paths = changed_paths(tried, before)
-                    detail = f" ({paths[0]} has changed)" if paths else ""
-                    raise ConfigError(
-                        f"{_label(process)}: {name}({t}) is not the same when asked twice{detail}; draw by "
-                        "fedsim.core.rng.generator, a function of seed, purpose and round"
-                    )
+            _check_same_answers(tried, process, t, first[t], before)
+
+
+def _check_same_answers(
+    tried: Availability, process: Availability, t: int, first: dict[str, np.ndarray], before: Node
+) -> None:
+    for name, values in _answers(tried, t, process).items():
+        if not np.array_equal(first[name], values):
+            paths = changed_paths(tried, before)
+            detail = f" ({paths[0]} has changed)" if paths else ""
+            raise ConfigError(
+                f"{_label(process)}: {name}({t}) is not the same when asked twice{detail}; draw by "
+                "fedsim.core.rng.generator, a function of seed, purpose and round"
+            )
 
 
 def _check_counter(

@@ -19,11 +19,13 @@ from torch.func import vmap
 from fedsim.core import rng
 from fedsim.core.columns import OWN
 from fedsim.core.memory import Memory
+from fedsim.core.rewind import Rewind
 from fedsim.data.contamination import Contamination
 from fedsim.data.samples import Batch
 from fedsim.data.samples.client_data import Keys
 from fedsim.local.rule import Carry
 from fedsim.run.contracts import (
+    OF_RUN,
     Invariance,
     Named,
     brings_foreign,
@@ -110,6 +112,7 @@ class Trial:
         self._fixed = {name: value for name, value in fixed.items() if name not in ("client", "row")}
         self.exact: list[tuple[Named, Tensor]] = []  # of every client alone, in round 0
         self.before = [snapshot_of(component) for component in self.components]
+        self.rewind = Rewind(*self.components, skip=OF_RUN)
 
     def _carry(self, state: State, memory: Memory) -> tuple[Carry, Tensor, Tensor | None]:
         """What three clients begin with, who they are, and what they answer to where the server deploys it."""
@@ -199,15 +202,27 @@ def _order(trial: Trial) -> str | None:
     with torch.no_grad(), user_code_errors(trial.label(), trial.foreign()):
         loop_executor = trial.loop()
         trial.exact = [trial.local_steps(loop_executor, [row], 0) for row in range(3)]
+        if any(
+            changed_paths(component, before) for component, before in zip(trial.components, trial.before, strict=True)
+        ):
+            for row in (2, 1):  # what is computed once, from the first batch, makes the first client another
+                trial.rewind()
+                name = _other_than_before(trial, row, *trial.local_steps(trial.loop(), [row], 0))
+                if name is not None:
+                    return _remembers(trial, name)
         for t, order in [(0, (2, 0, 1))] if trial.slow() else ORDERS:
             for row in order:
                 carry, loss = trial.local_steps(loop_executor, [row], t)
-                if t == 0:
-                    right, right_loss = trial.exact[row]
-                    name = identical(right | {"loss": right_loss}, carry | {"loss": loss})
-                    if name is not None:
-                        return _remembers(trial, name)
+                name = _other_than_before(trial, row, carry, loss) if t == 0 else None
+                if name is not None:
+                    return _remembers(trial, name)
     return _waits(trial, loop_executor)
+
+
+def _other_than_before(trial: Trial, row: int, carry: Named, loss: Tensor) -> str | None:
+    """What differs from the client's steps in `trial.exact`."""
+    right, right_loss = trial.exact[row]
+    return identical(right | {"loss": right_loss}, carry | {"loss": loss})
 
 
 def _remembers(trial: Trial, name: str) -> str:
@@ -239,8 +254,7 @@ def _waits(trial: Trial, executor: LoopExecutor) -> str | None:
             vars(component)[name] = enlarged_value
             with contextlib.suppress(Exception), torch.no_grad():
                 carry, loss = trial.local_steps(executor, [0], 0)
-                right, right_loss = trial.exact[0]
-                if identical(right | {"loss": right_loss}, carry | {"loss": loss}) is not None:
+                if _other_than_before(trial, 0, carry, loss) is not None:
                     return (
                         f"{kind}={type(component).__name__} counts in {name} what later steps depend on, which clients "
                         "share and no checkpoint holds; return it from `memory`"

@@ -21,7 +21,9 @@ from fedsim.core.federation import Answers, Cohort, Federation
 from fedsim.core.memory import Memory
 from fedsim.core.per_seed import PerSeed
 from fedsim.core.report import Report
+from fedsim.core.rewind import Rewind
 from fedsim.run.contracts import (
+    OF_RUN,
     Invariance,
     Named,
     changed_paths,
@@ -43,6 +45,7 @@ from fedsim.run.setup import Setup
 from fedsim.strategies import State
 
 SECONDS = 0.7  # after which what is tried a second time is left out
+LATE_ROUNDS = (3, 10, 100)  # and the last
 NUMBERS = 2e7  # of client memory, above which fewer clients are made up
 
 
@@ -75,6 +78,12 @@ def check_state(run: Setup, state: Any) -> None:
         )
 
 
+def rounds_to_try(count: int) -> list[int]:
+    """The first three rounds, and later ones, since some strategies change their ways: warm-up, periods, the end."""
+    late_rounds = {t for t in (*LATE_ROUNDS, count - 1) if 2 < t < count}
+    return [*range(min(3, max(count, 1))), *sorted(late_rounds)]
+
+
 class StrategyTrial:
     """A copy of a run's strategy, tried on made-up reports in federations of one or two of the run's seeds.
 
@@ -86,12 +95,13 @@ class StrategyTrial:
         self.run, self.memory = run, memory
         self.label = f"strategy={type(run.strategy).__name__}"
         federation = run.federation
-        self.rounds = range(min(3, max(run.rounds, 1)))
+        self.rounds = rounds_to_try(run.rounds)
         self.models = run.model.columns.shared_part(run.model.initial(federation.seeds[:2]))
         # replicates at different models, as they are after a round
         wave = torch.sin(torch.arange(1.0, self.models.numel() + 1)).reshape(self.models.shape)
         self.models = self.models + 0.05 * wave.to(self.models)
         self.before = snapshot_of(run.strategy)
+        self.rewind = Rewind(run.strategy, skip=OF_RUN)  # what copies share, such as a module's globals
         self.counters: dict[str, Any] = {}  # attributes that a copy begins with
         self.last, self.initial_look = run.strategy, self.before  # the copy that played, and how it began
         self.began = time.perf_counter()
@@ -115,6 +125,7 @@ class StrategyTrial:
 
     def strategy(self, replicates: range) -> Any:
         """A copy for some of the replicates; what is given per seed is theirs."""
+        self.rewind()
         strategy_copy = trial_copy(self.run.strategy, self.run.federation, self.run.data, self.run.model)
         for name, value in list(getattr(strategy_copy, "__dict__", {}).items()):
             if isinstance(value, PerSeed) and strategy_copy is not self.run.strategy:
@@ -140,7 +151,7 @@ class StrategyTrial:
     def play(
         self, counts: Sequence[Sequence[int]], replicates: range, fresh: bool = False, between: bool = False
     ) -> list[State]:
-        """The states after consecutive rounds in which so many clients of every replicate come, counts [T][R].
+        """The states after rounds in which so many clients of every replicate come, counts [T][R] in turn.
 
         `fresh`: every round is played by another copy, as after a resumed run. `between`: before each round the one
         before it is played with other numbers.
@@ -156,14 +167,15 @@ class StrategyTrial:
         vars(strategy).update(self.counters)
         states: list[State] = []
         earlier: tuple[State, Report] | None = None
-        for t in self.rounds:
+        for turn, t in enumerate(self.rounds):
             if fresh:
                 strategy = self.strategy(replicates)
                 with user_code_errors(f"{label}: initial", strategy):
                     strategy.initial(models.clone(), federation)
             client_counts = np.zeros((len(replicates), federation.clients))
             for r in range(len(replicates)):
-                count = self.present if self.constant else max(counts[t][r], 1) if self.steady else counts[t][r]
+                planned = counts[turn % len(counts)][r]
+                count = self.present if self.constant else max(planned, 1) if self.steady else planned
                 positions = np.arange(min(count, federation.clients))
                 client_counts[r, (positions + t + replicates.start + r) % federation.clients] = 1
             active = federation.cohort(client_counts, np.full_like(client_counts, 1.0 if self.constant else 0.5), t)
@@ -183,7 +195,7 @@ class StrategyTrial:
             report = _report(self.run, state, self._memory(replicates), cohort, carry, replicates, t)
             if between and earlier is not None:
                 with contextlib.suppress(ConfigError):
-                    _next(strategy, label, _elsewhere(earlier[0]), _elsewhere(earlier[1]), t - 1)
+                    _next(strategy, label, _elsewhere(earlier[0]), _elsewhere(earlier[1]), self.rounds[turn - 1])
             earlier = copy_tensors(state), copy_tensors(report)
             next_state = _next(strategy, label, state_copy, report, t)
             if not fresh and t == self.rounds[0]:
@@ -287,7 +299,7 @@ def _replicates(trial: StrategyTrial) -> str | None:
                 return _replicates_differ(trial)
             for t, (single_state, joint_state) in enumerate(zip(single_states, joint_states, strict=True)):
                 if not close_to(joint_state.model[r], single_state.model[0]):
-                    return _mixes(trial, 1 - r, r, f" in round {t}" if t else "")
+                    return _mixes(trial, 1 - r, r, f" in round {trial.rounds[t]}" if t else "")
         if trial.slow():
             return None
     return None
@@ -301,7 +313,7 @@ def _replicates_differ(trial: StrategyTrial) -> str | None:
         zip(right, trial.play([[1, c[1]] for c in counts], range(2)), strict=True)
     ):
         if not close_to(state.model[1], changed_state.model[1]):
-            return _mixes(trial, 0, 1, f" in round {t}" if t else "")
+            return _mixes(trial, 0, 1, f" in round {trial.rounds[t]}" if t else "")
     return None
 
 
@@ -329,12 +341,16 @@ INVARIANCES = (
 
 
 def check_strategy(run: Setup, memory: Memory) -> None:
-    """Try a strategy in rounds 0, 1 and 2.
+    """Try a strategy in its first rounds, and in some that come late.
 
     Raises:
         ConfigError: naming what it did and what it must do.
     """
-    check_all(INVARIANCES, StrategyTrial(run, memory))
+    trial = StrategyTrial(run, memory)
+    try:
+        check_all(INVARIANCES, trial)
+    finally:
+        trial.rewind()
 
 
 def _report(

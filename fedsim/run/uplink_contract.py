@@ -8,7 +8,9 @@ from torch import Tensor
 
 from fedsim.core.federation import Cohort
 from fedsim.core.memory import Memory
+from fedsim.core.rewind import Rewind
 from fedsim.run.contracts import (
+    OF_RUN,
     Invariance,
     brings_foreign,
     changed_paths,
@@ -38,6 +40,7 @@ class StageTrial:
         self.label = f"uplink={type(run.uplink.stages[number]).__name__}"
         self.stage: Stage = trial_copy(run.uplink.stages[number], run.federation, run.data, run.model)
         self.before = snapshot_of(self.stage)
+        self.rewind = Rewind(self.stage, skip=OF_RUN)
         memories = [
             {name: value.clone() for name, value in tensors.items()} for tensors in (memory.uplink, memory.server)
         ]
@@ -80,8 +83,11 @@ class StageTrial:
 def _when_repeated(trial: StageTrial) -> str | None:
     """A second time, other rounds in between; nobody at all."""
     first = [trial.arrives([3, 1], t) for t in trial.rounds]
-    for _ in range(2):
-        trial.arrives([0, 0], trial.rounds[-1])
+    for turn in range(3):
+        if turn:
+            trial.arrives([0, 0], trial.rounds[-1])
+        else:
+            trial.rewind()  # the last round is then the first that is met, as when a run is resumed
         for t in reversed(trial.rounds):
             if identical({"rows": first[t]}, {"rows": trial.arrives([3, 1], t)}) is not None:
                 paths = changed_paths(trial.stage, trial.before)
@@ -126,4 +132,8 @@ def check_stages(run: Setup, memory: Memory) -> None:
     """
     for number, stage in enumerate(run.uplink.stages):
         if brings_foreign(stage):
-            check_all(INVARIANCES, StageTrial(run, memory, number))
+            trial = StageTrial(run, memory, number)
+            try:
+                check_all(INVARIANCES, trial)
+            finally:
+                trial.rewind()

@@ -53,7 +53,8 @@ class Trainers:
 
     def restrict_to_loop(self, reason: str, rule: LocalRule | None = None) -> None:
         """`Trainer.restrict_to_loop` of all trainers, or of those of one class of local rules; of later ones too."""
-        self._reasons.append((reason, rule))
+        if (reason, rule) not in self._reasons:
+            self._reasons.append((reason, rule))
         for trainer in self._trainers:
             if rule is None or type(trainer.rule) is type(rule):
                 trainer.restrict_to_loop(reason)

@@ -273,6 +273,29 @@ def _iterator(self: Any, x: Tensor) -> float:
     return 0.01 * next(self.counter)
 
 
+FIRST: dict[str, float] = {}
+
+
+class OfFirst:
+    mean: ClassVar[float | None] = None
+
+
+def _first_of_all(self: Any, x: Tensor) -> float:
+    return FIRST.setdefault("mean", float(x.mean()))
+
+
+def _first_in_a_class(self: Any, x: Tensor) -> float:
+    if OfFirst.mean is None:
+        OfFirst.mean = float(x.mean())
+    return OfFirst.mean
+
+
+def _first_in_an_attribute(self: Any, x: Tensor) -> float:
+    if self.mean is None:
+        self.mean = float(x.mean())
+    return float(self.mean)
+
+
 MEMORIES: dict[str, tuple[Any, Any, str]] = {
     "a private attribute": (lambda self: setattr(self, "_past", 0.0), _attribute, "_past"),
     "an array": (lambda self: setattr(self, "past", np.zeros(2)), _array, "past"),
@@ -285,6 +308,9 @@ MEMORIES: dict[str, tuple[Any, Any, str]] = {
     "after five hundred calls": (lambda self: setattr(self, "calls", 0), _much_later, "calls"),
     "a generator of its own": (lambda self: setattr(self, "draw", np.random.default_rng(0)), _generator, "draw"),
     "a counter": (lambda self: setattr(self, "counter", itertools.count()), _iterator, "counter"),
+    "of the first batch, in a global": (lambda self: None, _first_of_all, "global 'FIRST'"),
+    "of the first batch, in a class": (lambda self: None, _first_in_a_class, r"OfFirst\.mean"),
+    "of the first batch": (lambda self: setattr(self, "mean", None), _first_in_an_attribute, "mean"),
 }
 
 
@@ -295,6 +321,27 @@ def test_memory_in_attributes_is_refused_by_its_name(name: str, part: str) -> No
     own = remembering(make, use)[part]
     with pytest.raises(ConfigError, match=rf"{part}=\w+ (remembers|counts) in .*{place}.*`memory`"):
         simulation(**{part: own}).run(tracking=QUIET)
+
+
+CONSTANTS: dict[int, Tensor] = {}
+
+
+def test_constants_computed_when_first_needed_are_welcome() -> None:
+    def cached(x: Tensor) -> Tensor:
+        return CONSTANTS.setdefault(x.shape[-1], torch.full((x.shape[-1],), 0.25, dtype=x.dtype))
+
+    def step(self: Any, carry: Any, batch: Any, lr: Tensor, objective: Any) -> Any:
+        gradient, loss = objective.gradient(carry["params"], batch)
+        return carry | {"params": carry["params"] - lr * cached(batch["x"])[0] * gradient}, loss
+
+    simulation(**local(step)).run(tracking=QUIET)
+
+
+def test_what_a_trial_wrote_is_put_back_so_that_the_next_simulation_is_refused_too() -> None:
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="global 'FIRST'"):
+            simulation(local=remembering(lambda self: None, _first_of_all)["local"]).run(tracking=QUIET)
+    assert not FIRST
 
 
 def test_notes_that_matter_to_nothing_are_welcome() -> None:
@@ -419,7 +466,23 @@ class HalfOfTheTime(Availability):
         return np.stack([np.random.default_rng([seed, t]).integers(0, 2, self.population.clients) for seed in seeds])
 
 
+def from_round_three(self: Any, state: Any, report: Any, t: int) -> Any:
+    return by_count(self, state, report, t) if t >= 3 else Mine.aggregate(self, state, report, t)
+
+
+def in_the_last_round(self: Any, state: Any, report: Any, t: int) -> Any:
+    return by_count(self, state, report, t) if t == 4 else Mine.aggregate(self, state, report, t)
+
+
+def first_norm_in_a_global(self: Any, state: Any, report: Any, t: int) -> Any:
+    scale = FIRST.setdefault("norm", float(report.innovation.norm()))
+    return replace(state, model=state.model - report.cohort.mean(report.innovation) * scale)
+
+
 STRATEGIES: dict[str, tuple[Any, str | None]] = {
+    "mixing from round 3 on": (from_round_three, "mixes the clients of different seeds.*in round 3"),
+    "mixing in the last round": (in_the_last_round, "mixes the clients of different seeds.*in round 4"),
+    "the first norm in a global": (first_norm_in_a_global, "make it a field of its State"),
     "by the number of all rows": (by_count, "mixes the clients of different seeds"),
     "mixing from round 1 on": (later_mixing, "mixes the clients of different seeds.*in round 1"),
     "mixing in round 2": (second_round_mixing, "mixes the clients of different seeds.*in round 2"),
@@ -441,7 +504,7 @@ STRATEGIES: dict[str, tuple[Any, str | None]] = {
 def test_a_strategy_keeps_replicates_apart_in_all_rounds(name: str) -> None:
     aggregate, message = STRATEGIES[name]
     own = {"availability": HalfOfTheTime(), "seeds": (0, 1)}
-    run = simulation(strategy=strategy(aggregate), **own)
+    run = simulation(strategy=strategy(aggregate), rounds=5 if "round" in name else ROUNDS, **own)
     if message is None:
         together = run.run(tracking=QUIET).state.model
         for place, seed in enumerate((0, 1)):

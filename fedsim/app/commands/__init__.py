@@ -14,6 +14,7 @@ WORDS = {
     "algorithms": "strategies, local rules, columns, uplinks, attacks: papers, what they remember, send and assume",
     "audit": "the ε that a private run claims, beside a lower bound from simulated attacks with canary clients",
     "watch": "the runs of a folder on a local page: curves that grow, last values, which runs are still going",
+    "why": "how much availability, client drift, heterogeneity and other causes take from a run's performance",
     "export": "a model of a run as .safetensors or .pt, by the names its module has",
 }
 
@@ -22,6 +23,7 @@ ELSEWHERE = {
     "export": "fedsim.studies.results.export_cli",
     "table": "fedsim.studies.results.table_cli",
     "watch": "fedsim.studies.watch.watch_cli",
+    "why": "fedsim.studies.attribution.why_cli",
 }
 
 

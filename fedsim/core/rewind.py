@@ -1,0 +1,223 @@
+"""Put back what user code changes outside of its results: globals, class attributes, closures, containers, tensors.
+
+A check that calls user code twice must begin both times where the first call began. Copies of an object do not help
+with a module global or a class attribute, which all copies share.
+
+>>> def count(calls=[]):
+...     calls.append(1)
+...     return len(calls)
+>>> rewind = Rewind(count)
+>>> count(), count()
+(1, 2)
+>>> rewind()
+>>> count()
+1
+
+Put back is what `fedsim.core.snapshot` compares, with these limits: tensors and arrays above `LARGE` bytes, slots,
+iterators and attributes of libraries' classes stay as they are.
+"""
+
+from __future__ import annotations
+
+import collections
+import random
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsim.core.snapshot import LARGE, OF_CLASSES, Reader, names_in
+
+MISSING = object()
+Restore = Callable[[], None]
+
+
+class Rewind:
+    """Remembers what can be reached from some objects; each call puts it back.
+
+    Args:
+        *roots: functions, modules or other objects of a user's.
+        skip: types whose instances are not looked into.
+    """
+
+    def __init__(self, *roots: Any, skip: tuple[type, ...] = ()) -> None:
+        self._restores: list[Restore] = []
+        readers = []
+        for root in roots:  # whose package it is decides what counts as a user's
+            reader = Reader(root, skip)
+            reader.read(root)
+            readers.append(reader)
+            self._restores += [restore for value in reader.alive for restore in _restores(value, reader)]
+        self._readers = readers  # they keep what was met alive
+
+    def __call__(self) -> None:
+        """Put everything back."""
+        for restore in self._restores:
+            restore()
+
+
+def _restores(value: Any, reader: Reader) -> Iterator[Restore]:
+    """Functions that put one object's own state back, without looking into what it refers to."""
+    if isinstance(value, reader.skip):
+        return
+    if isinstance(value, Tensor):
+        yield from _of_tensor(value)
+    elif isinstance(value, np.ndarray):
+        yield from _of_array(value)
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(value, reader)
+    elif isinstance(value, type):
+        if reader.class_of_user(value):
+            yield _of_class(value)
+    elif isinstance(value, (torch.Generator, random.Random, np.random.Generator)):
+        yield _of_stream(value)
+    else:
+        if isinstance(value, nn.Module):
+            registries = (value._parameters, value._buffers, value._modules)
+            yield from (_of_mapping(registry) for registry in registries)
+        if type(value) in (dict, collections.OrderedDict, collections.defaultdict, collections.Counter):
+            yield _of_mapping(value)
+        elif type(value) in (list, collections.deque):
+            yield _of_sequence(value)
+        elif type(value) is set:
+            yield _of_set(value)
+        if isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, types.ModuleType):
+            yield _of_mapping(vars(value))
+
+
+def _of_tensor(value: Tensor) -> Iterator[Restore]:
+    is_plain = value.layout == torch.strided and value.device.type != "meta"
+    if not is_plain or value.nbytes > LARGE or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return
+    saved = value.detach().clone()
+
+    def restore() -> None:
+        if value.shape != saved.shape:
+            value.data = saved.clone()
+        elif not torch.equal(value.detach(), saved):
+            value.detach().copy_(saved)
+
+    yield restore
+
+
+def _of_array(value: np.ndarray) -> Iterator[Restore]:
+    if value.nbytes <= LARGE and value.flags.writeable:
+        saved = value.copy()
+
+        def restore() -> None:
+            if not np.array_equal(value, saved):
+                value[...] = saved
+
+        yield restore
+
+
+def _of_function(value: types.FunctionType, reader: Reader) -> Iterator[Restore]:
+    for cell in value.__closure__ or ():
+        yield _of_cell(cell)
+    yield _of_mapping(vars(value))
+    if not reader.of_user(value.__module__, value.__code__.co_filename):
+        return
+    names = names_in(value.__code__)
+    yield _of_names(value.__globals__, names)
+    for name in names & value.__globals__.keys():
+        module = value.__globals__[name]
+        is_module = isinstance(module, types.ModuleType)
+        if is_module and reader.of_user(module.__name__, getattr(module, "__file__", None)):
+            yield _of_names(vars(module), names)
+
+
+def _of_cell(cell: Any) -> Restore:
+    def content() -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:  # an empty cell
+            return MISSING
+
+    saved = content()
+
+    def restore() -> None:
+        if content() is not saved:
+            if saved is MISSING:
+                del cell.cell_contents
+            else:
+                cell.cell_contents = saved
+
+    return restore
+
+
+def _of_names(namespace: dict[str, Any], names: frozenset[str]) -> Restore:
+    """The values of some names; a name that had none loses what it was given."""
+    saved = {name: namespace.get(name, MISSING) for name in names}
+
+    def restore() -> None:
+        for name, value in saved.items():
+            if value is MISSING:
+                namespace.pop(name, None)
+            elif namespace.get(name, MISSING) is not value:
+                namespace[name] = value
+
+    return restore
+
+
+def _of_class(cls: type) -> Restore:
+    saved = {name: value for name, value in vars(cls).items() if name not in OF_CLASSES}
+
+    def restore() -> None:
+        for name in [name for name in vars(cls) if name not in OF_CLASSES and name not in saved]:
+            delattr(cls, name)
+        for name, value in saved.items():
+            if vars(cls).get(name, MISSING) is not value:
+                setattr(cls, name, value)
+
+    return restore
+
+
+def _of_mapping(value: dict[Any, Any]) -> Restore:
+    saved = dict(value)
+
+    def restore() -> None:
+        if len(value) != len(saved) or any(value.get(key, MISSING) is not item for key, item in saved.items()):
+            value.clear()
+            value.update(saved)
+
+    return restore
+
+
+def _of_sequence(value: Any) -> Restore:
+    saved = list(value)
+
+    def restore() -> None:
+        if len(value) != len(saved) or any(item is not old for item, old in zip(value, saved, strict=True)):
+            value.clear()
+            value.extend(saved)
+
+    return restore
+
+
+def _of_set(value: set[Any]) -> Restore:
+    saved = set(value)
+
+    def restore() -> None:
+        if value != saved:
+            value.clear()
+            value.update(saved)
+
+    return restore
+
+
+def _of_stream(value: Any) -> Restore:
+    if isinstance(value, torch.Generator):
+        tensor_state = value.get_state()
+        return lambda: _discard(value.set_state(tensor_state))
+    if isinstance(value, random.Random):
+        tuple_state = value.getstate()
+        return lambda: value.setstate(tuple_state)
+    bit_state = value.bit_generator.state
+    return lambda: setattr(value.bit_generator, "state", bit_state)
+
+
+def _discard(_result: Any) -> None:
+    """For a call whose result says nothing."""

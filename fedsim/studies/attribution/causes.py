@@ -1,0 +1,150 @@
+"""What can keep a federated run from its best performance, and how the same run looks without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from fedsim.app.config import config_folder, register_resolvers
+from fedsim.core.errors import ConfigError
+
+Choices = dict[str, str]  # config group → choice
+PRIVATE_STAGES = {"gaussian", "tree", "clip"}
+LIMIT = 5  # causes at once: 2^5 runs
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Something that a run has and its counterfactual has not.
+
+    Attributes:
+        name: as it is asked for.
+        label: in tables and pictures.
+        replacement: what a run has instead, given its configuration and the choice of each group: groups and keys with
+            their values; None where the run does not have the cause.
+        removal: the replacement, in words.
+    """
+
+    name: str
+    label: str
+    replacement: Callable[[DictConfig, Choices], dict[str, Any] | None]
+    removal: str
+
+
+def _group(name: str, choice: str, *others: str) -> Callable[[DictConfig, Choices], dict[str, Any] | None]:
+    """Another choice of a group, unless the run has it, or one of `others`, anyway."""
+
+    def replacement(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+        return {name: choice} if choices.get(name, choice) not in (choice, *others) else None
+
+    return replacement
+
+
+def _one_long_step(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+    if config.local_epochs is not None:  # the number of steps differs between clients
+        return None
+    steps = 10 if config.local_steps is None else int(config.local_steps)
+    if steps < 2:
+        return None
+    rates = config.lr
+    total = [steps * rate for rate in rates] if OmegaConf.is_list(rates) else steps * rates
+    return {"local_steps": 1, "lr": total}
+
+
+def _iid(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+    if choices.get("partition") in ("iid", "natural", None):
+        return None
+    validation = OmegaConf.select(config, "partition.validation")
+    return {"partition": "iid"} | ({} if validation is None else {"partition.validation": validation})
+
+
+def _full_batches(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+    return None if config.batch_size is None else {"batch_size": None}
+
+
+def _no_uplink(private: bool) -> Callable[[DictConfig, Choices], dict[str, Any] | None]:
+    def replacement(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
+        stages = {str(name) for name in config.uplink} - {"_target_"} if config.get("uplink") else set()
+        is_private = bool(stages & {"gaussian", "tree"})
+        if not stages or choices.get("uplink") == "none" or is_private != private:
+            return None
+        if private and not stages <= PRIVATE_STAGES:
+            raise ConfigError(
+                f"uplink={choices.get('uplink')} compresses and adds noise, which cannot be removed apart; leave out "
+                "the cause privacy by --causes"
+            )
+        return {"uplink": "none"}
+
+    return replacement
+
+
+CAUSES = (
+    Cause("availability", "availability", _group("availability", "full"), "all clients participate in each round"),
+    Cause("drift", "client drift", _one_long_step, "one local step of the same total length"),
+    Cause("heterogeneity", "heterogeneity", _iid, "IID shares of the same data"),
+    Cause("batches", "batch noise", _full_batches, "full batches"),
+    Cause("shift", "performative shift", _group("shift", "none"), "data that do not react to the model"),
+    Cause("attack", "attack", _group("attack", "none"), "no attacker"),
+    Cause("contamination", "contamination", _group("contamination", "none"), "clean samples"),
+    Cause("privacy", "privacy noise", _no_uplink(private=True), "neither clipping nor noise"),
+    Cause("compression", "compression", _no_uplink(private=False), "uncompressed updates"),
+    Cause("staleness", "staleness", _group("delay", "none"), "updates that arrive in their round"),
+    Cause("deadlines", "deadlines", _group("clock", "none"), "no deadline"),
+    Cause("stragglers", "partial work", _group("work", "all"), "each client computes all its local steps"),
+)
+
+
+def causes_of(config: DictConfig, choices: Choices, names: Iterable[str] | None = None) -> list[Cause]:
+    """The causes that a run has: those that are asked for, or the first `LIMIT` of `CAUSES`.
+
+    Raises:
+        ConfigError: an unknown name, a cause that the run does not have, none, or too many.
+    """
+    if names is None:
+        present = [cause for cause in CAUSES if cause.replacement(config, choices) is not None][:LIMIT]
+        if not present:
+            raise ConfigError(
+                "this run has none of the causes that can be removed: "
+                f"{', '.join(cause.name for cause in CAUSES)}; there is nothing to attribute"
+            )
+        return present
+    by_name = {cause.name: cause for cause in CAUSES}
+    chosen = []
+    for name in names:
+        if name not in by_name:
+            raise ConfigError(f"--causes {name} is unknown; choose among {', '.join(by_name)}")
+        if by_name[name].replacement(config, choices) is None:
+            raise ConfigError(f"--causes {name}: this run does not have it; leave it out")
+        chosen.append(by_name[name])
+    if len(chosen) > LIMIT:
+        raise ConfigError(f"--causes names {len(chosen)} causes, which need 2^{len(chosen)} runs; name up to {LIMIT}")
+    return chosen
+
+
+def without(config: DictConfig, choices: Choices, causes: Iterable[Cause]) -> tuple[DictConfig, Choices]:
+    """The configuration and choices of the same run without some causes."""
+    changed, changed_choices = OmegaConf.create(OmegaConf.to_container(config)), dict(choices)
+    assert isinstance(changed, DictConfig)
+    for cause in causes:
+        for key, value in (cause.replacement(config, choices) or {}).items():
+            if key in changed_choices:
+                OmegaConf.update(changed, key, _default(key, value), merge=False)
+                inside = [group for group in changed_choices if group.startswith(f"{key}/")]
+                for group in inside:
+                    del changed_choices[group]
+                changed_choices[key] = value
+            else:
+                OmegaConf.update(changed, key, value, merge=False)
+    return changed, changed_choices
+
+
+def _default(group: str, choice: str) -> Any:
+    """The configuration of a choice, as composed alone."""
+    register_resolvers()
+    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+        content = hydra.compose("config", [f"{group}={choice}"])[group]
+    return OmegaConf.to_container(content) if OmegaConf.is_config(content) else content

@@ -1,0 +1,46 @@
+"""The Shapley value: a fair division of a difference among the causes that produce it together.
+
+The share of a cause is its effect, averaged over all orders in which the causes can be removed. Shares add up to the
+whole difference, a cause without effect has share 0, and where effects add up each cause has its own effect
+(Shapley, 1953).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import stats
+
+
+def shapley(values: np.ndarray) -> np.ndarray:
+    """Shares of the causes in the difference between all of them being present and all of them being removed.
+
+    Args:
+        values: [2^k, R], the performance of each replicate when the causes of a subset are removed. The subset is the
+            binary number of its index: cause i is removed where bit i is 1.
+
+    Returns:
+        [k, R], by how much removing each cause raises the value, averaged over all orders.
+    """
+    causes = int(math.log2(len(values)))
+    if 2**causes != len(values):
+        raise ValueError(f"{len(values)} values are not those of all subsets of some causes")
+    subsets = np.arange(len(values))
+    sizes = np.array([int(subset).bit_count() for subset in subsets])
+    shares = np.zeros((causes, *values.shape[1:]))
+    for cause in range(causes):
+        without = subsets[(subsets >> cause) & 1 == 0]
+        orders = [math.factorial(size) * math.factorial(causes - size - 1) for size in sizes[without]]
+        weights = np.array(orders) / math.factorial(causes)
+        shares[cause] = np.tensordot(weights, values[without + 2**cause] - values[without], axes=1)
+    return shares
+
+
+def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
+    """Student's t interval of the mean of one number per seed; NaN for a single seed."""
+    if len(differences) < 2:
+        return math.nan, math.nan
+    mean, error = differences.mean(), differences.std(ddof=1) / math.sqrt(len(differences))
+    half_width = stats.t.ppf((1 + confidence) / 2, len(differences) - 1) * error
+    return float(mean - half_width), float(mean + half_width)

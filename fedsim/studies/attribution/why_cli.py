@@ -1,0 +1,126 @@
+"""`fedsim why`: which causes keep a run from its best performance, measured by runs without them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from omegaconf import DictConfig
+
+from fedsim.app.commands import WORDS
+from fedsim.app.commands.audit import configuration
+from fedsim.app.config import groups
+from fedsim.core.errors import ConfigError
+from fedsim.evaluation.columns import fraction
+from fedsim.evaluation.registry import describe
+from fedsim.run.run_files import ENVIRONMENT
+from fedsim.studies.attribution.attribute import Attribution, attribute, sentence
+from fedsim.studies.attribution.causes import CAUSES, Choices, causes_of
+from fedsim.studies.attribution.shapley import interval
+from fedsim.studies.plots.waterfall import waterfall
+from fedsim.studies.reproduce.runner import compose, hydra_context, jobs_at_once, trusted_by
+from fedsim.studies.results.reading import read_environment
+
+FEW_SEEDS = 3  # below which a folder's or the overrides' seeds are replaced by SEEDS
+SEEDS = [0, 1, 2, 3, 4]
+
+
+def main(arguments: list[str]) -> None:
+    """Attribute the performance of a run, or of the run that overrides describe."""
+    names = ", ".join(cause.name for cause in CAUSES)
+    parser = argparse.ArgumentParser("fedsim why", description=f"Compute {WORDS['why']}.")
+    parser.add_argument("what", nargs="+", metavar="RUN_OR_OVERRIDES", help="a run folder, or overrides KEY=VALUE …")
+    parser.add_argument("--metric", help="a column of metrics.csv, after the last round (test_accuracy)")
+    parser.add_argument("--causes", help=f"separated by commas, up to five of: {names} (the first five of the run)")
+    parser.add_argument("--seeds", type=int, help="how many (the run's own, or 5 if it has fewer than 3)")
+    parser.add_argument("--jobs", default="auto", help="processes (auto: one per core)")
+    parser.add_argument("--out", default="why", help="folder of runs, picture and table (why)")
+    options = parser.parse_intermixed_args(arguments)
+    config, choices = _run(options.what)
+    _set_seeds(config, options.seeds)
+    chosen = options.causes.split(",") if options.causes else None
+    causes = causes_of(config, choices, chosen)
+    folder = Path(options.out)
+    count = jobs_at_once(options.jobs, str(config.device), 2 ** len(causes))
+    attribution = attribute(config, choices, causes, folder / "runs", options.metric, count, trusted_by(options.what))
+    print("\n".join(report(attribution)))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "why.json").write_text(json.dumps(as_json(attribution, list(config.seeds)), indent=2) + "\n")
+    waterfall(*_bars(attribution)).savefig(folder / "why.png")
+    print(f"\n{folder / 'why.png'}, {folder / 'why.json'}", file=sys.stderr)
+
+
+def _run(what: list[str]) -> tuple[DictConfig, Choices]:
+    """Configuration and choices of a run folder, or of overrides."""
+    if not Path(what[0]).is_dir():
+        if "=" not in what[0]:
+            raise ConfigError(f"{what[0]} is neither a run folder nor an override KEY=VALUE")
+        with hydra_context():
+            return compose((*what, "out=unused"))
+    config = configuration(what)
+    settings = read_environment(Path(what[0]) / ENVIRONMENT).get("settings", {})
+    return config, {name: str(value) for name, value in settings.items() if name in groups()}
+
+
+def _set_seeds(config: DictConfig, count: int | None) -> None:
+    if count is not None:
+        if count < 2:
+            raise ConfigError(f"--seeds {count} must be at least 2, since intervals are over seeds")
+        config.seeds = list(range(count))
+    elif len(config.seeds) < FEW_SEEDS:
+        config.seeds = SEEDS
+
+
+def _scale(attribution: Attribution) -> tuple[float, str]:
+    """Fractions are reported in percentage points."""
+    return (100.0, " percentage points") if fraction(attribution.metric) else (1.0, "")
+
+
+def report(attribution: Attribution) -> list[str]:
+    """The table and the sentence that are printed."""
+    scale, unit = _scale(attribution)
+    label = describe(attribution.metric).label
+    first, last = (scale * attribution.values[index].mean() for index in (0, -1))
+    lines = [
+        f"{label} after the last round, mean of {attribution.values.shape[1]} seeds: {first:.4g} as it is, {last:.4g} "
+        "without all of the causes below",
+        "",
+        f"{'cause':20}  {'share':>8}  {'95 % interval':>18}  {'removed alone':>13}  removed means",
+    ]
+    for cause, share, alone in zip(attribution.causes, attribution.shares, attribution.alone, strict=True):
+        low, high = interval(scale * share)
+        bounds, mean, gain = f"[{low:.3g}, {high:.3g}]", scale * share.mean(), scale * alone.mean()
+        lines.append(f"{cause.label:20}  {mean:8.3g}  {bounds:>18}  {gain:13.3g}  {cause.removal}")
+    return [*lines, "", sentence(attribution, scale, unit)]
+
+
+def as_json(attribution: Attribution, seeds: list[int]) -> dict[str, object]:
+    """Everything that was measured."""
+    return {
+        "metric": attribution.metric,
+        "seeds": seeds,
+        "causes": [cause.name for cause in attribution.causes],
+        "values": {
+            ",".join(
+                cause.name for number, cause in enumerate(attribution.causes) if subset >> number & 1
+            ): values.tolist()
+            for subset, values in enumerate(attribution.values)
+        },
+        "shares": {
+            cause.name: share.tolist() for cause, share in zip(attribution.causes, attribution.shares, strict=True)
+        },
+        "sentence": sentence(attribution, *_scale(attribution)),
+    }
+
+
+def _bars(attribution: Attribution) -> tuple[list[str], np.ndarray, float, str]:
+    scale, _ = _scale(attribution)
+    sign = 1.0 if attribution.higher_is_better else -1.0
+    order = np.argsort(-attribution.shares.mean(1), kind="stable")
+    labels = [attribution.causes[cause].label for cause in order]
+    unit = " (%)" if scale > 1 else ""
+    best = float(scale * attribution.values[-1].mean())
+    return labels, -sign * scale * attribution.shares[order], best, f"{describe(attribution.metric).label}{unit}"

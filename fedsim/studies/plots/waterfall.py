@@ -1,0 +1,45 @@
+"""A waterfall: from one number to another, step by step."""
+
+from __future__ import annotations
+
+import math
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from scipy import stats
+
+from fedsim.studies.plots.style import COLOURS, formulas, panels, parameters, wrap_name
+
+
+def waterfall(labels: list[str], steps: np.ndarray, start: float, unit: str) -> Figure:
+    """Bars from the best run to the run as it is, each cause beginning where the one before it ends.
+
+    Args:
+        labels: of the causes.
+        steps: [k, R] what each cause adds, for each seed; bars show the mean, lines its 95 % interval over seeds.
+        start: where the first bar begins, the value without all causes.
+        unit: on the vertical axis.
+    """
+    means = steps.mean(1)
+    tops = start + np.concatenate([[0.0], np.cumsum(means)])
+    with matplotlib.rc_context(parameters()):
+        drawing, (axes,) = panels(1, width=max(4.4, 1.2 * (len(labels) + 2)), columns=1)
+        axes.bar(0, start, 0.7, color="#7F7F7F")
+        for number, mean in enumerate(means):
+            colour = COLOURS[1] if mean < 0 else COLOURS[0]
+            axes.bar(number + 1, mean, 0.7, bottom=tops[number], color=colour)
+            if steps.shape[1] > 1:
+                error = steps[number].std(ddof=1) / math.sqrt(steps.shape[1])
+                half_width = stats.t.ppf(0.975, steps.shape[1] - 1) * error
+                axes.errorbar(number + 1, tops[number + 1], half_width, color="black", linewidth=1, capsize=2)
+            axes.plot([number + 0.35, number + 0.65], [tops[number]] * 2, color="black", linewidth=0.6)
+        axes.bar(len(labels) + 1, tops[-1], 0.7, color="#7F7F7F")
+        low, high = float(min(tops)), float(max(tops))
+        margin = 0.15 * (high - low or abs(high) or 1.0)
+        axes.set_ylim(low - 2 * margin, high + margin)
+        names = ["without all", *labels, "as it is"]
+        axes.set_xticks(range(len(names)), [wrap_name(name, 12) for name in names])
+        axes.grid(visible=False, axis="x")
+        axes.set_ylabel(formulas(unit))
+    return drawing

@@ -1,0 +1,102 @@
+"""`fedsim why` on quadratic clients, whose models a few lines of NumPy give for each subset of the causes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsim.app import commands
+from fedsim.app.build import build
+from fedsim.core.errors import ConfigError
+from fedsim.studies.attribution.attribute import attribute, sentence
+from fedsim.studies.attribution.causes import causes_of, without
+from fedsim.studies.attribution.shapley import shapley
+from fedsim.studies.reproduce.runner import compose, hydra_context
+
+POINTS = [0.0, 1.0, 5.0, 2.0]
+ROUNDS, RATE, STEPS = 7, 0.1, 4
+QUADRATICS = (
+    "dataset=quadratics", f"dataset.points={POINTS}", "partition=natural", "model=mean", "clients=4",
+    f"rounds={ROUNDS}", f"lr={RATE}", f"local_steps={STEPS}", "batch_size=null", "trainer.dtype=float64",
+    "availability=cyclic", "availability.groups=2", "seeds=[0,1,2]", "device=cpu", "out=unused",
+)  # fmt: skip
+
+
+def composed(*overrides: str):
+    with hydra_context():
+        return compose((*QUADRATICS, *overrides))
+
+
+def distance(counts: np.ndarray, steps: int, rate: float) -> float:
+    """FedAvg on ½(x − u_i)²: the distance of its model to the mean of all u_i."""
+    model, points = 0.0, np.array(POINTS)
+    for t in range(ROUNDS):
+        present = counts[t] > 0
+        if present.any():
+            model = float(np.mean(points[present] + (1 - rate) ** steps * (model - points[present])))
+    return abs(model - points.mean())
+
+
+def test_shares_on_quadratics_are_those_of_the_closed_form(tmp_path: Path) -> None:
+    config, choices = composed()
+    causes = causes_of(config, choices)
+    assert [cause.name for cause in causes] == ["availability", "drift"]
+    attribution = attribute(config, choices, causes, tmp_path, "distance_to_optimum")
+    availability = build(config)[0].availability
+    everybody = np.ones((ROUNDS, 4))
+    for r, seed in enumerate(config.seeds):
+        counts = np.stack([availability.counts(t)[r] for t in range(ROUNDS)])
+        values = np.array([
+            distance(counts, STEPS, RATE), distance(everybody, STEPS, RATE),
+            distance(counts, 1, STEPS * RATE), distance(everybody, 1, STEPS * RATE),
+        ])  # fmt: skip
+        np.testing.assert_allclose(attribution.values[:, r], values, atol=1e-9, err_msg=f"seed {seed}")
+        np.testing.assert_allclose(attribution.shares[:, r], -shapley(values[:, None])[:, 0], atol=1e-9)
+    np.testing.assert_allclose(attribution.shares.sum(0), attribution.total, atol=1e-12)
+    assert sentence(attribution).startswith("Of ")
+
+
+def test_a_run_without_a_cause_is_the_one_that_its_overrides_describe() -> None:
+    config, choices = composed("uplink=topk", "attack=sign_flip", "delay=constant")
+    causes = {cause.name: cause for cause in causes_of(config, choices)}
+    assert set(causes) == {"availability", "drift", "attack", "compression", "staleness"}
+    changed, changed_choices = without(config, choices, causes.values())
+    with hydra_context():
+        expected, expected_choices = compose((
+            *(text for text in QUADRATICS if not text.startswith(("availability", "lr", "local_steps"))),
+            "availability=full", "local_steps=1", f"lr={STEPS * RATE}",
+        ))  # fmt: skip
+    assert changed == expected
+    assert changed_choices == expected_choices
+
+
+def test_what_cannot_be_attributed_is_refused_in_a_sentence() -> None:
+    config, choices = composed()
+    with pytest.raises(ConfigError, match="--causes weather is unknown; choose among availability"):
+        causes_of(config, choices, ["weather"])
+    with pytest.raises(ConfigError, match="--causes attack: this run does not have it"):
+        causes_of(config, choices, ["attack"])
+    words = [text for text in QUADRATICS if not text.startswith(("availability", "local_steps"))]
+    with hydra_context():
+        config, choices = compose((*words, "availability=full", "local_steps=1"))
+    with pytest.raises(ConfigError, match="none of the causes that can be removed"):
+        causes_of(config, choices)
+
+
+def test_the_command_prints_a_table_a_sentence_and_writes_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [text for text in QUADRATICS if not text.startswith("out=")]
+    commands.answer("why", [*words, "--metric", "distance_to_optimum", "--jobs", "1"])
+    printed = capsys.readouterr().out
+    assert "client drift" in printed
+    assert printed.splitlines()[-1].startswith("Of ")
+    stored = json.loads((tmp_path / "why" / "why.json").read_text())
+    assert set(stored["values"]) == {"", "availability", "drift", "availability,drift"}
+    assert (tmp_path / "why" / "why.png").stat().st_size > 5000
+    with pytest.raises(SystemExit, match="--metric weather is not among those of the run"):
+        commands.answer("why", [*words, "--metric", "weather", "--jobs", "1"])
