@@ -57,7 +57,7 @@ def logistic(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return F.binary_cross_entropy_with_logits(output.flatten(), batch["y"].to(output.dtype), reduction="none")
 
 
-def squared_error(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+def squared(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """½‖output − y‖²."""
     return _half_squared(output, batch["y"])
 
@@ -116,7 +116,7 @@ LOSSES: dict[str, Loss] = {
         cross_entropy,
         logistic,
         multi_label,
-        squared_error,
+        squared,
         half_squared_distance,
         inner_product,
         negative_revenue,
