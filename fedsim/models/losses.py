@@ -57,7 +57,7 @@ def logistic(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     return F.binary_cross_entropy_with_logits(output.flatten(), batch["y"].to(output.dtype), reduction="none")
 
 
-def squared_error(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+def squared(output: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """½‖output − y‖²."""
     return _half_squared(output, batch["y"])
 
@@ -111,14 +111,17 @@ def _half_squared(output: Tensor, target: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {
-    "cross_entropy": cross_entropy,
-    "logistic": logistic,
-    "multi_label": multi_label,
-    "squared": squared_error,
-    "half_squared_distance": half_squared_distance,
-    "inner_product": inner_product,
-    "negative_revenue": negative_revenue,
-    "costed_revenue": costed_revenue,
+    f.__name__: f
+    for f in (
+        cross_entropy,
+        logistic,
+        multi_label,
+        squared,
+        half_squared_distance,
+        inner_product,
+        negative_revenue,
+        costed_revenue,
+    )
 }
 # Under these no output is a score of a class.
 UNLABELLED = (half_squared_distance, inner_product, negative_revenue, costed_revenue)

@@ -170,7 +170,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "flwr_datasets.partitioner.partitioner.datasets.load_dataset": {"path": CANARY},
     # fedsim
     "fedsim.core.files.write_json": {"path": CANARY, "content": {}},
-    "fedsim.core.files.replacing": {"path": CANARY},
+    "fedsim.core.files.replacement_file": {"path": CANARY},
     "fedsim.core.lock.Lock": {"folder": CANARY},
     "fedsim.core.targets.resolve": {"key": "x", "target": "os.system", "kind": "x"},
     "fedsim.app.cli.main": {},
@@ -183,7 +183,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "fedsim.run.tracking.metrics_csv.MetricsCSV": {"path": CANARY, "columns": {}},
     "fedsim.run.tracking.tensorboard.SummaryWriter": {"log_dir": CANARY},
     "fedsim.run.tracking.services.library": {"name": "antigravity"},
-    "fedsim.data.datasets.cinic10.replacing": {"path": CANARY},
+    "fedsim.data.datasets.cinic10.replacement_file": {"path": CANARY},
     "fedsim.load": {"folder": "."},
 }  # fmt: skip
 PLACES = {**KINDS, "model.loss": LOSS, "metrics": METRIC}

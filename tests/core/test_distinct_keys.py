@@ -39,7 +39,7 @@ ASKERS = {
     "SHIFT": ["location.py setup"],
     "COMMON": ["correlated.py _next"],
     "NOISE": ["drawn.py take"],
-    "EVALUATION": ["drawn.py fixed"],
+    "EVALUATION": ["drawn.py fixed_samples"],
 }
 HOMES = {  # purpose → files of ours that name it; for a purpose of a whole folder the folder
     "DATA": "data/datasets", "PARTITION": "data/partition/partition.py", "MODEL": "models/row_model.py",

@@ -81,10 +81,10 @@ def test_where_nobody_is_left_out_and_everybody_is_there_it_ends_as_fedavg(model
 def test_the_correlated_go_first_and_never_all():
     """Clients alike but for |λ|: leaving any out costs κ TV² and saves nothing, unless its loss is the larger one."""
     w, order = np.full(4, 0.25), [2, 0, 1, 3, 0, 1, 2, 3]
-    assert CAFed().without_excess(w, np.ones(4), order).all()
-    assert CAFed(bias=0.0).without_excess(w, np.ones(4), order).tolist() == [False, False, False, True]
-    assert CAFed().without_excess(w, np.array([1.0, 1.0, 2.0, 1.0]), order).tolist() == [True, True, False, True]
-    assert CAFed(bias=1e3).without_excess(w, np.array([1.0, 1.0, 2.0, 1.0]), order).all()
+    assert CAFed().included_of_replicate(w, np.ones(4), order).all()
+    assert CAFed(bias=0.0).included_of_replicate(w, np.ones(4), order).tolist() == [False, False, False, True]
+    assert CAFed().included_of_replicate(w, np.array([1.0, 1.0, 2.0, 1.0]), order).tolist() == [True, True, False, True]
+    assert CAFed(bias=1e3).included_of_replicate(w, np.array([1.0, 1.0, 2.0, 1.0]), order).all()
 
 
 @pytest.mark.parametrize(
