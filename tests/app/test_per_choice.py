@@ -12,6 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 import fedsim as package
+from fedsim.app.commands.audit import configuration
 from fedsim.app.config import WITHOUT_EFFECT, config_folder, identity, register_resolvers
 from fedsim.app.per_choice import apply, with_plus
 from fedsim.core.errors import ConfigError
@@ -131,3 +132,9 @@ def test_the_quickstart_takes_another_base_and_partition(override: str) -> None:
     assert (usual.availability.base.low, usual.partition.classes_per_client) == (0.05, 1)
     assert ("low" in changed.availability.base) is (override == "partition=iid")
     assert ("classes_per_client" in changed.partition) is (override != "partition=iid")
+
+
+def test_an_audit_has_the_settings_of_its_choices_too() -> None:
+    cfg = configuration(["strategy=fedavg", "when.strategy.fedavg.clients=7", "when.strategy.fedawe.clients=8"])
+    assert cfg.clients == 7
+    assert "when" not in cfg

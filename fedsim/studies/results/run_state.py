@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.app.sweep import RECORDS
+from fedsim.app.sweep_progress import TOTAL
 from fedsim.core.errors import ConfigError
 from fedsim.core.lock import is_held
 from fedsim.run.run_files import SUMMARY
@@ -87,6 +88,17 @@ def sweep_records(folder: Path) -> dict[str, SweepRecord]:
             continue
         records[record.folder.name] = record
     return records
+
+
+def planned_runs(folder: Path) -> int | None:
+    """How many runs the sweep in this folder has in all; None where that is not known."""
+    path = folder / RECORDS / TOTAL
+    try:
+        moderate = path.is_file() and path.stat().st_size <= LARGEST
+        total = json.loads(path.read_text(encoding="utf-8"))[0] if moderate else None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return total if isinstance(total, int) and not isinstance(total, bool) and total > 0 else None
 
 
 def _read(sweep: Path, path: Path) -> SweepRecord:

@@ -12,7 +12,15 @@ from fedsim.core.speaking import printable
 from fedsim.run.run_files import CONFIG, ENVIRONMENT, SUMMARY
 from fedsim.run.tracking.metrics_csv import NAME
 from fedsim.studies.results.differences import label
-from fedsim.studies.results.run_state import RUNNING, STOPPED, RunState, SweepRecord, run_state, sweep_records
+from fedsim.studies.results.run_state import (
+    RUNNING,
+    STOPPED,
+    RunState,
+    SweepRecord,
+    planned_runs,
+    run_state,
+    sweep_records,
+)
 from fedsim.studies.results.runs import Run, load
 
 MOST_RUNS = 200  # that the page shows
@@ -52,11 +60,13 @@ class Snapshot:
         runs: those shown, in the order of their folders.
         total: how many there are.
         read_at: seconds since the epoch.
+        planned: how many the sweep in this folder will have; None where that is not known.
     """
 
     runs: list[WatchedRun]
     total: int
     read_at: float
+    planned: int | None = None
 
     @property
     def measured(self) -> list[Run]:
@@ -101,7 +111,7 @@ class WatchedFolder:
         label(runs)
         labels = {id(run): run.label for run in runs}
         named = [_named(entry, labels.get(id(entry.run), entry.label)) for entry in watched]
-        return Snapshot(named, len(folders), time.time())
+        return Snapshot(named, len(folders), time.time(), planned_runs(self.folder))
 
     def _sweeps(self) -> set[Path]:
         """Folders with records of a sweep: this one, the one above a single run, and those below."""

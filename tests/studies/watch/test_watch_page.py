@@ -52,6 +52,17 @@ def test_the_page_grows_with_the_folder(tmp_path: Path) -> None:
     assert len(page.bands.data["xs"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("[6, 0.0]", "1 of 6 runs"), ("[1, 0.0]", "1 runs"), ("", "1 runs"), ("{}", "1 runs"), ('["6"]', "1 runs")],
+)
+def test_the_page_says_how_many_runs_the_sweep_will_have(tmp_path: Path, content: str, expected: str) -> None:
+    write_run(tmp_path / "a", {"test_loss": [2, 1]})
+    (tmp_path / ".runs").mkdir()
+    (tmp_path / ".runs" / "total").write_text(content)
+    assert f": {expected} (1 stopped)" in page_of(tmp_path).status.text
+
+
 def test_metric_band_and_runs_are_chosen_and_a_run_keeps_its_colour(tmp_path: Path) -> None:
     for name, rate in (("b", 0.1), ("c", 0.2)):
         write_run(tmp_path / name, {"test_loss": [2, 1], "distance_to_optimum": [1, rate]}, {"lr": rate})
