@@ -104,6 +104,8 @@ class Until(Measure):
 
     Attributes:
         until: 'above' or 'below' the target.
+        each: instead of that of the mean, [R] that of every replicate. One that never gets there counts as if it did at
+            the evaluation after the last, which is a lower bound.
         stays: … and from which on it stays there: what only swings through does not count.
         target: a number; or
         share, best_over, last: … this share of the best run along an axis, rounded down to tenths (fedawe Table 8).
@@ -111,6 +113,7 @@ class Until(Measure):
     """
 
     until: str
+    each: bool = False
     stays: bool = False
     target: float | None = None
     share: float = 1.0
@@ -127,11 +130,16 @@ class Until(Measure):
     def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
         rounds, values = self.curve(run)
         looked = rounds % self.every == 0 if self.x is None else rounds >= 0
-        mean, target = values[looked].mean(1), self._target(rivals or [run])
-        reached_mask = reached(mean, target, self.until == "above")
+        times, target = rounds[looked], self._target(rivals or [run])
+        curves = values[looked] if self.each else values[looked].mean(1, keepdims=True)
+        never = 2 * times[-1] - times[-2] if self.each and len(times) > 1 else math.nan
+        return np.array([self._first(times, curve, target, never) for curve in curves.T], dtype=float)
+
+    def _first(self, times: np.ndarray, curve: np.ndarray, target: float, never: float) -> float:
+        reached_mask = reached(curve, target, self.until == "above")
         if self.stays:
             reached_mask = np.logical_and.accumulate(reached_mask[::-1])[::-1]
-        return np.array([float(rounds[looked][reached_mask][0]) if reached_mask.any() else math.nan])
+        return float(times[reached_mask][0]) if reached_mask.any() else never
 
     def compares(self, one: dict[str, str], other: dict[str, str]) -> bool:
         return self.best_over is not None and all(one[axis] == other[axis] for axis in one if axis != self.best_over)

@@ -135,7 +135,9 @@ def reproduce(
         for cell in cells:
             del cell.at[recipe.tune.axis]
     report.measure(recipe, cells)
-    lines = report.rows(recipe, cells, report.judge(recipe, cells, scale))
+    numbers = report.numbers_of(recipe, cells)
+    lines = report.number_rows(recipe, numbers, cells)
+    lines += [report.comparison_row(judgement) for judgement in report.judge(recipe, numbers, scale)]
     metadata = _about(recipe, scale, device, planned, skipped, tuned)
     report.save_json(folder / "report.json", lines, metadata)
     if lines:

@@ -132,6 +132,12 @@ def test_how_long_it_takes_in_local_steps() -> None:
     assert read(**measure, iterations=True)(seen).tolist() == [50.0]
 
 
+def test_how_long_each_replicate_takes_and_that_never_is_after_the_end() -> None:
+    seen = falling(np.array([[4.0, 4.0], [2.0, 4.0], [1.0, 4.0]]), np.array([0, 10, 20]))
+    assert read(metric="distance", until="below", target=2.0, each=True)(seen).tolist() == [10.0, 30.0]
+    assert np.isnan(read(metric="distance", until="below", target=2.0)(seen)).all()
+
+
 def test_how_long_it_takes_needs_a_target() -> None:
     for wrong in (
         {"until": "above"},
