@@ -6,12 +6,11 @@ initial model; others as independent samples of unequal variance (Welch 1947).
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from fedsim.studies.reproduce.number import Number
 
@@ -23,10 +22,9 @@ class Undecided(Exception):
     """These runs give no interval; the message says why."""
 
 
-@functools.cache
 def quantile(share: float, freedom: float) -> float:
     """Of Student's t."""
-    return float(stats.t.ppf(share, freedom))
+    return float(special.stdtrit(freedom, share))
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 
 from fedsim.core.files import replacing, write_json
 from fedsim.studies.plots.cells import Cell
-from fedsim.studies.reproduce.comparison import HELD, WORST_FIRST, Judgement
+from fedsim.studies.reproduce.comparison import HELD, WORST_FIRST, Comparison, Judgement
 from fedsim.studies.reproduce.measures import Ahead, Measure
 from fedsim.studies.reproduce.number import Number
 from fedsim.studies.reproduce.recipe import Recipe
@@ -95,18 +96,22 @@ def numbers_of(recipe: Recipe, cells: list[Cell]) -> dict[str, list[Number]]:
 
 def judge(recipe: Recipe, numbers: dict[str, list[Number]], scale: str) -> list[Judgement]:
     """The verdict on every comparison that is meant for this scale."""
+    return [comparison.judge(those, others) for comparison, those, others in compared(recipe, numbers, scale)]
+
+
+def compared(
+    recipe: Recipe, numbers: dict[str, list[Number]], scale: str
+) -> Iterator[tuple[Comparison, list[Number], list[Number] | None]]:
+    """Every comparison that is meant for this scale, the numbers it looks at, and those of its other measure."""
 
     def comparable(name: str) -> list[Number]:
         absent = recipe.measures[name].absent
         return [replace(number, values=np.nan_to_num(number.values, nan=absent)) for number in numbers[name]]
 
-    judgements = []
     for comparison in recipe.comparisons:
         if scale in comparison.scales:
             others = None if comparison.than_measure is None else comparable(comparison.than_measure)
-            measure_name = comparison.measure or next(iter(recipe.measures))
-            judgements.append(comparison.judge(comparable(measure_name), others))
-    return judgements
+            yield comparison, comparable(comparison.measure or next(iter(recipe.measures))), others
 
 
 def _seeds(cell: Cell, values: int) -> tuple[int, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.studies.reproduce import report
-from fedsim.studies.reproduce.comparison import Judgement
+from fedsim.studies.reproduce.comparison import Comparison, Judgement
 from fedsim.studies.reproduce.measures import Bound, Until
 from fedsim.studies.reproduce.number import Number
 from fedsim.studies.reproduce.recipe import Labels, Recipe, load
@@ -101,6 +102,11 @@ def judge(result: Result, folder: Path | None = None) -> list[Judgement]:
     """The verdicts of the recipe as it is now; `folder` holds the recipes."""
     recipe = load(result.recipe, folder)
     return report.judge(recipe, result.numbers(recipe), result.scale)
+
+
+def compared(result: Result, recipe: Recipe) -> Iterator[tuple[Comparison, list[Number], list[Number] | None]]:
+    """Every comparison of the result's scale, with the stored numbers that it looks at."""
+    return report.compared(recipe, result.numbers(recipe), result.scale)
 
 
 def rejudge(result: Result, folder: Path | None = None) -> None:

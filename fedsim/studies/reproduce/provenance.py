@@ -1,0 +1,79 @@
+"""Which program made a result: a hash of the package's sources and configurations, and the commit of a clean checkout."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fedsim
+from fedsim.app.config import config_folder
+from fedsim.core.errors import ConfigError
+from fedsim.studies.reproduce.recipe import recipe_folder
+
+RESULTS = ":(exclude,glob)experiments/*/results/**"  # written by the command itself, recipe after recipe
+TRACED, VERIFIED, UNVERIFIED = "traced", "verified", "unverified"
+
+
+def source_hash(package: Path | None = None, configurations: Path | None = None) -> str:
+    """SHA-256 of the names and contents of all Python files of the package and of all configurations."""
+    digest = hashlib.sha256()
+    for root, pattern in (
+        (package or Path(fedsim.__file__).parent, "*.py"),
+        (configurations or config_folder(), "*.yaml"),
+    ):
+        for path in sorted(root.rglob(pattern), key=lambda each: each.relative_to(root).as_posix()):
+            content = path.read_bytes().replace(b"\r\n", b"\n")
+            digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def commit(root: Path) -> str | None:
+    """The commit of a checkout, with '+' where files other than results have changed; None without one."""
+    if not (root / ".git").exists():
+        return None
+    try:
+        changed = _git(root, "status", "--porcelain", "--", ".", RESULTS)
+        return _git(root, "rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def refuse_untraceable(out: Path, experiments: Path | None = None) -> None:
+    """Results that are to be committed come from a commit that a branch has, and from nothing else.
+
+    Args:
+        out: where results are to be written.
+        experiments: the folder of committed results; that of this checkout unless given.
+
+    Raises:
+        ConfigError: `out` is that folder, and the checkout has changes, no commit, or one that no branch has.
+    """
+    experiments = experiments or recipe_folder()
+    if out.resolve() != experiments.resolve():
+        return
+    root = experiments.parent
+    made_by = commit(root)
+    where = f"--out {out} holds results that are committed"
+    if made_by is None:
+        raise ConfigError(f"{where}, and this is no checkout of git; choose another folder")
+    if made_by.endswith("+"):
+        raise ConfigError(f"{where}, and the checkout has changes; commit them first, or choose another folder")
+    if not _git(root, "for-each-ref", "--contains", made_by, "refs/heads", "refs/remotes"):
+        raise ConfigError(f"{where}, and no branch has the commit {made_by[:12]}; make a branch of it first")
+
+
+def provenance(report: Mapping[str, Any]) -> str:
+    """'traced': made by known sources of a clean checkout. 'verified': one or more of its runs were repeated. Else
+    'unverified'."""
+    if report.get("sources") and report.get("commit") and not str(report["commit"]).endswith("+"):
+        return TRACED
+    return VERIFIED if report.get("verified") else UNVERIFIED
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
