@@ -1,4 +1,4 @@
-"""Which program made a result: a hash of the package's sources and configurations, and the commit of a clean checkout."""
+"""Which program made a result: a hash of the package's sources and configurations, and the commit of a clean tree."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import logging
 import sys
 from pathlib import Path
@@ -22,9 +23,12 @@ from fedsim.run.wiring import resolve_device
 from fedsim.studies.plots.cells import Cell
 from fedsim.studies.plots.curves import metrics_of
 from fedsim.studies.plots.figure_kinds import draw
-from fedsim.studies.reproduce import report
-from fedsim.studies.reproduce.recipe import SCALES, Recipe, load, names
-from fedsim.studies.reproduce.runner import Job, Outcome, carry_out_all, jobs_at_once, plan, trusted_by
+from fedsim.studies.reproduce import report, stored
+from fedsim.studies.reproduce.provenance import commit, refuse_untraceable, source_hash
+from fedsim.studies.reproduce.recipe import SCALES, Recipe, load, names, recipe_folder
+from fedsim.studies.reproduce.runner import FINISHED, Job, Outcome, carry_out_all, jobs_at_once, plan, trusted_by
+from fedsim.studies.reproduce.stored import Result, rejudge
+from fedsim.studies.reproduce.verify import verify
 from fedsim.studies.results.runs import load as load_run
 
 RUNS, RESULTS = "runs", "results"
@@ -41,6 +45,14 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         if options.list:
             print(listing())
+            return
+        if options.judge or options.verify is not None:
+            results = stored_results(options.recipe)
+            if options.judge:
+                for result in results:
+                    rejudge(result)
+            elif not verify(results, options.verify, options.within):
+                sys.exit("fedsim-reproduce: --verify: stored numbers did not come out again")
             return
         chosen = list(options.recipe)
         if options.all:
@@ -75,6 +87,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--scale", default="cpu", choices=SCALES, help="smoke: seconds; cpu: what two cores finish; paper: as published"
     )
+    parser.add_argument(
+        "--judge", action="store_true", help="judge the committed results of the recipes, or all, anew without running"
+    )
+    parser.add_argument(
+        "--verify",
+        type=int,
+        nargs="?",
+        const=1,
+        metavar="N",
+        help="repeat N random runs of the committed results of the recipes, or of all, and compare (default: 1)",
+    )
+    parser.add_argument("--within", type=float, metavar="SECONDS", help="--verify: runs that took at most so long")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto)")
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default: reproduced)")
     parser.add_argument("--jobs", default="auto", help="runs at once (default: one per core on a CPU, one on a GPU)")
@@ -82,6 +106,15 @@ def _parser() -> argparse.ArgumentParser:
         "--override", action="append", default=[], metavar="KEY=VALUE", help="change every run; may be repeated"
     )
     return parser
+
+
+def stored_results(recipes: list[str]) -> list[Result]:
+    """The committed results of these recipes; of all where none is named."""
+    results = stored.results(recipe_folder())
+    names_of_results = {result.recipe for result in results}
+    for name in recipes:
+        checks.choice("recipe", name, names_of_results)
+    return [result for result in results if not recipes or result.recipe in recipes]
 
 
 def listing() -> str:
@@ -110,6 +143,7 @@ def reproduce(
     """
     if not recipe.scales[scale].printed:
         recipe = dataclasses.replace(recipe, paper={})
+    refuse_untraceable(out)
     paper, _, name = recipe.name.partition("/")
     folder = out / paper / RESULTS / f"{name}-{scale}"
     try:
@@ -206,5 +240,13 @@ def _about(
         "skipped": skipped,
         "tuned": tuned,
         "overrides": {job.setting.name: list(job.overrides) for job in planned},
+        "seconds": {job.setting.name: seconds_of(job) for job in planned if recipe.train and job.finished},
+        "sources": source_hash(),
         **provenance,
+        "commit": commit(recipe_folder().parent),
     }
+
+
+def seconds_of(job: Job) -> float:
+    """That a finished run took."""
+    return round(float(json.loads((job.folder / FINISHED).read_text())["seconds"]), 2)

@@ -9,14 +9,13 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.files import write_json
 from fedsim.studies.plots.cells import Cell
 from fedsim.studies.reproduce import report
 from fedsim.studies.reproduce.number import Number
-from fedsim.studies.reproduce.provenance import UNVERIFIED, provenance, source_hash
+from fedsim.studies.reproduce.provenance import TRACED, VERIFIED, provenance, source_hash
 from fedsim.studies.reproduce.recipe import Recipe, Setting, load
 from fedsim.studies.reproduce.runner import carry_out_all, plan
 from fedsim.studies.reproduce.stored import Result
@@ -129,21 +128,20 @@ def same(repeated: Number, stored: Number) -> bool:
     return abs(repeated.mean - stored.mean) <= room
 
 
-def record(repetition: Repetition) -> None:
-    """Into the report of an unverified result whose run agreed: which one, by which sources, and how long it took."""
+def record(repetition: Repetition, again: bool) -> None:
+    """Into the report of a result that is not traced: which run agreed, with which sources, and how long it took.
+
+    Args:
+        repetition: of a run.
+        again: also where a run of that result was verified before.
+    """
     result, name = repetition.candidate.result, repetition.candidate.setting.name
-    if not repetition.agrees or (provenance(result.content) != UNVERIFIED and name not in _verified(result)):
+    state = provenance(result.content)
+    if not repetition.agrees or state == TRACED or (state == VERIFIED and not again):
         return
-    sources = source_hash()
-    runs = sorted({*(_verified(result) if result.content.get("verified", {}).get("sources") == sources else []), name})
-    result.content["verified"] = {"sources": sources, "runs": runs}
+    result.content["verified"] = {**result.content.get("verified", {}), name: source_hash()}
     result.content["seconds"] = {**result.content.get("seconds", {}), name: round(repetition.seconds, 2)}
     write_json(result.folder / "report.json", result.content)
-
-
-def _verified(result: Result) -> list[str]:
-    verified: dict[str, Any] = result.content.get("verified", {})
-    return list(verified.get("runs", []))
 
 
 def verify(results: list[Result], count: int, within: float | None = None) -> bool:
@@ -160,7 +158,7 @@ def verify(results: list[Result], count: int, within: float | None = None) -> bo
     for number, candidate in enumerate(random.SystemRandom().sample(runs, count), 1):
         with tempfile.TemporaryDirectory() as folder:
             repetition = repeat(candidate, Path(folder))
-        record(repetition)
+        record(repetition, again=within is None)
         said = "; ".join(repetition.differences) or f"{repetition.compared} numbers as stored"
         where = f"{candidate.result.recipe}, {candidate.result.scale}, {candidate.setting.name or 'its only run'}"
         print(f"[{number}/{count}] {where}: {said} ({repetition.seconds:.0f} s)")

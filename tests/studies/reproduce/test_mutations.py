@@ -46,7 +46,7 @@ def test_a_bound_so_loose_that_either_side_keeps_it_is_found() -> None:
 
 
 def test_a_rule_that_asks_for_no_interval_is_held_by_chance(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were the means alone compared, half of all relabellings would be held: the mutation sees what the interval does."""
+    """Were the means alone compared, half of all relabellings would be held: the mutation sees it."""
     numbers = two(1 + 0.1 * DRAW.standard_normal(6), 1.2 + 0.1 * DRAW.standard_normal(6))
     sides = comparison().sides(numbers)
     assert held_by_chance(comparison(), sides) <= 0.05
