@@ -50,8 +50,8 @@ def page(read: dict[str, Paper]) -> str:
         "`docs/claims/`; do not edit.",
         "",
         "For each paper: its statements in our words, with their places; what we test of them; and one of",
-        "[seven verdicts](verdicts.md), with the scale at which it was reached. Then why what is refuted does not hold,",
-        "and what was chosen that the paper does not print. All numbers are in the [results](../experiments/README.md).",
+        "[seven verdicts](verdicts.md), with the scale at which it was reached. Then why what is refuted does not",
+        "hold, and what was chosen that the paper does not print. All numbers: [results](../experiments/README.md).",
         "",
         *table(read, ""),
     ]
@@ -84,10 +84,10 @@ def with_table(readme: str, read: dict[str, Paper]) -> str:
 
 def section(paper: Paper) -> list[str]:
     """A paper: its statements, the reasons of what is refuted, controls of our own, arguments."""
-    lines = [f"## {paper.title}", ""]
+    lines = [f"## {paper.title}"]
     if paper.ledger is not None:
         about = paper.ledger.paper
-        lines += [f"[{about['title']}]({about['link']}), {about['authors']}, {about['venue']}, {about['year']}.", ""]
+        lines += ["", f"[{about['title']}]({about['link']}), {about['authors']}, {about['venue']}, {about['year']}."]
     lines += statements(paper.verdicts())
     lines += reasons(paper.verdicts())
     lines += controls(paper.evidence().get("", []))
@@ -98,7 +98,7 @@ def statements(verdicts: list[StatementVerdict]) -> list[str]:
     """A row for each."""
     if not verdicts:
         return []
-    lines = ["| place | the paper states | we test | verdict |", "|---|---|---|---|"]
+    lines = ["", "| place | the paper states | we test | verdict |", "|---|---|---|---|"]
     for verdict in verdicts:
         statement = verdict.statement
         place = f"**{escaped(statement.item)}** {escaped(statement.place)}"

@@ -115,7 +115,9 @@ def escaped(text: str) -> str:
     """Safe in a line or a table of Markdown; formulas stay formulas."""
     parts = MATH.split(" ".join(text.split()))
     return "".join(
-        part.replace("|", r"\vert ") if number % 2 else part.replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*")
+        part.replace("|", r"\vert ")
+        if number % 2
+        else part.replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*")
         for number, part in enumerate(parts)
     )
 
