@@ -26,7 +26,16 @@ from fedsim.studies.plots.figure_kinds import draw
 from fedsim.studies.reproduce import report, stored
 from fedsim.studies.reproduce.provenance import commit, refuse_untraceable, source_hash
 from fedsim.studies.reproduce.recipe import SCALES, Recipe, load, names, recipe_folder
-from fedsim.studies.reproduce.runner import FINISHED, Job, Outcome, carry_out_all, jobs_at_once, plan, trusted_by
+from fedsim.studies.reproduce.runner import (
+    FINISHED,
+    Job,
+    Outcome,
+    carry_out_all,
+    in_company,
+    jobs_at_once,
+    plan,
+    trusted_by,
+)
 from fedsim.studies.reproduce.stored import Result, rejudge
 from fedsim.studies.reproduce.verify import verify
 from fedsim.studies.results.runs import load as load_run
@@ -240,13 +249,18 @@ def _about(
         "skipped": skipped,
         "tuned": tuned,
         "overrides": {job.setting.name: list(job.overrides) for job in planned},
-        "seconds": {job.setting.name: seconds_of(job) for job in planned if recipe.train and job.finished},
+        "seconds": seconds_of(planned) if recipe.train else {},
         "sources": source_hash(),
         **provenance,
         "commit": commit(recipe_folder().parent),
     }
 
 
-def seconds_of(job: Job) -> float:
-    """That a finished run took."""
-    return round(float(json.loads((job.folder / FINISHED).read_text())["seconds"]), 2)
+def seconds_of(planned: list[Job]) -> dict[str, float]:
+    """What a finished run took, by its name; of runs in lockstep, each one's share of the time of all."""
+    return {
+        job.setting.name: round(float(json.loads((job.folder / FINISHED).read_text())["seconds"]) / len(company), 2)
+        for company in in_company(planned)
+        for job in company
+        if job.finished
+    }
