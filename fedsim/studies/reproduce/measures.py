@@ -208,9 +208,10 @@ class Order(Measure):
 
 @dataclass(kw_only=True)
 class Bound(Measure):
-    """[1] the largest ratio of the replicates' mean square d² to γ d₀² / (γ + t), over all evaluations after round 0.
+    """The largest ratio of the replicates' mean square d² to γ d₀² / (γ + t), over all evaluations after round 0.
 
     p-fedavg's Theorems 3.1 to 3.3 bound d² by v / (γ + t) with v at least γ d₀²: what is at most 1 keeps any of them.
+    The ratio is one number of all replicates; given are its jackknife values, as for `Order`.
 
     Attributes:
         bound: true.
@@ -220,8 +221,15 @@ class Bound(Measure):
 
     def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
         rounds, values = run.curve(self.metric)
-        scaled = clock(run, rounds) * (values**2).mean(1)
-        return np.array([scaled[1:].max() / scaled[0]]) if len(scaled) > 1 else np.array([math.nan])
+        if len(rounds) < 2:
+            return np.full(values.shape[1], math.nan)
+        time = clock(run, rounds)
+
+        def ratio(squares: np.ndarray) -> float:
+            scaled = time * squares.mean(1)
+            return float(scaled[1:].max() / scaled[0])
+
+        return jackknife(values**2, ratio)
 
 
 KINDS: dict[str, type[Measure]] = {"until": Until, "ahead_of": Ahead, "order": Order, "bound": Bound}
