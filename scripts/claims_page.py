@@ -28,7 +28,7 @@ from fedsim.studies.reproduce.statements import (
 
 PAGE, README = ROOT / "docs" / "what_the_papers_claim.md", ROOT / "README.md"
 ARGUMENTS = ROOT / "docs" / "claims"
-BEGIN, END = "<!-- verdicts: python scripts/claims_page.py writes this table -->", "<!-- end of verdicts -->"
+BEGIN, END = "<!--verdicts-->", "<!--/verdicts-->"
 SECTION = 2  # level of a paper's heading
 LINK = re.compile(r"\]\((?!\w+:|#)([^()\s]+)\)")
 COLUMNS = (HELD, REDUCED, LEVEL, NOT_SHOWN, REFUTED, DEPENDS, NOT_RUN, NOT_COVERED)
