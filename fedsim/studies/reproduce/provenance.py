@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fedsim.app.config import config_folder
 from fedsim.core.errors import ConfigError
 from fedsim.studies.reproduce.recipe import recipe_folder
 
+SOURCES = "sources.txt"  # in the folder of a run of a recipe
 RESULTS = ":(exclude,glob)experiments/*/results/**"  # written by the command itself, recipe after recipe
 TRACED, VERIFIED, UNVERIFIED = "traced", "verified", "unverified"
 
@@ -28,6 +29,19 @@ def source_hash(package: Path | None = None, configurations: Path | None = None)
             content = path.read_bytes().replace(b"\r\n", b"\n")
             digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
+
+
+def mark(run: Path) -> None:
+    """Write into a run's folder by which sources it was made."""
+    (run / SOURCES).write_text(source_hash() + "\n", encoding="utf-8")
+
+
+def made_now(runs: Iterable[Path]) -> str | None:
+    """The hash of the sources if all these runs were made by them; None if one was made by others and kept."""
+    sources = source_hash()
+    marks = [run / SOURCES for run in runs]
+    made = all(each.exists() and each.read_text(encoding="utf-8").strip() == sources for each in marks)
+    return sources if made else None
 
 
 def commit(root: Path) -> str | None:

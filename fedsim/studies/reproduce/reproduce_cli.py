@@ -24,7 +24,7 @@ from fedsim.studies.plots.cells import Cell
 from fedsim.studies.plots.curves import metrics_of
 from fedsim.studies.plots.figure_kinds import draw
 from fedsim.studies.reproduce import report, stored
-from fedsim.studies.reproduce.provenance import commit, refuse_untraceable, source_hash
+from fedsim.studies.reproduce.provenance import commit, made_now, mark, refuse_untraceable
 from fedsim.studies.reproduce.recipe import SCALES, Recipe, load, names, recipe_folder
 from fedsim.studies.reproduce.runner import (
     FINISHED,
@@ -208,6 +208,8 @@ def _trained(planned: list[Job], jobs: str, device: str, skipped: dict[str, str]
     for number, (job, outcome) in enumerate(carry_out_all(pending, jobs_at_once(jobs, device, len(pending))), 1):
         print(f"  [{number}/{len(pending)}] {job.setting.name}: {outcome.status}, {outcome.message}")
         outcomes[job.folder] = outcome
+        if outcome.status == "done":
+            mark(job.folder)
         stopped = outcome.message if outcome.status == "stopped" else stopped
     if stopped is not None:  # those that went together with it have stopped too
         raise Stopped(stopped)
@@ -250,7 +252,7 @@ def _about(
         "tuned": tuned,
         "overrides": {job.setting.name: list(job.overrides) for job in planned},
         "seconds": seconds_of(planned) if recipe.train else {},
-        "sources": source_hash(),
+        "sources": made_now(job.folder for job in planned if recipe.train and job.finished),
         **provenance,
         "commit": commit(recipe_folder().parent),
     }

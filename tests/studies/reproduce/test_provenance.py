@@ -14,7 +14,7 @@ from fedsim.core import ConfigError
 from fedsim.studies.reproduce import reproduce_cli as cli
 from fedsim.studies.reproduce import stored, verify
 from fedsim.studies.reproduce.number import Number
-from fedsim.studies.reproduce.provenance import commit, provenance, refuse_untraceable, source_hash
+from fedsim.studies.reproduce.provenance import SOURCES, commit, made_now, provenance, refuse_untraceable, source_hash
 from fedsim.studies.reproduce.recipe import load, recipe_folder
 
 RECIPE = """
@@ -159,6 +159,18 @@ def test_results_come_out_again_and_a_changed_number_does_not(
         row["values"] = [value + 1 for value in row["values"]]
     assert not verify.verify(results, 1)
     assert " instead of " in capsys.readouterr().out
+
+
+def test_runs_that_other_sources_made_leave_no_trace(results: list[stored.Result], tmp_path: Path) -> None:
+    (result,) = results
+    runs = [path.parent for path in (tmp_path / "out").rglob(SOURCES)]
+    assert len(runs) == 2
+    assert made_now(runs) == source_hash() == result.content["sources"]
+    (runs[0] / SOURCES).write_text("others\n")
+    cli.reproduce(load("mine/small", tmp_path), "smoke", "cpu", tmp_path / "out", jobs="1")
+    assert stored.results(tmp_path / "out")[0].content["sources"] is None
+    (runs[0] / SOURCES).unlink()
+    assert made_now(runs) is None
 
 
 def test_an_old_report_is_unverified_until_a_run_comes_out_again(results: list[stored.Result]) -> None:
