@@ -1,4 +1,5 @@
-"""Write docs/what_the_papers_claim.md: every refuted claim in a sentence, and the arguments of docs/claims/ below.
+"""Write docs/what_the_papers_claim.md, each paper's statements with their verdicts and the arguments of docs/claims/,
+and the table of README.md.
 
 python scripts/claims_page.py
 """
@@ -7,53 +8,147 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 
-from papers import REFUTED, ROOT, TITLES, Report, anchor, escaped, lines_of, reports, sentence, shown_by, title, verdict
+from papers import ROOT, TITLES, Paper, anchor, entry_link, escaped, lines_of, papers, sentence, shown_by, title
 
-PAGE = ROOT / "docs" / "what_the_papers_claim.md"
+from fedsim.studies.reproduce import comparison as words
+from fedsim.studies.reproduce.statements import (
+    DEPENDS,
+    HELD,
+    LEVEL,
+    NOT_COVERED,
+    NOT_RUN,
+    NOT_SHOWN,
+    REDUCED,
+    REFUTED,
+    Evidence,
+    StatementVerdict,
+)
+
+PAGE, README = ROOT / "docs" / "what_the_papers_claim.md", ROOT / "README.md"
 ARGUMENTS = ROOT / "docs" / "claims"
+BEGIN, END = "<!--verdicts-->", "<!--/verdicts-->"
 SECTION = 2  # level of a paper's heading
 LINK = re.compile(r"\]\((?!\w+:|#)([^()\s]+)\)")
+COLUMNS = (HELD, REDUCED, LEVEL, NOT_SHOWN, REFUTED, DEPENDS, NOT_RUN, NOT_COVERED)
 
 
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page(reports()), encoding="utf-8")
+    """Write the page and the table."""
+    read = papers()
+    PAGE.write_text(page(read), encoding="utf-8")
+    README.write_text(with_table(README.read_text(encoding="utf-8"), read), encoding="utf-8")
 
 
-def page(papers: dict[str, list[Report]]) -> str:
+def page(read: dict[str, Paper]) -> str:
     """All of it."""
     lines = [
         "# What the papers claim",
         "",
-        "Written by `python scripts/claims_page.py` from the committed results and `docs/claims/`; do not edit.",
+        "Written by `python scripts/claims_page.py` from `experiments/*/statements.yaml`, the committed results and",
+        "`docs/claims/`; do not edit.",
         "",
-        "Each claim of a paper is a comparison in a recipe, and [held, refuted or open](reproducing.md#verdicts).",
-        "Below stands, paper by paper, why what is refuted does not hold, and what was chosen that nobody printed.",
-        "Every formula is a test; all numbers are in the [results](../experiments/README.md).",
+        "For each paper: its statements in our words, with their places; what we test of them; and one of",
+        "[seven verdicts](verdicts.md), with the scale at which it was reached. Then why what is refuted does not",
+        "hold, and what was chosen that the paper does not print. All numbers: [results](../experiments/README.md).",
         "",
-        ", ".join(f"[{title(paper)}](#{anchor(title(paper))})" for paper in TITLES) + ".",
+        *table(read, ""),
     ]
-    for paper in TITLES:
-        lines += ["", f"## {title(paper)}"]
-        refuted = [line for report in papers.get(paper, []) for line in sentences(report)]
-        lines += ["", "Refuted:", "", *refuted] if refuted else []
-        lines += ["", *argued] if (argued := arguments(paper)) else []
+    for folder in TITLES:
+        if folder in read:
+            lines += ["", *section(read[folder])]
     return "\n".join(lines) + "\n"
 
 
-def sentences(report: Report) -> Iterator[str]:
-    """The refuted claims of a result with their reasons and what shows these; one reason may stand for several."""
-    name = report.content["recipe"].partition("/")[2]
-    where = f"[{name}](../experiments/README.md#{anchor(report.heading)})"
-    claims: dict[str, list[str]] = {}
-    for row in report.claims:
-        if verdict(row) == REFUTED:
-            because = f"{sentence(escaped(row['reason']))} Shown by {shown_by(row, '../')}."
-            claims.setdefault(because, []).append(f"“{escaped(row['claim']).strip()}”")
-    for because, those in claims.items():
-        yield f"- {where}, {', '.join(those)}: {because}"
+def table(read: dict[str, Paper], up: str) -> list[str]:
+    """A row for every paper: how many of its statements have which verdict; `up` leads to this page."""
+    lines = [f"| paper | statements | {' | '.join(COLUMNS)} |", f"|---|--:|{'--:|' * len(COLUMNS)}"]
+    for folder in TITLES:
+        verdicts = read[folder].verdicts() if folder in read else []
+        if verdicts:
+            counts = [sum(verdict.word == word for verdict in verdicts) for word in COLUMNS]
+            cells = [f"[{title(folder)}]({up}#{anchor(title(folder))})", len(verdicts), *counts]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def with_table(readme: str, read: dict[str, Paper]) -> str:
+    """README.md with the table as it is now."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    if not after:
+        raise ValueError(f"README.md lacks the lines {BEGIN} and {END}")
+    return "\n".join([before + BEGIN, "", *table(read, "docs/what_the_papers_claim.md"), "", END]) + after
+
+
+def section(paper: Paper) -> list[str]:
+    """A paper: its statements, the reasons of what is refuted, controls of our own, arguments."""
+    lines = [f"## {paper.title}"]
+    if paper.ledger is not None:
+        about = paper.ledger.paper
+        lines += ["", f"[{about['title']}]({about['link']}), {about['authors']}, {about['venue']}, {about['year']}."]
+    lines += statements(paper.verdicts())
+    lines += reasons(paper.verdicts())
+    lines += controls(paper.evidence().get("", []))
+    return [*lines, *(["", *argued] if (argued := arguments(paper.folder)) else [])]
+
+
+def statements(verdicts: list[StatementVerdict]) -> list[str]:
+    """A row for each."""
+    if not verdicts:
+        return []
+    lines = ["", "| place | the paper states | we test | verdict |", "|---|---|---|---|"]
+    for verdict in verdicts:
+        statement = verdict.statement
+        place = f"**{escaped(statement.item)}** {escaped(statement.place)}"
+        tests = "<br>".join(tested(each) for each in verdict.evidence) or "–"
+        lines.append(f"| {place} | {escaped(statement.states)} | {tests} | {judged(verdict)} |")
+    return lines
+
+
+def tested(evidence: Evidence) -> str:
+    """What a comparison tests, its verdict, and a link to the result or the command that would make it."""
+    name = evidence.recipe
+    if evidence.scale:
+        where = entry_link(name, evidence.scale, "../")
+        said = f"{evidence.word}, {where}"
+    else:
+        scale = "paper" if "paper" in evidence.comparison.scales else evidence.comparison.scales[0]
+        said = f"{words.NOT_RUN}: `fedsim-reproduce {name} --scale {scale}`"
+    choice = f"; {escaped(evidence.comparison.choice)}" if evidence.comparison.choice else ""
+    return f"{escaped(evidence.comparison.we_test)}{choice} ({said})"
+
+
+def judged(verdict: StatementVerdict) -> str:
+    """The verdict in bold, at which scale, and what else must be said."""
+    scale = f", scale {verdict.scale}" if verdict.scale else ""
+    choice = f" {escaped(sentence(verdict.statement.choice))}" if verdict.word == DEPENDS else ""
+    remark = f": {escaped(verdict.remark)}" if verdict.remark else ""
+    return f"**{verdict.word}**{scale}{remark}{choice}"
+
+
+def reasons(verdicts: Iterable[StatementVerdict]) -> list[str]:
+    """Why what is refuted does not hold; one reason may stand for several statements."""
+    by_reason: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        for each in verdict.evidence:
+            if each.word == words.CONTRADICTED and each.comparison.reason:
+                because = f"{sentence(escaped(each.comparison.reason))} Shown by {shown_by(each.comparison, '../')}."
+                named = f"{escaped(verdict.statement.states).rstrip('.')} ({verdict.word})"
+                those = by_reason.setdefault(because, [])
+                those += [named] if named not in those else []
+    lines = [f"- {'; '.join(those)}. Because: {because}" for because, those in by_reason.items()]
+    return ["", "Why comparisons are contradicted:", "", *lines] if lines else []
+
+
+def controls(evidence: list[Evidence]) -> list[str]:
+    """Comparisons of our own; they decide no statement."""
+    if not evidence:
+        return []
+    fitted = [" (fitted constants)" if each.comparison.fitted else "" for each in evidence]
+    lines = [f"- {tested(each)}{mark}" for each, mark in zip(evidence, fitted, strict=True)]
+    return ["", "Controls of our own, which decide no statement:", "", *lines]
 
 
 def arguments(paper: str) -> list[str]:
@@ -62,14 +157,14 @@ def arguments(paper: str) -> list[str]:
     prose = [re.sub(r"\A# .*\n", "", part) for part in fences[::2]]
     highest = min((len(signs) for part in prose for signs in re.findall(r"^(#+) ", part, re.M)), default=SECTION + 1)
     for number, part in enumerate(prose):
-        below = re.sub(r"^#+(?= )", lambda found: "#" * (len(found[0]) - highest + SECTION + 1), part, flags=re.M)
+        below = re.sub(r"^#+(?= )", lambda match: "#" * (len(match[0]) - highest + SECTION + 1), part, flags=re.M)
         fences[2 * number] = LINK.sub(from_here, below)
     return "".join(fences).strip().splitlines()
 
 
-def from_here(found: re.Match[str]) -> str:
+def from_here(match: re.Match[str]) -> str:
     """A link of a file in docs/claims/, from docs/."""
-    return f"]({posixpath.normpath(posixpath.join('claims', found[1]))})"
+    return f"]({posixpath.normpath(posixpath.join('claims', match[1]))})"
 
 
 if __name__ == "__main__":

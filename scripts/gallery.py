@@ -1,100 +1,101 @@
-"""Write experiments/README.md: one table of numbers and verdicts over all papers, what one learns, and every result.
+"""Write experiments/README.md, an index of all results, and experiments/PAPER/README.md with the results of each paper.
 
 python scripts/gallery.py
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from pathlib import Path
+from collections import Counter
 from typing import Any
 
-from papers import (
-    EXPERIMENTS,
-    HELD,
-    OPEN,
-    REFUTED,
-    Report,
-    anchor,
-    escaped,
-    lines_of,
-    reports,
-    sentence,
-    shown_by,
-    title,
-    verdict,
-)
+from papers import EXPERIMENTS, TITLES, Paper, anchor, escaped, heading, lines_of, papers, sentence, shown_by
 
 import fedsim
-from fedsim.studies.reproduce.recipe import Recipe, load
+from fedsim.studies.reproduce.comparison import CONTRADICTED, HELD, LEVEL, NOT_RUN, NOT_SHOWN, WORST_FIRST, Judgement
+from fedsim.studies.reproduce.provenance import TRACED, provenance
+from fedsim.studies.reproduce.stored import Result
 
 PAGE = EXPERIMENTS / "README.md"
-ARGUMENTS = "docs/what_the_papers_claim.md"
+STATEMENTS = "docs/what_the_papers_claim.md"
 MOST_ROWS = 40  # more numbers than this stay in results.csv
-MARKS = {HELD: "✓ held", REFUTED: "✗ **refuted**", OPEN: "○ **open**"}
+MARKS = {
+    HELD: "✓ held",
+    CONTRADICTED: "✗ **contradicted**",
+    LEVEL: "= level",
+    NOT_SHOWN: "○ not shown",
+    NOT_RUN: "– not run",
+}
 
 
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page(reports()), encoding="utf-8")
+    """Write the pages."""
+    read = papers()
+    PAGE.write_text(page(read), encoding="utf-8")
+    for folder, text in paper_pages(read).items():
+        (EXPERIMENTS / folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def page(papers: dict[str, list[Report]]) -> str:
-    """All of it."""
+def page(read: dict[str, Paper]) -> str:
+    """The index."""
     lines = [
         "# Reproduced figures and tables",
         "",
-        "Written by `python scripts/gallery.py` from the results in this folder, each made by the command below it.",
+        "Written by `python scripts/gallery.py` from the results in this folder, each made by the command beside it.",
         "Its scale says how large the runs were: `paper` as published, `cpu` smaller, as the entry says. Beside these:",
         "[the main job](quickstart/README.md) and [MNIST under availability](mnist_availability/README.md).",
         "",
-        "A claim is **held**, **refuted** (it fails, for a reason that a test or another recipe shows) or **open**;",
-        f"[what the papers claim](../{ARGUMENTS}) has the arguments. Printed → ours: of what a paper prints the",
-        "number that ours is nearest to, and the one it is farthest from, relative to the print; none that was fitted.",
+        "Each result has comparisons, which are [held, contradicted, level or not shown](../docs/verdicts.md);",
+        f"what that makes of the papers' statements: [what the papers claim](../{STATEMENTS}). Printed → ours: of",
+        "what a paper prints the number that ours is nearest to, and the one it is farthest from, relative to the",
+        "print; none that was fitted. Made by:",
+        "[traced, verified or unverified](../docs/reproducing.md#where-a-result-comes-from).",
         "",
-        "| recipe | scale | printed → ours | held | refuted | open |",
-        "|---|---|---|--:|--:|--:|",
+        "| result | scale | printed → ours | comparisons | made by |",
+        "|---|---|---|---|---|",
+        *(row(paper, result) for paper in read.values() for result in paper.results),
     ]
-    for paper, those in papers.items():
-        lines += [row(report) for report in those]
-        lines.append(total(f"**{title(paper)}**", those))
-    lines.append(total("**all papers**", [report for those in papers.values() for report in those]))
-    lessons = {paper: " ".join(lines_of(EXPERIMENTS / paper / "lessons.md")) for paper in papers}
+    lessons = {folder: " ".join(lines_of(EXPERIMENTS / folder / "lessons.md")) for folder in read}
     lines += ["", "## What one learns", ""] if any(lessons.values()) else []
-    for paper, said in lessons.items():
-        lines += [f"- **{title(paper)}.** {said} [Its claims](../{ARGUMENTS}#{anchor(title(paper))})."] if said else []
-    for those in papers.values():
-        for report in those:
-            lines += ["", *entry(report)]
+    for folder, said in lessons.items():
+        link = f" [Its statements](../{STATEMENTS}#{anchor(read[folder].title)})." if folder in TITLES else ""
+        lines += [f"- **{read[folder].title}.** {said}{link}"] if said else []
     return "\n".join(lines) + "\n"
 
 
-def row(report: Report) -> str:
-    """A recipe's line of the table."""
-    content = report.content
+def paper_pages(read: dict[str, Paper]) -> dict[str, str]:
+    """Folder → its page, of those that have results."""
+    pages = {}
+    for folder, paper in read.items():
+        if paper.results:
+            lines = [f"# {paper.title}", "", "Written by `python scripts/gallery.py`; [all results](../README.md)."]
+            if folder in TITLES:
+                lines[-1] += f" What they decide: [its statements](../../{STATEMENTS}#{anchor(paper.title)})."
+            for result in paper.results:
+                lines += ["", *entry(paper, result)]
+            pages[folder] = "\n".join(lines) + "\n"
+    return pages
+
+
+def row(paper: Paper, result: Result) -> str:
+    """A result's line of the index."""
     told = "<br>".join(
         f"{escaped(line['name'])}: {number(line['paper'])} → {number(line['ours'], line['std'])}"
-        for line in extremes(report)
+        for line in extremes(paper, result)
     )
-    counted = report.count().values() if report.claims else ("", "a picture", "")
-    cells = [f"[{content['recipe']}](#{anchor(report.heading)})", content["scale"], told, *counted]
-    return f"| {' | '.join(map(str, cells))} |"
+    counts = Counter(judgement.word for judgement in paper.judgements(result))
+    counted = ", ".join(f"{counts[word]} {word}" for word in reversed(WORST_FIRST) if counts[word]) or "a picture"
+    link = f"[{result.recipe}]({paper.folder}/README.md#{anchor(heading(result))})"
+    return f"| {' | '.join([link, result.scale, told, counted, provenance(result.content)])} |"
 
 
-def extremes(report: Report) -> list[dict[str, Any]]:
+def extremes(paper: Paper, result: Result) -> list[dict[str, Any]]:
     """Of the first printed measure the number that ours is nearest to and the one it is farthest from."""
-    printed = [line for line in report.numbers if None not in (line["paper"], line["ours"]) and not line.get("fitted")]
-    first = next(iter(known(report.content["recipe"]).paper), "")
-    printed = [line for line in printed if line["name"].endswith(first)] or printed
-    by_gap = sorted(printed, key=lambda line: gap(line["paper"], line["ours"]))
+    rows = [line for line in result.number_rows if None not in (line["paper"], line["ours"]) and not line.get("fitted")]
+    first = next(iter(paper.recipes[result.recipe].paper), "")
+    rows = [line for line in rows if line["name"].endswith(first)] or rows
+    by_gap = sorted(rows, key=lambda line: gap(line["paper"], line["ours"]))
     return by_gap if len(by_gap) < 3 else [by_gap[0], by_gap[-1]]
-
-
-@functools.cache
-def known(name: str) -> Recipe:
-    """Reading one takes longer than all else."""
-    return load(name)
 
 
 def gap(paper: float, ours: float) -> float:
@@ -102,78 +103,61 @@ def gap(paper: float, ours: float) -> float:
     return abs(ours - paper) / abs(paper) if paper else math.copysign(math.inf, abs(ours))
 
 
-def total(name: str, those: list[Report]) -> str:
-    """A line of sums."""
-    counts = [report.count() for report in those]
-    sums = [sum(count[word] for count in counts) for word in (HELD, REFUTED, OPEN)]
-    return f"| {name} | | | {' | '.join(f'**{n}**' for n in sums)} |"
-
-
-def entry(report: Report) -> list[str]:
+def entry(paper: Paper, result: Result) -> list[str]:
     """One figure or table."""
-    content, folder = report.content, report.folder.relative_to(EXPERIMENTS).as_posix()
-    lines = [f"## {report.heading}", "", f"{content['source']}: {sentence(content['about'])}"]
+    content, folder = result.content, result.folder.relative_to(EXPERIMENTS / paper.folder).as_posix()
+    lines = [f"## {heading(result)}", "", f"{content['source']}: {sentence(content['about'])}"]
     if content["reduced"]:
         lines.append(f"Smaller than published: {sentence(content['reduced'])}")
-    if outdated(report):
-        lines.append("*The recipe's claims have changed since, and it has not been run again yet.*")
-    elif remark := known(content["recipe"]).remark:
+    if remark := paper.recipes[result.recipe].remark:
         lines.append(remark.strip())
     lists = [
-        [judged(line, report.paper) for line in report.claims],
+        [judged(judgement) for judgement in paper.judgements(result)],
         [f"- tuned for {place}: {label}" for place, label in content["tuned"].items()]
         + [f"- not run: {place} ({why})" for place, why in content["skipped"].items()],
     ]
     for listed in lists:
         lines += ["", *listed] if listed else []
-    if (report.folder / "figure.png").exists():
+    if (result.folder / "figure.png").exists():
         lines += ["", f"![{content['about']}]({folder}/figure.png)"]
-    numbers = report.numbers
-    if 0 < len(numbers) <= MOST_ROWS:
+    rows = result.number_rows
+    if 0 < len(rows) <= MOST_ROWS:
         lines += ["", "| | paper | ours |", "|---|---|---|"]
-        lines += [
-            f"| {named(line)} | {number(line['paper'])} | {number(line['ours'], line['std'])} |" for line in numbers
-        ]
-    elif numbers:
-        lines += ["", f"All {len(numbers)} numbers: [results.csv]({folder}/results.csv)."]
+        lines += [f"| {named(line)} | {number(line['paper'])} | {number(line['ours'], line['std'])} |" for line in rows]
+    elif rows:
+        lines += ["", f"All {len(rows)} numbers: [results.csv]({folder}/results.csv)."]
     seeds = ", ".join(map(str, content["seeds"]))
-    return [*lines, "", f"`{content['command']}`; seeds {seeds}; {content['machine']}{older(content)}."]
+    return [*lines, "", f"`{content['command']}`; seeds {seeds}; {content['machine']}; {made_by(content)}."]
 
 
-def outdated(report: Report) -> bool:
-    """Has its recipe other claims by now?"""
-    recipe = known(report.content["recipe"])
-    return [line["claim"] for line in report.claims] != [
-        claim.claim for claim in recipe.claims if report.content["scale"] in claim.scales
-    ]
-
-
-def judged(line: dict[str, Any], paper: str) -> str:
-    """A claim, its verdict and what was compared; the reason where it has one."""
-    word = verdict(line)
-    said = f"- {MARKS[word]}: {escaped(line['claim'])}{mark(line)}. {sentence(escaped(line['detail']))}"
-    if not line.get("reason"):
+def judged(judgement: Judgement) -> str:
+    """A comparison, its verdict, the differences, what the seeds would have shown, and the reason where it has one."""
+    comparison, word = judgement.comparison, judgement.word
+    purpose = f"`{comparison.statement}`" if comparison.statement else "ours"
+    mark = ", fitted" if comparison.fitted else ""
+    said = f"- {MARKS[word]} ({purpose}{mark}): {escaped(comparison.we_test)}. {sentence(escaped(judgement.detail))}"
+    if judgement.smallest_shown:
+        said += f" These seeds would have shown {judgement.smallest_shown:.2g}."
+    if not comparison.reason:
         return said
-    because = f"{sentence(escaped(line['reason']))} Shown by {shown_by(line, '../')}"
-    if word == HELD:
-        return f"{said} Its reason did not show in these runs: {because}."
-    argued = (Path(__file__).parents[1] / "docs" / "claims" / f"{paper}.md").exists()  # not for recipes of our own
-    return f"{said} {because}" + (f"; [argument](../{ARGUMENTS}#{anchor(title(paper))})." if argued else ".")
-
-
-def mark(line: dict[str, Any]) -> str:
-    """Behind what uses fitted constants."""
-    return " *(fitted)*" if line.get("fitted") else ""
+    because = f"{sentence(escaped(comparison.reason))} Shown by {shown_by(comparison, '../../')}."
+    return f"{said} {because}" if word == CONTRADICTED else f"{said} Its reason did not show in these runs: {because}"
 
 
 def named(line: dict[str, Any]) -> str:
-    return escaped(line["name"]) + mark(line)
+    """A number's place; marked where it uses fitted constants."""
+    return escaped(line["name"]) + " *(fitted)*" * bool(line.get("fitted"))
 
 
-def older(content: dict[str, Any]) -> str:
-    """The version that made it, where it is not this one."""
-    made_by = content["versions"].get("fedsim-torch")
-    return f"; made by fedsim {made_by}" if made_by != fedsim.__version__ else ""
+def made_by(content: dict[str, Any]) -> str:
+    """Version and provenance."""
+    version = content["versions"].get("fedsim-torch")
+    state = provenance(content)
+    if state == TRACED:
+        state = f"sources {content['sources'][:12]}"
+    elif content.get("verified"):
+        state = f"{len(content['verified'])} of its runs verified with sources {max(content['verified'].values())[:12]}"
+    return state if version == fedsim.__version__ else f"made by fedsim {version}, {state}"
 
 
 def number(value: float | None, std: float | None = None) -> str:

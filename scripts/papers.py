@@ -1,13 +1,18 @@
-"""The reproduced papers, their committed results and how pages link to them."""
+"""The reproduced papers: their ledgers, their committed results judged anew, and how pages link to them."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from fedsim.studies.reproduce import stored
+from fedsim.studies.reproduce.comparison import Comparison, Judgement
+from fedsim.studies.reproduce.ledger import LEDGER, Ledger, load_ledger
+from fedsim.studies.reproduce.recipe import Recipe, load, names
+from fedsim.studies.reproduce.statements import Evidence, StatementVerdict, evidence_of, judge_statement
+from fedsim.studies.reproduce.stored import Result
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = ROOT / "experiments"
@@ -22,62 +27,77 @@ OWN = {  # comparisons of our own, in the settings of several papers
     "players": "Players in one market",
     "true_size": "A column at its true size",
 }
-HELD, REFUTED, OPEN = "held", "refuted", "open"
+MATH = re.compile(r"(\$[^$]+\$)")
 
 
 @dataclass
-class Report:
-    """A committed result: its folder, and what its report.json says."""
+class Paper:
+    """A folder of recipes and what came of them.
 
-    folder: Path
-    content: dict[str, Any]
+    Attributes:
+        folder: its name in experiments/.
+        ledger: of its statements; None of a folder of comparisons of our own.
+        recipes: by their names.
+        results: its committed results.
+        judged: (recipe, scale) → the verdicts of the recipe as it is now, on the stored numbers.
+    """
 
-    @property
-    def paper(self) -> str:
-        """The folder of its paper."""
-        return self.folder.parents[1].name
-
-    @property
-    def heading(self) -> str:
-        """Of its entry in the gallery."""
-        return f"{self.content['recipe']}, {self.content['scale']}"
-
-    @property
-    def numbers(self) -> list[dict[str, Any]]:
-        """The rows that are numbers."""
-        return [row for row in self.content["rows"] if not row["claim"]]
+    folder: str
+    ledger: Ledger | None
+    recipes: dict[str, Recipe]
+    results: list[Result] = field(default_factory=list)
+    judged: dict[tuple[str, str], list[Judgement]] = field(default_factory=dict)
 
     @property
-    def claims(self) -> list[dict[str, Any]]:
-        """The rows that are claims."""
-        return [row for row in self.content["rows"] if row["claim"]]
+    def title(self) -> str:
+        """What people call it."""
+        return title(self.folder)
 
-    def count(self) -> dict[str, int]:
-        """Verdict → how many claims."""
-        return {word: sum(verdict(row) == word for row in self.claims) for word in (HELD, REFUTED, OPEN)}
+    def judgements(self, result: Result) -> list[Judgement]:
+        """Of one of its results."""
+        return self.judged[result.recipe, result.scale]
 
+    def evidence(self) -> dict[str, list[Evidence]]:
+        """Statement → the comparisons that decide it; '' → controls of our own."""
+        return evidence_of(self.recipes.values(), self.judged)
 
-def verdict(row: dict[str, Any]) -> str:
-    """Of a claim; a report that knows no verdicts has the comparison, and no reason why it failed."""
-    return str(row.get("verdict") or (HELD if row["held"] else OPEN))
-
-
-def reports(root: Path = EXPERIMENTS) -> dict[str, list[Report]]:
-    """Paper → its committed results, those with titles first."""
-    found = [Report(path.parent, json.loads(path.read_text())) for path in root.glob("*/results/*/report.json")]
-    found.sort(key=lambda report: in_order(report.folder.name))
-    papers = [*TITLES, *sorted({report.paper for report in found} - set(TITLES))]
-    return {p: those for p in papers if (those := [report for report in found if report.paper == p])}
+    def verdicts(self) -> list[StatementVerdict]:
+        """On every statement of its ledger."""
+        evidence = self.evidence()
+        statements = self.ledger.statements if self.ledger is not None else []
+        return [judge_statement(statement, evidence.get(statement.id, [])) for statement in statements]
 
 
-def in_order(name: str) -> list[tuple[str, int]]:
-    """A key by which fig2 stands before fig10."""
-    return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", name)]
+def papers(root: Path = EXPERIMENTS) -> dict[str, Paper]:
+    """Folder → paper, those with titles first."""
+    recipe_names = sorted(names(root), key=stored.in_order)
+    folders = {name.partition("/")[0] for name in recipe_names}
+    read = {}
+    for folder in [*(name for name in TITLES if name in folders), *sorted(folders - set(TITLES))]:
+        ledger = load_ledger(folder, root) if (root / folder / LEDGER).exists() else None
+        read[folder] = Paper(folder, ledger, {n: load(n, root) for n in recipe_names if n.startswith(f"{folder}/")})
+    for result in stored.results(root):
+        paper = read.get(result.paper)
+        if paper is not None and result.recipe in paper.recipes:
+            paper.results.append(result)
+            paper.judged[result.recipe, result.scale] = stored.judge(result, root)
+    return read
 
 
-def title(paper: str) -> str:
+def title(folder: str) -> str:
     """What people call it."""
-    return (TITLES | OWN).get(paper, paper)
+    return (TITLES | OWN).get(folder, folder)
+
+
+def heading(result: Result) -> str:
+    """Of its entry in the gallery."""
+    return f"{result.recipe}, {result.scale}"
+
+
+def entry_link(recipe: str, scale: str, up: str) -> str:
+    """To its entry in the gallery; `up` leads to the root."""
+    paper, _, name = recipe.partition("/")
+    return f"[{name}, {scale}]({up}experiments/{paper}/README.md#{anchor(f'{recipe}, {scale}')})"
 
 
 def anchor(heading: str) -> str:
@@ -85,15 +105,21 @@ def anchor(heading: str) -> str:
     return "".join(c for c in heading.lower() if c.isalnum() or c in " -_").replace(" ", "-")
 
 
-def shown_by(row: dict[str, Any], up: str) -> str:
-    """A link to the test or recipe that shows why a claim does not hold; `up` leads to the root."""
-    file, _, test = row["shown_by"].partition("::")
+def shown_by(comparison: Comparison, up: str) -> str:
+    """A link to the test or recipe that shows why a comparison does not hold; `up` leads to the root."""
+    file, _, test = comparison.shown_by.partition("::")
     return f"[`{test}`]({up}{file})" if test else f"[{file}]({up}experiments/{file}.yaml)"
 
 
 def escaped(text: str) -> str:
-    """Safe in a line or a table of Markdown."""
-    return text.replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*")
+    """Safe in a line or a table of Markdown; formulas stay formulas."""
+    parts = MATH.split(" ".join(text.split()))
+    return "".join(
+        part.replace("|", r"\vert ")
+        if number % 2
+        else part.replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*")
+        for number, part in enumerate(parts)
+    )
 
 
 def sentence(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The gallery of results and the page of arguments: what they say of a report, old or new, and is it current?"""
+"""The pages of results and of the papers' statements: what they say of a result, and are the committed ones current?"""
 
 from __future__ import annotations
 
@@ -11,14 +11,40 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 import fedsim
 from fedsim.evaluation.columns import COLUMNS
-from fedsim.studies.reproduce.recipe import load
+from fedsim.studies.reproduce.ledger import papers as ledgers
+from fedsim.studies.reproduce.recipe import recipe_folder
 
 ROOT = Path(__file__).parents[2]
 MODULES = ("papers", "gallery", "claims_page")
-REASON = {"reason": "it is 0 < 1", "shown_by": "tests/papers/test_p_fedavg.py::test_it"}
+SHOWN = "tests/papers/test_p_fedavg.py::test_it"
+RECIPE: dict[str, Any] = {
+    "source": "Fig. 1",
+    "about": "what",
+    "axes": {"algorithm": {"A": [], "B": []}},
+    "scales": {"smoke": {}, "cpu": {"reduced": "few rounds"}, "paper": {}},
+    "measures": {"loss": {"metric": "train_loss"}},
+    "comparisons": [
+        {"we_test": "loss, A below B", "statement": "fig1-a", "of": {"algorithm": "A"}, "is": "below",
+         "than": {"algorithm": "B"}},
+        {"we_test": "loss, A above B", "statement": "fig1-b", "of": {"algorithm": "A"}, "is": "above",
+         "than": {"algorithm": "B"}, "reason": "it is 0 < 1", "shown_by": SHOWN},
+        {"we_test": "loss below 9", "ours": True, "of": {}, "is": "below", "than": 9},
+    ],
+}  # fmt: skip
+LEDGER: dict[str, Any] = {
+    "paper": {"short": "P", "title": "On P", "authors": "A. B.", "venue": "V", "year": 2021, "link": "https://arxiv.org/abs/1"},
+    "items": ["Fig. 1", "Table 1"],
+    "statements": [
+        {"id": "fig1-a", "item": "Fig. 1", "place": "Section 4, first sentence", "states": "A has less loss than B."},
+        {"id": "fig1-b", "item": "Fig. 1", "place": "Section 4, second sentence",
+         "states": "A's loss is $|a|$ < b * c | d."},
+        {"id": "table1", "item": "Table 1", "place": "Table 1", "states": "The loss.", "not_covered": "No data."},
+    ],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -31,98 +57,135 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
             del sys.modules[name]
 
 
-def number(name: str, paper: float | None, ours: float, **more: Any) -> dict[str, Any]:
-    return {"name": name, "paper": paper, "ours": ours, "std": 0.0, "claim": None, "held": None, "detail": None} | more
+def number(name: str, values: list[float], paper: float | None = None, **more: Any) -> dict[str, Any]:
+    mean = sum(values) / len(values)
+    content = {"name": name, "at": {"algorithm": name}, "measure": "loss", "paper": paper, "ours": mean, "std": 0.1}
+    return content | {"values": values, "comparison": None} | more
 
 
-def claim(held: bool | None, **more: Any) -> dict[str, Any]:
-    return {
-        "name": "c",
-        "paper": None,
-        "ours": None,
-        "std": None,
-        "claim": "c",
-        "held": held,
-        "detail": "1 of 1",
-    } | more
+ROWS = [number("A", [1.0, 1.1, 0.9]), number("B", [2.0, 2.2, 2.1])]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Results of one recipe; its report is of before verdicts, as long as nobody changes it."""
-    write(tmp_path, [claim(True), claim(False), claim(None)])
+def folder(tmp_path: Path, scripts: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One recipe with a ledger, and its result at paper scale."""
+    monkeypatch.setattr(scripts["gallery"], "EXPERIMENTS", tmp_path)
+    (tmp_path / "p_fedavg").mkdir()
+    (tmp_path / "p_fedavg" / "statements.yaml").write_text(yaml.safe_dump(LEDGER))
+    (tmp_path / "p_fedavg" / "fig1.yaml").write_text(yaml.safe_dump(RECIPE))
+    write(tmp_path, ROWS)
     return tmp_path
 
 
-def write(root: Path, rows: list[dict[str, Any]], **more: Any) -> None:
-    place = root / "p_fedavg" / "results" / "fig1-paper"
+def write(root: Path, rows: list[dict[str, Any]], scale: str = "paper", **more: Any) -> None:
+    place = root / "p_fedavg" / "results" / f"fig1-{scale}"
     place.mkdir(parents=True, exist_ok=True)
     content = {
-        "recipe": "p_fedavg/fig1", "scale": "paper", "source": "Fig. 1", "about": "what", "reduced": "", "seeds": [0],
-        "machine": "a machine", "command": "fedsim-reproduce p_fedavg/fig1", "tuned": {}, "skipped": {},
-        "versions": {"fedsim-torch": fedsim.__version__}, "rows": rows,
+        "recipe": "p_fedavg/fig1", "scale": scale, "source": "Fig. 1", "about": "what", "reduced": "",
+        "seeds": [0, 1, 2], "machine": "a machine", "command": "fedsim-reproduce p_fedavg/fig1",
+        "tuned": {}, "skipped": {},
+        "versions": {"fedsim-torch": fedsim.__version__}, "rows": rows, "commit": "a", "sources": "0123456789abcdef",
     }  # fmt: skip
     (place / "report.json").write_text(json.dumps(content | more))
 
 
-def entry(scripts: dict[str, ModuleType], root: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The gallery of a folder."""
-    monkeypatch.setattr(scripts["gallery"], "EXPERIMENTS", root)
-    return str(scripts["gallery"].page(scripts["papers"].reports(root)))
+def index(scripts: dict[str, ModuleType], root: Path) -> str:
+    return str(scripts["gallery"].page(scripts["papers"].papers(root)))
 
 
-def test_a_report_without_verdicts_is_held_or_open(scripts, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = entry(scripts, folder, monkeypatch)
-    assert "| [p_fedavg/fig1](#p_fedavgfig1-paper) | paper |  | 1 | 0 | 2 |" in page
-    assert "| **P-FedAvg** | | | **1** | **0** | **2** |" in page
-    assert "| **all papers** | | | **1** | **0** | **2** |" in page
-    assert (page.count("- ✓ held: c."), page.count("- ○ **open**: c.")) == (1, 2)
+def entries(scripts: dict[str, ModuleType], root: Path) -> str:
+    return str(scripts["gallery"].paper_pages(scripts["papers"].papers(root))["p_fedavg"])
+
+
+def statements(scripts: dict[str, ModuleType], root: Path) -> str:
+    return str(scripts["claims_page"].page(scripts["papers"].papers(root)))
+
+
+def test_a_result_has_a_line_of_the_index_and_an_entry(scripts, folder: Path) -> None:
+    page = index(scripts, folder)
+    link = "[p_fedavg/fig1](p_fedavg/README.md#p_fedavgfig1-paper)"
+    assert f"| {link} | paper |  | 2 held, 1 contradicted | traced |" in page
     assert "What one learns" not in page
+    (folder / "p_fedavg" / "lessons.md").write_text("One.\nTwo.\n")
+    assert "- **P-FedAvg.** One. Two. [Its statements](../docs/what_the_papers_claim.md#p-fedavg)." in index(
+        scripts, folder
+    )
+    entry = entries(scripts, folder)
+    assert "## p_fedavg/fig1, paper\n" in entry
+    held = r"- ✓ held (`fig1-a`): loss, A below B. 1 of 1 held; A: 1 against 2.1 (B), paired difference -1.1 (95 %: "
+    assert held in entry
+    assert re.search(r"- ✓ held \(ours\): loss below 9\. .* These seeds would have shown 0\.\d+\.", entry)
+    because = "it is 0 &lt; 1. Shown by [`test_it`](../../tests/papers/test_p_fedavg.py)."
+    assert re.search(rf"- ✗ \*\*contradicted\*\* \(`fig1-b`\): loss, A above B\. .* {re.escape(because)}\n", entry)
+    assert "a machine; sources 0123456789ab." in entry
 
 
-def test_verdicts_reasons_and_lessons(scripts, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refuted, shown = claim(False, verdict="refuted", **REASON), claim(True, verdict="held", fitted=True, **REASON)
-    write(folder, [refuted, refuted, shown, claim(False, verdict="open")])
-    (folder / "p_fedavg" / "lessons.md").write_text("One.\nTwo.\nThree.\n")
-    page = entry(scripts, folder, monkeypatch)
-    assert "| paper |  | 1 | 2 | 1 |" in page
-    by = "it is 0 &lt; 1. Shown by [`test_it`](../tests/papers/test_p_fedavg.py)"
-    assert page.count(f"- ✗ **refuted**: c. 1 of 1. {by}; [argument](../docs/what_the_papers_claim.md#p-fedavg).") == 2
-    assert f"- ✓ held: c *(fitted)*. 1 of 1. Its reason did not show in these runs: {by}." in page
-    assert "- **P-FedAvg.** One. Two. Three. [Its claims](../docs/what_the_papers_claim.md#p-fedavg)." in page
-    arguments = scripts["claims_page"].page(scripts["papers"].reports(folder))
-    line = f"- [fig1](../experiments/README.md#p_fedavgfig1-paper), “c”, “c”: {by}."
-    assert arguments.count(line) == 1
-    assert arguments.index("\n## P-FedAvg\n") < arguments.index(line) < arguments.index("\n## ProFL\n")
+def test_each_statement_has_a_row_with_place_test_verdict_and_link(scripts, folder: Path) -> None:
+    page = statements(scripts, folder)
+    link = "[fig1, paper](../experiments/p_fedavg/README.md#p_fedavgfig1-paper)"
+    first = "| **Fig. 1** Section 4, first sentence | A has less loss than B. | loss, A below B"
+    assert f"{first} (held, {link}) | **held**, scale paper |" in page
+    second = (
+        r"| **Fig. 1** Section 4, second sentence | A's loss is $\vert a\vert $ &lt; b \* c \| d. | loss, A above B"
+    )
+    assert f"{second} (contradicted, {link}) | **refuted**, scale paper |" in page
+    assert "| **Table 1** Table 1 | The loss. | – | **not covered**: No data. |" in page
+    assert "Because: it is 0 &lt; 1. Shown by [`test_it`](../tests/papers/test_p_fedavg.py)." in page
+    assert f"- loss below 9 (held, {link})" in page
+    assert "| [P-FedAvg](#p-fedavg) | 3 | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 1 |" in page
+    assert "“" not in page
 
 
-def test_the_nearest_and_the_farthest_printed_number(scripts, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [number("a", 10.0, 11.0), number("b", 1.0, 1.05), number("c", 100.0, 80.0), number("d", None, 5.0)]
-    write(folder, [*rows, number("e", 1.0, 9.0, fitted=True)])
-    page = entry(scripts, folder, monkeypatch)
-    assert "| paper | b: 1 → 1.05<br>c: 100 → 80 |  | a picture |  |" in page
-    assert "| e *(fitted)* | 1 | 9 |" in page
+def test_without_a_result_the_page_gives_the_command(scripts, folder: Path) -> None:
+    (folder / "p_fedavg" / "results" / "fig1-paper" / "report.json").unlink()
+    page = statements(scripts, folder)
+    assert "(not run: `fedsim-reproduce p_fedavg/fig1 --scale paper`) | **not run** |" in page
+
+
+def test_a_smaller_scale_is_said_and_refutes_nothing(scripts, folder: Path) -> None:
+    (folder / "p_fedavg" / "results" / "fig1-paper" / "report.json").unlink()
+    write(folder, ROWS, "cpu")
+    page = statements(scripts, folder)
+    assert "| **held at reduced scale**, scale cpu |" in page
+    assert "| **not shown**, scale cpu: contradicted at reduced scale |" in page
+
+
+def test_the_table_of_the_readme_is_replaced_between_its_marks(scripts, folder: Path) -> None:
+    module = scripts["claims_page"]
+    readme = f"# R\n\n{module.BEGIN}\nold\n{module.END}\n\n## After\n"
+    new = module.with_table(readme, scripts["papers"].papers(folder))
+    assert "old" not in new
+    assert "| [P-FedAvg](docs/what_the_papers_claim.md#p-fedavg) | 3 | 1 |" in new
+    assert new.startswith("# R\n\n")
+    assert new.endswith(f"{module.END}\n\n## After\n")
+    assert module.with_table(new, scripts["papers"].papers(folder)) == new
+    with pytest.raises(ValueError, match="lacks the lines"):
+        module.with_table("# R", {})
+
+
+def test_the_nearest_and_the_farthest_printed_number(scripts, folder: Path) -> None:
+    rows = [
+        number("a", [11.0], 10.0), number("b", [1.05], 1.0), number("c", [80.0], 100.0), number("d", [5.0]),
+        number("e", [9.0], 1.0, fitted=True),
+    ]  # fmt: skip
+    write(folder, rows)
+    assert "| paper | b: 1 → 1.05 ± 0.1<br>c: 100 → 80 ± 0.1 |" in index(scripts, folder)
+    assert "| e *(fitted)* | 1 | 9 ± 0.1 |" in entries(scripts, folder)
 
 
 def test_figures_are_in_the_order_of_their_numbers(scripts, folder: Path) -> None:
-    for name in ("fig10-cpu", "fig2a-paper", "fig2-paper", "table1-paper"):
-        (folder / "p_fedavg" / "results" / name).mkdir()
-        (folder / "p_fedavg" / "results" / name / "report.json").write_text('{"rows": []}')
-    found = [report.folder.name for report in scripts["papers"].reports(folder)["p_fedavg"]]
-    assert found == ["fig1-paper", "fig2-paper", "fig2a-paper", "fig10-cpu", "table1-paper"]
+    for name in ("fig10", "fig2a", "fig2", "table1"):
+        (folder / "p_fedavg" / f"{name}.yaml").write_text(yaml.safe_dump(RECIPE))
+    read = scripts["papers"].papers(folder)["p_fedavg"]
+    assert [name.partition("/")[2] for name in read.recipes] == ["fig1", "fig2", "fig2a", "fig10", "table1"]
 
 
-def test_results_of_before_the_recipes_claims_say_so(scripts, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "The recipe's claims have changed since" in entry(scripts, folder, monkeypatch)
-    write(folder, [claim(True, claim=each.claim) for each in load("p_fedavg/fig1").claims])
-    page = entry(scripts, folder, monkeypatch)
-    assert "The recipe's claims have changed since" not in page
-
-
-def test_who_made_it_is_said_of_another_version(scripts, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "; made by" not in entry(scripts, folder, monkeypatch)
-    write(folder, [claim(True)], versions={"fedsim-torch": "0.0.1"})
-    assert "a machine; made by fedsim 0.0.1." in entry(scripts, folder, monkeypatch)
+def test_who_made_it_is_said(scripts, folder: Path) -> None:
+    write(folder, ROWS, versions={"fedsim-torch": "0.0.1"}, sources=None)
+    assert "a machine; made by fedsim 0.0.1, unverified." in entries(scripts, folder)
+    write(folder, ROWS, sources=None, verified={"A": "fedcba9876543210", "B": "fedcba9876543210"})
+    assert "a machine; 2 of its runs verified with sources fedcba987654." in entries(scripts, folder)
+    assert "| verified |" in index(scripts, folder)
 
 
 @pytest.mark.parametrize("level", [2, 3])
@@ -152,8 +215,32 @@ def test_every_test_that_an_argument_names_exists(page: Path) -> None:
         assert (ROOT / path).is_file(), f"{page.name}: {path}"
 
 
-@pytest.mark.parametrize("name", ["gallery", "claims_page"])
-def test_the_committed_page_is_current(name: str, scripts) -> None:
-    module = scripts[name]
-    page = module.page(scripts["papers"].reports())
-    assert module.PAGE.read_text(encoding="utf-8") == page, f"out of date: python scripts/{name}.py writes it again"
+def test_the_committed_pages_are_current(scripts) -> None:
+    read = scripts["papers"].papers()
+    written = {scripts["gallery"].PAGE: scripts["gallery"].page(read), scripts["claims_page"].PAGE: None}
+    written[scripts["claims_page"].PAGE] = scripts["claims_page"].page(read)
+    for paper, text in scripts["gallery"].paper_pages(read).items():
+        written[scripts["gallery"].EXPERIMENTS / paper / "README.md"] = text
+    for path, text in written.items():
+        again = "python scripts/gallery.py and python scripts/claims_page.py write it again"
+        assert path.read_text(encoding="utf-8") == text, f"{path.relative_to(ROOT)} is out of date: {again}"
+    readme = scripts["claims_page"].README.read_text(encoding="utf-8")
+    assert readme == scripts["claims_page"].with_table(readme, read), "the table of README.md is out of date"
+
+
+@pytest.mark.parametrize("paper", ledgers(recipe_folder()))
+def test_the_page_has_each_item_statement_and_comparison(paper: str, scripts) -> None:
+    """Every figure and table of the paper, whatever its ledger says, and whatever its recipes compare."""
+    module, read = scripts["claims_page"], scripts["papers"].papers()[paper]
+    escaped = scripts["papers"].escaped
+    text = "\n".join(module.section(read))
+    read.ledger.check_covered({name: recipe.comparisons for name, recipe in read.recipes.items()})
+    for item in read.ledger.items:
+        assert f"| **{escaped(item)}** " in text, item
+    for statement in read.ledger.statements:
+        assert f"| **{escaped(statement.item)}** {escaped(statement.place)} | {escaped(statement.states)} |" in text
+    for recipe in read.recipes.values():
+        for comparison in recipe.comparisons:
+            assert escaped(comparison.we_test) in text, f"{recipe.name}: {comparison.we_test}"
+    rows = [line for line in text.splitlines() if line.startswith("| **")]
+    assert len(rows) == len(read.ledger.statements)

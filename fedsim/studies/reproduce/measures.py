@@ -104,6 +104,8 @@ class Until(Measure):
 
     Attributes:
         until: 'above' or 'below' the target.
+        each: instead of that of the mean, [R] that of every replicate. One that never gets there counts as if it did at
+            the evaluation after the last, which is a lower bound.
         stays: … and from which on it stays there: what only swings through does not count.
         target: a number; or
         share, best_over, last: … this share of the best run along an axis, rounded down to tenths (fedawe Table 8).
@@ -111,6 +113,7 @@ class Until(Measure):
     """
 
     until: str
+    each: bool = False
     stays: bool = False
     target: float | None = None
     share: float = 1.0
@@ -127,11 +130,16 @@ class Until(Measure):
     def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
         rounds, values = self.curve(run)
         looked = rounds % self.every == 0 if self.x is None else rounds >= 0
-        mean, target = values[looked].mean(1), self._target(rivals or [run])
-        reached_mask = reaches_target(mean, target, self.until == "above")
+        times, target = rounds[looked], self._target(rivals or [run])
+        curves = values[looked] if self.each else values[looked].mean(1, keepdims=True)
+        never = 2 * times[-1] - times[-2] if self.each and len(times) > 1 else math.nan
+        return np.array([self._first(times, curve, target, never) for curve in curves.T], dtype=float)
+
+    def _first(self, times: np.ndarray, curve: np.ndarray, target: float, never: float) -> float:
+        reached_mask = reaches_target(curve, target, self.until == "above")
         if self.stays:
             reached_mask = np.logical_and.accumulate(reached_mask[::-1])[::-1]
-        return np.array([float(rounds[looked][reached_mask][0]) if reached_mask.any() else math.nan])
+        return float(times[reached_mask][0]) if reached_mask.any() else never
 
     def compares(self, first: dict[str, str], second: dict[str, str]) -> bool:
         return self.best_over is not None and all(
@@ -202,9 +210,10 @@ class Order(Measure):
 
 @dataclass(kw_only=True)
 class Bound(Measure):
-    """[1] the largest ratio of the replicates' mean square d² to γ d₀² / (γ + t), over all evaluations after round 0.
+    """The largest ratio of the replicates' mean square d² to γ d₀² / (γ + t), over all evaluations after round 0.
 
     p-fedavg's Theorems 3.1 to 3.3 bound d² by v / (γ + t) with v at least γ d₀²: what is at most 1 keeps any of them.
+    The ratio is one number of all replicates; given are its jackknife values, as for `Order`.
 
     Attributes:
         bound: true.
@@ -214,8 +223,15 @@ class Bound(Measure):
 
     def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
         rounds, values = run.curve(self.metric)
-        scaled = clock(run, rounds) * (values**2).mean(1)
-        return np.array([scaled[1:].max() / scaled[0]]) if len(scaled) > 1 else np.array([math.nan])
+        if len(rounds) < 2:
+            return np.full(values.shape[1], math.nan)
+        time = clock(run, rounds)
+
+        def ratio(squares: np.ndarray) -> float:
+            scaled = time * squares.mean(1)
+            return float(scaled[1:].max() / scaled[0])
+
+        return jackknife(values**2, ratio)
 
 
 KINDS: dict[str, type[Measure]] = {"until": Until, "ahead_of": Ahead, "order": Order, "bound": Bound}

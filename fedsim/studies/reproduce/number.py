@@ -1,4 +1,4 @@
-"""Measured numbers with their replicates, and the standard error of a difference of two of them."""
+"""Measured numbers with their replicates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-
-from fedsim.core.errors import ConfigError
-from fedsim.studies.results.paired import paired_difference as differences
 
 Where = dict[str, list[str]]  # axis → labels that are meant
 
@@ -55,28 +52,3 @@ class Number:
     def matches(self, labels_by_axis: Where) -> bool:
         """Is it at one of these places?"""
         return all(self.at.get(axis) in labels for axis, labels in labels_by_axis.items())
-
-
-class Undecided(Exception):
-    """A statistic that these runs do not give; the message says why."""
-
-
-def standard_error(number: Number, right: Number | None, paired: bool = False) -> float:
-    """Of the difference of two means over seeds; without `right`, of the left one: a printed number has no error.
-
-    Independent: √(s²/R + s'²/R'). Paired, where both sides have the same seeds: that of the differences by seed.
-
-    Raises:
-        Undecided: for a side of one value, or one whose partner has other seeds.
-    """
-    for side in (number, right):
-        if side is not None and len(side.values) < 2:
-            raise Undecided(f"a standard error needs two seeds or more, and {side.name} has one")
-    if right is None:
-        return number.error
-    if not paired:
-        return math.hypot(number.error, right.error)
-    try:
-        return differences(number.values, right.values, number.seeds or (), right.seeds or ()).error
-    except ConfigError as error:
-        raise Undecided(f"{error}: {number.name} against {right.name}") from error

@@ -14,7 +14,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.studies.described import choices, read_description
 from fedsim.studies.plots.figure_kinds import KINDS
 from fedsim.studies.reproduce import measures
-from fedsim.studies.reproduce.claims import Claim, where_of
+from fedsim.studies.reproduce.comparison import Comparison, places
+from fedsim.studies.reproduce.ledger import LEDGER, load_ledger
 from fedsim.studies.reproduce.measures import Measure
 from fedsim.studies.reproduce.tuning import Tune
 
@@ -70,9 +71,9 @@ class Recipe:
     scales: by name.
     measures: named numbers that every run gives.
     paper: measure → the paper's numbers, nested by the labels of the axes in their order.
-    claims: what the paper says about the numbers.
+    comparisons: what we test of the paper's statements, and controls of our own.
     fitted: axis → labels whose constants were fitted after seeing the paper's numbers; they stand beside the literal
-        reading, marked, and only claims that say so look at them.
+        reading, marked, and only comparisons that say so look at them.
     figure: {kind: …} and the options of that kind, or None.
     tune: of the runs along an axis the best is kept, or None.
     remark: what was found beside the verdicts, and why where it is known; for the gallery.
@@ -87,7 +88,7 @@ class Recipe:
     base: list[str] = field(default_factory=list)
     measures: dict[str, Measure] = field(default_factory=dict)
     paper: dict[str, Any] = field(default_factory=dict)
-    claims: list[Claim] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
     fitted: dict[str, list[str]] = field(default_factory=dict)
     figure: dict[str, Any] | None = None
     tune: Tune | None = None
@@ -139,7 +140,9 @@ def recipe_folder() -> Path:
 def names(folder: Path | None = None) -> list[str]:
     """All recipes, as PAPER/NAME."""
     root = folder or recipe_folder()
-    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.yaml"))
+    return sorted(
+        path.relative_to(root).with_suffix("").as_posix() for path in root.glob("*/*.yaml") if path.name != LEDGER
+    )
 
 
 def load(name: str, folder: Path | None = None) -> Recipe:
@@ -148,12 +151,16 @@ def load(name: str, folder: Path | None = None) -> Recipe:
     Raises:
         ConfigError: for an unknown recipe, or one that contradicts itself.
     """
-    recipe_names = names(folder)
-    with read_description("recipe", name, folder or recipe_folder(), recipe_names, "fedsim-reproduce") as content:
+    recipe_names, root = names(folder), folder or recipe_folder()
+    with read_description("recipe", name, root, recipe_names, "fedsim-reproduce") as content:
         recipe = _recipe(name, content)
-    for claim in recipe.claims:
-        if claim.shown_by and "::" not in claim.shown_by:
-            checks.choice(f"recipe {name}: claims: shown_by", claim.shown_by, recipe_names)
+    if any(comparison.statement for comparison in recipe.comparisons):
+        ledger = load_ledger(name.partition("/")[0], root)
+        for comparison in recipe.comparisons:
+            ledger.check_comparison(name, comparison)
+    for comparison in recipe.comparisons:
+        if comparison.shown_by and "::" not in comparison.shown_by:
+            checks.choice(f"recipe {name}: comparisons: shown_by", comparison.shown_by, recipe_names)
     return recipe
 
 
@@ -163,16 +170,21 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
     content["measures"] = {key: measures.read(**value) for key, value in content.get("measures", {}).items()}
     content["tune"] = Tune(**content["tune"]) if content.get("tune") else None
     content["paper"] = _by_name(content.get("paper", {}))
-    content["claims"] = [Claim.read(value) for value in content.get("claims", [])]
-    content["fitted"] = where_of(content.get("fitted"))
+    if "claims" in content:
+        raise ConfigError(
+            f"recipe {name}: claims is now comparisons, whose entries have we_test in place of claim, and statement: ID"
+            " or ours: true"
+        )
+    content["comparisons"] = [Comparison.read(value) for value in content.get("comparisons", [])]
+    content["fitted"] = places(content.get("fitted"))
     recipe = Recipe(name, **content)
     missing = [scale for scale in SCALES if scale not in recipe.scales]
     if missing:
         raise ConfigError(f"recipe {name} lacks scales: {', '.join(missing)}")
     if recipe.figure is not None:
         checks.choice(f"recipe {name}: figure.kind", recipe.figure.get("kind"), KINDS)
-    for claim in recipe.claims:
-        claim.check(name, recipe.axes, recipe.measures, bool(recipe.fitted))
+    for comparison in recipe.comparisons:
+        comparison.check(name, recipe.axes, recipe.measures, bool(recipe.fitted))
     for axis, labels in recipe.fitted.items():
         checks.choice(f"recipe {name}: fitted", axis, recipe.axes)
         all_labels = {label for scale in SCALES for label in recipe.axes_at(scale)[axis]} | set(recipe.axes[axis])

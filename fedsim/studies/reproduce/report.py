@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from fedsim.core.files import replacement_file, write_json
 from fedsim.studies.plots.cells import Cell
-from fedsim.studies.reproduce.claims import HELD, OPEN, VERDICTS, Verdict
+from fedsim.studies.reproduce.comparison import HELD, WORST_FIRST, Comparison, Judgement
 from fedsim.studies.reproduce.measures import Ahead, Measure
 from fedsim.studies.reproduce.number import Number
 from fedsim.studies.reproduce.recipe import Recipe
@@ -20,21 +21,38 @@ from fedsim.studies.reproduce.recipe import Recipe
 
 @dataclass
 class Row:
-    """A line of the report: a number beside the paper's, or a claim with its verdict.
+    """A line of the report: a number beside the paper's, or a comparison with its verdict.
 
-    `held` is the bare comparison; `verdict` knows whether its failure has a reason.
+    Attributes:
+        name: the number's place, or what is compared.
+        at, measure: whose number it is.
+        paper, ours, std: what the paper printed, the mean over seeds and its standard deviation.
+        values: of every seed.
+        fitted: does it use fitted constants?
+        comparison: what is compared; None of a number.
+        statement: that it decides; None of a number, or of a control of our own.
+        choice: which unprinted choice its runs make.
+        verdict: of the comparison.
+        smallest_shown: the smallest difference that the seeds would have shown.
+        reason, shown_by: why it does not hold.
+        detail: the differences behind the verdict.
     """
 
     name: str
+    at: dict[str, str] | None = None
+    measure: str | None = None
     paper: float | None = None
     ours: float | None = None
     std: float | None = None
-    claim: str | None = None
-    held: bool | None = None
+    values: list[float | None] | None = None
+    fitted: bool = False
+    comparison: str | None = None
+    statement: str | None = None
+    choice: str | None = None
     verdict: str | None = None
+    smallest_shown: float | None = None
     reason: str | None = None
     shown_by: str | None = None
-    fitted: bool = False
     detail: str | None = None
 
 
@@ -58,23 +76,42 @@ def is_rival(measure: Measure, first: Cell, second: Cell) -> bool:
     return measure.compares(first.at, second.at) and (first.fitted == second.fitted or isinstance(measure, Ahead))
 
 
-def judge(recipe: Recipe, cells: list[Cell], scale: str) -> list[Verdict]:
-    """The verdict on every claim that is meant for this scale."""
+def numbers_of(recipe: Recipe, cells: list[Cell]) -> dict[str, list[Number]]:
+    """Measure → the numbers of all cells that have it."""
+    return {
+        name: [
+            Number(
+                cell.at,
+                cell.numbers[name],
+                cell.paper.get(name),
+                cell.fitted,
+                _seeds(cell, len(cell.numbers[name])),
+            )
+            for cell in cells
+            if name in cell.numbers
+        ]
+        for name in recipe.measures
+    }
 
-    def numbers(name: str) -> list[Number]:
-        results = []
-        for cell in cells:
-            if name in cell.numbers:
-                values = np.nan_to_num(cell.numbers[name], nan=recipe.measures[name].absent)
-                results.append(Number(cell.at, values, cell.paper.get(name), cell.fitted, _seeds(cell, len(values))))
-        return results
 
-    verdicts = []
-    for claim in recipe.claims:
-        if scale in claim.scales:
-            reference_numbers = None if claim.than_measure is None else numbers(claim.than_measure)
-            verdicts.append(claim.judge(numbers(claim.measure or next(iter(recipe.measures))), reference_numbers))
-    return verdicts
+def judge(recipe: Recipe, numbers: dict[str, list[Number]], scale: str) -> list[Judgement]:
+    """The verdict on every comparison that is meant for this scale."""
+    return [comparison.judge(those, others) for comparison, those, others in compared(recipe, numbers, scale)]
+
+
+def compared(
+    recipe: Recipe, numbers: dict[str, list[Number]], scale: str
+) -> Iterator[tuple[Comparison, list[Number], list[Number] | None]]:
+    """Every comparison that is meant for this scale, the numbers it looks at, and those of its other measure."""
+
+    def comparable(name: str) -> list[Number]:
+        absent = recipe.measures[name].absent
+        return [replace(number, values=np.nan_to_num(number.values, nan=absent)) for number in numbers[name]]
+
+    for comparison in recipe.comparisons:
+        if scale in comparison.scales:
+            others = None if comparison.than_measure is None else comparable(comparison.than_measure)
+            yield comparison, comparable(comparison.measure or next(iter(recipe.measures))), others
 
 
 def _seeds(cell: Cell, values: int) -> tuple[int, ...] | None:
@@ -83,42 +120,58 @@ def _seeds(cell: Cell, values: int) -> tuple[int, ...] | None:
     return tuple(seeds) if isinstance(seeds, list) and len(seeds) == values else None
 
 
-def rows(recipe: Recipe, cells: list[Cell], verdicts: list[Verdict]) -> list[Row]:
-    """All numbers, then all claims."""
-    number_rows = []
-    for cell in cells:
-        for name in recipe.measures:
-            if name not in cell.numbers:
-                continue
-            number = Number(cell.at, cell.numbers[name], cell.paper.get(name))
-            row_name = " / ".join([*cell.at.values(), *([name] if len(recipe.measures) > 1 else [])])
-            number_rows.append(
-                Row(row_name or name, number.paper, finite(number.mean), finite(number.std), fitted=cell.fitted)
-            )
-    return number_rows + [_row(verdict) for verdict in verdicts]
+def number_rows(recipe: Recipe, numbers: dict[str, list[Number]], cells: list[Cell]) -> list[Row]:
+    """A row for every number, run by run."""
+    by_place = {
+        (measure_name, number.name): number for measure_name, numbers_ in numbers.items() for number in numbers_
+    }
+    return [
+        number_row(by_place[name, " / ".join(cell.at.values())], name, len(recipe.measures) > 1)
+        for cell in cells
+        for name in recipe.measures
+        if name in cell.numbers
+    ]
 
 
-def _row(v: Verdict) -> Row:
+def number_row(number: Number, measure_name: str, several: bool) -> Row:
+    """`several`: the recipe has other measures too, and the row's name says which this is."""
     return Row(
-        v.claim,
-        claim=v.claim,
-        held=v.holds,
-        verdict=v.word,
-        reason=v.reason or None,
-        shown_by=v.shown_by or None,
-        fitted=v.fitted,
-        detail=v.detail,
+        " / ".join([*number.at.values(), *([measure_name] if several else [])]) or measure_name,
+        at=number.at,
+        measure=measure_name,
+        paper=number.paper,
+        ours=finite(number.mean),
+        std=finite(number.std),
+        values=[finite(float(value), 10) for value in number.values],
+        fitted=number.fitted,
     )
 
 
-def finite(value: float) -> float | None:
-    """Seven digits; JSON knows no nan."""
-    return float(f"{value:.7g}") if math.isfinite(value) else None
+def comparison_row(judgement: Judgement) -> Row:
+    """A verdict as a row."""
+    comparison = judgement.comparison
+    return Row(
+        comparison.we_test,
+        fitted=comparison.fitted,
+        comparison=comparison.we_test,
+        statement=comparison.statement or None,
+        choice=comparison.choice or None,
+        verdict=judgement.word,
+        smallest_shown=None if judgement.smallest_shown is None else finite(judgement.smallest_shown),
+        reason=comparison.reason or None,
+        shown_by=comparison.shown_by or None,
+        detail=judgement.detail,
+    )
+
+
+def finite(value: float, digits: int = 7) -> float | None:
+    """So many digits; JSON knows no nan."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 
 def table(lines: list[Row]) -> str:
-    """For a terminal: a line per number, then a line per claim."""
-    numbers = [row for row in lines if row.claim is None]
+    """For a terminal: a line per number, then a line per comparison."""
+    numbers = [row for row in lines if row.comparison is None]
     width = max((len(row.name) for row in numbers), default=0)
     out = [f"{'':{width}}  {'paper':>8}  {'ours':>20}  {'difference':>10}"] if numbers else []
     for row in numbers:
@@ -126,46 +179,48 @@ def table(lines: list[Row]) -> str:
         ours = "–" if row.ours is None else f"{row.ours:.4g}" + (f" ± {row.std:.2g}" if row.std else "")
         gap = "" if row.paper is None or row.ours is None else f"{row.ours - row.paper:+.3g}"
         out.append(f"{row.name:{width}}  {paper:>8}  {ours:>20}  {gap:>10}" + "  fitted" * row.fitted)
-    return "\n".join([*out, *(line for row in lines if row.claim is not None for line in _claim(row))])
+    return "\n".join([*out, *(line for row in lines if row.comparison is not None for line in _comparison(row))])
 
 
-def _claim(row: Row) -> list[str]:
-    """The verdict and the claim; below it what was compared, and the reason."""
-    word = OPEN.upper() if row.verdict == OPEN else row.verdict
-    lines = [f"{word:8}  {row.claim}" + " (fitted)" * row.fitted, f"{row.detail}"]
+def _comparison(row: Row) -> list[str]:
+    """The verdict and what was compared; below it the differences, the power and the reason."""
+    purpose = f"[{row.statement}] " if row.statement else "[ours] "
+    lines = [f"{row.verdict:12}  {purpose}{row.comparison}" + " (fitted)" * row.fitted, f"{row.detail}"]
+    if row.smallest_shown:
+        lines.append(f"smallest difference that these seeds would have shown: {row.smallest_shown:.3g}")
     if row.reason and row.verdict == HELD:
         lines.append(f"its reason did not show in these runs: {row.reason} ({row.shown_by})")
     elif row.reason:
         lines.append(f"reason: {row.reason} (shown by {row.shown_by})")
-    return [lines[0], *(f"          {line}" for line in lines[1:])]
+    return [lines[0], *(f"{'':14}{line}" for line in lines[1:])]
 
 
 def count(lines: list[Row]) -> dict[str, int]:
-    """Verdict → how many claims."""
-    return {word: sum(row.verdict == word for row in lines if row.claim is not None) for word in VERDICTS}
+    """Verdict → how many comparisons."""
+    return {word: sum(row.verdict == word for row in lines) for word in reversed(WORST_FIRST)}
 
 
 def summary(recipes: dict[str, list[Row]]) -> str:
-    """For a terminal, after several recipes: how many claims of each have which verdict, the sums, and what is open."""
-    counts = {name: count(lines) for name, lines in recipes.items()}
-    sums = {word: sum(counted[word] for counted in counts.values()) for word in VERDICTS}
-    width = max(len("all claims"), *map(len, counts))
-    out = [
-        f"{name:{width}}  " + ", ".join(f"{number:3} {word}" for word, number in counted.items())
-        for name, counted in {**counts, "all claims": sums}.items()
-    ]
-    for name, lines in recipes.items():
-        out += [f"{OPEN.upper()}  {name}: {row.claim}" for row in lines if row.verdict == OPEN]
-    return "\n".join(out)
+    """For a terminal, after several recipes: how many comparisons of each have which verdict."""
+    width = max(map(len, recipes))
+    return "\n".join(
+        f"{name:{width}}  " + ", ".join(f"{number:3} {word}" for word, number in count(lines).items())
+        for name, lines in recipes.items()
+    )
 
 
 def save_rows(path: Path, lines: list[Row], metadata: dict[str, Any]) -> None:
-    """results.csv: what made it in '#' lines, then a line per number and per claim."""
+    """results.csv: what made it in '#' lines, then a line per number and per comparison."""
     with replacement_file(path) as file:
         _header(file, metadata)
-        writer = csv.DictWriter(file, list(asdict(Row(""))))
+        columns = [name for name in asdict(Row("")) if name != "at"]
+        writer = csv.DictWriter(file, columns)
         writer.writeheader()
-        writer.writerows(asdict(row) for row in lines)
+        for row in lines:
+            content = {name: value for name, value in asdict(row).items() if name in columns}
+            if row.values is not None:
+                content["values"] = " ".join("nan" if value is None else f"{value:.10g}" for value in row.values)
+            writer.writerow(content)
 
 
 def save_curves(

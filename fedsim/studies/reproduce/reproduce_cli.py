@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +24,22 @@ from fedsim.studies.plots.cells import Cell
 from fedsim.studies.plots.curves import metrics_of
 from fedsim.studies.plots.figure_kinds import draw
 from fedsim.studies.plots.style import save_small_png
-from fedsim.studies.reproduce import report
-from fedsim.studies.reproduce.recipe import SCALES, Recipe, load, names
+from fedsim.studies.reproduce import report, stored
+from fedsim.studies.reproduce.provenance import commit, made_now, mark, refuse_untraceable
+from fedsim.studies.reproduce.recipe import SCALES, Recipe, load, names, recipe_folder
 from fedsim.studies.reproduce.runner import (
+    FINISHED,
     Job,
     Outcome,
     carry_out_all,
+    in_company,
     jobs_at_once,
     plan,
     resumable_command,
     trusted_by,
 )
+from fedsim.studies.reproduce.stored import Result, rejudge
+from fedsim.studies.reproduce.verify import verify
 from fedsim.studies.results.runs import load as load_run
 
 RUNS, RESULTS = "runs", "results"
@@ -46,6 +53,9 @@ def main(arguments: list[str] | None = None) -> None:
     with resumable_command("fedsim-reproduce", logging.INFO):
         if options.list:
             print(listing())
+            return
+        if options.judge or options.verify is not None:
+            _look_at_stored(options)
             return
         chosen = list(options.recipe)
         if options.all:
@@ -64,6 +74,16 @@ def main(arguments: list[str] | None = None) -> None:
             print(report.summary(rows_by_recipe))
 
 
+def _look_at_stored(options: argparse.Namespace) -> None:
+    """Judge committed results anew, or repeat some of their runs."""
+    results = stored_results(options.recipe)
+    if options.judge:
+        for result in results:
+            rejudge(result)
+    elif not verify(results, options.verify, options.within):
+        sys.exit("fedsim-reproduce: --verify: stored numbers did not come out again")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "fedsim-reproduce",
@@ -76,6 +96,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--scale", default="cpu", choices=SCALES, help="smoke: seconds; cpu: what two cores finish; paper: as published"
     )
+    parser.add_argument(
+        "--judge", action="store_true", help="judge the committed results of the recipes, or all, anew without running"
+    )
+    parser.add_argument(
+        "--verify",
+        type=int,
+        nargs="?",
+        const=1,
+        metavar="N",
+        help="repeat N random runs of the committed results of the recipes, or of all, and compare (default: 1)",
+    )
+    parser.add_argument("--within", type=float, metavar="SECONDS", help="--verify: runs that took at most so long")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto)")
     parser.add_argument("--out", type=Path, default=Path("reproduced"), help="folder (default: reproduced)")
     parser.add_argument("--jobs", default="auto", help="runs at once (default: one per core on a CPU, one on a GPU)")
@@ -83,6 +115,15 @@ def _parser() -> argparse.ArgumentParser:
         "--override", action="append", default=[], metavar="KEY=VALUE", help="change every run; may be repeated"
     )
     return parser
+
+
+def stored_results(recipes: list[str]) -> list[Result]:
+    """The committed results of these recipes; of all where none is named."""
+    results = stored.results(recipe_folder())
+    names_of_results = {result.recipe for result in results}
+    for name in recipes:
+        checks.choice("recipe", name, names_of_results)
+    return [result for result in results if not recipes or result.recipe in recipes]
 
 
 def listing() -> str:
@@ -111,6 +152,7 @@ def reproduce(
     """
     if not recipe.scales[scale].printed:
         recipe = dataclasses.replace(recipe, paper={})
+    refuse_untraceable(out)
     paper, _, name = recipe.name.partition("/")
     folder = out / paper / RESULTS / f"{name}-{scale}"
     _make_folder(folder, out)
@@ -137,7 +179,9 @@ def reproduce(
         for cell in cells:
             del cell.at[recipe.tune.axis]
     report.measure(recipe, cells)
-    lines = report.rows(recipe, cells, report.judge(recipe, cells, scale))
+    numbers = report.numbers_of(recipe, cells)
+    lines = report.number_rows(recipe, numbers, cells)
+    lines += [report.comparison_row(judgement) for judgement in report.judge(recipe, numbers, scale)]
     metadata = _metadata(recipe, scale, device, planned, skipped, tuned)
     report.save_json(folder / "report.json", lines, metadata)
     if lines:
@@ -179,6 +223,8 @@ def _trained(planned: list[Job], jobs: str, device: str, skipped: dict[str, str]
     for number, (job, outcome) in enumerate(carry_out_all(pending, jobs_at_once(jobs, device, len(pending))), 1):
         print(f"  [{number}/{len(pending)}] {job.setting.name}: {outcome.status}, {outcome.message}")
         outcomes[job.folder] = outcome
+        if outcome.status == "done":
+            mark(job.folder)
         stopped = outcome.message if outcome.status == "stopped" else stopped
     if stopped is not None:  # those that went together with it have stopped too
         raise Stopped(stopped)
@@ -220,5 +266,18 @@ def _metadata(
         "skipped": skipped,
         "tuned": tuned,
         "overrides": {job.setting.name: list(job.overrides) for job in planned},
+        "seconds": seconds_of(planned) if recipe.train else {},
+        "sources": made_now(job.folder for job in planned if recipe.train and job.finished),
         **provenance,
+        "commit": commit(recipe_folder().parent),
+    }
+
+
+def seconds_of(planned: list[Job]) -> dict[str, float]:
+    """What a finished run took, by its name; of runs in lockstep, each one's share of the time of all."""
+    return {
+        job.setting.name: round(float(json.loads((job.folder / FINISHED).read_text())["seconds"]) / len(company), 2)
+        for company in in_company(planned)
+        for job in company
+        if job.finished
     }

@@ -29,7 +29,7 @@ scales: {smoke: {overrides: [rounds=2]}, cpu: {}, paper: {}}
 measures: {loss: {metric: train_loss}}
 tune: {axis: rate, measure: loss, best: lowest}
 paper: {loss: {FedAvg: 7}}
-claims: [{claim: training helps, of: {}, is: below, than: 100, scales: [smoke]}]
+comparisons: [{we_test: training helps, ours: true, exact: true, of: {}, is: below, than: 100, scales: [smoke]}]
 figure: {kind: curves, metric: train_loss, colours: algorithm}
 """
 
@@ -54,7 +54,7 @@ def carried_out(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Ro
 def test_tuning_keeps_the_best_and_says_which(carried_out: tuple[Path, list[Row]]) -> None:
     out, lines = carried_out
     assert [line.name for line in lines] == ["FedAvg", "FedAWE", "training helps"]
-    assert (lines[0].paper, lines[2].held) == (7.0, True)
+    assert (lines[0].paper, lines[2].verdict) == (7.0, "held")
     report = json.loads((out / "mine/results/small-smoke/report.json").read_text())
     assert report["tuned"] == {"FedAvg": "0.1", "FedAWE": "0.1"}
 
@@ -157,6 +157,8 @@ def test_absent_data_and_divergence_are_reported_not_fatal(folder: Path) -> None
         ("cpu: {}", "cpus: {}", "lacks scales: cpu"),
         ("is: below", "is: less", "less"),
         ("measures: {loss", "measures: {lost", "loss"),
+        ("comparisons:", "claims:", "claims is now comparisons"),
+        ("ours: true", "statement: fig1", "mine has no statements.yaml"),
         ("axes:", "axis:", "not well formed"),
         ("axes:", "axes", "not well formed"),
         ("lr=0.1", "lrr=0.1", "lrr is not a setting"),

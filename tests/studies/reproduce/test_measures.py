@@ -108,6 +108,7 @@ def test_the_error_of_an_order_is_that_of_leaving_out_replicates() -> None:
 
 
 def test_a_bound_is_kept_or_broken_by_the_mean_square() -> None:
+    """Where both replicates follow one curve up to a factor, leaving one out changes nothing."""
     rounds = np.array([0, 100, 200])
     steps = 5 * rounds[:, None] + 1000
     signs = np.array([[1.0, 3.0]])
@@ -115,13 +116,18 @@ def test_a_bound_is_kept_or_broken_by_the_mean_square() -> None:
         10 * signs * (steps / 1000) ** -0.6
     )  # d² falls like (t + γ)^−1.2: the ratio is largest at the first evaluation
     measure = read(metric="distance", bound=True)
-    found = measure(falling(kept, rounds, **{"local.schedule.offset": 1000}))
-    assert found == pytest.approx([1.5**-0.2])
+    offset = {"local.schedule.offset": 1000}
+    assert measure(falling(kept, rounds, **offset)) == pytest.approx([1.5**-0.2] * 2)
     broken = kept.copy()
-    broken[2] = [10.0, 10.0]  # 100 for a mean of 500 at the start, at twice the clock
-    assert measure(falling(broken, rounds, **{"local.schedule.offset": 1000})) == pytest.approx([1.5**-0.2])
-    broken[2] = [10.0, 30.0]
-    assert measure(falling(broken, rounds, **{"local.schedule.offset": 1000})) == pytest.approx([2.0])
+    broken[2] = [10.0, 30.0]  # as far as at the start, at twice the clock
+    assert measure(falling(broken, rounds, **offset)) == pytest.approx([2.0] * 2)
+
+
+def test_a_bounds_values_are_those_of_leaving_out_replicates() -> None:
+    rounds, squares = np.array([0, 200]), np.array([[1.0, 1.0, 1.0], [0.2, 0.5, 0.8]])
+    values = read(metric="distance", bound=True)(falling(np.sqrt(squares), rounds, **{"local.schedule.offset": 1000}))
+    assert values == pytest.approx(2 * squares[1])  # a ratio of means over equal starts is a mean: its own values
+    assert np.isnan(read(metric="distance", bound=True)(falling(np.ones((1, 2)), np.array([0])))).all()
 
 
 def test_how_long_it_takes_in_local_steps() -> None:
@@ -130,6 +136,12 @@ def test_how_long_it_takes_in_local_steps() -> None:
     measure = {"metric": "distance", "until": "below", "target": 2.0}
     assert read(**measure)(seen).tolist() == [10.0]
     assert read(**measure, iterations=True)(seen).tolist() == [50.0]
+
+
+def test_how_long_each_replicate_takes_and_that_never_is_after_the_end() -> None:
+    seen = falling(np.array([[4.0, 4.0], [2.0, 4.0], [1.0, 4.0]]), np.array([0, 10, 20]))
+    assert read(metric="distance", until="below", target=2.0, each=True)(seen).tolist() == [10.0, 30.0]
+    assert np.isnan(read(metric="distance", until="below", target=2.0)(seen)).all()
 
 
 def test_how_long_it_takes_needs_a_target() -> None:

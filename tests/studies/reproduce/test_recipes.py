@@ -81,15 +81,15 @@ def test_the_papers_numbers_meet_labels_that_exist(name: str) -> None:
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_reason_is_shown_by_a_test_or_a_recipe(name: str) -> None:
-    """Why a claim does not hold is a fact somewhere else: a test that exists by file and name, or another recipe."""
-    for claim in load(name).claims:
-        assert bool(claim.reason) == bool(claim.shown_by)
-        file, _, test = claim.shown_by.partition("::")
+    """Why a comparison fails is a fact somewhere else: a test that exists by file and name, or another recipe."""
+    for comparison in load(name).comparisons:
+        assert bool(comparison.reason) == bool(comparison.shown_by)
+        file, _, test = comparison.shown_by.partition("::")
         if test:
             tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-            assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, claim.shown_by
+            assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, comparison.shown_by
         elif file:
-            assert file in set(RECIPES) - {name}, claim.shown_by
+            assert file in set(RECIPES) - {name}, comparison.shown_by
 
 
 def test_table_2_holds_the_papers_numbers_at_their_places() -> None:

@@ -79,7 +79,7 @@ def test_smoke_runs_reports_and_draws(name: str, tmp_path: Path) -> None:
         expected = len(recipe.settings("smoke")) * len(recipe.measures)
         if recipe.tune is not None:
             expected //= len(recipe.axes_at("smoke")[recipe.tune.axis])
-        numbers = [row for row in report["rows"] if row["claim"] is None]
+        numbers = [row for row in report["rows"] if row["comparison"] is None]
         assert len(numbers) == expected
         rare = (Until, Ahead)  # and windows that end after a few rounds
         names_of = tuple(n for n, m in recipe.measures.items() if isinstance(m, rare) or getattr(m, "window", None))

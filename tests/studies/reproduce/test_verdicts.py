@@ -1,17 +1,24 @@
-"""Held, refuted or open; thresholds that are standard errors, against NumPy; and who sees fitted constants."""
+"""Verdicts of comparisons rest on 95 % intervals over seeds, checked against SciPy; who sees fitted constants."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
 
 from fedsim.studies.reproduce import report
-from fedsim.studies.reproduce.claims import Claim
-from fedsim.studies.reproduce.number import Number, Undecided, standard_error
+from fedsim.studies.reproduce.comparison import Comparison
+from fedsim.studies.reproduce.intervals import Undecided, difference
+from fedsim.studies.reproduce.number import Number
 
 A, B = np.array([3.0, 4.0, 8.0]), np.array([1.0, 2.0, 9.0, 2.0, 1.0])
+SEEDS = (0, 1, 2)
+REASON = {"reason": "it cannot be", "shown_by": "tests/papers/test_p.py::test_it"}
 
 
 def number(values: Any, seeds: tuple[int, ...] | None = None, paper: float | None = None, **at: str) -> Number:
@@ -22,111 +29,139 @@ def two(a: Any, b: Any, seeds: tuple[int, ...] | None = None) -> list[Number]:
     return [number(a, seeds, algorithm="A"), number(b, seeds, algorithm="B")]
 
 
-def claim(**content: Any) -> Claim:
-    return Claim.read({"claim": "…", "of": {"algorithm": "A"}, "than": {"algorithm": "B"}, "is": "above"} | content)
+def comparison(**content: Any) -> Comparison:
+    given_content = {"we_test": "…", "ours": True, "of": {"algorithm": "A"}, "than": {"algorithm": "B"}, "is": "above"}
+    return Comparison.read(given_content | content)
 
 
-def test_independent_means_of_unequal_many_seeds() -> None:
-    naive = np.sqrt(np.sum((A - A.mean()) ** 2) / 2 / 3 + np.sum((B - B.mean()) ** 2) / 4 / 5)
-    assert standard_error(number(A), number(B)) == pytest.approx(naive, rel=1e-12)
-    assert standard_error(number(A), None) == pytest.approx(np.std(A, ddof=1) / np.sqrt(3), rel=1e-12)
+def test_independent_samples_have_welchs_interval() -> None:
+    between = difference(number(A), number(B))
+    expected = stats.ttest_ind(A, B, equal_var=False).confidence_interval(0.95)
+    assert (between.value - between.reach(), between.value + between.reach()) == pytest.approx(tuple(expected))
+    assert not between.paired
 
 
-def test_paired_means_follow_the_differences_by_seed() -> None:
+def test_sides_of_the_same_seeds_have_the_interval_of_their_differences() -> None:
     shifted = A - np.array([1.0, 1.1, 0.9])
-    d = A - shifted
-    naive = np.sqrt(np.mean((d - d.mean()) ** 2) / (len(d) - 1))
-    assert standard_error(number(A), number(shifted), paired=True) == pytest.approx(naive, rel=1e-12)
-    assert standard_error(number(A), number(shifted)) > 20 * naive
+    between = difference(number(A, SEEDS), number(shifted, SEEDS))
+    expected = stats.ttest_rel(A, shifted).confidence_interval(0.95)
+    assert (between.value - between.reach(), between.value + between.reach()) == pytest.approx(tuple(expected))
+    assert between.paired
+    assert difference(number(A, SEEDS), number(shifted, (2, 1, 0))).reach() > 20 * between.reach()
+
+
+def test_a_constant_has_no_error() -> None:
+    between = difference(number(A), 1.0)
+    expected = stats.ttest_1samp(A, 1.0).confidence_interval(0.95)
+    assert (between.value - between.reach(), between.value + between.reach()) == pytest.approx(
+        (expected.low - 1, expected.high - 1)
+    )
 
 
 @pytest.mark.parametrize("paired", [False, True])
 @pytest.mark.parametrize(("times", "plus"), [(1.0, 0.0), (2.5, 0.0), (0.5, 3.0), (-1.0, 10.0)])
-def test_the_right_sides_error_is_that_of_times_its_values(times: float, plus: float, paired: bool) -> None:
-    """Every relation turns at the naive number of standard errors, and no other."""
-    left, right = A, np.array([1.0, 5.0, 2.0])
-    bound = times * right.mean() + plus
-    if paired:
-        error = np.std(left - times * right, ddof=1) / np.sqrt(3)
-    else:
-        error = np.sqrt(np.var(left, ddof=1) / 3 + times**2 * np.var(right, ddof=1) / 3)
-    between = abs(left.mean() - bound) / error
-    assert between > 1e-3
-    numbers = two(left, right, seeds=(0, 1, 2))
-    above = left.mean() > bound
-    for relation, holds in (("above", above), ("below", not above)):
-        for key in ("surely", "errors"):
-            for factor in (0.99, 1.01):
-                judged = claim(
-                    **{"is": relation, "times": times, "plus": plus, "paired": paired, key: between * factor}
-                )
-                expected = factor < 1 and holds if key == "surely" else holds or factor > 1
-                assert judged.judge(numbers).holds is bool(expected)
-    for factor in (0.99, 1.01):
-        near = {"is": "near", "times": times, "plus": plus, "paired": paired}
-        assert claim(**near, errors=between * factor).judge(numbers).holds is (factor > 1)
-        room = abs(left.mean() - bound) + error
-        assert claim(**near, within=room * factor, surely=1).judge(numbers).holds is (factor > 1)
+def test_a_directional_verdict_turns_where_the_interval_leaves_zero(times: float, plus: float, paired: bool) -> None:
+    """Moved by just more than the half-width from the bound it is held or contradicted, by just less not shown."""
+    right = np.array([1.0, 5.0, 2.0])
+    seeds = SEEDS if paired else None
+    bound = times * right + plus
+    reach = difference(number(A, seeds), number(bound, seeds)).reach()
+    for factor, word in ((1.01, "held"), (0.99, "not shown"), (-0.99, "not shown"), (-1.01, "contradicted")):
+        left = A - A.mean() + bound.mean() + factor * reach
+        numbers = two(left, right, seeds)
+        assert comparison(times=times, plus=plus).judge(numbers).word == word
+        opposite = {"held": "contradicted", "contradicted": "held"}.get(word, word)
+        assert comparison(**{"is": "below"}, times=times, plus=plus).judge(numbers).word == opposite
 
 
-def test_within_and_errors_add_up() -> None:
-    numbers = two([0.0, 2.0], [4.0, 4.0])  # difference 3, standard error 1
-    assert claim(**{"is": "near", "within": 1, "errors": 2.01}).judge(numbers).holds is True
-    assert claim(**{"is": "near", "within": 1, "errors": 1.99}).judge(numbers).holds is False
+def test_level_needs_zero_inside_and_what_matters_outside() -> None:
+    numbers = two(A, A + 0.1, SEEDS)  # every seed differs by 0.1: an interval of no width
+    assert comparison(matters=1).judge(numbers).word == "contradicted"
+    left = A + np.array([0.1, -0.1, 0.0])
+    reach = difference(number(left, SEEDS), number(A, SEEDS)).reach()
+    assert comparison(matters=1.01 * reach).judge(two(left, A, SEEDS)).word == "level"
+    assert comparison(matters=0.99 * reach).judge(two(left, A, SEEDS)).word == "not shown"
+    assert comparison().judge(two(left, A, SEEDS)).word == "not shown"
 
 
-def test_a_printed_number_has_no_error() -> None:
-    mine = [number([0.0, 2.0], paper=3.0, algorithm="A")]  # 2 standard errors below the print
-    near = {"is": "near", "than": "paper"}
-    assert claim(**near, errors=2.01).judge(mine).holds is True
-    assert claim(**near, errors=1.99).judge(mine).holds is False
-    assert claim(**{"is": "below", "than": 3.0, "surely": 1.99}).judge(mine).holds is True
-    assert claim(**{"is": "below", "than": 3.0, "surely": 2.01}).judge(mine).holds is False
+def test_near_is_an_equivalence_of_means() -> None:
+    numbers = two([0.0, 2.0, 1.0], [4.0, 4.0, 4.0])
+    reach = difference(*numbers).reach()
+    near = {"is": "near"}
+    assert comparison(**near, within=1.01 * (3 + reach)).judge(numbers).word == "held"
+    assert comparison(**near, within=0.99 * (3 + reach)).judge(numbers).word == "not shown"
+    assert comparison(**near, within=1.01 * (3 - reach)).judge(numbers).word == "not shown"
+    assert comparison(**near, within=0.99 * (3 - reach)).judge(numbers).word == "contradicted"
 
 
-def test_another_measure_is_paired_by_seed_with_its_own_run() -> None:
-    ends, tops = [number(A, (0, 1, 2), algorithm="A")], [number(A + 1, (0, 1, 2), algorithm="A")]
-    below = {"is": "below", "than": {}, "than_measure": "largest"}
-    assert claim(**below, surely=5).judge(ends, tops).holds is False
-    assert claim(**below, surely=5, paired=True).judge(ends, tops).holds is True
+def test_surely_widens_the_interval_against_and_errors_the_one_for_a_contradiction() -> None:
+    numbers = two(A + 30, A + np.array([0.0, 1.0, 2.0]), SEEDS)
+    apart = difference(*numbers)
+    many = apart.value / apart.error
+    assert comparison(surely=0.99 * many).judge(numbers).word == "held"
+    assert comparison(surely=1.01 * many).judge(numbers).word == "not shown"
+    below = {"is": "below"}
+    assert comparison(**below, errors=0.99 * many).judge(numbers).word == "contradicted"
+    assert comparison(**below, errors=1.01 * many).judge(numbers).word == "not shown"
+    assert comparison(errors=100).judge(two(A, A + 1, None)).word == "not shown"  # slack alone never holds
 
 
-@pytest.mark.parametrize("statistic", [{"errors": 1}, {"surely": 1}])
 @pytest.mark.parametrize(("a", "b"), [([1.0], [2.0, 3.0]), ([2.0, 3.0], [1.0]), ([1.0], [1.0])])
-def test_one_seed_has_no_standard_error(statistic: dict[str, int], a: list[float], b: list[float]) -> None:
-    verdict = claim(**statistic, reason="why", shown_by="p/r").judge(two(a, b))
-    assert (verdict.holds, verdict.word) == (None, "open")
-    assert verdict.detail == f"a standard error needs two seeds or more, and {'A' if len(a) == 1 else 'B'} has one"
-    assert claim(**{"is": "below"}).judge(two([1.0], [2.0])).holds is True  # which a plain comparison does not ask for
+def test_one_seed_has_no_interval_unless_it_is_exact(a: list[float], b: list[float]) -> None:
+    judgement = comparison(**REASON).judge(two(a, b))
+    name = "A" if len(a) == 1 else "B"
+    assert judgement.word == "not shown"
+    assert judgement.detail == f"1 of 1 not shown; {name} is one value, which has no interval"
+    assert comparison(**{"is": "below"}, exact=True).judge(two([1.0], [2.0])).word == "held"
+    assert comparison(exact=True).judge(two([1.0], [2.0])).word == "contradicted"
 
 
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [((0, 1, 2), (0, 1, 3)), ((0, 1, 2), (2, 1, 0)), ((0, 1, 2), None), ((0, 1, 2), (0, 1))],
+def test_exact_numbers_whose_seeds_differ_are_not_exact() -> None:
+    judgement = comparison(exact=True).judge(two([5.0, 6.0], [1.0, 1.0]))
+    assert (judgement.word, "A is called exact" in judgement.detail) == ("not shown", True)
+    assert comparison(exact=True).judge(two([5.0, 5.0 + 1e-9], [1.0, 1.0])).word == "held"
+
+
+def test_pairing_is_demanded_of_known_seeds() -> None:
+    mixed = [number(A, (0, 1, 2), algorithm="A"), number(A - 1, (0, 1, 3), algorithm="B")]
+    judgement = comparison(paired=True).judge(mixed)
+    assert judgement.detail == "1 of 1 not shown; A and B do not share their seeds"
+    assert comparison(paired=True).judge(two(A, A - 100)).word == "held"
+
+
+def test_infinitely_many_rounds_are_compared_where_they_are_exact() -> None:
+    assert comparison(exact=True).judge(two([np.inf], [3.0])).word == "held"
+    assert comparison(exact=True).judge(two([np.inf], [np.inf])).word == "level"
+    with pytest.raises(Undecided, match="is not finite in every seed"):
+        difference(number([np.inf, 1.0]), number([1.0, 2.0]))
+
+
+def test_the_smallest_difference_shown_is_found_in_four_fifths_of_repetitions() -> None:
+    """Of normal seeds whose true difference is what the true spread asks for."""
+    rng, seeds, repetitions = np.random.default_rng(0), 10, 4000
+    error = 1 / np.sqrt(seeds)
+    true = (stats.t.ppf(0.975, seeds - 1) + stats.t.ppf(0.8, seeds - 1)) * error
+    draws = true + rng.standard_normal((repetitions, seeds))
+    shown = [difference(number(values), 0.0) for values in draws]
+    share = np.mean([between.value - between.reach() > 0 for between in shown])
+    assert 0.8 - 5 * 0.0064 < share < 0.8 + 0.02 + 5 * 0.0064  # the sum of quantiles is exact to about 0.02
+    assert np.median([between.smallest_shown for between in shown]) == pytest.approx(true, rel=0.1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.floats(-100, 100), min_size=2, max_size=6),
+    st.lists(st.floats(-100, 100), min_size=2, max_size=6),
+    st.sampled_from(["above", "below"]),
 )
-def test_other_seeds_are_no_pairs(left: tuple[int, ...], right: tuple[int, ...] | None) -> None:
-    one, other = number([1.0, 2.0, 3.0], left), number([1.0, 2.0, 3.0][: len(right or left)], right)
-    with pytest.raises(Undecided, match="the same seeds on both sides"):
-        standard_error(one, other, paired=True)
-
-
-REASON = {"reason": "it cannot be", "shown_by": "tests/papers/test_p.py::test_it"}
-
-
-@pytest.mark.parametrize(
-    ("content", "held", "word"),
-    [
-        ({"is": "above"}, True, "held"),
-        ({"is": "above", **REASON}, True, "held"),
-        ({"is": "below"}, False, "open"),
-        ({"is": "below", **REASON}, False, "refuted"),
-        ({"of": {"algorithm": "C"}}, None, "open"),
-        ({"of": {"algorithm": "C"}, **REASON}, None, "open"),
-    ],
-)
-def test_a_verdict_is_the_comparison_and_its_reason(content: dict[str, Any], held: bool | None, word: str) -> None:
-    verdict = claim(**content).judge(two([2.0], [1.0]))
-    assert (verdict.holds, verdict.word) == (held, word)
+def test_the_printed_interval_agrees_with_the_verdict(a: list[float], b: list[float], relation: str) -> None:
+    judgement = comparison(**{"is": relation}).judge(two(a, b))
+    intervals = re.findall(r"\(95 %: (\S+) to (\S+)\)", judgement.detail)
+    low, high = map(float, intervals[0] if intervals else 2 * re.findall(r"difference (\S+),", judgement.detail))
+    assert not re.search("[<>≈]", judgement.detail)
+    stated = low > 0 if relation == "above" else high < 0
+    opposite = high < 0 if relation == "above" else low > 0
+    assert {"held": stated, "contradicted": opposite}.get(judgement.word, low <= 0 <= high)
 
 
 def fitted_and_literal() -> list[Number]:
@@ -152,35 +187,35 @@ def fitted_and_literal() -> list[Number]:
     ],
 )
 def test_fitted_constants_are_seen_by_claims_about_them_alone(content: dict[str, Any], compared: list[str]) -> None:
-    verdict = claim(**{"is": "near", "within": 100, **content}).judge(fitted_and_literal())
-    assert (verdict.holds, verdict.detail.count("≈")) == ((True, len(compared)) if compared else (None, 0))
-    assert all(f"{name}: " in verdict.detail for name in compared)
-    other = claim(
-        **{"is": "near", "than": {}, "than_measure": "end", "within": 100, "fitted": bool(content.get("fitted"))}
-    )
-    assert other.judge(fitted_and_literal(), fitted_and_literal()).detail.count("≈") == 1
+    judgement = comparison(**{"is": "near", "within": 100, "exact": True, **content}).judge(fitted_and_literal())
+    assert judgement.word == ("held" if compared else "not run")
+    assert judgement.detail.count("against") == len(compared)
+    assert all(f"{name}: " in judgement.detail for name in compared)
+    fitted = bool(content.get("fitted"))
+    near = {"is": "near", "than": {}, "than_measure": "end", "within": 100, "exact": True, "fitted": fitted}
+    assert comparison(**near).judge(fitted_and_literal(), fitted_and_literal()).detail.count("against") == 1
 
 
 def test_the_table_for_a_terminal_says_verdict_reason_and_what_is_fitted() -> None:
+    judged = [
+        comparison(we_test=f"test {n}", exact=True, **content).judge(two([2.0], [1.0]))
+        for n, content in enumerate(({}, {"is": "below", **REASON}, {"is": "below"}, REASON))
+    ]
     rows = [
-        report.Row("A", 5.0, 4.0, 0.1),
-        report.Row("A, fitted", 5.0, 5.0, 0.1, fitted=True),
-        *(
-            report._row(claim(claim=f"claim {n}", **content).judge(two([2.0], [1.0])))
-            for n, content in enumerate(({}, {"is": "below", **REASON}, {"is": "below"}, REASON))
-        ),
+        report.Row("A", paper=5.0, ours=4.0, std=0.1),
+        report.Row("A, fitted", paper=5.0, ours=5.0, std=0.1, fitted=True),
+        *map(report.comparison_row, judged),
     ]
     lines = report.table(rows).splitlines()
     assert lines[2].endswith("fitted")
     assert not lines[1].endswith("fitted")
-    assert [line.split()[0] for line in lines if "claim" in line] == ["held", "refuted", "OPEN", "held"]
-    assert lines.count("          reason: it cannot be (shown by tests/papers/test_p.py::test_it)") == 1
+    words = [line.split()[0] for line in lines if "test " in line and "shown by" not in line]
+    assert words == ["held", "contradicted", "contradicted", "held"]
+    assert lines.count("              reason: it cannot be (shown by tests/papers/test_p.py::test_it)") == 1
     assert lines[-1].strip().startswith("its reason did not show in these runs: it cannot be")
-    assert report.count(rows) == {"held": 2, "refuted": 1, "open": 1}
-    assert report.summary({"p/a": rows, "p/b": rows[:3], "p/c": []}).splitlines() == [
-        "p/a           2 held,   1 refuted,   1 open",
-        "p/b           1 held,   0 refuted,   0 open",
-        "p/c           0 held,   0 refuted,   0 open",
-        "all claims    3 held,   1 refuted,   1 open",
-        "OPEN  p/a: claim 2",
+    counted = {"held": 2, "level": 0, "not shown": 0, "not run": 0, "contradicted": 2}
+    assert report.count(rows) == counted
+    assert report.summary({"p/a": rows, "p/b": rows[:3]}).splitlines() == [
+        "p/a    2 held,   0 level,   0 not shown,   0 not run,   2 contradicted",
+        "p/b    1 held,   0 level,   0 not shown,   0 not run,   0 contradicted",
     ]

@@ -1,0 +1,279 @@
+"""A comparison of a recipe: what we test of a paper's statement, as two sides of numbers and a relation between them.
+
+Its verdict rests on a 95 % interval over seeds of the difference of the sides. Held: the interval lies on the side that
+was stated. Contradicted: on the other one. Level: it contains zero, and no difference that matters. Not shown: else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.studies.reproduce.intervals import Difference, Undecided, difference
+from fedsim.studies.reproduce.number import Number, Where
+
+RELATIONS = ("below", "above", "near")
+CONTRADICTED, NOT_RUN, NOT_SHOWN, LEVEL, HELD = WORST_FIRST = (
+    "contradicted",
+    "not run",
+    "not shown",
+    "level",
+    "held",
+)
+SHOWN_BY = re.compile(r"tests/[\w/]+\.py::test_\w+|\w+/\w+")  # a test, or a recipe
+MOST_LINES = 4  # of a verdict's evidence
+
+
+@dataclass
+class Comparison:
+    """`of` is below, above or near `than`, wherever the other axes agree.
+
+    Attributes:
+        we_test: what is compared, in our words.
+        of: the numbers it speaks of.
+        relation: 'below' | 'above' | 'near'.
+        than: the numbers they are compared with, a number, or 'paper' for what the paper printed.
+        statement: the statement of the paper's ledger that it decides; or
+        ours: it is a control of our own.
+        times, plus: applied to the right side.
+        within: 'near': largest absolute difference.
+        matters: the smallest difference that would matter; without it nothing can be called level.
+        exact: the numbers are deterministic, and no interval is needed.
+        choice: which choice that the paper does not print these runs make.
+        errors: contradicted only by at least so many standard errors of the difference.
+        surely: held only by at least so many.
+        paired: both sides must have the same seeds, where these are known. Where they have, they are paired anyway.
+        fitted: it speaks of numbers with fitted constants, at least on one side; others never see these.
+        reason: why it does not hold, in a sentence.
+        shown_by: what shows the reason: tests/FILE.py::TEST, or a recipe PAPER/NAME.
+        where: only there.
+        measure: whose numbers; the recipe's first unless said.
+        than_measure: instead of `than`: another measure of the same runs.
+        scales: only there; the end of training has no meaning after three rounds.
+    """
+
+    we_test: str
+    of: Where
+    relation: str
+    than: Where | float | str
+    statement: str = ""
+    ours: bool = False
+    times: float = 1.0
+    plus: float = 0.0
+    within: float = 0.0
+    matters: float | None = None
+    exact: bool = False
+    choice: str = ""
+    errors: float = 0.0
+    surely: float = 0.0
+    paired: bool = False
+    fitted: bool = False
+    reason: str = ""
+    shown_by: str = ""
+    where: Where = field(default_factory=dict)
+    measure: str | None = None
+    than_measure: str | None = None
+    scales: list[str] = field(default_factory=lambda: ["cpu", "paper"])
+
+    @staticmethod
+    def read(content: Mapping[str, Any]) -> Comparison:
+        """From a recipe, where the relation is called `is`."""
+        fields = dict(content)
+        than = fields.get("than", {})
+        if "than" not in fields and "than_measure" not in fields:
+            raise KeyError("than")
+        fields["relation"] = fields.pop("is")
+        fields["of"] = places(fields.get("of"))
+        fields["where"] = places(fields.get("where"))
+        fields["than"] = places(than) if isinstance(than, Mapping) else than
+        return Comparison(**fields)
+
+    def check(self, recipe: str, axes: Iterable[str], measures: Iterable[str], fitted: bool = False) -> None:
+        """Refuse a comparison of things the recipe does not have; `fitted`: it has fitted labels."""
+        prefix = f"recipe {recipe}: comparisons"
+        checks.choice(f"{prefix}: is", self.relation, RELATIONS)
+        for measure in (self.measure, self.than_measure):
+            if measure is not None:
+                checks.choice(f"{prefix}: measure", measure, measures)
+        if isinstance(self.than, str) and self.than != "paper":
+            raise ConfigError(f"{prefix}: than={self.than!r} must be a number, places on the axes, or 'paper'")
+        for position in (self.of, self.where, self.than if isinstance(self.than, dict) else {}):
+            for axis in position:
+                checks.choice(f"{prefix}: axis", axis, axes)
+        self._check_axes(prefix)
+        self._check_statistics(prefix)
+        self._check_purpose(prefix)
+        if self.fitted and not fitted:
+            raise ConfigError(f"{prefix}: fitted: true, but the recipe names no fitted labels; add them under fitted")
+        if bool(self.reason) != bool(self.shown_by):
+            present_field, missing_field = ("reason", "shown_by") if self.reason else ("shown_by", "reason")
+            raise ConfigError(f"{prefix}: {present_field} needs {missing_field} beside it: {self.we_test!r}")
+        if self.shown_by and not SHOWN_BY.fullmatch(self.shown_by):
+            raise ConfigError(
+                f"{prefix}: shown_by={self.shown_by!r} must be tests/FILE.py::TEST or PAPER/NAME of a recipe"
+            )
+
+    def _check_axes(self, prefix: str) -> None:
+        """An axis that only the left side names would compare runs at different places."""
+        if not isinstance(self.than, dict) or self.than_measure is not None:
+            return
+        for axis in self.of:
+            if axis not in self.than and axis not in self.where:
+                raise ConfigError(
+                    f"{prefix}: of names the axis {axis!r}, and neither than nor where does, so that runs at different"
+                    f" places would be compared; name it under than, or under where: {self.we_test!r}"
+                )
+
+    def _check_purpose(self, prefix: str) -> None:
+        if bool(self.statement) == self.ours:
+            raise ConfigError(f"{prefix}: give either statement: ID or ours: true: {self.we_test!r}")
+        if self.fitted and self.statement:
+            raise ConfigError(
+                f"{prefix}: fitted constants decide no statement; a fitted comparison is ours: true: {self.we_test!r}"
+            )
+
+    def _check_statistics(self, place: str) -> None:
+        for key in ("within", "errors", "surely"):
+            checks.not_negative(f"{place}: {key}", getattr(self, key))
+        if self.matters is not None:
+            checks.positive(f"{place}: matters", self.matters)
+        if self.errors and self.surely:
+            raise ConfigError(f"{place}: errors={self.errors} and surely={self.surely} contradict; choose one")
+        if self.paired and not isinstance(self.than, dict):
+            raise ConfigError(f"{place}: paired: true needs runs on both sides, not than={self.than}")
+
+    def sides(self, numbers: list[Number], others: list[Number] | None = None) -> list[Sides]:
+        """What is compared with what, among the numbers, or with `others`, those of `than_measure`."""
+        return [
+            sides
+            for left in numbers
+            if left.matches(self.of) and left.matches(self.where)
+            for sides in self._sides(left, numbers, others)
+        ]
+
+    def _sides(self, left: Number, numbers: list[Number], others: list[Number] | None) -> list[Sides]:
+        if not isinstance(self.than, dict):
+            target = left.paper if self.than == "paper" else float(self.than)
+            return [Sides(left, target)] if target is not None and left.fitted == self.fitted else []
+        if others is not None:
+            counterparts = [candidate for candidate in others if candidate.at == left.at]
+            names = [str(self.than_measure)] * len(counterparts)
+        else:
+            counterparts = [
+                candidate
+                for candidate in numbers
+                if candidate is not left
+                and candidate.matches(self.than)
+                and all(candidate.at[axis] == label for axis, label in left.at.items() if axis not in self.than)
+            ]
+            names = [" / ".join(candidate.at[axis] for axis in self.than) for candidate in counterparts]
+        return [
+            Sides(left, candidate, name)
+            for name, candidate in zip(names, counterparts, strict=True)
+            if (left.fitted or candidate.fitted) == self.fitted
+        ]
+
+    def judge(self, numbers: list[Number], others: list[Number] | None = None) -> Judgement:
+        """The verdict on these numbers."""
+        return self.judge_sides(self.sides(numbers, others))
+
+    def judge_sides(self, compared: list[Sides]) -> Judgement:
+        """The worst verdict of any pair of sides; held only where all are."""
+        if not compared:
+            return Judgement(self, NOT_RUN, "nothing to compare")
+        outcomes = [self.judge_pair(sides) for sides in compared]
+        worst = next(word for word in WORST_FIRST if any(outcome[0] == word for outcome in outcomes))
+        evidence = [line for word, line, _ in outcomes if word == worst]
+        count = sum(word == worst for word, _, _ in outcomes)
+        suffix = f" … and {len(evidence) - MOST_LINES} more" if len(evidence) > MOST_LINES else ""
+        detail = f"{count} of {len(outcomes)} {worst}; " + "; ".join(evidence[:MOST_LINES]) + suffix
+        powers = [shown for _, _, shown in outcomes if shown]
+        return Judgement(self, worst, detail, max(powers) if powers else None)
+
+    def judge_pair(self, sides: Sides) -> tuple[str, str, float]:
+        """Verdict of one pair, the line that says why, and the smallest difference that would have been shown."""
+        right = sides.transformed(self.times, self.plus)
+        try:
+            between = difference(sides.left, right, self.exact)
+            if self.paired and not between.paired and sides.seeds_are_known:
+                raise Undecided(f"{sides.left.name} and {sides.name} do not share their seeds")
+        except Undecided as why:
+            return NOT_SHOWN, str(why), 0.0
+        word = self._near(between) if self.relation == "near" else self._directional(between)
+        against = right if isinstance(right, float) else right.mean
+        line = f"{sides.left.name}: {sides.left.mean:.4g} against {against:.4g}{f' ({sides.name})' * bool(sides.name)}"
+        return word, f"{line}, {described(between)}", between.smallest_shown
+
+    def _directional(self, between: Difference) -> str:
+        toward = -between.value if self.relation == "below" else between.value  # positive: as stated
+        if toward - between.reach(self.surely) > 0:
+            return HELD
+        if toward + between.reach(self.errors) < 0:
+            return CONTRADICTED
+        if not between.error and not between.value:
+            return LEVEL
+        size, reach = abs(between.value), between.reach()
+        return LEVEL if size <= reach and size + reach < (self.matters or 0.0) else NOT_SHOWN
+
+    def _near(self, between: Difference) -> str:
+        size = abs(between.value)
+        if size + between.reach(self.surely) <= self.within:
+            return HELD
+        return CONTRADICTED if size - between.reach(self.errors) > self.within else NOT_SHOWN
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Two sides of a comparison; the right one is a measured number, or a constant."""
+
+    left: Number
+    right: Number | float
+    name: str = ""
+
+    @property
+    def seeds_are_known(self) -> bool:
+        """Of both sides."""
+        return isinstance(self.right, Number) and None not in (self.left.seeds, self.right.seeds)
+
+    def transformed(self, times: float, plus: float) -> Number | float:
+        """The right side as it is compared."""
+        if isinstance(self.right, Number):
+            return Number(self.right.at, times * self.right.values + plus, seeds=self.right.seeds)
+        return times * self.right + plus
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Attributes:
+
+    comparison: that was judged.
+    word: 'held', 'contradicted', 'level', 'not shown', or 'not run' where there was nothing to compare.
+    detail: how many pairs had that verdict, and their differences.
+    smallest_shown: the smallest difference that all pairs would have shown, with 80 % power; None without an interval.
+    """
+
+    comparison: Comparison
+    word: str
+    detail: str
+    smallest_shown: float | None = None
+
+
+def described(between: Difference) -> str:
+    """A difference with its interval."""
+    if not between.error:
+        return f"difference {between.value:.4g}, the same in every seed"
+    low, high = between.value - between.reach(), between.value + between.reach()
+    kind = "paired difference" if between.paired else "difference"
+    return f"{kind} {between.value:.4g} (95 %: {low:.4g} to {high:.4g})"
+
+
+def places(given: Mapping[str, Any] | None) -> Where:
+    """axis → labels; a single label may stand without a list."""
+    return {
+        axis: [str(v) for v in (labels if isinstance(labels, list) else [labels])]
+        for axis, labels in (given or {}).items()
+    }

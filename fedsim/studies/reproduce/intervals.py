@@ -1,0 +1,100 @@
+"""The difference of two measured numbers over seeds: its interval, and the smallest difference it would have shown.
+
+Sides that share their seeds are compared seed by seed, since replicates of equal seed share partition, availability and
+initial model; others as independent samples of unequal variance (Welch 1947).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from fedsim.studies.reproduce.number import Number
+
+CONFIDENCE, POWER = 0.95, 0.8
+EXACT = 1e-3  # of a difference: seeds of a deterministic quantity may not spread wider
+
+
+class Undecided(Exception):
+    """These runs give no interval; the message says why."""
+
+
+def quantile(share: float, freedom: float) -> float:
+    """Of Student's t."""
+    return float(special.stdtrit(freedom, share))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Left side minus right side.
+
+    Attributes:
+        value: the difference of the means.
+        error: its standard error; 0 of an exact one.
+        freedom: degrees of freedom of the error; infinite of an exact one.
+        paired: was it taken seed by seed?
+    """
+
+    value: float
+    error: float = 0.0
+    freedom: float = math.inf
+    paired: bool = False
+
+    def reach(self, least: float = 0.0) -> float:
+        """Half the width of the 95 % interval, and at least so many standard errors."""
+        return max(quantile(0.5 + CONFIDENCE / 2, self.freedom), least) * self.error if self.error else 0.0
+
+    @property
+    def smallest_shown(self) -> float:
+        """The smallest true difference whose interval would exclude zero in 80 % of repetitions, at this spread."""
+        if not self.error:
+            return 0.0
+        return (quantile(0.5 + CONFIDENCE / 2, self.freedom) + quantile(POWER, self.freedom)) * self.error
+
+
+def difference(left: Number, right: Number | float, exact: bool = False) -> Difference:
+    """Of two measured numbers, or of one and a constant.
+
+    Args:
+        left, right: the sides.
+        exact: the quantity is deterministic: no interval, and seeds may not differ.
+
+    Raises:
+        Undecided: a side is not a number, is a single value, or is exact and spreads over seeds.
+    """
+    sides = [left] if isinstance(right, float) else [left, right]
+    target = right if isinstance(right, float) else right.mean
+    for side in sides:
+        if np.isnan(side.values).any():
+            raise Undecided(f"{side.name} is not a number")
+    if exact:
+        return _exact(sides, left.mean - target if left.mean != target else 0.0)
+    for side in sides:
+        if len(side.values) < 2:
+            raise Undecided(f"{side.name} is one value, which has no interval")
+        if not np.isfinite(side.values).all():
+            raise Undecided(f"{side.name} is not finite in every seed")
+    if isinstance(right, float):
+        return _of(left.values - right)
+    if left.seeds is not None and left.seeds == right.seeds and len(left.values) == len(right.values):
+        return _of(left.values - right.values, paired=True)
+    error = math.hypot(left.error, right.error)
+    if not error:
+        return Difference(left.mean - target)
+    freedom = 1 / sum((side.error / error) ** 4 / (len(side.values) - 1) for side in sides)
+    return Difference(left.mean - target, error, freedom)
+
+
+def _of(values: np.ndarray, paired: bool = False) -> Difference:
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    return Difference(float(values.mean()), error, len(values) - 1, paired)
+
+
+def _exact(sides: list[Number], value: float) -> Difference:
+    for side in sides:
+        if side.std > EXACT * abs(value):
+            raise Undecided(f"{side.name} is called exact, and its seeds differ by {side.std:.3g}")
+    return Difference(value)

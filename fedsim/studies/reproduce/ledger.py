@@ -1,0 +1,142 @@
+"""A paper's ledger: what the paper states, and where; statements.yaml in the paper's folder of experiments/."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsim.core import checks
+from fedsim.core.errors import ConfigError
+from fedsim.studies.reproduce.comparison import Comparison
+
+LEDGER = "statements.yaml"
+ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+PAPER_KEYS = ("short", "title", "authors", "venue", "year", "link")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One assertion of a paper that a reader could dispute.
+
+    Attributes:
+        id: its name in the ledger.
+        item: the figure, table, theorem or section it belongs to.
+        place: where exactly.
+        states: what it says, in our words.
+        not_covered: why no comparison decides it.
+        choice: what the paper does not print and the verdict turns on.
+    """
+
+    id: str
+    item: str
+    place: str
+    states: str
+    not_covered: str = ""
+    choice: str = ""
+
+
+@dataclass
+class Ledger:
+    """A paper's statements.
+
+    Attributes:
+        folder: the paper's folder in experiments/.
+        paper: short, title, authors, venue, year, link.
+        items: every figure and table of the paper, and theorems with a consequence that can be checked.
+        statements: in the paper's order.
+    """
+
+    folder: str
+    paper: dict[str, Any]
+    items: list[str]
+    statements: list[Statement] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Refuse a ledger that contradicts itself."""
+        for key in PAPER_KEYS:
+            if not self.paper.get(key):
+                raise ConfigError(f"{self._place}: paper lacks {key}")
+        ids: set[str] = set()
+        for statement in self.statements:
+            self._check_statement(statement)
+            if statement.id in ids:
+                raise ConfigError(f"{self._place}: {statement.id}: two statements have this id")
+            ids.add(statement.id)
+        for item in self.items:
+            if all(statement.item != item for statement in self.statements):
+                raise ConfigError(f"{self._place}: no statement belongs to the item {item}")
+
+    def _check_statement(self, statement: Statement) -> None:
+        place = f"{self._place}: {statement.id}"
+        if not ID.fullmatch(statement.id):
+            raise ConfigError(f"{place}: id must be lower-case words and digits joined by hyphens")
+        checks.choice(f"{place}: item", statement.item, self.items)
+        for key in ("place", "states"):
+            if not getattr(statement, key).strip():
+                raise ConfigError(f"{place} lacks {key}")
+        if any(sign in statement.states for sign in '"“”„«»'):
+            raise ConfigError(f"{place}: states is a restatement and has no quotation marks")
+
+    def check_comparison(self, recipe: str, comparison: Comparison) -> None:
+        """Refuse a comparison that does not fit the ledger."""
+        if not comparison.statement:
+            return
+        place = f"recipe {recipe}: comparisons"
+        by_id = {statement.id: statement for statement in self.statements}
+        statement = by_id[checks.choice(f"{place}: statement", comparison.statement, by_id)]
+        if comparison.choice and not statement.choice:
+            raise ConfigError(
+                f"{place}: choice={comparison.choice!r}, but the statement {statement.id} names no choice"
+            )
+
+    def check_covered(self, comparisons: Mapping[str, list[Comparison]]) -> None:
+        """Refuse statements that nothing decides or excuses; the comparisons are those of all recipes by name."""
+        for recipe, those in comparisons.items():
+            for comparison in those:
+                self.check_comparison(recipe, comparison)
+        decided = {comparison.statement for those in comparisons.values() for comparison in those}
+        for statement in self.statements:
+            place = f"{self._place}: {statement.id}"
+            if statement.id in decided and statement.not_covered:
+                raise ConfigError(f"{place}: a comparison decides it, so that it cannot have not_covered")
+            if statement.id not in decided and not statement.not_covered:
+                raise ConfigError(f"{place}: no comparison decides it; add one, or say why under not_covered")
+
+    @property
+    def _place(self) -> str:
+        return f"{self.folder}/{LEDGER}"
+
+
+def load_ledger(paper: str, folder: Path) -> Ledger:
+    """A paper's ledger, checked by itself; `folder` holds the papers' folders.
+
+    Raises:
+        ConfigError: it is not there, not well formed, or contradicts itself.
+    """
+    path = folder / paper / LEDGER
+    if not path.exists():
+        raise ConfigError(f"{paper} has no {LEDGER}, which a comparison with statement: ID needs")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        assert isinstance(content, dict)
+        statements = [Statement(**{str(k): _text(v) for k, v in each.items()}) for each in content["statements"]]
+        ledger = Ledger(paper, content["paper"], [str(item) for item in content["items"]], statements)
+    except (AssertionError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not well formed ({reason})") from error
+    ledger.check()
+    return ledger
+
+
+def papers(folder: Path) -> list[str]:
+    """Those that have a ledger."""
+    return sorted(path.parent.name for path in folder.glob(f"*/{LEDGER}"))
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else " ".join(str(value).split())

@@ -1,0 +1,115 @@
+"""Could a comparison that was held have failed? Its data are changed so that they no longer say what was stated.
+
+Exchanged: the numbers of the two sides. Relabelled: in every seed it is drawn which value belongs to which side (Fisher
+1935), so that there is no difference left to show. Replaced: the left side by other numbers, not near the right one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from fedsim.studies.reproduce.comparison import HELD, Comparison, Sides
+from fedsim.studies.reproduce.intervals import CONFIDENCE
+from fedsim.studies.reproduce.number import Number
+
+LEVEL = 1 - CONFIDENCE
+RELABELLINGS = 500  # of more seeds than can be enumerated
+ENUMERATED = 8  # seeds: 2⁸ relabellings
+
+
+def faults(comparison: Comparison, numbers: list[Number], others: list[Number] | None = None) -> list[str]:
+    """Why the comparison, held on these numbers, could hardly have failed; empty where it could."""
+    compared = comparison.sides(numbers, others)
+    if comparison.judge_sides(compared).word != HELD:
+        return []
+    if comparison.relation == "near":
+        return [] if some_replacement_fails(comparison, compared, numbers) else ["whatever is in its place is near too"]
+    reasons = []
+    if comparison.judge_sides([exchanged(sides) for sides in compared]).word == HELD:
+        reasons.append("it is held with its sides exchanged too")
+    share = 0.0 if comparison.exact else held_by_chance(comparison, compared)
+    if share > LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / RELABELLINGS):
+        reasons.append(f"it is held in {share:.0%} of random relabellings")
+    return reasons
+
+
+def exchanged(sides: Sides) -> Sides:
+    """Each side has the numbers of the other; about a constant they are reflected."""
+    left, right = sides.left, sides.right
+    if isinstance(right, Number):
+        return Sides(
+            replace(left, values=right.values, seeds=right.seeds),
+            replace(right, values=left.values, seeds=left.seeds),
+            sides.name,
+        )
+    return replace(sides, left=replace(left, values=2 * right - left.values))
+
+
+def held_by_chance(comparison: Comparison, compared: list[Sides]) -> float:
+    """Share of the relabellings, other than the labels as they are, in which the comparison is held."""
+    plain = replace(comparison, times=1.0, plus=0.0)  # relabelled is the right side as it is compared
+    sides = [replace(each, right=each.transformed(comparison.times, comparison.plus)) for each in compared]
+    outcomes = [all(plain.judge_pair(pair)[0] == HELD for pair in changed) for changed in relabelled(sides)]
+    return float(np.mean(outcomes)) if outcomes else 0.0
+
+
+def relabelled(compared: list[Sides]) -> Iterator[list[Sides]]:
+    """Relabellings other than the labels as they are: all of a few paired seeds, else a sample.
+
+    Sides that share their seeds exchange them seed by seed, the same ones in every pair of sides; the values of others
+    are pooled and dealt anew.
+    """
+    draw = np.random.default_rng(0)
+    seeds = max(len(sides.left.values) for sides in compared)
+    if seeds <= ENUMERATED and all(map(by_seed, compared)):
+        masks = [np.array(bits) for bits in itertools.product((False, True), repeat=seeds)]
+    else:
+        masks = list(draw.random((RELABELLINGS, seeds)) < 0.5)
+    for mask in masks:
+        if mask.any():
+            yield [_exchanged_where(sides, mask) if by_seed(sides) else _dealt(sides, draw) for sides in compared]
+
+
+def by_seed(sides: Sides) -> bool:
+    """Is there a value of the right side for each of the left one's seeds?"""
+    left, right = sides.left, sides.right
+    if not isinstance(right, Number):
+        return True
+    return left.seeds is not None and left.seeds == right.seeds and len(left.values) == len(right.values)
+
+
+def _exchanged_where(sides: Sides, mask: np.ndarray) -> Sides:
+    left, right = sides.left, sides.right
+    chosen = mask[: len(left.values)]
+    others = right.values if isinstance(right, Number) else 2 * right - left.values
+    changed = replace(left, values=np.where(chosen, others, left.values))
+    if not isinstance(right, Number):
+        return replace(sides, left=changed)
+    return replace(sides, left=changed, right=replace(right, values=np.where(chosen, left.values, others)))
+
+
+def _dealt(sides: Sides, draw: np.random.Generator) -> Sides:
+    left, right = sides.left, sides.right
+    assert isinstance(right, Number)
+    count, pool = len(left.values), np.concatenate([left.values, right.values])
+    order = np.arange(len(pool))
+    while set(order[:count]) == set(range(count)):
+        order = draw.permutation(len(pool))
+    return replace(
+        sides, left=replace(left, values=pool[order[:count]]), right=replace(right, values=pool[order[count:]])
+    )
+
+
+def some_replacement_fails(comparison: Comparison, compared: list[Sides], numbers: list[Number]) -> bool:
+    """Would zero, twice the number or another number of the measure be far from the right side?"""
+    for sides in compared:
+        for values in (0 * sides.left.values, 2 * sides.left.values, *(number.values for number in numbers)):
+            number = replace(sides.left, values=values, seeds=None)
+            if comparison.judge_pair(replace(sides, left=number))[0] != HELD:
+                return True
+    return False

@@ -1,0 +1,93 @@
+"""Which program made a result: a hash of the package's sources and configurations, and the commit of a clean tree."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import fedsim
+from fedsim.app.config import config_folder
+from fedsim.core.errors import ConfigError
+from fedsim.studies.reproduce.recipe import recipe_folder
+
+SOURCES = "sources.txt"  # in the folder of a run of a recipe
+RESULTS = ":(exclude,glob)experiments/*/results/**"  # written by the command itself, recipe after recipe
+TRACED, VERIFIED, UNVERIFIED = "traced", "verified", "unverified"
+
+
+def source_hash(package: Path | None = None, configurations: Path | None = None) -> str:
+    """SHA-256 of the names and contents of all Python files of the package and of all configurations."""
+    digest = hashlib.sha256()
+    for root, pattern in (
+        (package or Path(fedsim.__file__).parent, "*.py"),
+        (configurations or config_folder(), "*.yaml"),
+    ):
+        for path in sorted(root.rglob(pattern), key=lambda each: each.relative_to(root).as_posix()):
+            content = path.read_bytes().replace(b"\r\n", b"\n")
+            digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def mark(run: Path) -> None:
+    """Write into a run's folder by which sources it was made."""
+    (run / SOURCES).write_text(source_hash() + "\n", encoding="utf-8")
+
+
+def made_now(runs: Iterable[Path]) -> str | None:
+    """The hash of the sources if all these runs were made by them; None if one was made by others and kept."""
+    sources = source_hash()
+    marks = [run / SOURCES for run in runs]
+    made = all(each.exists() and each.read_text(encoding="utf-8").strip() == sources for each in marks)
+    return sources if made else None
+
+
+def commit(root: Path) -> str | None:
+    """The commit of a checkout, with '+' where files other than results have changed; None without one."""
+    if not (root / ".git").exists():
+        return None
+    try:
+        changed = _git(root, "status", "--porcelain", "--", ".", RESULTS)
+        return _git(root, "rev-parse", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def refuse_untraceable(out: Path, experiments: Path | None = None) -> None:
+    """Results that are to be committed come from a commit that a branch has, and from nothing else.
+
+    Args:
+        out: where results are to be written.
+        experiments: the folder of committed results; that of this checkout unless given.
+
+    Raises:
+        ConfigError: `out` is that folder, and the checkout has changes, no commit, or one that no branch has.
+    """
+    experiments = experiments or recipe_folder()
+    if out.resolve() != experiments.resolve():
+        return
+    root = experiments.parent
+    made_by = commit(root)
+    where = f"--out {out} holds results that are committed"
+    if made_by is None:
+        raise ConfigError(f"{where}, and this is no checkout of git; choose another folder")
+    if made_by.endswith("+"):
+        raise ConfigError(f"{where}, and the checkout has changes; commit them first, or choose another folder")
+    if not _git(root, "for-each-ref", "--contains", made_by, "refs/heads", "refs/remotes"):
+        raise ConfigError(f"{where}, and no branch has the commit {made_by[:12]}; make a branch of it first")
+
+
+def provenance(report: Mapping[str, Any]) -> str:
+    """'traced': made by known sources of a clean checkout. 'verified': one or more of its runs were repeated. Else
+    'unverified'."""
+    if report.get("sources") and report.get("commit") and not str(report["commit"]).endswith("+"):
+        return TRACED
+    return VERIFIED if report.get("verified") else UNVERIFIED
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(
+        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()

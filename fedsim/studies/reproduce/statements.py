@@ -1,0 +1,138 @@
+"""The verdict on each statement of a paper, from the comparisons that decide it at the largest scale that was run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from fedsim.studies.reproduce import comparison as words
+from fedsim.studies.reproduce.comparison import Comparison, Judgement
+from fedsim.studies.reproduce.ledger import Statement
+from fedsim.studies.reproduce.recipe import Recipe
+
+REFUTED, DEPENDS, NOT_SHOWN, LEVEL, NOT_RUN, REDUCED, HELD, NOT_COVERED = VERDICTS = (
+    "refuted",
+    "depends on an unprinted choice",
+    "not shown",
+    "level",
+    "not run",
+    "held at reduced scale",
+    "held",
+    "not covered",
+)
+LARGEST_FIRST = ("paper", "cpu")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A comparison that decides a statement, as it was judged.
+
+    Attributes:
+        recipe: PAPER/NAME.
+        comparison: of that recipe.
+        scale: the largest that was run and that the comparison is meant for; '' where none was.
+        reduced: what is smaller there than in the paper.
+        judgement: None where none was run.
+    """
+
+    recipe: str
+    comparison: Comparison
+    scale: str = ""
+    reduced: str = ""
+    judgement: Judgement | None = None
+
+    @property
+    def word(self) -> str:
+        """Of the comparison."""
+        return self.judgement.word if self.judgement is not None else words.NOT_RUN
+
+    @property
+    def verdict(self) -> str:
+        """What it makes of its statement alone."""
+        if self.word == words.HELD:
+            return HELD if self.as_published else REDUCED
+        if self.word == words.CONTRADICTED:
+            return REFUTED if self.as_published and self.comparison.reason else NOT_SHOWN
+        return self.word
+
+    @property
+    def as_published(self) -> bool:
+        """Was it run at the paper's own constants and size?"""
+        return self.scale == "paper" and not self.reduced
+
+    @property
+    def remark(self) -> str:
+        """Why a contradiction does not refute."""
+        if self.word != words.CONTRADICTED or self.verdict == REFUTED:
+            return ""
+        return "contradicted, reason not shown" if self.as_published else "contradicted at reduced scale"
+
+
+@dataclass(frozen=True)
+class StatementVerdict:
+    """Attributes:
+
+    statement: that was judged.
+    word: one of the seven verdicts, or 'not covered'.
+    evidence: of the comparisons that decide it.
+    remark: what the word alone does not say.
+    """
+
+    statement: Statement
+    word: str
+    evidence: tuple[Evidence, ...] = ()
+    remark: str = ""
+
+    @property
+    def scale(self) -> str:
+        """At which scales it was decided, the largest first."""
+        scales = {each.scale for each in self.evidence if each.scale}
+        return ", ".join(scale for scale in LARGEST_FIRST if scale in scales)
+
+
+def evidence_of(recipes: Iterable[Recipe], judged: dict[tuple[str, str], list[Judgement]]) -> dict[str, list[Evidence]]:
+    """Statement → its comparisons, each at the largest scale that was run; '' holds controls of our own.
+
+    Args:
+        recipes: of the paper.
+        judged: (recipe, scale) → judgements of a stored result.
+    """
+    evidence: dict[str, list[Evidence]] = {}
+    for recipe in recipes:
+        for comparison in recipe.comparisons:
+            chosen = Evidence(recipe.name, comparison)
+            for scale in LARGEST_FIRST:
+                judgement = next((j for j in judged.get((recipe.name, scale), []) if j.comparison == comparison), None)
+                if judgement is not None and judgement.word != words.NOT_RUN:
+                    chosen = Evidence(recipe.name, comparison, scale, recipe.scales[scale].reduced, judgement)
+                    break
+            evidence.setdefault(comparison.statement, []).append(chosen)
+    return evidence
+
+
+def judge_statement(statement: Statement, evidence: Iterable[Evidence]) -> StatementVerdict:
+    """The worst that a comparison says; choices that disagree are a verdict of their own."""
+    evidence = tuple(evidence)
+    if not evidence:
+        return StatementVerdict(statement, NOT_COVERED, remark=statement.not_covered)
+    choices = list(dict.fromkeys(each.comparison.choice for each in evidence if each.comparison.choice))
+    by_choice = {
+        choice: worst([each for each in evidence if each.comparison.choice in ("", choice)]) for choice in choices
+    }
+    if disagree(by_choice.values()):
+        remark = "; ".join(f"{choice}: {each.word}" for choice, each in by_choice.items())
+        return StatementVerdict(statement, DEPENDS, evidence, remark)
+    decisive = worst(evidence)
+    remarks = dict.fromkeys(each.remark for each in evidence if each.verdict == decisive.verdict and each.remark)
+    return StatementVerdict(statement, decisive.verdict, evidence, "; ".join(remarks))
+
+
+def worst(evidence: Iterable[Evidence]) -> Evidence:
+    """The comparison whose verdict counts; among equal ones a contradiction."""
+    return min(evidence, key=lambda each: (VERDICTS.index(each.verdict), each.word != words.CONTRADICTED))
+
+
+def disagree(those: Iterable[Evidence]) -> bool:
+    """Does one choice hold, and another one fail or show no difference?"""
+    seen_words = {each.word for each in those}
+    return words.HELD in seen_words and bool(seen_words & {words.CONTRADICTED, words.LEVEL})

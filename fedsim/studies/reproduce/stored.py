@@ -1,0 +1,126 @@
+"""Stored results, judged anew without a run: their numbers, and the verdicts of the recipe as it is now."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.studies.reproduce import report
+from fedsim.studies.reproduce.comparison import Comparison, Judgement
+from fedsim.studies.reproduce.measures import Bound, Until
+from fedsim.studies.reproduce.number import Number
+from fedsim.studies.reproduce.recipe import Labels, Recipe, load
+
+
+@dataclass
+class Result:
+    """A stored result: its folder, and what its report.json says."""
+
+    folder: Path
+    content: dict[str, Any]
+
+    @property
+    def recipe(self) -> str:
+        """PAPER/NAME."""
+        return str(self.content["recipe"])
+
+    @property
+    def paper(self) -> str:
+        """The folder of its paper."""
+        return self.folder.parents[1].name
+
+    @property
+    def scale(self) -> str:
+        """'cpu', 'paper' or 'smoke'."""
+        return str(self.content["scale"])
+
+    @property
+    def number_rows(self) -> list[dict[str, Any]]:
+        """The rows that are numbers; a report of before 0.5 has a `claim` in the others."""
+        return [row for row in self.content["rows"] if not row.get("comparison") and not row.get("claim")]
+
+    def numbers(self, recipe: Recipe) -> dict[str, list[Number]]:
+        """Measure → numbers of the runs, as far as the recipe still has these places and measures."""
+        numbers: dict[str, list[Number]] = {name: [] for name in recipe.measures}
+        positions = places(recipe, self.scale)
+        for row in self.number_rows:
+            if row.get("values") is not None:
+                at, name = dict(row["at"]), str(row["measure"])
+                values = np.array([np.nan if value is None else value for value in row["values"]], dtype=float)
+                seeds = tuple(self.content["seeds"]) if len(values) == len(self.content["seeds"]) else None
+            else:
+                if row["name"] not in positions:
+                    continue
+                at, name = positions[row["name"]]
+                values, seeds = self._stand_ins(recipe, name, row), None
+            if name in numbers:
+                printed = recipe.printed(name, at) if recipe.scales[self.scale].printed else None
+                numbers[name].append(Number(at, values, printed, recipe.is_fitted(at), seeds))
+        return numbers
+
+    def _stand_ins(self, recipe: Recipe, measure: str, row: dict[str, Any]) -> np.ndarray:
+        """Of a report that has mean and standard deviation alone: as many values as seeds, with that mean and
+        deviation, which is all that an unpaired interval takes. They have no seeds, and so are not paired."""
+        mean, std = (np.nan if row[key] is None else float(row[key]) for key in ("ours", "std"))
+        count = 1 if isinstance(recipe.measures[measure], Until | Bound) else len(self.content["seeds"])
+        if count == 1 or not std > 0:
+            return np.full(count, mean)
+        pattern = np.arange(count) - (count - 1) / 2
+        return mean + pattern * (std / pattern.std(ddof=1))
+
+
+def places(recipe: Recipe, scale: str) -> dict[str, tuple[Labels, str]]:
+    """Name of a row → labels of its run, and measure; of a report whose rows have their name alone."""
+    positions: dict[str, tuple[Labels, str]] = {}
+    for setting in recipe.settings(scale):
+        at = {axis: label for axis, label in setting.labels if recipe.tune is None or axis != recipe.tune.axis}
+        name = " / ".join(at.values())
+        positions.setdefault(name, (at, next(iter(recipe.measures), "")))
+        for measure in recipe.measures:
+            positions[" / ".join([*at.values(), measure])] = at, measure
+    return positions
+
+
+def results(root: Path) -> list[Result]:
+    """All stored results, by paper and in the order of their figures' numbers."""
+    stored = [Result(path.parent, json.loads(path.read_text())) for path in root.glob("*/results/*/report.json")]
+    return sorted(stored, key=lambda result: (result.paper, in_order(result.folder.name)))
+
+
+def in_order(name: str) -> list[tuple[str, int]]:
+    """A key by which fig2 stands before fig10."""
+    return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", name)]
+
+
+def judge(result: Result, folder: Path | None = None) -> list[Judgement]:
+    """The verdicts of the recipe as it is now; `folder` holds the recipes."""
+    recipe = load(result.recipe, folder)
+    return report.judge(recipe, result.numbers(recipe), result.scale)
+
+
+def compared(result: Result, recipe: Recipe) -> Iterator[tuple[Comparison, list[Number], list[Number] | None]]:
+    """Every comparison of the result's scale, with the stored numbers that it looks at."""
+    return report.compared(recipe, result.numbers(recipe), result.scale)
+
+
+def rejudge(result: Result, folder: Path | None = None) -> None:
+    """Write the verdicts of the recipe as it is now into a stored result."""
+    recipe = load(result.recipe, folder)
+    number_rows = [row for row in map(_known, result.number_rows) if row is not None]
+    judgements = report.judge(recipe, result.numbers(recipe), result.scale)
+    lines = number_rows + [report.comparison_row(judgement) for judgement in judgements]
+    metadata = {key: value for key, value in result.content.items() if key != "rows"}
+    report.save_json(result.folder / "report.json", lines, metadata)
+    if lines:
+        report.save_rows(result.folder / "results.csv", lines, metadata)
+
+
+def _known(row: dict[str, Any]) -> report.Row | None:
+    fields = report.Row.__dataclass_fields__
+    return report.Row(**{key: value for key, value in row.items() if key in fields})

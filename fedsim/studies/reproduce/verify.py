@@ -1,0 +1,170 @@
+"""Stored results, verified: runs drawn at random are repeated, and their numbers compared with the stored ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.files import write_json
+from fedsim.studies.plots.cells import Cell
+from fedsim.studies.reproduce import report
+from fedsim.studies.reproduce.number import Number
+from fedsim.studies.reproduce.provenance import TRACED, VERIFIED, provenance, source_hash
+from fedsim.studies.reproduce.recipe import Recipe, Setting, load
+from fedsim.studies.reproduce.runner import carry_out_all, plan
+from fedsim.studies.reproduce.stored import Result
+from fedsim.studies.results.runs import load as load_run
+
+ABSOLUTE, RELATIVE, SPREADS = 1e-9, 1e-3, 0.5  # of the number; of its standard deviation over seeds
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A run of a stored result that can be repeated by itself.
+
+    Attributes:
+        result: it belongs to.
+        setting: its place in the recipe, and the overrides that made it.
+        seconds: that it took; None where that was not recorded.
+    """
+
+    result: Result
+    setting: Setting
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """A run that was repeated.
+
+    Attributes:
+        candidate: which.
+        differences: a sentence for every number that differs.
+        compared: how many numbers were compared.
+        seconds: it took.
+    """
+
+    candidate: Candidate
+    differences: list[str]
+    compared: int
+    seconds: float
+
+    @property
+    def agrees(self) -> bool:
+        """Was a number compared, and did none differ?"""
+        return self.compared > 0 and not self.differences
+
+
+def candidates(results: Iterable[Result], within: float | None = None) -> list[Candidate]:
+    """Trained runs of stored results that their recipes still have; `within`: those recorded to take at most so many
+    seconds."""
+    runs = []
+    for result in results:
+        recipe = load(result.recipe)
+        if not recipe.train:
+            continue
+        settings = {setting.name: setting for setting in recipe.settings(result.scale)}
+        for name, overrides in result.content["overrides"].items():
+            seconds = result.content.get("seconds", {}).get(name)
+            if name not in settings or (within is not None and (seconds is None or seconds > within)):
+                continue
+            setting = Setting(settings[name].labels, tuple(overrides))
+            if stored_numbers(result, recipe, setting):
+                runs.append(Candidate(result, setting, seconds))
+    return runs
+
+
+def stored_numbers(result: Result, recipe: Recipe, setting: Setting) -> dict[str, Number]:
+    """Measure → the stored number of a run; of measures that need that run alone."""
+    at = position(recipe, setting)
+    places = [position(recipe, other) for other in recipe.settings(result.scale)]
+    return {
+        name: number
+        for name, numbers in result.numbers(recipe).items()
+        for number in numbers
+        if number.at == at and not any(recipe.measures[name].compares(other, at) for other in places if other != at)
+    }
+
+
+def position(recipe: Recipe, setting: Setting) -> dict[str, str]:
+    """Labels of a run in the report, where a tuned axis is gone."""
+    return {axis: label for axis, label in setting.labels if recipe.tune is None or axis != recipe.tune.axis}
+
+
+def repeat(candidate: Candidate, folder: Path) -> Repetition:
+    """Run it again, in this folder, and compare."""
+    recipe = load(candidate.result.recipe)
+    (job,) = plan([candidate.setting], folder, ())
+    ((_, outcome),) = carry_out_all([job], 1)
+    if outcome.status != "done":
+        return Repetition(candidate, [f"{outcome.status}: {outcome.message}"], 1, math.nan)
+    cell = Cell(position(recipe, candidate.setting), load_run(job.folder))
+    report.measure(recipe, [cell])
+    expected = {  # a measure that was one number then, and is one per seed now, is another measure
+        name: number
+        for name, number in stored_numbers(candidate.result, recipe, candidate.setting).items()
+        if len(number.values) == len(cell.numbers[name])
+    }
+    repeated = {name: Number(cell.at, cell.numbers[name]) for name in expected}
+    differences = [
+        f"{name}: {repeated[name].mean:.7g} instead of {number.mean:.7g}"
+        for name, number in expected.items()
+        if not same(repeated[name], number)
+    ]
+    seconds = json.loads((job.folder / "summary.json").read_text())["seconds"]
+    return Repetition(candidate, differences, len(expected), float(seconds))
+
+
+def same(repeated: Number, stored: Number) -> bool:
+    """Are the means equal to within 10⁻⁹, a thousandth of their size or half a standard deviation over seeds? Other
+    machines and versions add floating-point numbers in another order."""
+    if math.isnan(stored.mean) or math.isnan(repeated.mean):
+        return math.isnan(stored.mean) and math.isnan(repeated.mean)
+    if math.isinf(stored.mean) or math.isinf(repeated.mean):
+        return stored.mean == repeated.mean
+    room = max(ABSOLUTE, RELATIVE * abs(stored.mean), SPREADS * stored.std)
+    return abs(repeated.mean - stored.mean) <= room
+
+
+def record(repetition: Repetition, again: bool) -> None:
+    """Into the report of a result that is not traced: which run agreed, with which sources, and how long it took.
+
+    Args:
+        repetition: of a run.
+        again: also where a run of that result was verified before.
+    """
+    result, name = repetition.candidate.result, repetition.candidate.setting.name
+    state = provenance(result.content)
+    if not repetition.agrees or state == TRACED or (state == VERIFIED and not again):
+        return
+    result.content["verified"] = {**result.content.get("verified", {}), name: source_hash()}
+    result.content["seconds"] = {**result.content.get("seconds", {}), name: round(repetition.seconds, 2)}
+    write_json(result.folder / "report.json", result.content)
+
+
+def verify(results: list[Result], count: int, within: float | None = None) -> bool:
+    """Repeat so many runs, drawn at random, and print what came out; did all agree?
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    runs = candidates(results, within)
+    if len(runs) < count:
+        limit = f" that are recorded to take at most {within:g} s" if within is not None else ""
+        raise ConfigError(f"--verify {count}: there are {len(runs)} runs of stored results{limit}")
+    agree = True
+    for number, candidate in enumerate(random.SystemRandom().sample(runs, count), 1):
+        with tempfile.TemporaryDirectory() as folder:
+            repetition = repeat(candidate, Path(folder))
+        record(repetition, again=within is None)
+        said = "; ".join(repetition.differences) or f"{repetition.compared} numbers as stored"
+        where = f"{candidate.result.recipe}, {candidate.result.scale}, {candidate.setting.name or 'its only run'}"
+        print(f"[{number}/{count}] {where}: {said} ({repetition.seconds:.0f} s)")
+        agree &= repetition.agrees
+    return agree

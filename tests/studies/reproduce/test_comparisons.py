@@ -1,0 +1,116 @@
+"""What a comparison compares with what, and which ones are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedsim.core import ConfigError
+from fedsim.studies.reproduce.comparison import Comparison
+from fedsim.studies.reproduce.number import Number
+
+
+def numbers(table: dict[tuple[str, str], list[float]], paper: float | None = None) -> list[Number]:
+    return [Number({"algorithm": a, "place": p}, np.array(v), paper) for (a, p), v in table.items()]
+
+
+MEANS = {("A", "x"): [3.0], ("A", "y"): [5.0], ("B", "x"): [2.0], ("B", "y"): [6.0], ("C", "x"): [0.0]}
+
+
+def comparison(**content: Any) -> Comparison:
+    given = {"we_test": "…", "ours": True, "of": {"algorithm": "A"}, "than": {"algorithm": "B"}, "is": "above"}
+    return Comparison.read(given | content)
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        ({}, "contradicted"),  # 3 > 2 at x, but 5 < 6 at y: every place counts
+        ({"where": {"place": "x"}}, "held"),
+        ({"where": {"place": ["x", "y"]}}, "contradicted"),
+        ({"plus": -1.5}, "held"),  # 5 > 6 − 1.5
+        ({"is": "below", "times": 2}, "held"),  # 3 < 4 and 5 < 12
+        ({"is": "below", "times": 1.5}, "level"),  # 3 is exactly 3, and 5 < 9
+        ({"than": {"algorithm": ["B", "C"]}, "where": {"place": "x"}}, "held"),
+        ({"of": {"algorithm": "C"}, "is": "below"}, "held"),
+        ({"than": 2.5}, "held"),
+        ({"than": 3.5}, "contradicted"),
+        ({"is": "near", "than": 4, "within": 1}, "held"),
+        ({"is": "near", "than": 4, "within": 0.9}, "contradicted"),
+        ({"of": {"place": "y"}, "than": {"place": "x"}}, "held"),  # A: 5 > 3, B: 6 > 2; C has no y
+        ({"of": {"place": "y", "algorithm": "A"}, "than": {"place": "x", "algorithm": "B"}}, "held"),
+        ({"of": {"algorithm": "A", "place": "y"}, "where": {"place": "y"}, "is": "below"}, "held"),  # and B's y alone
+    ],
+)
+def test_exact_numbers_are_compared_at_every_place(content: dict[str, Any], word: str) -> None:
+    assert comparison(exact=True, **content).judge(numbers(MEANS)).word == word
+
+
+def test_the_papers_number_can_be_the_right_side() -> None:
+    near = {"is": "near", "than": "paper", "exact": True}
+    assert comparison(**near, within=1).judge(numbers(MEANS, paper=4.0)).word == "held"
+    assert comparison(**near, within=0.5).judge(numbers(MEANS, paper=4.0)).word == "contradicted"
+    assert comparison(**near, within=1).judge(numbers(MEANS)).word == "not run"
+
+
+def test_another_measure_of_the_same_runs_can_be_the_right_side() -> None:
+    twice = numbers({place: [2 * v for v in values] for place, values in MEANS.items()})
+    below = {"is": "below", "than_measure": "largest", "exact": True, "than": {}}
+    assert comparison(**below, times=0.6).judge(numbers(MEANS), twice).word == "held"  # v < 0.6 · 2v
+    assert comparison(**below, times=0.4).judge(numbers(MEANS), twice).word == "contradicted"
+
+
+def test_the_worst_pairs_are_told_and_nan_decides_nothing() -> None:
+    judgement = comparison(exact=True).judge(numbers(MEANS))
+    assert judgement.detail == "1 of 2 contradicted; A / y: 5 against 6 (B), difference -1, the same in every seed"
+    for relation in ("above", "below", "near"):
+        lost = numbers({("A", "x"): [np.nan], ("B", "x"): [1.0]})
+        judgement = comparison(**{"is": relation, "within": 10.0, "exact": True}).judge(lost)
+        assert (judgement.word, judgement.detail) == ("not shown", "1 of 1 not shown; A / x is not a number")
+
+
+def test_nothing_to_compare_is_not_run() -> None:
+    assert comparison().judge(numbers({("A", "x"): [1.0], ("B", "y"): [2.0]})).word == "not run"
+    assert comparison().judge([]).word == "not run"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"is": "beside"}, "beside"),
+        ({"of": {"algoritm": "A"}}, "did you mean 'algorithm'"),
+        ({"than": "rival"}, "rival"),
+        ({"measure": "speed"}, "speed"),
+        ({"errors": -1}, "errors=-1 must not be negative"),
+        ({"matters": 0}, "matters=0 must be positive"),
+        ({"errors": 1, "surely": 1}, "choose one"),
+        ({"paired": True, "than": "paper"}, "paired: true needs runs on both sides, not than=paper"),
+        ({"fitted": True}, "the recipe names no fitted labels"),
+        ({"reason": "it is not so"}, "reason needs shown_by"),
+        ({"shown_by": "paper/recipe"}, "shown_by needs reason"),
+        ({"reason": "it is not so", "shown_by": "a test"}, "shown_by='a test' must be tests/FILE.py::TEST"),
+        ({"ours": False}, "give either statement: ID or ours: true"),
+        ({"statement": "fig-1"}, "give either statement: ID or ours: true"),
+        ({"statement": "fig-1", "ours": False, "fitted": True}, "fitted constants decide no statement"),
+        ({"of": {"algorithm": "A", "place": "x"}}, "of names the axis 'place', and neither than nor where does"),
+    ],
+)
+def test_a_comparison_of_nothing_is_refused(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        comparison(**content).check("paper/recipe", ["algorithm", "place"], ["accuracy"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"of": {"algorithm": "A", "place": "x"}, "than": {"algorithm": "B", "place": "y"}},
+        {"of": {"algorithm": "A", "place": "x"}, "than": {"algorithm": "B"}, "where": {"place": "x"}},
+        {"of": {"algorithm": "A", "place": "x"}, "than": 3},
+        {"of": {"algorithm": "A", "place": "x"}, "than": "paper"},
+        {"of": {"algorithm": "A", "place": "x"}, "than": {}, "than_measure": "accuracy"},
+    ],
+)
+def test_an_axis_whose_other_side_is_told_is_accepted(content: dict[str, Any]) -> None:
+    comparison(**content).check("paper/recipe", ["algorithm", "place"], ["accuracy"])
