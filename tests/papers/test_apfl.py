@@ -108,6 +108,21 @@ def test_apfl_is_ahead_of_fine_tuning_until_the_federations_model_is_good():
 
 
 @pytest.mark.slow
+def test_the_training_loss_is_not_linear_in_alpha():
+    """The loss that local minimisers leave room for is ½ p(α)² of the way to the federation's model: at α = 0.5 less
+    than half of that at 0.25, where a line through both would be below 0 at 0.75."""
+    losses = {}
+    for alpha in (0.25, 0.5):
+        simulation = simulation_of(points(6, 8, 2.0, noise=0.0), 6, steps(APFL, alpha=alpha), rounds=200,
+                                   evaluation=Evaluation(every=200))  # fmt: skip
+        losses[alpha] = simulation.run().history[-1]["personal_training_loss"]
+        own, _ = means(simulation)
+        expected = 0.5 * kept_share(alpha) ** 2 * np.square(own.mean(0) - own).sum(1).mean()
+        assert losses[alpha] == pytest.approx(expected, rel=1e-3)
+    assert 0 < losses[0.5] < 0.5 * losses[0.25]
+
+
+@pytest.mark.slow
 def test_an_adaptive_alpha_rises_above_three_quarters():
     """Where a round begins the mixture lies between û_i and x, so that ⟨v − w, ∇f(v̄)⟩ < 0: α moves up, once x is near
     its resting point."""

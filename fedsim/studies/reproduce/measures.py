@@ -79,15 +79,20 @@ class Value(Measure):
     window: instead of the last rounds these, [first, last]: what a paper says of the middle of training.
     spread: instead of the mean over those evaluations their standard deviation: how much a replicate oscillates.
     largest: instead of the end, the largest value of any evaluation.
+    plus: is added to every evaluation first: 1 to an age that a paper counts from 1.
+    square: the squares of the evaluations, for a second moment.
     """
 
     last: int = 0
     window: tuple[int, int] | None = None
     spread: bool = False
     largest: bool = False
+    plus: float = 0.0
+    square: bool = False
 
     def __call__(self, run: Run, rivals: list[Run] | None = None) -> np.ndarray:
         rounds, values = self.curve(run)
+        values = (values + self.plus) ** (2 if self.square else 1)
         if self.largest:
             return values.max(0) * self.factor
         looked = rounds > rounds[-1] - self.last if self.last else rounds == rounds[-1]

@@ -144,6 +144,12 @@ def test_how_long_each_replicate_takes_and_that_never_is_after_the_end() -> None
     assert np.isnan(read(metric="distance", until="below", target=2.0)(seen)).all()
 
 
+def test_a_second_moment_is_the_mean_of_the_squares() -> None:
+    seen = falling(np.array([[9.0, 9.0], [1.0, 2.0], [3.0, 0.0]]), np.array([0, 10, 20]))
+    assert read(metric="distance", last=20, square=True)(seen).tolist() == [5.0, 2.0]
+    assert read(metric="distance", last=20, square=True, plus=1)(seen).tolist() == [10.0, 5.0]
+
+
 def test_how_long_it_takes_needs_a_target() -> None:
     for wrong in (
         {"until": "above"},
