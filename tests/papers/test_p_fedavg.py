@@ -305,6 +305,24 @@ def test_example_2_7_prints_coefficients_of_risks_as_gradients() -> None:
     assert (np.diff((gradients**2)[:, theta >= 0]) > 0).all()
 
 
+def test_the_theorems_own_gamma_is_out_of_reach() -> None:
+    """γ ≥ 2 / (μ̃ η̂_0) with the constants of §3, for every δ that leaves μ̃ > 0, in Fig. 1's setting: 9·10¹¹ steps.
+
+    ς² is the least that Assumption 2.6 allows, the largest of b_i² + (ε_i − ε̄)²."""
+    clients = Clients(shift=0.01, data=0.0)
+    noise, largest = 0.001**2, clients.epsilons.max()
+    dissimilarity = (clients.pull**2 + (clients.epsilons - 0.9) ** 2).max()
+    gammas = []
+    for delta in np.linspace(0.001, 0.11, 110):
+        mu = 1 - 0.9 * (1 + delta)
+        c1, c2 = (1 + largest) ** 2 / (2 * delta * 0.9), 4 * (noise + (1 + largest) ** 2)
+        c3 = 6 * (2 * noise + 3 * (1 + largest) ** 2)
+        c4 = 16 * noise + 12 * dissimilarity + (8 * noise + 12 * dissimilarity) / 90**2
+        rate = mu / (2 * noise + (c1 * c3 + c2 / 6) * c4 * (2 * E**2 - E) * math.log(E))
+        gammas.append(2 / (mu * rate))
+    assert min(gammas) == pytest.approx(9e11, rel=0.05)
+
+
 def content_of(recipe: str) -> dict[str, Any]:
     """The recipe's content as it stands in its file."""
     return dict(yaml.safe_load((recipe_folder() / f"{recipe}.yaml").read_text(encoding="utf-8")))
