@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 
 from fedsim.availability import Availability
 from fedsim.core import checks
+from fedsim.core.constraints import OneOf
+from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Weighting
 from fedsim.core.report import Report
 from fedsim.strategies.strategy import State, Strategy
 
 SCHEMES = ("full", "I", "II")
+AVERAGES = ("weighted", "plain")
 LAWS = {"full": "full", "I": "multiset", "II": "uniform_k"}  # under which each is defined
 
 
@@ -25,11 +30,31 @@ class PFedAvg(Strategy[State]):
     Args:
         scheme: full, I or II.
         weighting: w_i: 'data' fractions, or 'uniform' 1/m.
+        average: of full participation: 'weighted' by w_i, as in the paper; 'plain', 1/m for every client, as in its
+            authors' program, while the objective and θ^PS keep w_i.
     """
 
-    def __init__(self, scheme: str = "full", weighting: Weighting = "data") -> None:
+    effective_if = (
+        EffectiveIf(
+            "average",
+            lambda own, run: own.weighting == "data" and not run.clients_weigh_alike,
+            "strategy.weighting=data and clients that hold different numbers of samples",
+        ),
+    )
+
+    def __init__(
+        self,
+        scheme: str = "full",
+        weighting: Weighting = "data",
+        average: Annotated[str, OneOf(*AVERAGES)] = "weighted",
+    ) -> None:
         self.scheme = checks.choice("scheme", str(scheme), SCHEMES)
         self.weighting = weighting
+        self.average = average
+        if average == "plain" and scheme != "full":
+            raise ConfigError(
+                f"strategy.average=plain is of full participation; strategy.scheme={scheme} has its own rule"
+            )
 
     def check(self, availability: Availability) -> None:
         if availability.law not in ("", LAWS[self.scheme]):
@@ -44,7 +69,7 @@ class PFedAvg(Strategy[State]):
 
     def aggregate(self, state: State, report: Report, t: int) -> State:
         cohort = report.cohort
-        if self.scheme == "I":
+        if self.scheme == "I" or self.average == "plain":
             model = cohort.mean(report.end)
         else:
             weights = cohort.weights(self.weighting)

@@ -178,6 +178,16 @@ WHERE: dict[str, tuple[list[str], str]] = {
     "stop.seconds": ([], "0.000001"),
     "stop.virtual_seconds": (TIMED, "0.000001"),
     "stop.patience": (["stop.metric=train_loss", "lr=50"], "1"),
+    "strategy.average": (
+        [
+            "strategy=p_fedavg",
+            "dataset=gaussian_mean",
+            "dataset.weight_variance=0.003",
+            "partition=natural",
+            "model=mean",
+        ],
+        "plain",
+    ),
     "strategy.a": ([*LATE, "strategy=fedasync"], "2.0"),
     "strategy.b": ([*LATE, "strategy=fedasync", "strategy.discount=hinge"], "0.0"),
     "strategy.discount": ([*LATE, "strategy=fedasync"], "constant"),

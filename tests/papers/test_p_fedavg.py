@@ -8,10 +8,13 @@ being a replicate weighed by its probability, and then says what holds for thous
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from fedsim import EvaluationOptions, Execution, Simulation
 from fedsim.core import rng
@@ -22,6 +25,7 @@ from fedsim.local import SGD, Constant, Inverse
 from fedsim.models import Mean
 from fedsim.shift import Location
 from fedsim.strategies import PFedAvg
+from fedsim.studies.reproduce.recipe import recipe_folder
 
 STABLE = 100.0  # θ^PS = m̄ / (1 − ε̄), with m̄ = 10 and ε̄ = 0.9
 MU = 0.1  # μ̃ = 1 − ε̄
@@ -244,3 +248,81 @@ def test_drawing_clients_multiplies_the_noise_of_batches_whatever_the_batch(draw
     for scheme, factor in (("I", 1 + 3 / drawn), ("II", 4 / drawn)):
         counts, chances = draws(scheme, drawn, p, rounds=1)
         assert chances @ ((counts[0] / drawn) ** 2).sum(1) == pytest.approx(factor / 4)
+
+
+def test_full_participation_averaged_plainly_rests_elsewhere() -> None:
+    """As in the authors' program (strategy.average=plain): at Σ m_i / Σ (1 − ε_i) for one local step, which is θ^PS
+    only where all p_i are equal. With Fig. 1's weights, as unequal as the program's, that is 2.6 away."""
+    weights = unequal_weights(N, 0.0005, 0)
+    clients = Clients(shift=0.01, data=0.0, weights=weights)
+    rest = clients.means.sum() / (1 - clients.epsilons).sum()
+    assert weights.var() == pytest.approx(0.00037, abs=0.000005)
+    assert rest - STABLE == pytest.approx(-2.6, abs=0.05)
+    data = GaussianMean(N, std=0.0, means=clients.means.tolist())
+    data.weights = weights
+    for average, expected in (("weighted", STABLE), ("plain", rest)):
+        simulation = Simulation(
+            data,
+            lambda: Mean((1,), 90.0),
+            clients=N,
+            strategy=PFedAvg(average=average),
+            shift=Location(epsilons=clients.epsilons.tolist()),
+            local=SGD(lr=1.0, steps=1, batch_size=1, schedule=Constant()),
+            rounds=300,
+            execution=Execution(dtype="float64"),
+            evaluation=Evaluation(every=300),
+        )
+        state = simulation.run().state
+        assert float(simulation.references["distance_to_ps"]) == pytest.approx(STABLE, rel=1e-6)
+        assert float(state.model) == pytest.approx(expected, rel=1e-6)
+
+
+def test_scaled_objectives_have_the_same_stable_point() -> None:
+    """g_i = p_i N f_i (§3.2) is on mean estimation a client with 1 − ε_i and m_i multiplied by N p_i, as Fig. 7's
+    recipe lists them: the plain mean then rests where the weighted one does, and moves there at any rate."""
+    weights = unequal_weights(N, 0.01, 0)
+    clients = Clients(weights=weights)
+    slopes, means = N * weights * (1 - clients.epsilons), N * weights * clients.means
+    assert means.sum() / slopes.sum() == pytest.approx(STABLE)
+    overrides = content_of("p_fedavg/fig7")["axes"]["scheme"]["II, scaled objectives"]
+    listed = dict(override.split("=", 1) for override in overrides)
+    assert json.loads(listed["dataset.means"]) == pytest.approx(means.tolist(), rel=1e-6, abs=1e-9)
+    assert json.loads(listed["shift.epsilons"]) == pytest.approx((1 - slopes).tolist(), rel=1e-6, abs=1e-9)
+    remains = math.prod(1 - 5 / (t + GAMMA) * MU for t in range(10_000))  # of 90 after the figure's local steps
+    assert remains == pytest.approx(0.71, abs=0.005)
+
+
+def test_example_2_7_prints_coefficients_of_risks_as_gradients() -> None:
+    """Two clients with ε = ±½ and no mean: ∇f_i = (1 − ε_i) θ is θ/2, 3θ/2 and θ on average; printed are θ times the
+    coefficients of the risks, ½ (1 − ε_i)² = 1/8, 9/8. Assumption 2.6 holds with ς = ½, and gradients are unbounded."""
+    epsilons, theta = np.array([0.5, -0.5]), np.linspace(-50, 50, 101)
+    gradients = (1 - epsilons)[:, None] * theta
+    assert gradients[:, -1] / theta[-1] == pytest.approx([0.5, 1.5])
+    assert gradients.mean(0)[-1] / theta[-1] == pytest.approx(1)
+    assert (1 - epsilons) ** 2 / 2 == pytest.approx([1 / 8, 9 / 8])
+    assert ((gradients.mean(0) - gradients) ** 2 <= 0.5**2 * (1 + theta**2)).all()
+    assert ((gradients.mean(0) - gradients) ** 2 > 0.49**2 * (1 + theta**2)).any()
+    assert (np.diff((gradients**2)[:, theta >= 0]) > 0).all()
+
+
+def test_the_theorems_own_gamma_is_out_of_reach() -> None:
+    """γ ≥ 2 / (μ̃ η̂_0) with the constants of §3, for every δ that leaves μ̃ > 0, in Fig. 1's setting: 9·10¹¹ steps.
+
+    ς² is the least that Assumption 2.6 allows, the largest of b_i² + (ε_i − ε̄)²."""
+    clients = Clients(shift=0.01, data=0.0)
+    noise, largest = 0.001**2, clients.epsilons.max()
+    dissimilarity = (clients.pull**2 + (clients.epsilons - 0.9) ** 2).max()
+    gammas = []
+    for delta in np.linspace(0.001, 0.11, 110):
+        mu = 1 - 0.9 * (1 + delta)
+        c1, c2 = (1 + largest) ** 2 / (2 * delta * 0.9), 4 * (noise + (1 + largest) ** 2)
+        c3 = 6 * (2 * noise + 3 * (1 + largest) ** 2)
+        c4 = 16 * noise + 12 * dissimilarity + (8 * noise + 12 * dissimilarity) / 90**2
+        rate = mu / (2 * noise + (c1 * c3 + c2 / 6) * c4 * (2 * E**2 - E) * math.log(E))
+        gammas.append(2 / (mu * rate))
+    assert min(gammas) == pytest.approx(9e11, rel=0.05)
+
+
+def content_of(recipe: str) -> dict[str, Any]:
+    """The recipe's content as it stands in its file."""
+    return dict(yaml.safe_load((recipe_folder() / f"{recipe}.yaml").read_text(encoding="utf-8")))

@@ -36,3 +36,9 @@ def test_certain_clients_in_round_0_are_not_enough(scheme):
 def test_the_multiset_is_drawn_by_data():
     with pytest.raises(ConfigError, match=r"strategy\.weighting=uniform does not apply"):
         simulation_of(PFedAvg("I", weighting="uniform"), Multiset(2))
+
+
+@pytest.mark.parametrize("scheme", ["I", "II"])
+def test_the_plain_mean_of_the_authors_program_is_of_full_participation(scheme):
+    with pytest.raises(ConfigError, match=r"strategy\.average=plain is of full participation"):
+        PFedAvg(scheme, average="plain")
