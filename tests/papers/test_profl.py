@@ -10,6 +10,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from fedsim import Execution, Simulation
 from fedsim.availability import UniformK
@@ -22,6 +23,7 @@ from fedsim.local.robust_gradient import RobustGradient
 from fedsim.local.sample_size import SampleSize
 from fedsim.models import Linear, Mean
 from fedsim.shift import Contribution, GroupMean, Response
+from fedsim.studies.reproduce.recipe import recipe_folder
 
 DOUBLE = Execution(dtype="float64")
 PHI = NormalDist().cdf
@@ -72,6 +74,27 @@ def test_the_least_loss_of_house_prices_grows_by_the_variance_of_the_sensitiviti
         assert least[alpha] - least[0.0] == pytest.approx(same - least[0.0], rel=0.1, abs=1e-12)
     assert least[0.25] - least[0.0] == pytest.approx(0.03, abs=0.005)  # the paper's ProFL: 5.59 − 5.56
     assert least[0.5] - least[0.0] == pytest.approx(0.11, abs=0.005)  # 5.67 − 5.56; its PG: 6.32 − 5.56
+
+
+def test_the_factors_of_theorem_5_10_in_the_recipe_of_figure_3_are_the_formulas() -> None:
+    """(1 − ρη)^(t R/2) with ρ = min_i E[x²] (1 + γ_i)² + λ, the least curvature of a client's performative risk."""
+    square, ridge, rate, steps = (5 / 3) ** 2 + 1, 10 / 3, 0.001, 5
+    least_gammas = {"enrolment 1": 1.5, "α = 0.1": 1.4, "α = 1": 0.5}
+    recipe = yaml.safe_load((recipe_folder() / "profl" / "fig3.yaml").read_text(encoding="utf-8"))
+    comparisons = [each for each in recipe["comparisons"] if each.get("statement") == "thm510-rate"]
+    assert len(comparisons) == 6
+    for comparison in comparisons:
+        window = recipe["measures"][comparison["measure"]]["window"]
+        curvature = square * (1 + least_gammas[comparison["where"]["setting"]]) ** 2 + ridge
+        assert comparison["times"] == pytest.approx((1 - rate * curvature) ** (window[0] * steps / 2), abs=6e-5)
+    for gamma in least_gammas.values():
+        simulation = Simulation(
+            HousePrices(1), functools.partial(Linear, bias=False), clients=1, shift=Response([gamma], 0.0),
+            ridge=ridge, execution=DOUBLE,
+        )  # fmt: skip
+        risk = Risk(simulation.model, simulation.shift, simulation.data, samples=50)
+        at = [risk.performative(torch.tensor([theta], dtype=torch.float64)).item() for theta in (0.0, 1.0, 2.0)]
+        assert at[0] - 2 * at[1] + at[2] == pytest.approx(square * (1 + gamma) ** 2 + ridge)
 
 
 def at_rest(clients: int, shared: bool, steps: int = 3000, length: int = 10, seed: int = 0) -> float:
