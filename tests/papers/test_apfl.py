@@ -114,7 +114,7 @@ def test_the_training_loss_is_not_linear_in_alpha():
     losses = {}
     for alpha in (0.25, 0.5):
         simulation = simulation_of(points(6, 8, 2.0, noise=0.0), 6, steps(APFL, alpha=alpha), rounds=200,
-                                   evaluation=Evaluation(every=200))  # fmt: skip
+                                   evaluation=EvaluationOptions(every=200))  # fmt: skip
         losses[alpha] = simulation.run().history[-1]["personal_training_loss"]
         own, _ = means(simulation)
         expected = 0.5 * kept_share(alpha) ** 2 * np.square(own.mean(0) - own).sum(1).mean()

@@ -270,7 +270,7 @@ def test_full_participation_averaged_plainly_rests_elsewhere() -> None:
             local=SGD(lr=1.0, steps=1, batch_size=1, schedule=Constant()),
             rounds=300,
             execution=Execution(dtype="float64"),
-            evaluation=Evaluation(every=300),
+            evaluation=EvaluationOptions(every=300),
         )
         state = simulation.run().state
         assert float(simulation.references["distance_to_ps"]) == pytest.approx(STABLE, rel=1e-6)
