@@ -30,7 +30,7 @@ PAGE, README = ROOT / "docs" / "what_the_papers_claim.md", ROOT / "README.md"
 ARGUMENTS = ROOT / "docs" / "claims"
 BEGIN, END = "<!--verdicts-->", "<!--/verdicts-->"
 SECTION = 2  # level of a paper's heading
-LINK = re.compile(r"\]\((?!\w+:|#)([^()\s]+)\)")
+LINK = re.compile(r"\$[^$\n]+\$|\]\((?!\w+:|#)([^()\s]+)\)")  # E[x](y) in a formula is no link
 COLUMNS = (HELD, REDUCED, LEVEL, NOT_SHOWN, REFUTED, DEPENDS, NOT_RUN, NOT_COVERED)
 
 
@@ -163,7 +163,9 @@ def arguments(paper: str) -> list[str]:
 
 
 def from_here(match: re.Match[str]) -> str:
-    """A link of a file in docs/claims/, from docs/."""
+    """A link of a file in docs/claims/, from docs/; a formula as it is."""
+    if match[1] is None:
+        return match[0]
     return f"]({posixpath.normpath(posixpath.join('claims', match[1]))})"
 
 

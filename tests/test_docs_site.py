@@ -41,6 +41,7 @@ def test_it_builds_and_is_whole(tmp_path: Path) -> None:
     ("written", "shown"),
     [
         ("[a](composing.md#sweeps)", "[a](composing.md#sweeps)"),
+        ("$E[x](../experiments/README.md)$", "$E[x](../experiments/README.md)$"),
         ("[two\nlines](../experiments/README.md)", "[two\nlines](experiments/README.md)"),
         ("![p](../experiments/quickstart/results/curves.png)", "![p](experiments/quickstart/results/curves.png)"),
         ("[the table](../README.md#speed)", "[the table](overview.md#speed)"),

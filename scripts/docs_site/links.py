@@ -23,7 +23,8 @@ FENCE = r"^```.*?^```"
 CODE = r"`(?:[^`\n]|\n(?!\n))*`"
 LINK = r"(?P<picture>!?)\[(?P<text>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<target>[^()\s]+)\)"
 ELSEWHERE = re.compile(r"#|\w+:")  # in the page itself, or not in the repository
-CODE_OR_LINK = re.compile(f"{FENCE}|{CODE}|{LINK}", re.M | re.S)
+FORMULA = r"\$[^$\n]+\$"  # E[x](y) in one is no link
+CODE_OR_LINK = re.compile(f"{FENCE}|{CODE}|{FORMULA}|{LINK}", re.M | re.S)
 
 
 @cache

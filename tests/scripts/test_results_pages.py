@@ -192,13 +192,13 @@ def test_who_made_it_is_said(scripts, folder: Path) -> None:
 def test_arguments_become_sections_whose_links_lead_on(
     scripts, level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    links = "[a](../../tests/t.py) [b](../first_run.md) [c](#fig) [d](https://e.f)"
+    links = "[a](../../tests/t.py) $E[x](1+y)$ [b](../first_run.md) [c](#fig) [d](https://e.f)"
     signs = "#" * level
     (tmp_path / "profl.md").write_text(
         f"# ProFL\n\n{signs} Fig\n\n{links}\n\n```\n# x [a](../a)\n```\n\n{signs}# Part\n"
     )
     monkeypatch.setattr(scripts["claims_page"], "ARGUMENTS", tmp_path)
-    led = "[a](../tests/t.py) [b](first_run.md) [c](#fig) [d](https://e.f)"
+    led = "[a](../tests/t.py) $E[x](1+y)$ [b](first_run.md) [c](#fig) [d](https://e.f)"
     expected = ["### Fig", "", led, "", "```", "# x [a](../a)", "```", "", "#### Part"]
     assert scripts["claims_page"].arguments("profl") == expected
     assert scripts["claims_page"].arguments("fedpbc") == []
