@@ -5,7 +5,7 @@ values of it stop all training (`StopsTraining`). `without_effect` and `stops_tr
 run; nothing outside the class has to know of them. A class of one's own may declare some too:
 
     >>> class Discount:
-    ...     effective_if = (EffectiveIf("b", lambda own, run: own.kind == "hinge", "{at}.kind=hinge"),)
+    ...     effective_if = (EffectiveIf("b", lambda component, run: component.kind == "hinge", "{at}.kind=hinge"),)
     ...     def __init__(self, kind="constant", b=4.0):
     ...         self.kind, self.b = kind, b
     >>> list(without_effect("strategy", Discount(b=2.0), None))

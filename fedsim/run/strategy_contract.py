@@ -282,6 +282,7 @@ def _nobody(trial: StrategyTrial) -> str | None:
                     f"{trial.label}: the model is not finite after a round in which {'nobody' if not t else 'few'} "
                     "took "
                     "part; an empty round changes nothing: use cohort.unless_empty"
+                    + (f" (round {trial.rounds[t]})" if t else "")
                 )
     return None
 

@@ -37,7 +37,7 @@ class PFedAvg(Strategy[State]):
     effective_if = (
         EffectiveIf(
             "average",
-            lambda own, run: own.weighting == "data" and not run.clients_weigh_alike,
+            lambda component, run: component.weighting == "data" and not run.clients_weigh_alike,
             "strategy.weighting=data and clients that hold different numbers of samples",
         ),
     )

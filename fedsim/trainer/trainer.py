@@ -38,7 +38,7 @@ from fedsim.trainer.fused_executor import FusedExecutor
 from fedsim.trainer.local_task import LocalResult, LocalTask, TaskGenerator, finite_rows, run_to_completion
 from fedsim.trainer.objective import refuse_whole_batches
 from fedsim.trainer.rates import rate_sums, rates_of_steps
-from fedsim.trainer.trial import Rows, fastest_executor
+from fedsim.trainer.trial import TimedRows, fastest_executor
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class Trainer:
         names = [choice.executor for choice in self._able_candidates(carry)]
         like = (self.model.timing_key(), type(self.rule), type(self.shift))
         if self.executor_cache.get(self.label) not in names:
-            rows = Rows(carry, work.rates, None if deployed is None else deployed[work.replicate])
+            rows = TimedRows(carry, work.rates, None if deployed is None else deployed[work.replicate])
             with tensor_cores(self.model.precision):
                 fastest_name = self.executor_cache[self.label] = fastest_executor(
                     self._able_candidates(carry), self._make_executor, work.plan, rows, like

@@ -106,7 +106,7 @@ def _look_repeatedly(best: dict[str, float], seconds: Callable[[str], float]) ->
 
 
 @dataclass
-class Rows:
+class TimedRows:
     """All rows of a round: carry [n, …], rates [S, n], the parameters [n, d] that the data answer to, or None."""
 
     carry: Carry
@@ -114,7 +114,7 @@ class Rows:
     deployed: Tensor | None
 
 
-def timed_step(executor: Executor, plan: Plan, all_rows: Rows) -> Contender:
+def timed_step(executor: Executor, plan: Plan, all_rows: TimedRows) -> Contender:
     """One step of the first rows of a round, of which nothing is kept."""
     order, rates, deployed = plan.load.order, all_rows.rates, all_rows.deployed
     positions = np.arange(len(plan.load.steps)) if order is None else order
@@ -129,7 +129,11 @@ def timed_step(executor: Executor, plan: Plan, all_rows: Rows) -> Contender:
 
 
 def fastest_executor(
-    candidates: Sequence[Choice], make_executor: Callable[[Choice], Executor], plan: Plan, rows: Rows, like: Hashable
+    candidates: Sequence[Choice],
+    make_executor: Callable[[Choice], Executor],
+    plan: Plan,
+    rows: TimedRows,
+    like: Hashable,
 ) -> str:
     """The executor that takes the round's rows through a step in the least time.
 
@@ -149,7 +153,7 @@ def fastest_executor(
     return FOUND[key]
 
 
-def benchmark(contenders: Mapping[str, Contender], rows: Rows, count: int, workers: int) -> str:
+def benchmark(contenders: Mapping[str, Contender], rows: TimedRows, count: int, workers: int) -> str:
     """The quickest of those that work in so many threads on so many rows."""
     device = rows.rates.device
     single_thread = device.type == "cpu" and workers == torch.get_num_threads() == 1

@@ -167,14 +167,14 @@ class NoNumber(FedAvg):
         return after
 
 
-@pytest.mark.parametrize("t", [3, 4, 5])  # later than the rounds that are tried before a run
+@pytest.mark.parametrize("t", [4, 5])  # not among the rounds that are tried before a run
 def test_a_model_that_is_no_number_is_named_with_the_round_that_made_it(Scripted, t):
     local = SGD(lr=0.1, steps=2)
     with pytest.raises(DivergenceError, match=rf"round {t} of NoNumber, seed 8: the aggregated model; lower lr"):
         simulation_of(Scripted, strategy=NoNumber(t, 1), local=local).run()
 
 
-@pytest.mark.parametrize("t", [3, 4, 5])  # later than the rounds that are tried before a run
+@pytest.mark.parametrize("t", [4, 5])  # not among the rounds that are tried before a run
 def test_a_lost_replicate_computes_until_the_evaluation_after_its_round(Scripted, t):
     """Evaluated every two rounds: lost in round 3 it computes nothing from round 4 on, lost in 4 or 5 from round 6."""
     there = np.ones((ROUNDS, 2, 4), dtype=int)

@@ -170,7 +170,7 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_the_old_one_survives(
     full, opened = (tmp_path / file).with_suffix(".partial"), files._open_new
     monkeypatch.setattr(
         files,
-        "_anew",
+        "_open_new",
         lambda path, flags: os.open("/dev/full", os.O_WRONLY) if path == str(full) else opened(path, flags),
     )
     with pytest.raises((OutputError, ConfigError), match=rf"{re.escape(str(tmp_path / file))}.*No space left"):

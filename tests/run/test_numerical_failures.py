@@ -110,10 +110,10 @@ def test_an_aggregation_that_fails_is_named():
         """Inverts a matrix of its rows."""
 
         def aggregate(self, state, report, t):
-            torch.linalg.inv(torch.diag(report.end.sum(0) if t < 3 else torch.zeros(3, dtype=torch.float64)) + 0)
+            torch.linalg.inv(torch.diag(report.end.sum(0) if t < 4 else torch.zeros(3, dtype=torch.float64)) + 0)
             return super().aggregate(state, report, t)
 
-    with pytest.raises(DivergenceError, match=r"round 3 of Inverting: linalg\.inv.*singular.*lower lr"):
+    with pytest.raises(DivergenceError, match=r"round 4 of Inverting: linalg\.inv.*singular.*lower lr"):
         simulation_of(SGD(lr=0.1, steps=2), strategy=Inverting()).run(tracking=QUIET)
 
 

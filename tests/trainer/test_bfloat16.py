@@ -200,7 +200,7 @@ def test_what_is_slower_here_is_said(monkeypatch, caplog, precision, trial_is_on
         return winner
 
     monkeypatch.setattr(trial, "FOUND", {})
-    monkeypatch.setattr(trial, "fastest", fastest)
+    monkeypatch.setattr(trial, "fastest_name", fastest)
     with caplog.at_level(logging.WARNING):
         simulation = simulation_of(MODELS["mlp"][0], execution=rounded(precision=precision, trial=trial_is_on))
         simulation.run()

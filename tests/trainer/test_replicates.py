@@ -77,5 +77,5 @@ def test_a_replicate_gives_the_same_numbers_alone_as_in_company(case, executor):
     torch.testing.assert_close(alone.state.model[0], company.state.model[1], rtol=0, atol=1e-10)
     rows = [row for row in company.history if row["seed"] == 5]
     for mine, theirs in zip(alone.history, rows, strict=True):
-        for name in (*alone.metrics, "round", "active_clients", "mean_active_clients"):
+        for name in (*alone.metric_names, "round", "active_clients", "mean_active_clients"):
             assert mine[name] == pytest.approx(theirs[name], abs=1e-10), name

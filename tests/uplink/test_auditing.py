@@ -81,7 +81,7 @@ def test_half_of_the_noise_is_found(name: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", BROKEN)
 def test_rows_of_twice_the_norm_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     genuine = private.Clip.clip_rows
-    monkeypatch.setattr(private.Clip, "clipped", lambda self, rows, link, bound: 2 * genuine(self, rows, link, bound))
+    monkeypatch.setattr(private.Clip, "clip_rows", lambda self, rows, link, bound: 2 * genuine(self, rows, link, bound))
     assert audited(BROKEN[name]).violated
 
 

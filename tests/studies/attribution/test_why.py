@@ -91,7 +91,7 @@ def test_the_command_prints_a_table_a_sentence_and_writes_a_picture(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [text for text in QUADRATICS if not text.startswith("out=")]
-    commands.answer("why", [*words, "--metric", "distance_to_optimum", "--jobs", "1"])
+    commands.run_command("why", [*words, "--metric", "distance_to_optimum", "--jobs", "1"])
     printed = capsys.readouterr().out
     assert "client drift" in printed
     assert printed.splitlines()[-1].startswith("Of ")
@@ -99,4 +99,4 @@ def test_the_command_prints_a_table_a_sentence_and_writes_a_picture(
     assert set(stored["values"]) == {"", "availability", "drift", "availability,drift"}
     assert (tmp_path / "why" / "why.png").stat().st_size > 5000
     with pytest.raises(SystemExit, match="--metric weather is not among those of the run"):
-        commands.answer("why", [*words, "--metric", "weather", "--jobs", "1"])
+        commands.run_command("why", [*words, "--metric", "weather", "--jobs", "1"])

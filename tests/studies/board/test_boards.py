@@ -137,7 +137,7 @@ def test_a_trial_in_which_a_seed_failed_never_wins(metric: str) -> None:
     """Whatever the others of its seeds reached, and whichever way the metric is better."""
 
     class Ended:
-        def ended(self, name: str, last: int) -> np.ndarray:
+        def final_values(self, name: str, last: int) -> np.ndarray:
             return np.array([0.5, 0.5, 0.9, np.nan, 0.1, np.nan, 0.9, np.inf, 0.4, 0.4, -np.inf, 0.1])
 
     tuning = Tuning(6, [10, 11], 3, metric)

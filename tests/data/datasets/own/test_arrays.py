@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from fedsim import Simulation
 from fedsim.core import ConfigError
 from fedsim.data.datasets import ArrayFiles, Arrays
-from fedsim.data.datasets.own.data import standardised
+from fedsim.data.datasets.own.data import standardise_features
 from fedsim.data.partition import IID, Natural
 from fedsim.models import Linear
 
@@ -126,7 +126,9 @@ def test_a_feature_that_does_not_vary_becomes_zero_whatever_its_number() -> None
     """The mean of equal numbers may be off by rounding, which a division by their deviation would blow up."""
     for constant in (0.1, 3.7, 1e6 / 3, 1 / 7):
         for count in range(2, 60):
-            train, test = standardised(torch.full((count, 1), constant, dtype=torch.float64), torch.full((2, 1), 5.0))
+            train, test = standardise_features(
+                torch.full((count, 1), constant, dtype=torch.float64), torch.full((2, 1), 5.0)
+            )
             assert not train.any()
             assert test is not None
             assert not test.any()
