@@ -28,7 +28,7 @@ BEFORE = {
     "distances a closed form or data that react to the model. Where the evaluated models "
     "(`evaluate`) are several, further ones have the prefix `global_` (the server's model) or "
     "`client_mean_` (the mean of all clients' models).",
-    "Diagnostics": "Columns that [`diagnostics`](results.md#what-is-measured-of-the-clients) adds, beside spreads "
+    "Diagnostics": "Columns that [`diagnostics`](results.md#metrics-over-clients) adds, beside spreads "
     "over clients: `…_variance`, `…_jain`, `…_worst5`, `…_best10`, `…_absent` and `…_unseen` behind the column of a "
     "mean over clients.",
     "Models of clients": "Columns that [`personal`](configuration.md#personal) adds. The prefix says which model: "
