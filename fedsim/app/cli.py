@@ -151,7 +151,7 @@ def _job(cfg: DictConfig) -> float | None:
     if problem := unresolved(cfg):
         sys.exit(f"fedsim: {problem}")
     if any(text.startswith("objective=") for text in _given(hydra_config.overrides)):
-        log.warning("objective has no effect in a single run; it is what a tuning sweep judges runs by")
+        log.warning("objective has no effect in a single run; it is the metric that a tuning sweep optimises")
     ranks, folder, choices, unnamed = Ranks(), Path(), _choices(), cfg.out is None
     try:
         ranks = Ranks.join()

@@ -94,7 +94,7 @@ class Availability(Validated, ABC):
         if self.unknown_reason:
             raise ConfigError(
                 f"{strategy} divides by the true probabilities, and availability={type(self).__name__} "
-                f"{self.unknown_reason}; choose a strategy that is told none, such as fedau, fedawe or mifa"
+                f"{self.unknown_reason}; choose a strategy that does not need them, such as fedau, fedawe or mifa"
             )
 
     @abstractmethod

@@ -102,7 +102,7 @@ class TraceLog(Recorded):
         self._unite(who, low.astype(np.float64), high.astype(np.float64))
         share = float((self._end - self._start).sum()) / float(ends - begins) / len(self.names or [])
         log.info(
-            "%s: %d clients, %d sessions, %d rounds; a client is there %.1f %% of the time",
+            "%s: %d clients, %d sessions, %d rounds; a client is available %.1f %% of the time",
             self.source, len(self.names or []), len(who), self.length, 100 * share,
         )  # fmt: skip
 

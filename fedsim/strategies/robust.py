@@ -99,7 +99,7 @@ class Robust(PerReplicate):
         if len(sent) < self.least(bad):
             if not self._told:
                 log.warning(
-                    "%s: %d rows in round %d, and it needs %d; in such rounds the model stays",
+                    "%s: %d rows in round %d, but it needs %d; in such rounds the model does not change",
                     *(type(self).__name__, len(sent), t, self.least(bad)),
                 )
             self._told = True

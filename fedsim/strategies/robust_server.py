@@ -50,8 +50,8 @@ class RobustServer(Strategy[State]):
             )
         if self.server.weighting != "uniform":
             raise ConfigError(
-                f"{{server.weighting}}={self.server.weighting} has no meaning for a server that hears of every "
-                "client the same row; give it to {rule}, or use uniform",
+                f"{{server.weighting}}={self.server.weighting} has no effect for a server that receives the same row "
+                "for every client; give it to {rule}, or use uniform",
                 mentions=("server.weighting", "rule"),
             )
         self.weighting = self.rule.weighting

@@ -86,7 +86,7 @@ class Captures(Replay):
     def _replayed(self, form: Any, tensors: list[Tensor], reason: str) -> Callable[[list[Tensor]], Any]:
         """Operation by operation; it is said once."""
         if not self._told:
-            log.warning("trainer.compile=graph: a step is not captured, and runs operation by operation (%s)", reason)
+            log.warning("trainer.compile=graph: a step cannot be captured and runs operation by operation (%s)", reason)
         self._told = True
         return super()._made(form, tensors)
 

@@ -163,7 +163,7 @@ def _agreeing(
         if any(
             reason and agreement.why_not(name, unpadded) is None for name, reason in reasons.items() if name != "loop"
         ):
-            log.info("trainer: batches of %s are not padded, since padding changes its numbers", _named(model))
+            log.info("trainer: batches of %s are not padded, since padding changes its results", _named(model))
             traits.mixes = True
             return None
     if able:
@@ -206,7 +206,7 @@ def workers(asked: int) -> int:
     limit = WORKERS * (os.cpu_count() or 1)
     if asked > limit:
         log.warning(
-            "trainer.workers=%d are more than %d processors have a use for; %d run", asked, limit // WORKERS, limit
+            "trainer.workers=%d is too large for %d processors; %d workers are used", asked, limit // WORKERS, limit
         )
     return min(asked, limit)
 

@@ -130,7 +130,7 @@ def of_trained(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Te
     trained_indices = (owners >= 0).nonzero()[:, 0]
     if len(trained_indices) == len(owners):
         return x, y, owners
-    log.info("dataset: %d test samples of nobody who trains are left out", len(owners) - len(trained_indices))
+    log.info("dataset: %d test samples of clients that do not train are excluded", len(owners) - len(trained_indices))
     return x[trained_indices], y[trained_indices], owners[trained_indices]
 
 
@@ -166,12 +166,12 @@ def owned(
     client_names = ordered({name for name, size in sizes.items() if size >= least})
     if not client_names:
         raise ConfigError(
-            f"{{min_samples}}={least} leaves nobody, since the largest client of {parts[0].source} has "
+            f"{{min_samples}}={least} leaves no client, since the largest client of {parts[0].source} has "
             f"{max(sizes.values())} samples; lower it",
             mentions=("min_samples",),
         )
     if len(client_names) < len(sizes):
-        log.info("dataset: %d clients with fewer than %d samples are left out", len(sizes) - len(client_names), least)
+        log.info("dataset: %d clients with fewer than %d samples are excluded", len(sizes) - len(client_names), least)
     number = {name: index for index, name in enumerate(client_names)}
     owners = torch.tensor([number.get(name, -1) for name in of_train])
     if of_test is None or not number.keys() & set(of_test):
