@@ -75,17 +75,21 @@ def _restores(value: Any, reader: Reader) -> Iterator[Restore]:
     elif isinstance(value, (torch.Generator, random.Random, np.random.Generator)):
         yield _of_stream(value)
     else:
-        if isinstance(value, nn.Module):
-            registries = (value._parameters, value._buffers, value._modules)
-            yield from (_of_mapping(registry) for registry in registries)
-        if type(value) in (dict, collections.OrderedDict, collections.defaultdict, collections.Counter):
-            yield _of_mapping(value)
-        elif type(value) in (list, collections.deque):
-            yield _of_sequence(value)
-        elif type(value) is set:
-            yield _of_set(value)
-        if isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, types.ModuleType):
-            yield _of_mapping(vars(value))
+        yield from _of_object(value)
+
+
+def _of_object(value: Any) -> Iterator[Restore]:
+    if isinstance(value, nn.Module):
+        registries = (value._parameters, value._buffers, value._modules)
+        yield from (_of_mapping(registry) for registry in registries)
+    if type(value) in (dict, collections.OrderedDict, collections.defaultdict, collections.Counter):
+        yield _of_mapping(value)
+    elif type(value) in (list, collections.deque):
+        yield _of_sequence(value)
+    elif type(value) is set:
+        yield _of_set(value)
+    if isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, types.ModuleType):
+        yield _of_mapping(vars(value))
 
 
 def _of_tensor(value: Tensor) -> Iterator[Restore]:
