@@ -1,4 +1,4 @@
-"""fedsim: federated learning as it really is. A federation is a matrix: rows are clients, columns parameters."""
+"""fedsim: a simulator for federated learning. A federation is a matrix: rows are clients, columns parameters."""
 
 from __future__ import annotations
 

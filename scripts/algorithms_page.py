@@ -22,10 +22,10 @@ MARKDOWN = re.compile(r"(?<=\w)\*|(?<=[∇|)}])_(?=[\w{])")  # what Markdown wou
 MOST = 6  # tests that are named of each
 TITLES = {
     "strategy": "Strategies: the next model",
-    "local": "Local rules: one local step",
-    "columns": "Columns: what of a model stays with the client",
-    "uplink": "Uplinks: what happens to rows on their way",
-    "attack": "Attacks: clients that lie",
+    "local": "Local rules: one step of local training",
+    "columns": "Columns: parameters that are private to the client",
+    "uplink": "Uplinks: compression, clipping and noise of updates",
+    "attack": "Attacks: Byzantine clients",
 }
 
 
@@ -42,9 +42,9 @@ def page() -> str:
         "Written by `python scripts/algorithms_page.py` from the classes and the tests; do not edit.",
         "`fedsim algorithms` lists them, and `fedsim algorithms NAME` prints one entry.",
         "",
-        "*Remembers* is what is stored between rounds beside the server's model; a row is d numbers. *Sends* counts",
-        "bytes of float32 for each client that participates in a round. *Assumes* lists hard requirements. The tests",
-        "named are those that mention few other algorithms.",
+        "*Remembers* is what is stored between rounds in addition to the server's model; a row is d numbers. *Sends*",
+        "is what each participating client sends and receives in a round, in float32. *Assumes* lists hard",
+        "requirements. The tests named are those that mention few other algorithms.",
         "",
         "In the formulas $x$ is the server's model, $x_i$ a client's, $G_i$ = start − end of a client's local work",
         "(its innovation), $A$ the clients that participate in round $t$, $w_i$ a client's weight, $\\eta$ a local and",

@@ -14,22 +14,22 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "command_line.md"
 WIDTH = "100"
 PROGRAMS = (  # what is typed, the module whose `main` it is, what it is for
-    ("fedsim table", "fedsim.app.cli", "Results of runs side by side: [tables](results.md#tables)."),
-    ("fedsim watch", "fedsim.app.cli", "Curves while runs are computed: [watch](results.md#while-it-runs)."),
-    ("fedsim export", "fedsim.app.cli", "A model as a file that PyTorch loads: [predict](how_to_predict.md)."),
+    ("fedsim table", "fedsim.app.cli", "A table that compares runs: [tables](results.md#tables)."),
+    ("fedsim watch", "fedsim.app.cli", "Curves of runs while they are computed: [watch](results.md#while-it-runs)."),
+    ("fedsim export", "fedsim.app.cli", "Write a model to a file for PyTorch: [predict](how_to_predict.md)."),
     ("fedsim audit", "fedsim.app.cli", "A lower bound on ε from simulated attacks: [privacy](privacy.md)."),
-    ("fedsim data", "fedsim.app.cli", "What data sets need, and getting them."),
-    ("fedsim algorithms", "fedsim.app.cli", "What is known of each algorithm: [algorithms](algorithms.md)."),
-    ("fedsim-plot", "fedsim.studies.plots.plot_cli", "Pictures and one HTML report: [results](results.md#pictures)."),
+    ("fedsim data", "fedsim.app.cli", "List data sets and their files, or download them."),
+    ("fedsim algorithms", "fedsim.app.cli", "Papers, memory and assumptions: [algorithms](algorithms.md)."),
+    ("fedsim-plot", "fedsim.studies.plots.plot_cli", "Pictures and an HTML report: [results](results.md#pictures)."),
     (
         "fedsim-reproduce",
         "fedsim.studies.reproduce.reproduce_cli",
-        "Recipes of papers: [reproduce a paper](reproducing.md).",
+        "Reproduce figures and tables of papers: [reproduce a paper](reproducing.md).",
     ),
     (
         "fedsim-leaderboard",
         "fedsim.studies.board.leaderboard_cli",
-        "Many algorithms in many cells: [boards](leaderboard.md).",
+        "Compare many algorithms in many environments: [leaderboards](leaderboard.md).",
     ),
 )
 
@@ -50,8 +50,8 @@ def commands() -> str:
         "|---|---|",
         "| `fedsim group=choice key=value` | one run; [all choices](choices.md), [every key](configuration.md) |",
         "| `fedsim -m key=a,b` | a sweep: [compose an experiment](composing.md#sweeps) |",
-        "| `fedsim --help` | groups, choices and the keys that are changed most |",
-        "| `fedsim info` | versions, devices, where data are looked for |",
+        "| `fedsim --help` | groups, choices and common keys |",
+        "| `fedsim info` | versions, devices, data folders |",
         *(f"| [`{title}`](#{title.replace(' ', '-')}) | {about} |" for title, _, about in PROGRAMS),
     ]
     for title, module, _ in PROGRAMS:

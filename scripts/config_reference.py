@@ -66,9 +66,9 @@ def page() -> str:
         "# Configuration reference",
         "",
         "Written by `python scripts/config_reference.py` from `configs/` and the classes' docstrings; do not edit.",
-        "`group=choice` picks a choice, `key=value` sets a key: `partition=dirichlet partition.alpha=0.1`.",
-        "A value `${lr}` is that of the key `lr`.",
-        "What is allowed is what a constructor declares of one parameter by itself.",
+        "`group=choice` selects a choice, `key=value` sets a key: `partition=dirichlet partition.alpha=0.1`.",
+        "A value `${lr}` refers to the key `lr`.",
+        "The column *allowed* lists the values that the constructor of a class accepts for the parameter.",
         "",
         "Groups: " + ", ".join(f"[{name}](#{name.replace('/', '')})" for name in names) + ".",
         "",
@@ -76,7 +76,7 @@ def page() -> str:
         "",
         *table(top, "", {}, ranges_of_top_level()),
         "",
-        "Chosen where nothing else is: " + ", ".join(f"`{choice}`" for choice in defaults(top)) + ".",
+        "Defaults: " + ", ".join(f"`{choice}`" for choice in defaults(top)) + ".",
     ]
     for name in names:
         lines += ["", f"## {name}", ""]

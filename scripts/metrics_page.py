@@ -25,22 +25,21 @@ SECTIONS = {
 BEFORE = {
     "What is measured": "A run has those of these columns that its data and model allow: accuracies need labels, "
     "`…_by_client` test samples that belong to clients, `validation_…` samples held out by `partition.validation`, "
-    "distances a closed form or data that react to the model. Where the evaluated models "
-    "(`evaluate`) are several, further ones have the prefix `global_` (the server's model) or "
-    "`client_mean_` (the mean of all clients' models).",
-    "Diagnostics": "Columns that [`diagnostics`](results.md#what-is-measured-of-the-clients) adds, beside spreads "
-    "over clients: `…_variance`, `…_jain`, `…_worst5`, `…_best10`, `…_absent` and `…_unseen` behind the column of a "
-    "mean over clients.",
-    "Models of clients": "Columns that [`personal`](configuration.md#personal) adds. The prefix says which model: "
-    "`personal_` (the client's personal model), `localized_` (what the client makes of its start model in the local "
-    "steps of the next round) or `global_` (the server's model).",
-    "Work and time": "Columns of the run itself. TensorBoard has no curve where no tag is given.",
+    "distances a closed form or a performative shift. If several models are evaluated (`evaluate`), the columns of "
+    "further ones have the prefix `global_` (the server's model) or `client_mean_` (the mean of all clients' models).",
+    "Diagnostics": "Columns that [`diagnostics`](results.md#metrics-over-clients) adds, in addition to "
+    "statistics over clients: `…_variance`, `…_jain`, `…_worst5`, `…_best10`, `…_absent` and `…_unseen`, appended "
+    "to the column of a mean over clients.",
+    "Models of clients": "Columns that [`personal`](configuration.md#personal) adds. The prefix names the model: "
+    "`personal_` (the client's personal model), `localized_` (the client's model after the local steps of the "
+    "next round) or `global_` (the server's model).",
+    "Work and time": "Columns that describe the run. Columns without a tag have no TensorBoard curve.",
 }
-METRICS_OF_USERS = """## Metrics that a user adds
+METRICS_OF_USERS = """## User-defined metrics
 
 `metrics=[f1_score]` adds `test_f1_score`, `train_f1_score` and `client_f1_score_worst10`, with the labels
 *test f1 score*, *training f1 score* and *training f1 score, worst tenth of clients*, and tags such as
-`f1_score/test_f1_score`. Which way is better is what the metric itself or `better` says."""
+`f1_score/test_f1_score`. The metric itself, or `better`, states whether higher or lower values are better."""
 
 
 def main() -> None:
@@ -67,7 +66,7 @@ def page() -> str:
 
 def table(metrics: Mapping[str, MetricDescription]) -> str:
     """One line per metric."""
-    lines = ["| column | label (unit) | better | TensorBoard tag | what it is |", "|---|---|---|---|---|"]
+    lines = ["| column | label (unit) | better | TensorBoard tag | meaning |", "|---|---|---|---|---|"]
     for metric in metrics.values():
         tag = f"`{metric.tag}`" if metric.tag else "–"
         lines.append(

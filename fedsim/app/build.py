@@ -130,7 +130,7 @@ def _trusted_packages(packages: Any, trusted: Sequence[str]) -> list[str]:
     if not isinstance(packages, list) or not all(isinstance(name, str) and name.isidentifier() for name in packages):
         raise ConfigError(f"trusted={packages!r} must be a list of packages' names, such as [mypackage]")
     if not set(packages) <= set(trusted):
-        raise ConfigError(f"trusted={packages} stands in a file; say on the command line whom you trust")
+        raise ConfigError(f"trusted={packages} stands in a file; give it on the command line")
     return packages
 
 

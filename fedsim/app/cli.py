@@ -158,7 +158,7 @@ def _job(cfg: DictConfig) -> float | None:
     if problem := unresolved_reason(cfg):
         sys.exit(f"fedsim: {problem}")
     if any(text.startswith("objective=") for text in _override_texts(hydra_config.overrides)):
-        log.warning("objective has no effect in a single run; it is what a tuning sweep judges runs by")
+        log.warning("objective has no effect in a single run; it is the metric that a tuning sweep optimises")
     _single_run(cfg, hydra_config.run.dir)
     return None
 

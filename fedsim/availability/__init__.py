@@ -1,4 +1,4 @@
-"""Who can take part in a round: p_i^t = p_i · f_i(t), then a draw of who shows up."""
+"""Availability processes: which clients can participate in a round, with probabilities p_i^t = p_i · f_i(t)."""
 
 from fedsim.availability.availability import Availability, Population
 from fedsim.availability.correlated import CommonFactor, CommonShock

@@ -1,4 +1,4 @@
-"""The contract of an availability process: probabilities and counts, each a pure function of (seeds, round)."""
+"""The interface of an availability process: probabilities and counts, each a pure function of (seeds, round)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsim.core.federation import Cohort, Federation
 
 @dataclass
 class Population:
-    """What an availability process may know of the clients.
+    """The properties of clients that an availability process may use.
 
     Attributes:
         seeds: R of them.
@@ -64,7 +64,7 @@ def by_group(key: str, values: Sequence[float], clients: int) -> np.ndarray:
 
 
 class Availability(Validated, ABC):
-    """Says for every round how often each client takes part: 0 or 1, or a multiset's multiplicity.
+    """Determines how often each client participates in each round: 0 or 1, or its multiplicity in a multiset.
 
     Attributes:
         law: for algorithms that are defined under one law alone: 'full' everybody, always; 'uniform_k' K clients
@@ -94,7 +94,7 @@ class Availability(Validated, ABC):
         if self.unknown_reason:
             raise ConfigError(
                 f"{strategy} divides by the true probabilities, and availability={type(self).__name__} "
-                f"{self.unknown_reason}; choose a strategy that is told none, such as fedau, fedawe or mifa"
+                f"{self.unknown_reason}; choose a strategy that does not need them, such as fedau, fedawe or mifa"
             )
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Clients that come and go together: a shock that takes whole groups away, a factor that all clients share."""
+"""Availability that is correlated between clients: outages of groups, and factors shared by groups."""
 
 from __future__ import annotations
 
@@ -31,18 +31,20 @@ class _Grouped(Bernoulli):
 
 
 class CommonShock(_Grouped):
-    """Groups of clients fail together: a client is there iff its group has no outage and its own coin says so.
+    """Groups of clients fail together: a client is available iff its group has no outage and its independent draw
+    succeeds.
 
-    The coin has p_i^t / (1 − q), so that p_i^t stays the probability of being there. In a round the covariance of two
-    clients is p_i p_j q / (1 − q) within a group and 0 across groups. Outages are chains as in
-    `Markov`: of correlation ρ between rounds, a share q of the time, 1/((1 − ρ)(1 − q)) rounds long on average.
+    The independent draw has probability p_i^t / (1 − q), so that p_i^t remains the probability of being available. In a
+    round the covariance of two clients is p_i p_j q / (1 − q) within a group and 0 across groups. Outages follow chains
+    as in `Markov`, with correlation ρ between rounds, a fraction q of the time, and mean length 1/((1 − ρ)(1 − q))
+    rounds.
 
     Args:
         base: p_i, at most 1 − q.
-        trajectory: f_i(t); what it lifts beyond 1 − q stays there.
+        trajectory: f_i(t); probabilities are limited to 1 − q.
         floor: least probability of any client in any round.
-        groups: how many; client i belongs to group ⌊i · groups / m⌋.
-        shock: q in [0, 1), the share of rounds in which a group has an outage.
+        groups: number of groups; client i belongs to group ⌊i · groups / m⌋.
+        shock: q in [0, 1), the fraction of rounds in which a group has an outage.
         persistence: ρ in [0, 1); 0: outages of different rounds are independent.
     """
 
@@ -98,12 +100,12 @@ class CommonShock(_Grouped):
 
 
 class CommonFactor(_Grouped):
-    """A Gaussian copula: z_i = √ρ f_t + √(1 − ρ) e_i, and client i is there iff Φ(z_i) < p_i^t.
+    """A Gaussian copula: z_i = √ρ f_t + √(1 − ρ) e_i, and client i is available iff Φ(z_i) < p_i^t.
 
-    f_t is the factor that a group shares, a weather; e_i is the client's own, fresh in every round. p_i^t stays the
-    probability of being there. With ρ = 0 clients are independent, with ρ = 1 the sets of those who are there are
-    nested. In a round two clients of a group are both there with the probability Φ₂(Φ⁻¹(p_i), Φ⁻¹(p_j); ρ) of the
-    bivariate normal law; at ρ = ½ and p = ½ that is ⅓. The factor is a stationary AR(1), f_t = φ f_{t−1} + √(1 − φ²) ξ.
+    f_t is the factor that a group shares; e_i is independent for each client and round. p_i^t remains the probability
+    of being available. With ρ = 0 clients are independent, with ρ = 1 the sets of available clients are nested. Two
+    clients of a group are both available with probability Φ₂(Φ⁻¹(p_i), Φ⁻¹(p_j); ρ) of the bivariate normal
+    distribution; at ρ = ½ and p = ½ that is ⅓. The factor is a stationary AR(1), f_t = φ f_{t−1} + √(1 − φ²) ξ.
 
     Args:
         base: p_i.

@@ -1,4 +1,4 @@
-"""Groups of clients that take turns, in one order for ever or in a new one every cycle."""
+"""Groups of clients that are available in turn, in a fixed order or in a new one in every cycle."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ RESHUFFLES = ("none", "order", "members")
 
 
 class Cyclic(Availability):
-    """Groups of clients take turns: group (t // length) mod groups is there, everybody else is away.
+    """Groups of clients take turns: group (t // length) mod groups is available, all others are not.
 
-    With `k` that many of the group that is there take part, uniformly without replacement in each round (Cho et al.
-    2023, CyCP). A cycle has length · groups rounds; when orders are new in every cycle, p_i^t is the probability over
-    them: 1/groups, times k over the size of the group.
+    With `k`, k clients of the available group participate, drawn uniformly without replacement in each round (Cho et
+    al. 2023, CyCP). A cycle has length · groups rounds; if the order is redrawn in every cycle, p_i^t is the
+    probability over orders: 1/groups, times k over the size of the group.
 
     Args:
-        groups: how many; client i belongs to group ⌊i · groups / m⌋.
-        length: rounds a turn lasts.
-        reshuffle: none: the same order in every cycle; order: the groups take turns in a new order in every cycle;
-            members: clients are dealt out anew as well, so that a client comes once a cycle and in other company.
-        k: how many of the group take part in a round; null: all.
+        groups: number of groups; client i belongs to group ⌊i · groups / m⌋.
+        length: rounds per turn.
+        reshuffle: none: the same order in every cycle; order: a new order of groups in every cycle; members: clients
+            are also assigned to groups anew in every cycle.
+        k: number of clients of the group that participate in a round; null: all.
     """
 
     law = "cyclic"

@@ -1,4 +1,4 @@
-"""Availability from a log of events: who was there from when to when."""
+"""Availability from a session log: when each client was connected."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ log = logging.getLogger(__name__)
 
 
 class TraceLog(Recorded):
-    """Sessions, a line each: a client, and the times from and to which it was there.
+    """Sessions, one per line: a client, and the start and end of its session.
 
-    Time is cut into rounds from `begin` on. A client is available in a round if its sessions, overlapping ones united,
-    cover at least the part `cover` of it; sessions of no length cover nothing. The last round may reach beyond the end
-    of the log, where nobody is. Times are numbers, or timestamps as ISO 8601 writes them.
+    Time is divided into rounds from `begin` on. A client is available in a round if its sessions, with overlapping ones
+    merged, cover at least the fraction `cover` of it; sessions of zero length cover nothing. The last round may extend
+    beyond the end of the log, where no client is available. Times are numbers, or ISO 8601 timestamps.
 
     Args:
         path, repeat, match, unknown, missing: see `fedsim.availability.recorded.Recorded`.
-        round: how long a round is: a number in the unit of the times, or for timestamps a length such as 1h or 30min.
+        round: duration of a round: a number in the unit of the times, or for timestamps a duration such as 1h or 30min.
         client, start, end: the names of the columns.
-        cover: the part of a round, from 0 (any moment of it) to 1 (all of it).
-        begin: when round 0 begins; null: with the first session.
-        until: when the log ends; null: with the last session.
+        cover: fraction of a round, from 0 (any moment of it) to 1 (all of it).
+        begin: start of round 0; null: start of the first session.
+        until: end of the log; null: end of the last session.
     """
 
     unknown_reason = RECORD
@@ -94,7 +94,7 @@ class TraceLog(Recorded):
         self._unite(client_index, low.astype(np.float64), high.astype(np.float64))
         share = float((self._end - self._start).sum()) / float(ends - begins) / len(self.names or [])
         log.info(
-            "%s: %d clients, %d sessions, %d rounds; a client is there %.1f %% of the time",
+            "%s: %d clients, %d sessions, %d rounds; a client is available %.1f %% of the time",
             self.source, len(self.names or []), len(client_index), self.length, 100 * share,
         )  # fmt: skip
 

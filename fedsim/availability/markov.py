@@ -1,4 +1,4 @@
-"""Clients that stay when they are there and stay away when they are not: a two-state Markov chain each."""
+"""Availability that is correlated over rounds: a two-state Markov chain for each client."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ class Markov(Availability):
     """A homogeneous chain per client with stationary probability p_i and correlation λ between rounds, λ^k over k.
 
     P(on | on) = p_i + λ (1 − p_i), P(on | off) = p_i (1 − λ) (Rodio et al. 2023, CA-Fed): with probability λ a client
-    stays as it was, else it tosses its coin anew. Below 0 it rather changes than stays. Stretches last 1/((1 − λ)(1 −
-    p_i)) rounds on and 1/((1 − λ) p_i) off on average; a chain that comes with probability a and leaves with b is p = a
-    / (a + b), λ = 1 − a − b. It starts in its stationary law, so that p_i holds from round 0.
+    keeps its state, otherwise the state is drawn anew. With λ < 0 it changes more often than under independence.
+    Availability lasts 1/((1 − λ)(1 − p_i)) rounds and absence 1/((1 − λ) p_i) rounds on average; a chain that switches
+    on with probability a and off with b has p = a / (a + b), λ = 1 − a − b. It starts in its stationary distribution,
+    so that p_i holds from round 0.
 
     Args:
         base: p_i.
-        persistence: λ in (−1, 1), 0 is the independent coin; a list holds one for each of as many groups of clients, in
-            order. Below 0 it takes 1/(1 − λ) ≥ p_i ≥ −λ/(1 − λ).
+        persistence: λ in (−1, 1), 0: independent rounds; a list has one value per group of clients, in order. For λ < 0
+            it requires 1/(1 − λ) ≥ p_i ≥ −λ/(1 − λ).
 
     Attributes:
         base_probabilities: [R, m] p_i.

@@ -1,4 +1,4 @@
-"""Base probabilities p_i: how available a client is before its trajectory moves it."""
+"""Base probabilities p_i of clients, which trajectories multiply."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Probability(Validated, ABC):
 
 
 class Uniform(Probability):
-    """The same probability p for everybody."""
+    """The same probability p for all clients."""
 
     def __init__(self, p: Fraction = 0.5) -> None:
         self.p = p
@@ -68,7 +68,7 @@ class Groups(Probability):
 
 
 class ClassCorrelated(Probability):
-    """p_i = ⟨ν_i, φ⟩: availability follows the labels a client holds (fedawe App. J.3).
+    """p_i = ⟨ν_i, φ⟩: availability is correlated with the client's labels (fedawe App. J.3).
 
     ν_i is the client's actual label distribution; φ_c ~ U(0, Φ_c), with Φ_c = `high` for the first half of the classes
     and `low` for the rest. φ is drawn once per replicate.
@@ -92,7 +92,7 @@ class ClassCorrelated(Probability):
 
 
 class LabelOrdered(Probability):
-    """Clients with small labels rarely come: p_i = low + (1 − low) · (smallest label held) / (C − 1).
+    """Clients with small labels are rarely available: p_i = low + (1 − low) · (smallest label held) / (C − 1).
 
     Our reading of MIFA's construction (Gu et al. 2021), where every client holds two classes and low is its p_min.
     """

@@ -1,4 +1,4 @@
-"""Who shows up, given the probabilities: everybody, k at random, or each client by its own coin."""
+"""Availability processes: all clients, k at random, or independent draws with given probabilities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedsim.core.errors import ClientCountError
 
 
 class Full(Availability):
-    """Everybody, always."""
+    """All clients in all rounds."""
 
     law = "full"
 
@@ -53,7 +53,7 @@ class UniformK(Availability):
 
 
 class Bernoulli(Availability):
-    """Every client by its own independent coin with p_i^t = clip(p_i · f_i(t), floor, 1) (fedawe §3, fedpbc §III).
+    """Independent draws with probabilities p_i^t = clip(p_i · f_i(t), floor, 1) (fedawe §3, fedpbc §III).
 
     Args:
         base: p_i.
@@ -128,7 +128,7 @@ S = TypeVar("S")
 
 
 class Walk(Generic[S]):
-    """The states of rounds 0, 1, …, walked from where they were last asked for; for an earlier round from the first.
+    """The states of rounds 0, 1, …, computed from the last requested round; for an earlier round from the first.
 
     Args:
         step: the state of round t from that of round t − 1, which is None for t = 0 and must be left as it is. All that

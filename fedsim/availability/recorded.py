@@ -1,4 +1,4 @@
-"""Availability that was recorded: whose record is which client's, and what comes when the record ends."""
+"""Recorded availability: assignment of records to clients, and repetition of records."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ RECORD = "plays back a record, which tells who was there and not how probable th
 class Recorded(Availability):
     """A record of n clients, by name, over some rounds.
 
-    Names are those of the data, as `clients.npz` has them; clients without names are called by their numbers, 0 to m −
-    1. Where the record knows somebody whom the run does not, or the other way round, the run is refused, unless the
-    options say otherwise.
+    Names are those of the data, as in `clients.npz`; clients without names are numbered 0 to m − 1. A record without a
+    client, or a client without a record, raises an error unless the options say otherwise.
 
     Args:
         path: of the file; in Python also a data frame, or a mapping from names to columns.
         repeat: start again at the end; otherwise a run longer than the record is an error.
-        match: names: a client's record is the one of its name; order: the k-th client has the k-th record (of names in
-            order, numbers by size); draw: every replicate draws a record for each client, without replacement.
-        unknown: what becomes of records that are no client's: refuse or ignore.
-        missing: what becomes of clients without a record: refuse, or away for ever.
+        match: names: a client has the record with its name; order: the k-th client has the k-th record (sorted by name,
+            numbers numerically); draw: each replicate draws a record for each client, without replacement.
+        unknown: records of unknown clients: refuse (error) or ignore.
+        missing: clients without a record: refuse (error), or away (not available in the run).
 
     Attributes:
         names: [n] the recorded clients; None: columns without names, which are the clients in their order.

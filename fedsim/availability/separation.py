@@ -1,4 +1,4 @@
-"""Clients that rest: whoever took part stays away for some rounds at least."""
+"""Clients that rest: after participating, a client is unavailable for some rounds."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ class _Rest:
 
 
 class MinimumSeparation(Bernoulli):
-    """Whoever took part is away for R rounds at least; whoever is not at rest comes with p_i^t (Sun et al. 2025).
+    """A client that participated is unavailable for R rounds; other clients are available with p_i^t (Sun et al. 2025).
 
-    By coins (`k` null) the probability of taking part follows from its own past, m_i^t = p_i^t (1 − Σ_{s=t−R}^{t−1}
-    m_i^s), since a client rests if it came in one of the R rounds before; this is what those who know p_i^t are told.
-    Where p_i does not move it is p_i / (1 + R p_i), from round 0 on: the run begins in the middle of things, with
-    clients at rest. Gaps between rounds are R plus a geometric number of mean 1/p_i.
+    With independent draws (`k` null) the probability of participating is m_i^t = p_i^t (1 − Σ_{s=t−R}^{t−1} m_i^s),
+    since a client rests if it participated in one of the last R rounds; this is the probability reported to strategies.
+    For constant p_i it is p_i / (1 + R p_i) from round 0 on: the run starts in the stationary state, with some clients
+    at rest. Gaps between participations are R plus a geometric number with mean 1/p_i.
 
-    With `k`, that many are drawn in every round among those not at rest, without replacement with probabilities ∝
-    p_i^t, and nobody rests at the beginning. With k = R = 1 the shares of rounds tend to p_i (1 − p_i) / Σ_j p_j (1 −
-    p_j), Σ p_j = 1; with (R + 1) k = m the first m/k rounds repeat for ever. There the p_i^t are known to nobody.
+    With `k`, k clients are drawn in every round among those not at rest, without replacement with probabilities ∝
+    p_i^t, and no client rests in round 0. With k = R = 1 the participation frequencies converge to p_i (1 − p_i) / Σ_j
+    p_j (1 − p_j), Σ p_j = 1; with (R + 1) k = m the first m/k rounds repeat. In this case the p_i^t are not available
+    to strategies.
 
     Args:
         base: p_i of a client that does not rest.
         trajectory: f_i(t).
         floor: least p_i^t of a client that does not rest.
-        separation: R, rounds of rest.
-        k: how many are drawn; null: everyone by its own coin.
+        separation: R, number of rounds of rest.
+        k: number of clients drawn; null: independent draws.
     """
 
     law = "separation"

@@ -1,4 +1,4 @@
-"""Devices that connect for a while and leave for a while, at hours of their own."""
+"""Devices with sessions and absences of random length, in several time zones."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ class _Stretch:
 
 
 class DeviceSessions(Availability):
-    """A device has a session, then none, then a session: an alternating renewal process, looked at when a round begins.
+    """Sessions and absences alternate as in an alternating renewal process, observed at the start of each round.
 
-    Sessions last `length` rounds on average, absences as long as makes p_i the share of time with a session. The run
-    begins in the middle of things (what is left of the first stretch has its equilibrium law), so that p_i holds from
-    round 0. Exponential stretches make it `Markov` with λ = exp(−1/L_on − 1/L_off).
+    Sessions last `length` rounds on average; the mean length of absences is such that p_i is the fraction of time with
+    a session. The run starts in the stationary state (the residual of the first period has its equilibrium
+    distribution), so that p_i holds from round 0. With exponential lengths the process is `Markov` with λ = exp(−1/L_on
+    − 1/L_off).
 
-    The trajectory says which part of the sessions reaches the server: each has a level u ~ U(0, 1), kept while it
-    lasts, and does so in the rounds in which u < p_i^t / p_i. So p_i^t is the probability of taking part, and whoever
-    is there at a steady hour stays: `trajectory: night` lets nearly all sessions through while it is night in the
-    device's time zone, and few by day.
+    The trajectory determines which sessions are available to the server: each session has a level u ~ U(0, 1), constant
+    while it lasts, and is available in the rounds in which u < p_i^t / p_i. Hence p_i^t is the probability of
+    participating, and a client stays available while p_i^t is constant: with `trajectory: night` nearly all sessions
+    are available at night in the device's time zone, and few during the day.
 
     Args:
-        base: p_i, the share of time with a session.
+        base: p_i, the fraction of time with a session.
         trajectory: f_i(t), at most 1.
-        length: rounds that a session lasts on average, L_on ≥ 1; absences last L_off = L_on (1 − p_i) / p_i.
-        law: of both lengths: exponential, lognormal or weibull.
+        length: mean length of a session in rounds, L_on ≥ 1; absences last L_off = L_on (1 − p_i) / p_i.
+        law: distribution of both lengths: exponential, lognormal or weibull.
         shape: σ of lognormal (0 to 3), k of weibull (0.3 to 20); exponential has none.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Times in a log: numbers in a unit of one's own, or timestamps; and how long a round is."""
+"""Times in a log (numbers or timestamps), and the duration of a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Availability read from a file: round × client, recorded from devices or made by hand."""
+"""Availability from a file with a matrix of rounds × clients."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from fedsim.data.datasets.own.table_columns import SEPARATORS, Columns, columns
 
 
 class Trace(Recorded):
-    """Line t holds p_i^t of every client: 0 and 1 (or false and true) for a recording, anything between for a coin.
+    """Line t contains p_i^t of every client: 0 and 1 (or false and true) for recorded availability, or probabilities
+    between.
 
-    A first line of names says whose columns these are. It is one where an entry is neither a number with a fraction nor
-    0 or 1; where that leaves both readings open, since clients are called 0 and 1, `header` decides.
+    The first line may contain the names of the columns' clients. It is recognised if an entry is neither 0 or 1 nor a
+    number with a decimal fraction; if this is ambiguous because clients are named 0 and 1, `header` decides.
 
     Args:
         path: a CSV or Parquet file with a line per round and a column per client, or an NPY array [rounds, clients]; in
             Python also a data frame.
         header: whether a CSV file begins with a line of names: true, false, or auto by that rule.
-        round: the column that numbers the rounds, in any order; null: lines are rounds, in their order.
+        round: name of the column with round numbers, in any order; null: lines are rounds in order.
         repeat, match, unknown, missing: see `fedsim.availability.recorded.Recorded`.
 
     Raises:

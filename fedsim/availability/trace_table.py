@@ -1,4 +1,4 @@
-"""Availability from a long table: a line per round and client."""
+"""Availability from a long table with one line per round and client."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ WORDS = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 
 
 class TraceTable(Recorded):
-    """A line says of a round and a client how available it was: true or 1, false or 0, or a probability between.
+    """A line states the availability of a client in a round: true or 1, false or 0, or a probability between.
 
-    Rounds are whole numbers; the least is the run's round 0, and those between least and greatest are all there,
-    whether a line says something of them or not. A client of which a round says nothing was not there.
+    Rounds are integers; the smallest is round 0 of the run, and all rounds between the smallest and the largest exist,
+    also those without a line. A client without a line in a round was not available.
 
     Args:
         path, repeat, match, unknown, missing: see `fedsim.availability.recorded.Recorded`.
         client, round: the names of columns.
-        available: likewise; null: every line says that the client was there.
+        available: likewise; null: every line means that the client was available.
     """
 
     def __init__(

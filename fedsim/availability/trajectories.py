@@ -1,4 +1,4 @@
-"""Trajectories f_i(t): how a base probability moves over the rounds (fedawe App. J.3; fedpbc §VI)."""
+"""Trajectories f_i(t): how a base probability changes over rounds (fedawe App. J.3; fedpbc §VI)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsim.core.effects import EffectiveIf
 
 
 class Trajectory(Validated, ABC):
-    """Moves base probabilities in time."""
+    """A factor on base probabilities that depends on the round."""
 
     @abstractmethod
     def at(self, t: int, base: np.ndarray, population: Population) -> np.ndarray:
@@ -57,8 +57,8 @@ class Staircase(_Periodic):
 
     Args:
         period: rounds.
-        low: in the second part.
-        share: of a period, the first part.
+        low: f(t) in the second part of a period.
+        share: fraction of a period that the first part takes.
     """
 
     effective_if = (
@@ -103,7 +103,7 @@ class Sine(_Periodic):
 
 
 class InterleavedSine(Sine):
-    """The sine, cut to zero wherever p_i·f(t) < δ₀: clients with different p_i vanish at different times."""
+    """The sine, set to zero where p_i·f(t) < δ₀: clients with different p_i are unavailable at different times."""
 
     effective_if = (
         EffectiveIf(

@@ -24,8 +24,8 @@ HIGHER, LOWER = "higher", "lower"
 MODELS = {"global": "the server's model", "client_mean": "the mean of all clients' models"}  # what can be evaluated
 PERSONAL_MODELS = {
     "global": "the server's model",
-    "localized": "what the client makes of its start row in the local (or plain) steps of the next round, thrown away",
-    "personal": "the client's personal model: of its local rule, or else the model the strategy keeps for it",
+    "localized": "the client's start row after the local (or plain) steps of the next round, discarded afterwards",
+    "personal": "the client's personal model: that of its local rule, or else the one that the strategy stores",
 }
 MODEL_LABELS = {
     "global": "server's model",
@@ -98,22 +98,22 @@ MEASURED = _by_column(
     _accuracy(
         "test_accuracy_by_client",
         "test accuracy, mean over clients",
-        "mean of the accuracies on what was held out of each client",
+        "mean over clients of the accuracy on the client's own held-out test samples",
     ),
     _accuracy(
         "test_accuracy_by_client_worst10",
         f"test accuracy, {WORST}",
-        "mean of the lowest tenth of the accuracies on what was held out of each client",
+        "its mean over the tenth of the clients with the lowest accuracies",
     ),
     _loss(
         "test_loss_by_client",
         "test loss, mean over clients",
-        "mean of the mean losses on what was held out of each client",
+        "mean over clients of the mean loss on the client's own held-out test samples",
     ),
     _loss(
         "test_loss_by_client_worst10",
         f"test loss, {WORST}",
-        "mean of the highest tenth of the losses on what was held out of each client",
+        "its mean over the tenth of the clients with the highest losses",
     ),
     _loss(
         "validation_loss",
@@ -123,7 +123,7 @@ MEASURED = _by_column(
     _loss(
         "validation_loss_worst10",
         f"validation loss, {WORST}",
-        "its mean over the tenth of the clients where it is highest",
+        "its mean over the tenth of the clients with the highest losses",
     ),
     _accuracy(
         "validation_accuracy",
@@ -133,7 +133,7 @@ MEASURED = _by_column(
     _accuracy(
         "validation_accuracy_worst10",
         f"validation accuracy, {WORST}",
-        "its mean over the tenth of the clients where it is lowest",
+        "its mean over the tenth of the clients with the lowest accuracies",
     ),
     _loss(
         "train_loss",
@@ -158,18 +158,18 @@ MEASURED = _by_column(
     _loss(
         "performative_loss",
         "performative loss",
-        "train_loss by another name: the loss of the evaluated model on data that answer it",
+        "equal to train_loss: the loss of the evaluated model on the data that it induces",
     ),
     _loss(
         "performative_risk",
         "performative risk",
-        "performative_loss and the ridge λ/2 ‖θ‖²: what θ^PO minimises",
+        "performative_loss plus the ridge penalty λ/2 ‖θ‖²; θ^PO minimises it",
     ),
     _loss(
         "decoupled_loss",
         "decoupled loss",
-        "loss of the evaluated model on the clients' data as they answered the server's last deployment: its model "
-        "before the last round, or what shift.inertia or shift.redraw make of its models",
+        "loss of the evaluated model on data induced by the last deployed model: the server's model before the last "
+        "round, or the model determined by shift.inertia or shift.redraw",
     ),
     _distance(
         "distance_to_ps",
@@ -190,7 +190,10 @@ MEASURED = _by_column(
 DISTANCES = ("distance_to_optimum", "distance_to_ps", "distance_to_po", "distance_to_nash")  # on logarithmic axes
 WORK = _by_column(
     MetricDescription(
-        "active_clients", "participating clients", "clients that took part in the last round", "participation"
+        "active_clients",
+        "participating clients",
+        "number of clients that participated in the last round",
+        "participation",
     ),
     MetricDescription(
         "mean_active_clients",
@@ -258,21 +261,21 @@ DIAGNOSTICS = _by_column(  # where `diagnostics` asks for them
     MetricDescription(
         "stability_gap",
         "stability gap",
-        "distance of the evaluated model to the best one on the data that answer it: 0 where performatively stable",
+        "distance of the evaluated model to the minimiser on the data that it induces; 0 at θ^PS",
         "diagnostics",
         LOWER,
     ),
     MetricDescription(
         "client_drift",
         "client drift",
-        "distance between a client's model after its local work and the server's model with which the round began: "
-        "mean over the clients that took part in the last round",
+        "distance between a client's model after local training and the server's model at the start of the round: "
+        "mean over the clients that participated in the last round",
         "diagnostics",
     ),
     MetricDescription(
         "staleness_mean",
         "staleness, mean over clients",
-        "rounds since a client last participated, counted from the beginning for clients that have not yet: mean over "
+        "rounds since a client last participated (since round 0 for clients that have not participated): mean over "
         "clients",
         "diagnostics",
         LOWER,
@@ -281,7 +284,7 @@ DIAGNOSTICS = _by_column(  # where `diagnostics` asks for them
     MetricDescription(
         "staleness_max",
         "staleness, largest of a client",
-        "the same of the client that has been away longest",
+        "the same for the client with the longest absence",
         "diagnostics",
         LOWER,
         "rounds",
@@ -289,15 +292,15 @@ DIAGNOSTICS = _by_column(  # where `diagnostics` asks for them
     MetricDescription(
         "availability_normalised_utility",
         "availability-normalised utility",
-        "mean over clients of what the mean loss on (a subsample of) the client's own, shifted, data has fallen by "
-        "since round 0, divided by the rounds in which the client could take part",
+        "mean over clients of the decrease of the loss on (a subsample of) the client's own, shifted, data since "
+        "round 0, divided by the number of rounds in which the client was available",
         "diagnostics",
         HIGHER,
     ),
     MetricDescription(
         "availability_normalised_utility_cv",
         "availability-normalised utility, coefficient of variation over clients",
-        "its coefficient of variation over clients: standard deviation by mean",
+        "its coefficient of variation over clients: standard deviation divided by the mean",
         "diagnostics",
         LOWER,
     ),

@@ -1,4 +1,4 @@
-"""What one client does in one local step, and how its learning rate moves."""
+"""Local training rules (one step of one client) and learning-rate schedules."""
 
 from fedsim.local.apfl import APFL
 from fedsim.local.dfo import DFO

@@ -1,4 +1,4 @@
-"""APFL: every client trains a model of its own beside the federation's, and predicts with a mixture of both."""
+"""APFL: every client trains a personal model in addition to the global one, and predicts with a mixture of both."""
 
 from __future__ import annotations
 
@@ -38,17 +38,16 @@ class APFL(SGD):
 
     With v̄ = α v + (1 − α) w, a step is w ← w − η ∇f(w) (as SGD, options and all) and v ← v − η_v α ∇f(v̄), both from
     the values before it (eq. 5). Adaptive: first α ← clip(α − η (⟨v − w, ∇f(v̄)⟩ + λ_α α), 0, 1) (eq. 6), on the same
-    batch.
-    v starts as the initial model. Memory: one model and one number per client, kept while it is away.
+    batch. v starts as the initial model. Memory: one model and one number per client, stored between rounds.
 
     Args:
-        alpha: α of every client, at the start, or a list of one per seed; 0 is FedAvg, 1 trains v alone.
-        adaptive: whether α moves.
-        alpha_every: 'round': α moves once a round, before the local steps (the paper: "at every communication round");
-            'step': before each of them, as other programs have it. Either costs one gradient each time.
-        mix: 'params' mixes parameters, as the paper writes; 'outputs' mixes the two models' outputs, as its authors'
-            program does: v and α then follow the gradient of that loss. A ridge is then that of v.
-        personal_lr: η_v, moved by the same schedule; None is η.
+        alpha: initial α of every client, or a list of one per seed; 0 is FedAvg, 1 trains v independently.
+        adaptive: whether α is trained.
+        alpha_every: 'round': α is updated once per round, before the local steps (the paper: "at every communication
+            round"); 'step': before each of them, as in other programs. Each update costs one gradient.
+        mix: 'params' mixes parameters, as in the paper; 'outputs' mixes the outputs of the two models, as in the
+            authors' program: v and α then follow the gradient of that loss, and the ridge penalty is that of v.
+        personal_lr: η_v, with the same schedule; None: η.
         alpha_decay: λ_α, a weight decay of α; 0.02 in the authors' program.
         **options: of SGD; clip and weight_decay act on v too.
     """

@@ -1,4 +1,4 @@
-"""Descent without derivatives: deploy a model beside one's own, and hear how well it does on what answers."""
+"""Derivative-free optimisation: deploys perturbed models and observes their losses."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ ASKED, HEARD, MEAN, COUNT = "points_asked", "loss_heard", "mean_loss_heard", "lo
 
 
 class DFO(PFL):
-    """Derivative-free optimisation with one or two points (Flaxman et al. 2004): towards θ^PO, knowing nothing of how
-    data answer.
+    """Derivative-free optimisation with one or two points (Flaxman et al. 2004): towards θ^PO, without a model of the
+    data's reaction.
 
-    A local step deploys a point and hears the mean loss on a batch that answers it. Two points make one step of the
-    model: θ ← Π(θ − η (d/2δ) (ℓ(θ + δu) − ℓ(θ − δu)) u), u on the unit sphere, the same for all clients of a replicate.
-    With one, every step moves: θ ← Π(θ − η (d/δ) (ℓ(θ + δu) − b) u). The same clients answer both points, each on a
-    batch of its own; d counts trained parameters. On quadratic risks two points are unbiased for every δ, and exact for
-    d = 1. With local_steps=2 `fedavg` takes the mean of the clients' differences; with more, clients walk on alone.
+    A local step deploys a point and observes the mean loss on a batch that reacts to it. Two points give one step of
+    the model: θ ← Π(θ − η (d/2δ) (ℓ(θ + δu) − ℓ(θ − δu)) u), u on the unit sphere, the same for all clients of a
+    replicate. With one point, each step updates the model: θ ← Π(θ − η (d/δ) (ℓ(θ + δu) − b) u). Both points are
+    evaluated by the same clients, on different batches; d is the number of trained parameters. On quadratic risks two
+    points are unbiased for each δ, and exact for d = 1. With local_steps=2 `fedavg` averages the clients' differences;
+    with more steps, clients continue independently within the round.
 
-    Π projects so that points stay in Θ. One point has a variance of about (d PR/δ)², so it wants rates two orders
-    smaller. Under inertia losses are those of points that data have not fully answered. Needs shift.deploy=step.
-    Memory: the replicate's seed, and with a baseline two numbers.
+    Π projects so that points stay in Θ. One point has a variance of about (d PR/δ)², so it needs learning rates two
+    orders of magnitude smaller. With inertia, losses are observed before the data have fully reacted. Needs
+    shift.deploy=step. Memory: the replicate's seed, and with a baseline two numbers.
 
     Args:
         radius: δ.
         points: 1 or 2.
-        baseline: for one point, b is the mean of the losses the client has heard so far (its first step stays where it
-            is); otherwise 0.
+        baseline: for one point, b is the mean of the losses that the client has observed so far (its first step does
+            not change the model); otherwise 0.
         **options: of PFL.
     """
 

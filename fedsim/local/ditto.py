@@ -1,4 +1,4 @@
-"""Ditto: every client trains a model of its own beside the federation's, and near it."""
+"""Ditto: every client trains a personal model that is regularised towards the global one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ RECEIVED = "received"
 
 
 class Ditto(SGD):
-    """Beside a step of SGD, v ← v − η_v (∇f(v) + λ (v − x^t)) on the same batch, x^t the row with which the client's
-    round began (Li, Hu, Beirami and Smith, ICML 2021).
+    """In addition to a step of SGD, v ← v − η_v (∇f(v) + λ (v − x^t)) on the same batch, x^t the client's row at the
+    start of the round (Li, Hu, Beirami and Smith, ICML 2021).
 
-    The federation's model never meets v: under any strategy it is that of local=sgd. v starts as the initial model;
-    λ = 0 trains it alone. Memory: one model per client, kept while it is away.
+    The global model does not depend on v: it is that of local=sgd. v starts as the initial model; λ = 0 trains it
+    independently. Memory: one model per client, stored between rounds.
 
     Args:
         penalty: λ.
-        personal_lr: η_v, moved by the same schedule; None is η.
+        personal_lr: η_v, with the same schedule; None: η.
         **options: of SGD; clip and weight_decay act on ∇f(v) too.
     """
 

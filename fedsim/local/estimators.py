@@ -1,4 +1,5 @@
-"""Which f of a client's law p(z; f) answers the model: its estimate f̂, and the score ∂log p/∂f (profl §3 and §5).
+"""Estimators of the statistic f of a client's distribution p(z; f) that reacts to the model, and the score ∂log p/∂f
+(profl §3 and §5).
 
 Everything is for a chunk of c clients on weights: batch [c, B, …], weight [c, B] (0 for samples that do not count). The
 score always appears in the mean Σ_j w_j ℓ_j ∂log p(z_j; f̂)/∂f / Σ_j w_j, so only that is computed: [c, p].
@@ -50,7 +51,7 @@ class Estimator(ABC):
 
 
 class NoEstimator(Estimator):
-    """p = 0: the data do not answer, or are not told to."""
+    """p = 0: the data do not react."""
 
     size = 0
 

@@ -1,4 +1,4 @@
-"""Random points at which rules that learn from deployments have clients be, the same for all clients of a replicate."""
+"""Random models that exploring rules deploy, the same for all clients of a replicate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedALA: a client begins between its own last model and the federation's, number by number, as its data teach."""
+"""FedALA: local training starts from a learnt elementwise mixture of the client's last model and the global one."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ MIXING = "mixing"
 
 
 class FedALA(SGD):
-    """In its last layers a client begins at v + (x^t − v) ⊙ W, v what it arrived at last time; in the others at x^t. A
-    round's first steps move W ← clip(W − η_W ∇f ⊙ (x^t − v), 0, 1) and with it the beginning, the others train
-    (Zhang et al., AAAI 2023). The personal model is the beginning.
+    """In its last layers a client starts from v + (x^t − v) ⊙ W, v its model at the end of its last round; in the
+    others from x^t. The first steps of a round update W ← clip(W − η_W ∇f ⊙ (x^t − v), 0, 1) and thereby the starting
+    point, the others train the model (Zhang et al., AAAI 2023). The personal model is the starting point.
 
-    In the paper W is learnt on a share of the client's data, the first time until the loss settles; here on the batches
-    of so many steps of every round. W frozen at 1 is FedAvg, at 0 FedPer. Memory: a model and W per client.
+    In the paper W is learnt on a fraction of the client's data, the first time until the loss converges; here on the
+    batches of the first steps of every round. With W fixed at 1 it is FedAvg, at 0 FedPer. Memory: a model and W per
+    client.
 
     Args:
-        layers: how many last layers are mixed, of those with parameters.
-        mixing_steps: of the round's local steps, those that move W.
+        layers: number of last layers that are mixed, of those with parameters.
+        mixing_steps: number of the round's local steps that update W.
         mixing_lr: η_W.
-        mixing: W at the start.
+        mixing: initial W.
         **options: of SGD.
     """
 

@@ -1,4 +1,4 @@
-"""Scores calibrated by what each client has seen: FedLC (Zhang et al., ICML 2022), balanced softmax (Ren 2020)."""
+"""Logits calibrated by label frequencies: FedLC (Zhang et al., ICML 2022), balanced softmax (Ren 2020)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ NONE_OF_THEM = 1e-8  # samples of a class that a client has none of, as in FL-be
 class FedLC(SGD):
     """Steps of SGD on the cross-entropy of output_y − τ n_{i,y}^{−1/4}, n_{i,y} the client's training samples of y.
 
-    Classes of which a client has few are trained with a margin, so that its steps do not unlearn them. Models are
-    evaluated without it. Where a client has as many of every class it is SGD.
+    Classes with few samples at a client are trained with a margin, so that its steps do not unlearn them. Models are
+    evaluated without the margin. For a client with equally many samples of each class it is SGD.
 
     Args:
         tau: τ.

@@ -1,4 +1,4 @@
-"""FedRep and FedBABU: what stays with the client and what travels are trained one after the other."""
+"""FedRep and FedBABU: private and shared layers are trained one after the other."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TAKEN = "steps taken"
 
 
 class FedRep(SGD):
-    """A round's first steps train what stays with the client, its head, the others what travels, the representation
-    (Collins et al., ICML 2021, Alg. 1). With no steps for the head it is FedBABU's, which never leaves its start and is
-    trained by fine-tuning alone (Oh et al., ICLR 2022, §4.1). Runs under `columns` that keep something.
+    """The first steps of a round train the private columns (the head), the others the shared ones, the representation
+    (Collins et al., ICML 2021, Alg. 1). Without steps for the head it is FedBABU, whose head stays at its initial value
+    and is trained only in fine-tuning (Oh et al., ICLR 2022, §4.1). Requires `columns` with private columns.
 
     Args:
-        head_steps: of the round's local steps, those that train the head.
+        head_steps: number of the round's local steps that train the head.
         **options: of SGD.
     """
 

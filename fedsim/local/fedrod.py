@@ -1,4 +1,4 @@
-"""FedRoD: a head of every client's own on top of the federation's, which is trained as if classes were even."""
+"""FedRoD: a personal head in addition to the global model, which is trained with balanced softmax."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ HEAD = "head"
 
 
 class FedRoD(FedLC):
-    """Steps of FedLC with balanced softmax, and beside each p ← p − η_p ∇_p f, where f is the plain cross-entropy of
-    the sum of two heads' outputs on one body (Chen and Chao, ICLR 2022): the federation's, which travels, and p, which
-    stays. Body and federation's head do not hear of f, and never meet p.
+    """Steps of FedLC with balanced softmax, each with a step p ← p − η_p ∇_p f, where f is the cross-entropy of the sum
+    of the outputs of two heads on one body (Chen and Chao, ICLR 2022): the global head, which is shared, and the
+    personal head p. Body and global head are not trained on f and do not depend on p.
 
-    A head is the last layer. It is linear in its numbers, so that the sum of two heads' outputs is that of one whose
-    numbers are the sum; others are refused. p starts at zero: a client that never came predicts as the federation.
-    Memory: a head per client, kept while it is away.
+    The head is the last layer. It must be linear in its parameters, so that the sum of the outputs of two heads is the
+    output of a head with the summed parameters; other heads raise an error. p starts at zero: a client that has not
+    participated predicts with the global model. Memory: one head per client, stored between rounds.
 
     Args:
         tau, margin: see `FedLC`.
-        personal_lr: η_p, moved by the same schedule; None is η.
+        personal_lr: η_p, with the same schedule; None: η.
         **options: of SGD; clip and weight_decay act on p too. A ridge is then that of the summed heads.
     """
 

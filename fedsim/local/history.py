@@ -1,4 +1,4 @@
-"""A client's last H deployed models with what it estimated there: df/dθ ≈ Δf (Δθ)† (profl §3, eq. 6)."""
+"""A client's last H deployed models with its estimates f̂ at them: df/dθ ≈ Δf (Δθ)† (profl §3, eq. 6)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ MODELS, ESTIMATES, STEPS = "deployed_models", "estimates", "own_steps"
 class History:
     """Ring buffers in the client's memory, for c clients at once.
 
-    Steps are the client's own: one that was away goes on where it stopped, however many rounds have passed, and its
-    first H steps ever are those without an estimate of df/dθ.
+    Steps are counted per client: a client that was absent continues where it stopped, and its first H steps are without
+    an estimate of df/dθ.
 
     Args:
         length: H.
-        growing: estimate df/dθ as soon as the window holds as many models as they have parameters, from those that are
-            there, as Izzo et al.'s program does; otherwise only once it holds H (profl Alg. 1).
-        rcond: singular values of Δθ below this share of the largest count as zero in its pseudo-inverse, so that df/dθ
-            is estimated along the directions in which the client's models really moved, and is 0 along the others.
+        growing: estimate df/dθ as soon as the history holds as many models as they have parameters, as in the program
+            of Izzo et al.; otherwise only when it holds H (profl Alg. 1).
+        rcond: singular values of Δθ below this fraction of the largest are treated as zero in its pseudo-inverse, so
+            that df/dθ is estimated along the directions in which the client's models changed, and is 0 along the
+            others.
     """
 
     def __init__(self, length: Count = 10, rcond: Fraction = 1e-4, growing: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""`local.estimator` by name: which part f of a client's law answers the model, as shift and data allow it."""
+"""`local.estimator` by name: which statistic f of a client's distribution reacts to the model."""
 
 from __future__ import annotations
 

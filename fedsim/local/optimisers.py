@@ -1,4 +1,4 @@
-"""Local optimisers with a state: momentum, Adam, AdamW. It begins anew every round, or stays with the client."""
+"""Local optimisers with a state: momentum, Adam, AdamW. The state is reset in every round, or stored per client."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ KEPT = ("round", "client")
 
 
 class Optimiser(SGD):
-    """A rule that steps along something else than the gradient, made of it and of what it remembers.
+    """A local rule whose steps depend on the gradient and an optimiser state.
 
-    A proximal term (FedProx) is part of the gradient. SCAFFOLD's correction is not honoured: its control variates are
-    mean gradients only where a step is a plain one.
+    A proximal term (FedProx) is part of the gradient. SCAFFOLD's correction is not supported: its control variates are
+    mean gradients only for plain steps.
 
     Args:
-        state: 'round': it begins at zero every round; 'client': it stays with the client while it is away.
+        state: 'round': reset to zero in every round; 'client': stored per client between rounds.
         **options: of SGD.
     """
 
@@ -69,7 +69,7 @@ class Momentum(Optimiser):
 
     Args:
         momentum: μ.
-        nesterov: look ahead.
+        nesterov: Nesterov momentum.
         **options: of `Optimiser`.
     """
 
@@ -108,8 +108,8 @@ class Adam(Optimiser):
 
     Args:
         beta1, beta2, eps: β₁, β₂, ε.
-        decoupled: weight decay λ as x ← (1 − ηλ) x beside the step (AdamW; Loshchilov and Hutter, ICLR 2019, Alg. 2);
-            else it is part of g.
+        decoupled: decoupled weight decay λ, x ← (1 − ηλ) x (AdamW; Loshchilov and Hutter, ICLR 2019, Alg. 2); otherwise
+            it is part of g.
         **options: of `Optimiser`; lr 0.001 is usual.
     """
 

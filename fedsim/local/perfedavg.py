@@ -1,4 +1,4 @@
-"""Per-FedAvg: a federation that learns a start from which one gradient step makes a good personal model."""
+"""Per-FedAvg: learns an initial model from which one gradient step gives a good personal model."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fedsim.local.sgd import SGD
 class PerFedAvg(SGD):
     """Model-agnostic meta-learning on the client (Fallah et al. 2020): x ← x − β ∇f(x − α ∇f(x; b₁); b₂).
 
-    A step draws one batch of twice the size and halves it: b₁ is every other sample, b₂ the rest, so that in a pass
-    through the data they are disjoint (a batch of one sample serves as both). Under a shift both answer x. β is `lr`.
-    To first order the factor I − α ∇²f(x; b₁) is left out; Fallah et al. draw a third batch for the Hessian, here it is
-    that of b₁, so that the step is the exact gradient of f(x − α ∇f(x; b₁); b₂). The personal model is `adapt_steps`
-    steps of SGD with rate α from x.
+    A step draws one batch of twice the size and halves it: b₁ is every other sample, b₂ the rest, so that they are
+    disjoint within an epoch (a batch of one sample is used for both). Under a shift both react to x. β is `lr`. The
+    first-order version omits the factor I − α ∇²f(x; b₁). Fallah et al. draw a third batch for the Hessian; here it is
+    computed on b₁, so that the step is the exact gradient of f(x − α ∇f(x; b₁); b₂). The personal model is
+    `adapt_steps` steps of SGD with rate α from x.
 
     Args:
         inner_lr: α, without a schedule.
         second_order: multiply by I − α ∇²f(x; b₁), which costs about two gradients more.
-        keep_inner: keep the inner step, x ← x' − β ∇f(x'; b₂) at x' = x − α ∇f(x; b₁), as the program of apfl's authors
-            does; the client's own model is then the localized one.
+        keep_inner: also apply the inner step, x ← x' − β ∇f(x'; b₂) at x' = x − α ∇f(x; b₁), as in the program of
+            APFL's authors; the client's own model is then the fine-tuned one.
         adapt_steps: steps from x to the personal model.
-        batch_size: of b₁ and b₂ each; None halves all the client has.
+        batch_size: size of b₁ and of b₂; None: half of the client's samples each.
         **options: of SGD.
     """
 

@@ -1,4 +1,4 @@
-"""Local rules for data that answer the model: repeated and performative gradient descent (PFL, PoFL)."""
+"""Local rules for performative shifts: repeated and performative gradient descent (PFL, PoFL)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from fedsim.shift import Shift
 
 
 class PFL(SGD):
-    """Repeated gradient descent (p-fedavg; PFL in profl §2): θ ← Proj_Θ(θ − η L̂₁), L̂₁ = mean ∇ℓ(z_j; θ), z_j ~ D_i(θ).
+    """Repeated gradient descent (p-fedavg; PFL in profl §2): θ ← Proj_Θ(θ − η L̂₁), L̂₁ = mean ∇ℓ(z_j; θ), z_j ~
+    D_i(θ).
 
-    Samples come from what the client's own current model provokes, but the step ignores that it provokes them: the
-    fixed point is θ^PS. Without a projection this is SGD.
+    Samples are drawn from the distribution that the client's current model induces, but the gradient ignores this
+    dependence: the fixed point is θ^PS. Without a projection this is SGD.
 
     Args:
-        box: [lo, hi] of every parameter: Θ; None leaves it open.
+        box: Θ = [lo, hi] for every parameter; None: unbounded.
         ball: radius of Θ = {‖θ‖ ≤ r} instead.
         **options: of SGD.
     """
@@ -45,7 +46,7 @@ class PFL(SGD):
 
 @dataclass
 class Draw:
-    """What c clients drew at a local step, and what they made of it.
+    """The samples of c clients at a local step, and quantities computed from them.
 
     Attributes:
         batch: [c, B, …] per entry.
@@ -67,14 +68,15 @@ class Draw:
 class PoFL(PFL):
     """Performative gradient descent in a federation (profl §3, Alg. 2): θ ← Proj_Θ(θ − η (L̂₁ + L̂₂)).
 
-    L̂₂ = mean ℓ(z_j; θ) (df/dθ)ᵀ ∂log p(z_j; f̂)/∂f is what the answer of the data adds to the gradient: the fixed point
-    is θ^PO. A client's first H steps are repeated gradient descent. Memory: H·(d + p) numbers per client.
+    L̂₂ = mean ℓ(z_j; θ) (df/dθ)ᵀ ∂log p(z_j; f̂)/∂f is the contribution of the reaction of the data to the gradient:
+    the fixed point is θ^PO. A client's first H steps are repeated gradient descent. Memory: H·(d + p) numbers per
+    client.
 
     Args:
         history: H, deployed models from which df/dθ is estimated (see `History`).
-        rcond: of the pseudo-inverse.
-        growing: begin as soon as the window determines df/dθ, not only once it is full (see `History`).
-        estimator: which f answers (see `fedsim.local.laws`).
+        rcond: relative cut-off in the pseudo-inverse.
+        growing: start as soon as the history determines df/dθ, not only when it is full (see `History`).
+        estimator: the statistic f that reacts (see `fedsim.local.laws`).
         variance: known σ² of the score; None estimates it.
         **options: of PFL.
     """

@@ -1,4 +1,4 @@
-"""pFedMe: personal models near the federation's, which descends the Moreau envelope of every client's loss."""
+"""pFedMe: personal models near the global one, which minimises the Moreau envelopes of the clients' losses."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fedsim.local.sgd import SGD
 class PFedMe(SGD):
     """θ ≈ argmin f(θ) + λ/2 ‖θ − w‖² by K gradient steps, then w ← w − η λ (w − θ) (Dinh et al. 2020, Alg. 1).
 
-    All K steps see the batch of the local step, or each a fresh one. θ is the personal model; it starts as the initial
+    All K steps use the batch of the local step, or each a new one. θ is the personal model; it starts as the initial
     model. The paper's server mixing x ← (1 − β) x + β mean w_i is strategy=fedavg strategy.server_lr=β. Memory: one
     model per client.
 
     Args:
         penalty: λ.
         inner_steps: K.
-        inner_lr: rate of the K steps, without a schedule; below 2 / (L + λ) for a loss of smoothness L.
-        fresh_batches: a local step draws K batches, one for each of the K steps, as the program of apfl's authors does.
-            From a client with fewer samples than that, the K steps get equal parts of all it has.
-        warm_start: the K steps begin at the client's last θ, as in the authors' program; else at w.
+        inner_lr: learning rate of the K steps, without a schedule; below 2 / (L + λ) for a loss of smoothness L.
+        fresh_batches: a local step draws K batches, one for each of the K steps, as in the program of APFL's authors.
+            If a client has fewer samples than that, the K steps get equal parts of its data.
+        warm_start: the K steps start from the client's last θ, as in the authors' program; otherwise from w.
         **options: of SGD; clip and the strategy's correction act on λ (w − θ), the gradient of the envelope.
     """
 

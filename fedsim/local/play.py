@@ -1,4 +1,4 @@
-"""Players that step along gradients of their losses: to the stable equilibrium, to Nash's, to the social optimum."""
+"""Gradient play: towards the stable equilibrium, the Nash equilibrium or the social optimum."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ GRAM, RIGHT, STEPS, SLOPE, STEP = "gram", "right_side", "own_steps", "slope", "s
 
 
 class Play(PFL):
-    """Gradient play in the game of `shift=players` (Narang et al. 2023, by its abstract; the formulas are ours).
+    """Gradient play in the game of `shift=players` (after Narang et al. 2023, from its abstract; the formulas are
+    ours).
 
-    A player's loss depends on its own decision x_i and on data that answer everybody's. `stable`: it steps along its
-    gradient on the data there are, repeated gradient play. `nash`: through the answer of its data to its own decision
-    too. `social`: through their answer to all decisions, and its step moves those of the others, by the sum of all.
+    A player's loss depends on its own decision x_i and on data that react to the decisions of all. `stable`: it steps
+    along its gradient on the current data (repeated gradient play). `nash`: the gradient includes the reaction of its
+    data to its own decision. `social`: the gradient includes the reaction to all decisions, and decisions move along
+    the sum of all players' gradients.
 
-    How data answer is regressed by every player for itself, z̄_i on what everybody deployed, which all see: after
-    `explore` steps its estimate enters its gradient (adaptive gradient play). Everybody deploys θ + σ·noise for that.
-    Or it is known. Others' decisions are those of the round's start, and with local_steps=1 all is simultaneous. A
-    player that is away keeps its decision. Memory with `learnt`: the normal equations, (p + 1)(2p + 1) + p² numbers of
-    each client for p = m·d decisions. Needs shift.deploy=step.
+    Each player estimates the reaction of its data by regression of z̄_i on all deployed decisions, which are visible to
+    all: after `explore` steps the estimate enters its gradient (adaptive gradient play). For this, players deploy θ +
+    σ·noise. Alternatively the reaction is known. The decisions of other players are those of the start of the round;
+    with local_steps=1 all steps are simultaneous. An absent player keeps its decision. Memory with `learnt`: the normal
+    equations, (p + 1)(2p + 1) + p² numbers of each client for p = m·d decisions. Needs shift.deploy=step.
 
     Args:
         concept: 'stable', 'nash' or 'social'.

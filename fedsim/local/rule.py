@@ -120,10 +120,10 @@ class GradientStep:
 
 
 class LocalRule(Validated, ABC):
-    """How a client turns a start row into an end row.
+    """A local rule: computes the end row of a client's local training from its start row.
 
     Args:
-        lr: η_l; a list gives every replicate its own.
+        lr: η_l, or a list with one value per replicate.
         steps, epochs, batch_size, sampling, drop_last: see `fedsim.data.samples.LocalWork`.
         schedule: factor on lr over rounds and steps.
 

@@ -13,14 +13,14 @@ from fedsim.local.sgd import SGD
 
 
 class SAM(SGD):
-    """x ← x − η ∇f(x + ρ g / ‖g‖), g = ∇f(x) on the same batch, one norm over the whole row; two gradients a step.
+    """x ← x − η ∇f(x + ρ g / ‖g‖), g = ∇f(x) on the same batch, one norm over the complete row; two gradients per step.
 
     With `adaptive` (ASAM) every coordinate is scaled by t = |x| + 0.01: x + ρ t² g / ‖t g‖.
 
     Args:
         rho: ρ; 0 is SGD.
         adaptive: scale the perturbation by the parameters.
-        **options: of SGD; clip, weight decay and a strategy's correction act on the second gradient alone.
+        **options: of SGD; clip, weight decay and a strategy's correction act only on the second gradient.
     """
 
     def __init__(self, rho: NonNegative = 0.05, adaptive: bool = False, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""How many samples a client needs so that the error of its performative gradient stays bounded (profl §5.3)."""
+"""The number of samples that a client needs for a bounded error of its performative gradient (profl §5.3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsim.core.constraints import Count, NonNegative, Positive, PositiveFracti
 
 @validated
 class SampleSize:
-    """n ≥ 2 (2 ℓ² H ‖Δθ‖⁻² + F²) σ² log(2/φ) / (2Φ − M² η² G⁴ H⁶ ‖Δθ‖² ℓ²); a denominator ≤ 0 asks for the cap.
+    """n ≥ 2 (2 ℓ² H ‖Δθ‖⁻² + F²) σ² log(2/φ) / (2Φ − M² η² G⁴ H⁶ ‖Δθ‖² ℓ²); if the denominator is ≤ 0, n is the cap.
 
     The paper estimates the constants from previous updates without saying how. Here, all from the client's last step:
     ℓ its mean loss, G = ‖L̂₁‖, F = ‖df/dθ‖ and ‖Δθ‖ (Frobenius), σ² = n times the total variance of f̂, and

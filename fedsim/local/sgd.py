@@ -19,7 +19,7 @@ class SGD(LocalRule):
 
     Args:
         weight_decay: λ.
-        clip: largest Euclidean norm of one step's gradient (of the mean loss over the batch); None does not clip.
+        clip: maximal Euclidean norm of a step's gradient (of the mean loss over the batch); None: no clipping.
         **options: of every local rule.
     """
 

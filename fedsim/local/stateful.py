@@ -1,4 +1,4 @@
-"""Performative gradient descent where data answer little by little, and what they were yesterday counts."""
+"""Performative gradient descent for data that react gradually, depending on their past."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from fedsim.shift import Shift
 
 
 class StatefulPerfGD(PoFL):
-    """Stateful performative gradient descent (Izzo, Ying and Zou, 2021; by its abstract): PoFL in a world whose law
-    answers the deployed model *and* its own past, f_t = M(θ_t, f_{t−1}), as under `shift.inertia`; towards the θ^PO of
-    the law that f settles at.
+    """Stateful performative gradient descent (Izzo, Ying and Zou, 2021; from its abstract): PoFL for a distribution
+    that depends on the deployed model *and* on its own past, f_t = M(θ_t, f_{t−1}), as under `shift.inertia`; towards
+    the θ^PO of the stationary distribution.
 
     Both partial derivatives are regressed together, Δf ≈ ∂₁ Δθ + ∂₂ Δf_before, over the client's last H steps, and
 
         df*/dθ = (I − ∂₂)⁻¹ ∂₁ = Σ_k ∂₂ᵏ ∂₁
 
-    takes the place of PoFL's df/dθ in L̂₂. With M = (1 − λ)(Aθ + b) + λ f it is A for every λ, while ∂₁ alone is
-    (1 − λ)A. What the data remember is not told: θ is what the client deployed, whatever they answered to (PoFL is told
-    that). A client's first H + 1 steps are repeated gradient descent. A model that settles teaches nothing; `spread`
-    keeps it moving. Memory: H·(d + 2p) numbers per client. Needs shift.deploy=step.
+    takes the place of PoFL's df/dθ in L̂₂. With M = (1 − λ)(Aθ + b) + λ f it is A for every λ, while ∂₁ alone is (1 −
+    λ)A. The rule does not observe the past of the data: θ is the model that the client deployed, not the average to
+    which the data reacted (which PoFL observes). A client's first H + 1 steps are repeated gradient descent. Near
+    convergence deployments carry no information; the noise `spread` keeps them distinct. Memory: H·(d + 2p) numbers per
+    client. Needs shift.deploy=step.
 
     Args:
-        history: H; more than d + p, or only some directions are told apart.
-        spread: σ of normal noise that is added to what is deployed, the same for all clients of a replicate.
-        horizon: K, how many later answers count, Σ_{k≤K} ∂₂ᵏ ∂₁; None: all of them, in closed form.
+        history: H; must exceed d + p to determine all directions.
+        spread: σ of Gaussian noise added to deployed models, the same for all clients of a replicate.
+        horizon: K, number of later reactions taken into account, Σ_{k≤K} ∂₂ᵏ ∂₁; None: all, in closed form.
         **options: of PoFL.
     """
 

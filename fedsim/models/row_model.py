@@ -395,7 +395,7 @@ class RowModel:
             self._scores_second = _classes_second(self.loss, output, samples, classes)
             self.labelled = self.labelled and (self._scores_second or _scores_classes(output, y, classes))
             if classes is not None and not self.labelled:
-                log.info("model: its outputs are no scores of the %d classes of dataset=%s: accuracies are left out",
+                log.info("model: its outputs are not scores of the %d classes of dataset=%s: accuracies are omitted",
                          classes, dataset)  # fmt: skip
         traits = probe(self.training_module, self.call.inputs(batch), self.call)
         self._check_tensors(traits, inputs)

@@ -153,7 +153,9 @@ def _prepared(loss: Callable[..., Any], name: str, device: torch.device, dtype: 
     if not isinstance(loss, nn.Module):
         return loss
     if any(parameter.requires_grad for parameter in loss.parameters()):
-        raise ConfigError(f"{name} has parameters of its own, which no client would train; make them part of the model")
+        raise ConfigError(
+            f"{name} has parameters of its own, which clients would not train; make them part of the model"
+        )
     return copy.deepcopy(loss).to(device, dtype)
 
 

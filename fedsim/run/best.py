@@ -51,11 +51,11 @@ class BestModels:
             if damaged_name is not None:
                 raise ValueError(f"it is damaged: the checksum of {damaged_name} is another")
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            log.warning("%s cannot be read (%s); the best model is sought from here on", self.path, error)
+            log.warning("%s cannot be read (%s); the best model is searched from here on", self.path, error)
             return
         if record["metric"] != self.metric:
             log.warning(
-                "the best model was chosen by %s; by %s it is sought from here on", record["metric"], self.metric
+                "the best model was chosen by %s; by %s it is searched from here on", record["metric"], self.metric
             )
             return
         self.models, self.rounds, self.values = models, record["rounds"], record["values"]

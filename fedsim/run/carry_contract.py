@@ -22,7 +22,7 @@ def check_carry(run: Setup, state: State, memory: Memory) -> None:
     start = run.strategy.start(state, nobody)
     if run.pace.clock.may_drop_clients and (run.strategy.cohort(state, nobody).host.count == 0).any():
         raise ConfigError(
-            f"strategy={type(run.strategy).__name__} as configured lets those compute who do not take part, and "
+            f"strategy={type(run.strategy).__name__} as configured lets clients compute that do not participate, and "
             "clock.deadline or clock.first would make the late do neither; give null for both, or another strategy"
         )
     local = run.trainer.rule

@@ -180,7 +180,7 @@ def _load(
         if versions.get(name, current_versions[name]) != current_versions[name]
     ]:
         log.warning(
-            "the run was begun with %s: what follows may differ in its last bits", " and ".join(version_changes)
+            "the run was started with %s: further results may differ by rounding", " and ".join(version_changes)
         )
     return tensors, progress, made_of
 

@@ -138,7 +138,7 @@ class DivergenceGuard:
             seed = self.federation.seeds[replicate]
             self.dropped.append({"replicate": replicate, "seed": seed, "client": client, "round": t, "times": 1})
         if new_clients:
-            log.warning("%s; such clients count as absent", self._described(t, new_clients))
+            log.warning("%s; such clients are treated as absent", self._described(t, new_clients))
         return None if finite_mask.all() else np.flatnonzero(finite_mask)
 
     def update(self, t: int, state: State, report: Report) -> None:
@@ -222,7 +222,7 @@ class DivergenceGuard:
             ill = self.ill & {r for r, t in divergence_rounds.items() if t == divergence_round}
             raise DivergenceError(f"{description}; {BEFORE if ill else self.remedy}")
         for replicate, t in sorted(divergence_rounds.items(), key=lambda item: item[1]):
-            log.warning("%s; this replicate is given up", self._described(t, {replicate: clients[replicate]}))
+            log.warning("%s; this replicate is dropped", self._described(t, {replicate: clients[replicate]}))
             seed = self.federation.seeds[replicate]
             self.dropped.append({"replicate": replicate, "seed": seed, "round": t, "clients": clients[replicate]})
 

@@ -123,7 +123,7 @@ def report_standstill(run: Any, before: Tensor, after: Tensor, rounds: int) -> N
         return
     if run.federation.ranks.is_first:
         log.warning(
-            "the server's model did not move in %d rounds: no client took part or arrived in time, or all steps were "
+            "the server's model did not change in %d rounds: no client took part or arrived in time, or all steps were "
             "0; look at availability, clock, delay, rates, and the strategy's settings",
             rounds,
         )

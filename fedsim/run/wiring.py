@@ -173,7 +173,9 @@ def split(data: Dataset, partition: Partition | None, clients: int, seeds: Seque
         return []
     partition = partition or (IID() if data.owners is None else Natural())
     if data.owners is not None and not partition.by_owner:
-        log.info("partition: the data's %s clients are not asked for (partition=natural does)", data.natural_clients)
+        log.info(
+            "partition: the data set's %s clients are not used (partition=natural uses them)", data.natural_clients
+        )
     kept_indices = None if data.kept is None else data.kept.cpu().numpy()
     arrays = (None if values is None else values.cpu().numpy() for values in (data.labels, data.owners))
     labels, owners = (values if kept_indices is None or values is None else values[kept_indices] for values in arrays)
@@ -189,7 +191,7 @@ def split(data: Dataset, partition: Partition | None, clients: int, seeds: Seque
     used_counts = [len(t.order) + (0 if t.validation is None else len(t.validation.order)) for t in tables]
     left_out = samples.count - min(used_counts)
     if left_out:
-        log.info("partition: %d of %d samples are left out", left_out, samples.count)
+        log.info("partition: %d of %d samples are not used", left_out, samples.count)
     return tables
 
 

@@ -1,4 +1,4 @@
-"""How a client's data answer the deployed model."""
+"""Performative shifts: how a client's data react to the deployed model."""
 
 from fedsim.shift.contribution import Contribution
 from fedsim.shift.demand import Demand

@@ -1,4 +1,4 @@
-"""How much each group of a client's people is attracted by the deployed model (profl §6)."""
+"""How strongly the deployed model attracts each group of a client's population (profl §6)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Attraction(ABC):
 
 
 class LinearAttraction(Attraction):
-    """f = ½ + ½θ of group 1 and 1 − f of group 2, for one parameter; θ is meant to stay in [−1, 1]."""
+    """f = ½ + ½θ of group 1 and 1 − f of group 2, for one parameter θ in [−1, 1]."""
 
     def __init__(self, federation: Federation, data: ClientData, model: RowModel, groups: int) -> None:
         if groups != 2 or model.dimension != 1:
@@ -48,7 +48,7 @@ class LinearAttraction(Attraction):
 
 
 class BudgetAttraction(Attraction):
-    """ν_k ∝ B − θᵀμ_{i,k}: what group k has left of its budget B after buying at prices θ.
+    """ν_k ∝ B − θᵀμ_{i,k}: the remaining budget of group k after buying at prices θ.
 
     Below zero it counts as next to nothing.
     """
@@ -62,7 +62,7 @@ class BudgetAttraction(Attraction):
 
 
 class LossAttraction(Attraction):
-    """ν_k ∝ c + Σ_{l≠k} ℓ_{i,l}(θ): groups leave that are served badly; for two groups, profl's ν_k ∝ ℓ_{−k} + c.
+    """ν_k ∝ c + Σ_{l≠k} ℓ_{i,l}(θ): groups that the model serves badly leave; for two groups, profl's ν_k ∝ ℓ_{−k} + c.
 
     ℓ_{i,k} is the mean loss on a fixed sample of the client's group k, up to `samples` of each client: its moments are
     exact for a stream, so that a squared loss is an expectation.

@@ -1,4 +1,4 @@
-"""Dynamic contribution: groups keep their laws, and their fractions answer the model (profl §6)."""
+"""Dynamic contribution: the distributions of groups are fixed, and their fractions react to the model (profl §6)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ class Contribution(Shift):
     """D_i(θ) = Σ_k ν_{i,k}(θ) D_{i,k}.
 
     With a mixture stream (dataset=pricing_groups or regression_groups) a sample's uniform number falls into one of the
-    current fractions, and that group's draw becomes the sample: training meets true samples of D_i(θ), through which no
-    gradient flows. `respond_differentiably` gives all groups' draws with ν_k as weights, through which the exact
-    gradient flows; θ^PO, θ^PS and evaluation use it.
+    current fractions, and that group's draw becomes the sample: training uses true samples of D_i(θ), which are not
+    differentiable in θ. `respond_differentiably` returns the draws of all groups with weights ν_k, which are
+    differentiable; θ^PO, θ^PS and evaluation use it.
 
-    With stored data the groups are the classes. A sample of group k weighs ν_k(θ)/π_{i,k}, π the fractions the client
-    holds: importance weights, differentiable in θ, normalised over the batch. Groups that a client lacks stay away;
-    where θ attracts none of those it holds (form=linear at θ = ∓1), they keep the fractions that it holds.
+    With stored data the groups are the classes. A sample of group k has the weight ν_k(θ)/π_{i,k}, where π are the
+    client's class fractions: importance weights, differentiable in θ, normalised over the batch. Classes without
+    samples at a client remain absent; if θ attracts none of its classes (form=linear at θ = ∓1), they keep their
+    fractions.
 
     In one dimension with loss zθ, f = ½ + ½θ and group means a₁ > a₂: θ^PS = −(a₁ + a₂)/(a₁ − a₂), θ^PO half of it.
 
@@ -39,7 +40,7 @@ class Contribution(Shift):
         form: 'linear', 'budget' or 'loss' (see `fedsim.shift.attraction`).
         budget: B.
         constant: c.
-        samples: of each client for the groups' losses.
+        samples: number of samples per client for the groups' losses.
         **options: of every shift; `box` is [−1, 1] for form=linear unless given.
     """
 

@@ -1,4 +1,4 @@
-"""Dynamic demands: what is bought falls as prices rise (profl §6)."""
+"""Dynamic demand: demand falls as prices rise (profl §6)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Demand(Shift):
     """z ← z − γ_i θ: z ~ N(μ_{0,i} − γ_i θ, σ² I) with dataset=pricing. θ^PS = μ̄₀/γ̄, θ^PO = μ̄₀/(2γ̄) for loss −θᵀz.
 
     Args:
-        gamma, spread: γ_i, uniform on gamma ± spread (profl Fig. 1a: [1, 3]), or m numbers as they are.
-        seed: of the draw; the same sensitivities serve every replicate.
+        gamma, spread: γ_i, uniform on gamma ± spread (profl Fig. 1a: [1, 3]), or m given numbers.
+        seed: seed of the sensitivities, which are the same for all replicates.
         **options: of every shift.
     """
 

@@ -1,4 +1,4 @@
-"""How the parameters of a linear model point in the space of its inputs: what people move along to please it."""
+"""The direction in input space along which people change their features in response to a linear model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from fedsim.models import RowModel
 
 
 class Direction:
-    """θ ↦ the gradient of the score that people lower, on the features they can change; zero elsewhere.
+    """θ ↦ the gradient of the score that people reduce, on the features that they can change; zero elsewhere.
 
     For one output the score is that output, wᵀx + b, and the direction w (the papers' θ without its bias). For C
-    outputs it is the target's output less the mean of the others', W_target − mean_{c≠target} W_c: for two classes the
-    log-odds of softmax, so that both parameterisations of logistic regression answer alike. x − ε·direction is the best
-    response to that score at quadratic cost ‖x' − x‖² / 2ε (profl §6), which is why the model must be linear in x.
+    outputs it is the target's output minus the mean of the others, W_target − mean_{c≠target} W_c: for two classes the
+    log-odds of softmax, so that both parameterisations of logistic regression give the same reaction. x − ε·direction
+    is the best response to that score at quadratic cost ‖x' − x‖² / 2ε (profl §6), which is why the model must be
+    linear in x.
 
     Args:
         shift: what the command line calls it, for messages.

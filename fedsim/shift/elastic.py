@@ -1,4 +1,4 @@
-"""Strategic features at a cost that is not smooth: small reasons move nobody, and nobody farther than a budget."""
+"""Strategic features with a non-smooth cost: small weights cause no change, and a budget bounds the change."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Elastic(Strategic):
     """x ← x + δ, where δ minimises θᵀδ + ‖δ‖²/2ε_i + τ‖δ‖₁ over ‖δ‖₁ ≤ B, on the strategic features of the base sample.
 
     In closed form: δ = −Π(ε_i soft(θ, τ)), soft(θ, τ) = sign(θ) max(|θ| − τ, 0), and Π the projection on the ℓ₁ ball of
-    radius B, by one sort: no iteration, so nothing that might not end. With τ = 0 and no B it is shift=strategic. δ has
-    a gradient in θ except where a feature begins to move or the budget begins to bind; there autograd takes a
-    one-sided one. A θ^PO on such a kink is not found, and the run says so.
+    radius B, by sorting, without iteration. With τ = 0 and no B it is shift=strategic. δ is differentiable in θ except
+    where a feature starts to change or the budget becomes active; there autograd returns a one-sided derivative. A θ^PO
+    on such a kink is not found, and the run reports this.
 
     Args:
-        reluctance: τ: features whose weight is smaller do not move.
-        reach: B; None for none.
+        reluctance: τ: features with a smaller weight do not change.
+        reach: B; None: no budget.
         **options: of `Strategic`.
     """
 

@@ -1,4 +1,4 @@
-"""Groups that answer unequally: the sensitivity depends on the label (profl §6, Table 2)."""
+"""Classes that react differently: the sensitivity depends on the label (profl §6, Table 2)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from fedsim.shift.shift import Shift
 
 
 class GroupMean(Shift):
-    """x | y ← x − γ_{i,y} θ on the strategic features; labels and bias stay. θ is `Direction`, as for `Strategic`.
+    """x | y ← x − γ_{i,y} θ on the strategic features; labels and bias do not change. θ is `Direction`, as for
+    `Strategic`.
 
     Args:
-        gamma: the mean of γ_{i,y} for every class y, C numbers (profl Table 4: [0.02, 3]).
-        spread: its half-widths over clients, one for all classes or C numbers ([0.02, 0.2]).
+        gamma: mean of γ_{i,y} for each class y, C numbers (profl Table 4: [0.02, 3]).
+        spread: half-width of γ_{i,y} over clients, one for all classes or C numbers ([0.02, 0.2]).
         features, target: see `Direction`.
-        seed: of the draw; the same sensitivities serve every replicate.
+        seed: seed of the sensitivities, which are the same for all replicates.
         **options: of every shift.
     """
 

@@ -24,11 +24,11 @@ class Location(Shift):
     """x ← x + ε_i θ, for inputs with as many entries as the model has parameters (mean estimation).
 
     Args:
-        epsilon, variance: ε̄ = Σ w_i ε_i and Var(ε) = Σ w_i (ε_i − ε̄)² over clients, by the strategy's weights (of the
-            first replicate, where they differ); drawn ε_i have them exactly. Mean estimation has a performatively
-            stable point only for ε̄ < 1.
+        epsilon, variance: ε̄ = Σ w_i ε_i and Var(ε) = Σ w_i (ε_i − ε̄)² over clients, with the strategy's weights (of
+            the first replicate, if they differ); the drawn ε_i have exactly these moments. Mean estimation has a
+            performatively stable point only for ε̄ < 1.
         epsilons: explicit ε_i, one per client, instead of drawing them.
-        seed: of the draw; the same sensitivities serve every replicate.
+        seed: seed of the sensitivities, which are the same for all replicates.
         **options: of every shift.
     """
 

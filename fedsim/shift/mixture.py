@@ -1,4 +1,4 @@
-"""Data of which a part answers earlier deployments: D_t = Σ_k a_k D(θ_{t−k})."""
+"""Data of which a fraction reacts to earlier deployments: D_t = Σ_k a_k D(θ_{t−k})."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Batch = dict[str, Tensor]
 
 
 class Mixture:
-    """The weights a_k, and samples that answer a model each: the lag k of every sample is drawn by them.
+    """The weights a_k, and samples that each react to one model: the lag k of a sample is drawn with these weights.
 
     Args:
-        weights: λ ∈ [0, 1), a_k = (1 − λ) λ^k: each deployment moves a share 1 − λ of the samples, the others stay as
-            they are, D_t = λ D_{t−1} + (1 − λ) D(θ_t). All that is older than the L-th model counts as the L-th,
-            λ^{L−1} ≤ 10⁻³. Or a_0, a_1, … themselves.
+        weights: λ ∈ [0, 1), a_k = (1 − λ) λ^k: a fraction 1 − λ of the samples reacts to each deployment, the others do
+            not change, D_t = λ D_{t−1} + (1 − λ) D(θ_t). Models older than the L-th are replaced by the L-th, λ^{L−1} ≤
+            10⁻³. Or a list a_0, a_1, ….
 
     Attributes:
         weights: [L] float64.

@@ -1,4 +1,4 @@
-"""Several players whose data answer everybody's decisions (multiplayer performative prediction)."""
+"""Several players whose data react to the decisions of all (multiplayer performative prediction)."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ SPREAD = 0.5  # half-width of the numbers, where one number is given for all
 
 
 class Players(Shift):
-    """z_i ← z_i − γ_i x_i + Σ_{j≠i} κ_ij x_j, with dataset=market: the game of Narang et al. (2023; by its abstract,
-    with a linear answer and the losses of `Market`).
+    """z_i ← z_i − γ_i x_i + Σ_{j≠i} κ_ij x_j, with dataset=market: the game of Narang et al. (2023; from its abstract,
+    with a linear reaction and the losses of `Market`).
 
-    Three points are meant, and measured. In the stable equilibrium nobody does better on the data there are,
-    (λ + γ_i) x_i − Σ κ_ij x_j = a_i: θ^PS of the joint model, distance_to_ps. In Nash's nobody does better when its own
-    data answer it, (λ + 2γ_i) x_i − Σ κ_ij x_j = a_i: distance_to_nash. The social optimum is best for the sum of all
-    losses, (λ + 2γ_i) x_i − Σ (κ_ij + κ_ji) x_j = a_i: θ^PO, distance_to_po. `local=play` goes to each of them.
+    Distances to three points are reported. At the stable equilibrium no player can improve on the current data, (λ +
+    γ_i) x_i − Σ κ_ij x_j = a_i: θ^PS of the joint model, distance_to_ps. At the Nash equilibrium no player can improve
+    if its own data react to its decision, (λ + 2γ_i) x_i − Σ κ_ij x_j = a_i: distance_to_nash. The social optimum
+    minimises the sum of all losses, (λ + 2γ_i) x_i − Σ (κ_ij + κ_ji) x_j = a_i: θ^PO, distance_to_po. `local=play`
+    converges to each of them.
 
     Args:
-        gamma, spread: γ_i, uniform on gamma ± spread, or m numbers as they are.
-        coupling: κ_ij, m rows of m with zeros on the diagonal; or Σ_j κ_ij, in equal parts for all others.
-        seed: of the draw; the same sensitivities serve every replicate.
+        gamma, spread: γ_i, uniform on gamma ± spread, or m given numbers.
+        coupling: κ_ij, an m × m matrix with a zero diagonal; or Σ_j κ_ij, with equal κ_ij.
+        seed: seed of the sensitivities, which are the same for all replicates.
         **options: of every shift.
     """
 

@@ -1,4 +1,4 @@
-"""A shift of many members on the batches of one client that holds all their data."""
+"""The shift of several clients (members), applied to batches of one client that holds all their data."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fedsim.shift.shift import Shift
 
 
 class PooledShift(Shift):
-    """A shift of m members on batches of `fedsim.data.datasets.pooled.PooledData`: each sample is moved as its
-    member's.
+    """A shift of m members on batches of `fedsim.data.datasets.pooled.PooledData`: each sample is shifted as one of its
+    member.
 
     Args:
         inner: the members' shift.

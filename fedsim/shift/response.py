@@ -1,4 +1,4 @@
-"""Targets that answer the prediction: a house listed higher sells lower (profl §6)."""
+"""Targets that react to the prediction: a house that is listed higher sells lower (profl §6)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ SPREAD = 0.0  # half-width of the numbers, where one number is given for all
 
 
 class Response(Shift):
-    """y ← y − γ_i θᵀx: y = (a_i − γ_i θ)ᵀx + n with dataset=house_prices. A bias of the model does not count.
+    """y ← y − γ_i θᵀx: y = (a_i − γ_i θ)ᵀx + n with dataset=house_prices. The bias of the model is not used.
 
     In one dimension, without ridge and with equal moments of x: θ^PS = ā/(1 + γ̄), θ^PO = Σ(1 + γ_i)a_i / Σ(1 + γ_i)².
 
     Args:
-        gamma, spread: γ_i, uniform on gamma ± spread (profl Table 1: 1.5 ± α), or m numbers as they are.
-        seed: of the draw; the same sensitivities serve every replicate.
+        gamma, spread: γ_i, uniform on gamma ± spread (profl Table 1: 1.5 ± α), or m given numbers.
+        seed: seed of the sensitivities, which are the same for all replicates.
         **options: of every shift.
     """
 

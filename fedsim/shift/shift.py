@@ -1,4 +1,4 @@
-"""The contract of a performative shift: a reparameterised map from base samples and deployed parameters to samples.
+"""The interface of a performative shift: a reparameterised map from base samples and deployed parameters to samples.
 
 A client's law is a map θ ↦ D_i(θ), written as a pushforward of base samples that do not depend on θ. If the gradient
 flows through the map, autograd gives the exact performative gradient; if it is stopped, the gradient of the decoupled
@@ -37,33 +37,36 @@ class Shift(Validated, ABC):
     """A performative shift.
 
     Args:
-        deploy: 'step': every client's own current model moves its data at every local step (P-FedAvg, ProFL);
-            'round': the server's model does, once a round.
-        inertia: λ ∈ [0, 1): the data answer θ̃ ← λ θ̃ + (1 − λ) θ instead of θ, whenever θ is deployed; θ̃ starts at the
-            initial model (stateful performativity, Brown et al. 2022). 0 is the usual case, and remembers nothing.
-        mixture: λ ∈ [0, 1): of the samples a share 1 − λ answers each deployment, and the others stay as they are: the
-            other law of the same mean where data move linearly, with a larger variance. Or shares of the last
-            deployments, the newest first: with [0.5,0.5], redraw and local=rrm clients minimise on the mixture of their
-            last two draws (affine risk minimisers; drawn anew by the same laws). In mean estimation with mean
-            sensitivity a that converges for −2 < a < 1, by λ for −(1 + λ)/(1 − λ) < a < 1; θ^PS stays. Every sample
-            is moved on its own. See `fedsim.shift.mixture`. 0 remembers nothing; otherwise L models per client, or with
-            deploy=round per replicate. References and evaluation are of the newest deployment alone.
-        redraw: N: what the server deploys in rounds 0, N, 2N, … is what data answer until the next of them, and a
-            stream's clients keep the one batch that they then draw for all local steps: repeated risk minimisation
-            (Perdomo et al. 2020), whose inner rounds these are. Needs deploy=round. None deploys in every round, and
-            draws at every step.
-        references: whether θ^PS and θ^PO are solved before round 0, so that a run's distances to them are measured:
-            'always', 'none', or 'auto' where that is cheap (see `fedsim.evaluation.performative.references`).
-        references_seconds: after which that is given up, for all replicates together; None: never.
-        box: [lowest, highest] value of every parameter, the set Θ in which they are sought; None for no bounds.
+        deploy: 'step': a client's data react to its current model at each local step (P-FedAvg, ProFL); 'round': they
+            react to the server's model, once per round.
+        inertia: λ ∈ [0, 1): the data react to θ̃ ← λ θ̃ + (1 − λ) θ instead of θ, updated at each deployment; θ̃ starts
+            at the initial model (stateful performativity, Brown et al. 2022). 0 is the usual case, without memory.
+        mixture: λ ∈ [0, 1): a fraction 1 − λ of the samples reacts to each deployment, and the others do not change.
+            For linear shifts this has the same mean as inertia, with a larger variance. Or a list of fractions that
+            react to the last deployments, newest first: with [0.5,0.5], redraw and local=rrm, clients minimise the risk
+            on the mixture of their last two draws (affine risk minimisers; drawn anew from the same distributions). In
+            mean estimation with mean sensitivity a this converges for −2 < a < 1, and with λ for −(1 + λ)/(1 − λ) < a <
+            1; θ^PS does not change. Each sample is shifted separately. See `fedsim.shift.mixture`. 0 needs no memory;
+            otherwise L models per client, or per replicate with deploy=round. Reference points and evaluation use only
+            the newest deployment.
+        redraw: N: the data react to the model deployed in rounds 0, N, 2N, … until the next of these rounds, and
+            clients of a stream use the batch drawn at the deployment for all local steps: the inner rounds of repeated
+            risk minimisation (Perdomo et al. 2020). Needs deploy=round. None: a deployment in every round, and a new
+            batch at every step.
+        references: whether θ^PS and θ^PO are computed before round 0, so that distances to them are reported: 'always',
+            'none', or 'auto' (for small models, see `fedsim.evaluation.performative.references`).
+        references_seconds: time limit for computing them, for all replicates together; None: no limit.
+        box: [lowest, highest] value of a parameter, the set Θ that is searched; None: no bounds.
 
     Attributes (what rules that estimate the answer of the data may know of it):
-        estimator: the part of a client's law that answers θ, as `local.estimator` names it; None: not declared.
-        moving: numbers of the components of the flattened x that move; None: all.
+        estimator: the statistic of a client's distribution that reacts to θ, as in `local.estimator`; None: not
+            declared.
+        moving: indices of the components of the flattened x that change; None: all.
         nonsmooth: whether the map has kinks, on which a minimum of the performative risk may lie.
-        groups, group_entry: K, where the fractions of groups move; and the entry of a batch that names each sample's.
-        unpadded: whether it must be given batches without padding, one client at a time: x − x.mean(0) must. A run
-            finds out by itself, and sets this on its copy of the shift (`fedsim.run.rehearsal`).
+        groups, group_entry: K, if the fractions of groups change; and the entry of a batch that holds the group of a
+            sample.
+        unpadded: whether it needs batches without padding, one client at a time, as x − x.mean(0) does. A run detects
+            this, and sets it on its copy of the shift (`fedsim.run.rehearsal`).
     """
 
     effective_if: Declarations = (
@@ -287,7 +290,7 @@ def pad_batches(batches: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 class NoShift(Shift):
-    """Ordinary federated learning: the data do not answer."""
+    """No performative shift: the data do not react."""
 
     active = False
 

@@ -1,4 +1,4 @@
-"""Strategic features: people change what they can to please the classifier (Perdomo et al. 2020; p-fedavg §4.2)."""
+"""Strategic features: people change features in response to the classifier (Perdomo et al. 2020; p-fedavg §4.2)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SPREAD = 0.1  # half-width of the numbers, where one number is given for all
 
 
 class Strategic(Shift):
-    """x ← x − ε_i θ on the strategic features of the *base* sample (not cumulatively); labels and bias stay.
+    """x ← x − ε_i θ on the strategic features of the *base* sample (not cumulatively); labels and bias do not change.
 
     θ is `Direction`: the weights of a linear model with one output, or the difference that moves the target's log-odds
     with several.
 
     Args:
-        epsilon, spread: ε_i, uniform on epsilon ± spread (p-fedavg Fig. 5: [0.9, 1.1]), or m numbers as they are.
+        epsilon, spread: ε_i, uniform on epsilon ± spread (p-fedavg Fig. 5: [0.9, 1.1]), or m given numbers.
         features, target: see `Direction`.
-        seed: of the draw; the same sensitivities serve every replicate.
+        seed: seed of the sensitivities, which are the same for all replicates.
         **options: of every shift.
     """
 

@@ -1,4 +1,4 @@
-"""What the server and the clients keep, and how a round's work becomes the next model."""
+"""Aggregation strategies: the memory of server and clients, and the next global model."""
 
 from fedsim.strategies.afa import AFACD, AFACS
 from fedsim.strategies.afl import AFL

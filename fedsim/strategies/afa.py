@@ -1,4 +1,4 @@
-"""AFA-CD and AFA-CS: clients come when they like and do as many steps as they like (Yang et al., ICML 2022)."""
+"""AFA-CD and AFA-CS: arbitrary participation and numbers of local steps (Yang et al., ICML 2022)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from fedsim.strategies.strategy import ServerStep, State
 
 
 class AFACD(ServerStep[State]):
-    """x ← x − η mean_{i∈A} G_i / Σ_k η_k, the sum over the local steps of client i: its mean gradient, however many
-    steps it did, and however long ago it began. The formula is put together from the paper's abstract.
+    """x ← x − η mean_{i∈A} G_i / Σ_k η_k, where the sum over the local steps of client i gives its mean gradient,
+    independent of its number of steps and of its staleness. The formula is derived from the paper's abstract.
 
-    With K steps at rate η_l for everybody it is FedAvg with η_g = η / (K η_l). No memory.
+    With K steps at rate η_l for all clients it is FedAvg with η_g = η / (K η_l). No memory.
 
     Args:
-        server_lr: η, that of mean gradients, or a list of one per seed: 1 is FedAvg's 1 with ten steps at 0.1.
+        server_lr: η, the learning rate of mean gradients, or a list of one per seed; 1 is FedAvg with η_g = 1 for ten
+            steps at 0.1.
         weighting: of the mean: uniform, or by data.
     """
 
@@ -34,10 +35,10 @@ class AFACD(ServerStep[State]):
 
 
 class AFACS(RemembersClients[ClientMemory]):
-    """x ← x − η Σ_i w_i ĝ_i, ĝ_i the last mean gradient of client i, as in `AFACD`, zero before its first. An empty
-    round steps too. The formula is put together as that of `AFACD`.
+    """x ← x − η Σ_i w_i ĝ_i, ĝ_i the last mean gradient of client i, as in `AFACD`, zero before its first
+    participation. The server also steps in an empty round. The formula is derived as that of `AFACD`.
 
-    With K steps for everybody it is `mifa` with `memory: gradient` and η_g = η / (K η_l). Memory: one row per client.
+    With K steps for all clients it is `mifa` with `memory: gradient` and η_g = η / (K η_l). Memory: one row per client.
 
     Args:
         server_lr: η, or a list of one per seed.

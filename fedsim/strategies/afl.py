@@ -1,4 +1,4 @@
-"""AFL: the best model for the worst mixture of clients (Mohri, Sivek and Suresh, ICML 2019)."""
+"""AFL: minimises the loss on the worst mixture of clients (Mohri, Sivek and Suresh, ICML 2019)."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class AFL(ServerStep[AFLState]):
     """min_x max_λ Σ_i λ_i F_i(x) over the simplex: x ← x − η_g Σ_{i∈A} λ_i G_i / Σ_{i∈A} λ_i, and λ is projected onto
     the simplex after λ_i ← λ_i + η_λ F_i(x^t), F_i the loss of all the client's data.
 
-    The paper takes one gradient of everybody in every round, and its model is the mean of all iterates. With fewer
-    clients only the λ_i of those who are there move, and keep their sum: its guarantee is for everybody present.
-    Memory: one row on the server and one number per client. A client looks at all its data once more, and sends its
-    loss, for which the host waits.
+    The paper uses one gradient of all clients in every round, and its model is the mean of all iterates. With partial
+    participation only the λ_i of participating clients change, and their sum is kept; the paper's guarantee is for full
+    participation. Memory: one row on the server and one number per client. A client evaluates all its data once more
+    and sends its loss, for which the host waits.
 
     Args:
         server_lr: η_g, or a list of one per seed.
         mixture_lr: η_λ; 0.1 in q-FFL's authors' program.
-        average: whether the model of a run is the mean of all iterates; else the last one.
+        average: whether the global model is the mean of all iterates instead of the last one.
     """
 
     needs_full_gradients = True

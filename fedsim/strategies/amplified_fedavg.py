@@ -1,4 +1,4 @@
-"""Amplified FedAvg: what a window of rounds has moved is amplified at its end (Wang and Ji, NeurIPS 2022)."""
+"""Amplified FedAvg: the update of a window of rounds is amplified at its end (Wang and Ji, NeurIPS 2022)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class WindowState(State):
 class AmplifiedFedAvg(Strategy[WindowState]):
     """x ← x − mean_{i∈A} G_i in every round; after every P rounds x ← z + γ (x − z), and then z ← x.
 
-    A window as long as the cycle of availability sees every client alike: small local rates with a large γ then hardly
-    depend on who came when. γ = 1 is FedAvg, P = 1 FedAvg with η_g = γ. An empty round moves nothing, but counts
-    towards P. The authors' runs have P = 500, γ = 10. Memory: one model on the server.
+    A window as long as the period of availability weights all clients equally: with small local learning rates and a
+    large γ, the order in which clients participate has little effect. γ = 1 is FedAvg, P = 1 is FedAvg with η_g = γ. An
+    empty round does not change the model, but counts towards P. The authors use P = 500, γ = 10. Memory: one model on
+    the server.
 
     Args:
         window: P, rounds.

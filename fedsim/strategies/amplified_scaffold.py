@@ -36,16 +36,17 @@ class AmplifiedScaffoldState(ClientMemory):
 
 class AmplifiedScaffold(RemembersClients[AmplifiedScaffoldState]):
     """Local steps follow g − c_i + c; x ← x − mean_{i∈A} G_i. After every P rounds x ← z + γ (x − z), z ← x, and for
-    all who came in the window c_i ← the mean of all gradients g that they took in it; c = Σ_i w_i c_i.
+    all clients that participated in the window c_i ← the mean of all their gradients g in it; c = Σ_i w_i c_i.
 
-    Where rates move within a window, gradients count as their rates. P should be a multiple of the cycle in which
-    clients come. With P = 1 it is SCAFFOLD with η_g = γ. An empty round moves nothing, but counts towards P. Memory:
-    two rows per client, one of them for the window's sum. Runs under local=sgd, whose carry takes the correction.
+    If learning rates change within a window, gradients are weighted by their rates. P should be a multiple of the
+    period of availability. With P = 1 it is SCAFFOLD with η_g = γ. An empty round does not change the model, but counts
+    towards P. Memory: two rows per client, one of them for the window's sum. Runs under local=sgd, whose carry takes
+    the correction.
 
     Args:
         window: P, rounds.
-        amplification: γ, or a list of one per seed; the authors' program divides the local rate that it is given by it.
-        correction: c_i are renewed after every 'period' of P rounds, or, as SCAFFOLD does, every 'round'.
+        amplification: γ, or a list of one per seed; the authors' program divides its local learning rate by γ.
+        correction: c_i are updated after every 'period' of P rounds, or in every 'round', as in SCAFFOLD.
         weighting: w_i: 'uniform' 1/m, or 'data' fractions.
         memory_dtype: of the stored c_i: same, float32, float16 or bfloat16.
     """

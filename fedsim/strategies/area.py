@@ -1,4 +1,4 @@
-"""AREA: the mean of the models that all clients delivered last (Iakovidou and Kim, 2024)."""
+"""AREA: mean over all clients of the last model received from each (Iakovidou and Kim, 2024)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from fedsim.strategies.strategy import ClientModels, KeepsClientModels
 
 
 class AREA(KeepsClientModels[ClientModels]):
-    """x = Σ_i w_i y_i over all clients, y_i the model that client i delivered last, x⁰ before its first time.
+    """x = Σ_i w_i y_i over all clients, y_i the last model received from client i, x⁰ before its first participation.
 
-    Clients start from x^t and send what y_i has changed by, which the server adds: asynchronous exact averaging, here
-    with every delivery within its round. Where MIFA remembers innovations, this remembers models, so that the step is
-    damped as clients come seldom, and bears larger local rates. Its limit is that of FedAvg with everybody there,
-    whoever comes how often. An empty round changes nothing. Memory: one model per client.
+    Clients start from x^t and send the change of y_i, which the server adds: asynchronous exact averaging, here with
+    updates that arrive within their round. MIFA stores innovations; AREA stores models, so that steps are smaller if
+    clients participate rarely, and larger local learning rates are possible. Its limit is that of FedAvg with full
+    participation, independent of participation frequencies. An empty round changes nothing. Memory: one model per
+    client.
 
     Args:
         weighting: w_i: 'uniform' 1/m, or 'data' fractions.

@@ -1,4 +1,6 @@
-"""CA-Fed: clients that come in long stretches are left out where that pays (Rodio et al., INFOCOM 2023)."""
+"""CA-Fed: excludes clients with strongly correlated availability if that reduces an error bound (Rodio et al., INFOCOM
+2023).
+"""
 
 from __future__ import annotations
 
@@ -33,29 +35,29 @@ class CAFedState(State):
 
 
 class CAFed(ServerStep[CAFedState]):
-    """x ← x − η_g Σ_{i∈A} q_i G_i, q_i = w_i / π_i or 0 for those left out.
+    """x ← x − η_g Σ_{i∈A} q_i G_i, q_i = w_i / π_i, or 0 for excluded clients.
 
-    Clients are gone through by |λ_i|, the largest first, and once more by π_i, the smallest first; one is left out if
-    that lowers J = Σ_i a_i (F̂_i − F*) + κ TV(w, a)² max_i (F̂_i − F*), where a are the w_i of those kept, scaled to sum
-    1, and TV = ½ ‖w − a‖₁. π_i is the share of rounds in which a client is there, λ_i = P(stays) + P(stays away) − 1;
-    both are estimated from what was seen, this round included. Nobody is ever the last to be left out. An empty round
-    moves nothing.
+    Clients are considered in decreasing order of |λ_i|, then in increasing order of π_i; a client is excluded if that
+    reduces J = Σ_i a_i (F̂_i − F*) + κ TV(w, a)² max_i (F̂_i − F*), where a are the w_i of the remaining clients,
+    scaled to sum 1, and TV = ½ ‖w − a‖₁. π_i is the fraction of rounds in which a client is available, λ_i = P(stays
+    available) + P(stays unavailable) − 1; both are estimated from the rounds so far, including this one. At least one
+    client remains. An empty round does not change the model.
 
-    A client that has not been there yet counts with the mean F̂ of those that have; the authors' program gives it the
-    mean loss of round 0, and keeps that until it comes (see docs/authors_programs.md).
+    For a client that has not participated yet, the mean F̂ of those that have is used; the authors' program uses the
+    mean loss of round 0 until the client participates (see docs/authors_programs.md).
 
-    The authors' program has a prior for π_i and λ_i that is worth 100 rounds and true, and F*_i from training each
-    client alone; here the prior is a fair coin in every round, and F* one number. Whoever is there is asked for the
-    loss of all its data at x^t; the work of those left out is done, counted as sent, and not used. Memory: five numbers
-    per client. The host waits.
+    The authors' program has a prior for π_i and λ_i with the true values and the weight of 100 rounds, and obtains F*_i
+    by training each client alone; here the prior is probability ½ in every round, and F* is a single number. Available
+    clients evaluate the loss of all their data at x^t. Excluded clients train and their updates are counted as sent,
+    but not used. Memory: five numbers per client. The host waits.
 
     Args:
         server_lr: η_g, or a list of one per seed.
         bias: κ.
-        tolerance: by how much J must fall at least; a huge one leaves nobody out.
-        smoothness: how much of the old F̂_i stays.
+        tolerance: minimal decrease of J for excluding a client; a huge value excludes none.
+        smoothness: weight of the previous F̂_i in its update.
         optimum: F*.
-        prior: of how many rounds; more than 0.
+        prior: weight of the prior in rounds; more than 0.
         weighting: w_i: 'uniform' 1/m, or 'data' fractions.
     """
 

@@ -1,4 +1,4 @@
-"""Debiasing FedAvg: local steps weighed by how seldom a client was there so far (Sun et al., ICLR 2025)."""
+"""Debiasing FedAvg: local steps weighted by the inverse participation frequency so far (Sun et al., ICLR 2025)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class DebiasingState(State):
 
 
 class Debiasing(ServerStep[DebiasingState]):
-    """Local steps x_i ← x_i − η_l (w_i / π_i) ∇f_i, π_i the client's share of all participation so far, this round
-    included; x ← x − (η_g / B) Σ_{i∈A} G_i, B the mean number that came a round.
+    """Local steps x_i ← x_i − η_l (w_i / π_i) ∇f_i, π_i the client's fraction of all participations so far, including
+    this round; x ← x − (η_g / B) Σ_{i∈A} G_i, B the mean number of participating clients per round.
 
-    Neither how often clients come nor how their rounds are correlated need be known. The estimate and where it enters
-    are the paper's; of the constants it says here that everybody alike is FedAvg, and that |A| may differ from round to
-    round. With one local step it is inverse-frequency weighting, as F3AST; with more, what a client drifts grows with
-    1/π_i as well. Memory: one number per client. Runs under local=sgd, whose carry takes the scale.
+    Neither participation frequencies nor correlations need to be known. The estimate and its use follow the paper; the
+    constants are chosen such that equal participation gives FedAvg and |A| may vary between rounds. With one local step
+    it is inverse-frequency weighting, as in F3AST; with more steps the client drift also grows with 1/π_i. Memory: one
+    number per client. Runs under local=sgd, whose carry takes the scale.
 
     Args:
         server_lr: η_g, or a list of one per seed.
-        cap: largest w_i / π_i, since a client that has hardly come takes a huge step; null caps nothing.
+        cap: maximal w_i / π_i, since a client that has rarely participated would take a huge step; null: no limit.
         weighting: w_i: 'uniform' 1/m, or 'data' fractions.
     """
 

@@ -1,4 +1,6 @@
-"""DSGD-GD: no server; clients mix their models with their neighbours' and deploy their own (Li, Yau and Wai, 2022)."""
+"""DSGD-GD: without a server; clients average models with their neighbours and deploy their own (Li, Yau and Wai,
+2022).
+"""
 
 from __future__ import annotations
 
@@ -24,22 +26,23 @@ DEGREES = ("all", "there")
 class DSGD(KeepsClientModels[ClientModels]):
     """Decentralised SGD with greedy deployment (Li, Yau and Wai, NeurIPS 2022): x_i ← Σ_j W_ij x_j − G_i.
 
-    W is that of a network (`fedsim.strategies.topologies`), doubly stochastic; the rows and columns of clients that are
-    away are the identity's. G_i is what a client's local steps from its own x_i made of it: one step is the paper's.
-    Under a shift with deploy=step everybody deploys its own model before there is a consensus; the limit is still the
-    θ^PS of the federation, which exists where the mean of the clients' sensitivities is small, not each of them. The
-    model that is evaluated is the mean of all clients' models, which mixing does not move. Memory: one model per
-    client.
+    W is the doubly stochastic mixing matrix of a network (`fedsim.strategies.topologies`); the rows and columns of
+    absent clients are those of the identity. G_i is the innovation of local steps from the client's own x_i; the paper
+    uses one step. Under a shift with deploy=step each client deploys its own model before consensus is reached; the
+    limit is still the θ^PS of the federation, which exists if the mean of the clients' sensitivities is small, even if
+    some are large. The evaluated model is the mean of all clients' models, which mixing does not change. Memory: one
+    model per client.
 
-    Bytes are counted for one neighbour: a client's model goes out once, and one comes in.
+    Bytes are counted for one neighbour: a client sends one model and receives one.
 
     Args:
         topology: ring, torus, erdos_renyi, star or complete; the same for all replicates.
         probability, seed: of erdos_renyi's links.
-        mix: 'start': the models before the local steps, as above; 'end': those after, x_i ← Σ_j W_ij (x_j − G_j).
-        degrees: of the weights W_ij = 1 / (1 + max(deg_i, deg_j)): 'all': in the whole network, so that a link's weight
-            does not depend on who else is away; 'there': among those who are there. topology=complete mix=end
-            degrees=there is FedPBC with compute=active.
+        mix: 'start' averages the models before the local steps, as above; 'end' those after them, x_i ← Σ_j W_ij (x_j −
+            G_j).
+        degrees: degrees in the weights W_ij = 1 / (1 + max(deg_i, deg_j)): 'all': in the complete network, so that a
+            link's weight does not depend on which other clients are absent; 'there': among available clients.
+            topology=complete mix=end degrees=there is FedPBC with compute=active.
     """
 
     effective_if = (

@@ -24,14 +24,14 @@ class F3ASTState(State):
 class F3AST(ServerStep[F3ASTState]):
     """x ← x − η_g Σ_{i∈A} (w_i / r̂_i) G_i, with r ← (1 − β) r + β·1{i∈A} and r̂ = r / (1 − (1 − β)^{t+1}).
 
-    r starts at zero and r̂ is the unbiased running frequency, this round included; the FedAWE comparison does not say
-    which start it used. The frequency goes on in empty rounds. Memory: one number per client.
+    r starts at zero and r̂ is the unbiased running frequency, including this round; the comparison in the FedAWE paper
+    does not state its initial value. The frequency is also updated in empty rounds. Memory: one number per client.
 
     Args:
         server_lr: η_g, or a list of one per seed.
         beta: β (0.001 in the FedAWE paper).
-        k: None: everyone available takes part (the paper's update); else the k available clients with the largest
-            w_i² / r̂_i², as the released program picks (it divides by k as well, which `server_lr` can do).
+        k: None: all available clients participate (the paper's update); otherwise the k available clients with the
+            largest w_i² / r̂_i², as in the released program (which also divides by k; use `server_lr` for that).
         weighting: w_i: 'uniform' 1/m, or 'data' fractions.
     """
 

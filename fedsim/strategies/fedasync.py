@@ -1,4 +1,6 @@
-"""FedAsync: every row that arrives is mixed into the model, the less the older it is (Xie et al. 2019)."""
+"""FedAsync: mixes each arriving update into the model, with a weight that decreases with staleness (Xie et al.
+2019).
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,12 @@ FORMS = ("model", "difference")
 
 
 class FedAsync(Strategy[State]):
-    """x ← (1 − α_d) x + α_d x_i for every x_i that arrives, α_d = α σ(d), d the rounds since it began (`Discount`).
+    """x ← (1 − α_d) x + α_d x_i for every x_i that arrives, α_d = α σ(d), d the number of rounds since its computation
+    started (`Discount`).
 
-    Those that arrive in one round do so one after another, in the order of clients' numbers. The 'difference' form adds
-    −α_d G_i to today's model, where the published one pulls towards a model that is old; they differ where d > 0. The
-    published local objective has a proximal term, which is not added here. No memory.
+    Updates that arrive in the same round are processed in the order of client indices. The 'difference' form adds −α_d
+    G_i to the current model, whereas the published form moves towards an old model; they differ if d > 0. The published
+    local objective has a proximal term, which is not added here. No memory.
 
     Args:
         alpha: α, at most 1.

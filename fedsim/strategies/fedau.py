@@ -1,4 +1,4 @@
-"""FedAU: weights estimated from how long each client stays away (Wang & Ji, ICLR 2024)."""
+"""FedAU: weights estimated from the intervals between a client's participations (Wang & Ji, ICLR 2024)."""
 
 from __future__ import annotations
 
@@ -56,10 +56,9 @@ class FedAUState(State):
 
 
 class FedAU(ServerStep[FedAUState]):
-    """x ← x − η_g Σ_{i∈A} w_i ω_i^t G_i, with ω_i^t the mean of the intervals closed *before* this round.
-
-    An interval closes when the client takes part, or when its absence reaches `cutoff` rounds. Intervals go on in
-    empty rounds too: they count time, not updates. Memory: three numbers per client.
+    """x ← x − η_g Σ_{i∈A} w_i ω_i^t G_i, with ω_i^t the mean of the intervals completed *before* this round. An
+    interval ends when the client participates, or when its absence reaches `cutoff` rounds. Empty rounds count too:
+    intervals measure time, not updates. Memory: three numbers per client.
 
     Args:
         server_lr: η_g, or a list of one per seed.

@@ -1,4 +1,4 @@
-"""Federated averaging, and how its three readings treat the clients that are absent."""
+"""Federated averaging, in three variants that differ in the treatment of absent clients."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedsim.strategies.strategy import ServerStep, State
 class FedAvg(ServerStep[State]):
     """FedAvg over active clients (McMahan et al. 2017; fedpbc Alg. 1): x ← x − η_g mean_{i∈A} G_i.
 
-    With unequal p_i this is biased towards the often available (fedpbc Prop. 1).
+    With unequal p_i this is biased towards clients that are often available (fedpbc Prop. 1).
 
     Args:
         server_lr: η_g, or a list of one per seed.
-        weighting: 'uniform' gives every client 1/m; 'data' its fraction of all samples, renormalised over A.
+        weighting: 'uniform': 1/m for every client; 'data': its fraction of all samples, renormalised over A.
     """
 
     server_sees, supports_stale = "mean", True

@@ -24,7 +24,7 @@ class FedAvgMState(State):
 class FedAvgM(Strategy[FedAvgMState]):
     """v ← β v + mean_{i∈A} G_i, weighed by w_i; x ← x − η_g v. Memory: one row on the server.
 
-    A round in which nobody takes part changes neither v nor x.
+    An empty round changes neither v nor x.
 
     Args:
         server_lr: η_g, or a list of one per seed.

@@ -1,4 +1,6 @@
-"""FedAWE: innovations are echoed once for every missed round, and models gossip implicitly (fedawe Alg. 1)."""
+"""FedAWE: innovations are multiplied by the number of missed rounds (echoed), and models gossip implicitly (fedawe Alg.
+1).
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,18 @@ class FedAWEState(ClientModels):
 
 
 class FedAWE(KeepsClientModels[FedAWEState], ServerStep[FedAWEState]):
-    """Agile weight re-equalisation for clients that come and go (Xiang et al., NeurIPS 2024, Alg. 1).
+    """Agile weight re-equalisation for intermittently available clients (Xiang et al., NeurIPS 2024, Alg. 1).
 
-    A client that was away echoes its innovation once for every round it missed, x_i† = x_i − η_g (t − τ_i) G_i, and
-    x^{t+1} = mean_{i∈A} x_i† reaches only those who took part. Memory: one model and one integer per client.
+    The innovation of a client that last participated in round τ_i is echoed, x_i† = x_i − η_g (t − τ_i) G_i, and
+    x^{t+1} = mean_{i∈A} x_i† is sent only to participating clients. Memory: one model and one integer per client.
 
     Args:
         server_lr: η_g, or a list of one per seed.
-        clip: largest Euclidean norm of the averaged echoed update, or a list likewise; None does not clip, as in
+        clip: maximal Euclidean norm of the averaged echoed update, or a list likewise; None: no clipping, as in
             Algorithm 1. The paper speaks of gradient clipping (App. J); its authors' program clips this mean, at 0.5.
-        clipped: which update is held to that norm: 'step' is η_g mean_{i∈A} (t − τ_i) G_i, what x^{t+1} differs by from
-            mean_{i∈A} x_i^t; 'mean' is that without η_g, which then multiplies what clipping left (the authors' order).
-            With η_g = 1 they are one.
+        clipped: which update is clipped: 'step' is η_g mean_{i∈A} (t − τ_i) G_i, the difference between x^{t+1} and
+            mean_{i∈A} x_i^t; 'mean' is the same without η_g, which is applied after clipping (as in the authors'
+            program). With η_g = 1 they are identical.
         weighting: of the mean over A: 'uniform', as in the paper, or 'data' fractions.
     """
 

@@ -1,4 +1,4 @@
-"""FedBuff: the server steps whenever K rows have arrived (Nguyen et al., AISTATS 2022)."""
+"""FedBuff: the server steps whenever K updates have arrived (Nguyen et al., AISTATS 2022)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ class FedBuffState(State):
 
 
 class FedBuff(ServerStep[FedBuffState]):
-    """x ← x − (η_g / K) Σ σ(d_i) G_i over K rows, as soon as there are K; σ(d) = (1 + d)^{−1/2}, d the rounds since row
-    i began.
+    """x ← x − (η_g / K) Σ σ(d_i) G_i over K updates, as soon as K have arrived; σ(d) = (1 + d)^{−1/2}, d the number of
+    rounds since the computation of update i started.
 
-    Those that arrive in one round are taken in the order of clients' numbers; what is left waits. The paper's d counts
-    steps of the server, which are as many where it steps in every round. Memory: one row on the server.
+    Updates that arrive in the same round are processed in the order of client indices; the remainder stays in the
+    buffer. The paper's d counts server steps, which is the same if the server steps in every round. Memory: one row on
+    the server.
 
     Args:
         buffer: K.

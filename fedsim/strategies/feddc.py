@@ -1,4 +1,4 @@
-"""FedDC: the drift of every client is learnt, and taken out of what is averaged (Gao et al., CVPR 2022)."""
+"""FedDC: the drift of every client is estimated, and the average is corrected for it (Gao et al., CVPR 2022)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class FedDC(Strategy[FedDCState]):
     """Local steps descend f_i(θ) + α/2 ‖θ − (x^t − b_i)‖² + ⟨θ, c − c_i⟩; then for i∈A b_i ← b_i + θ_i − x^t and
     c_i ← c_i − c + (x^t − θ_i) / (s η_l); x^{t+1} = mean_{i∈A} θ_i + (1/m) Σ_i b_i.
 
-    So it is FedDyn and SCAFFOLD at once, with clients weighed alike. An empty round changes nothing. Runs under
-    local=sgd, whose carry takes correction and anchor. Memory: two rows per client. x and c go down, the changes of
-    x and c_i come up.
+    This combines FedDyn and SCAFFOLD, with equal weights of clients. An empty round changes nothing. Requires
+    local=sgd, whose carry takes the correction and the anchor. Memory: two rows per client. The server sends x and c;
+    clients send the changes of x and c_i.
 
     Args:
-        alpha: α, or a list of one per seed; the authors' examples take 0.01 (CIFAR) and 0.1 (MNIST).
+        alpha: α, or a list of one per seed; the authors' examples use 0.01 (CIFAR) and 0.1 (MNIST).
         weighting: of all means: 'uniform', or 'data' fractions.
     """
 

@@ -1,4 +1,6 @@
-"""FedDyn: every client's loss is corrected until its minimum is the federation's (Acar et al., ICLR 2021)."""
+"""FedDyn: dynamic regularisation of the clients' losses, whose minima approach the global one (Acar et al., ICLR
+2021).
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,15 @@ class FedDyn(RemembersClients[ClientMemory]):
     """Local steps descend f_i(θ) + α_i ⟨b_i, θ⟩ + α_i/2 ‖θ − x^t‖²; then b_i ← b_i + θ_i − x^t for i∈A, and
     x^{t+1} = mean_{i∈A} θ_i + (1/m) Σ_i b_i.
 
-    b_i is what the client has moved in all its rounds; the paper stores −α b_i, and its server h = −(α/m) Σ_i b_i. An
-    empty round changes nothing (the authors' program draws again). That program evaluates the mean of the active
-    clients' models, and that of all clients' last ones, beside x^t; here x^t alone is the model. Runs under local=sgd,
-    whose carry takes the correction and the anchor. Memory: one row per client.
+    b_i is the sum of the client's updates over all its rounds; the paper stores −α b_i, and its server h = −(α/m) Σ_i
+    b_i. An empty round changes nothing (the authors' program draws clients again). That program also evaluates the mean
+    of the active clients' models and the mean of all clients' last models; here only x^t is evaluated. Requires
+    local=sgd, whose carry takes the correction and the anchor. Memory: one row per client.
 
     Args:
         alpha: α, or a list of one per seed; 0.001 to 0.1 in the paper.
-        weighting: 'uniform' takes α_i = α; 'data' α / (m w_i), as the authors' program does, which makes the limit the
-            minimum of Σ w_i F_i.
+        weighting: 'uniform': α_i = α; 'data': α / (m w_i), as in the authors' program, so that the limit is the minimum
+            of Σ w_i F_i.
         memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
     """
 

@@ -1,4 +1,6 @@
-"""FedExP: the server's rate grows with the disagreement of the clients (Jhunjhunwala et al., ICLR 2023)."""
+"""FedExP: the server learning rate grows with the dissimilarity of the clients' updates (Jhunjhunwala et al., ICLR
+2023).
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,13 @@ class Iterates(State):
 class FedExP(Strategy[Iterates]):
     """x ← x − η_g Ḡ with Ḡ = mean_{i∈A} G_i and η_g = max(1, mean_{i∈A} ‖G_i‖² / (2 (‖Ḡ‖² + ε))), means weighed by w_i.
 
-    The reported model is the mean of the last two iterates, training goes on from the last one; `average` false reports
-    that. Memory: one row on the server. The authors' program has n ε in the place of ε, n the clients of the round.
+    The global model is the mean of the last two iterates, while training continues from the last one; with `average`
+    false the last one is used. Memory: one row on the server. The authors' program uses n ε instead of ε, with n
+    clients in the round.
 
     Args:
-        eps: ε, or a list of one per seed; their programs take 0.001 (CIFAR) and 0.1 (EMNIST).
-        average: whether the model of a run is the mean of the last two iterates.
+        eps: ε, or a list of one per seed; the authors use 0.001 (CIFAR) and 0.1 (EMNIST).
+        average: whether the global model is the mean of the last two iterates.
         weighting: w_i, 'uniform' or 'data'.
     """
 

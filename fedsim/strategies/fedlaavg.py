@@ -1,4 +1,4 @@
-"""FedLaAvg: the mean of everybody's latest gradients, asked of those who were away longest (Yan et al.)."""
+"""FedLaAvg: the mean of all clients' latest gradients; selects clients that were absent longest (Yan et al.)."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class FedLaAvgState(ClientMemory):
 
 
 class FedLaAvg(RemembersClients[FedLaAvgState]):
-    """Of the available the K = βm that took part longest ago; their ĝ_i ← G_i / η_t; x ← x − η_g η_t (1/m) Σ_i ĝ_i over
-    all clients, absent or not (Yan et al., INFORMS JoC 2023: latest averaging).
+    """Selects the K = βm available clients that participated longest ago; their ĝ_i ← G_i / η_t; x ← x − η_g η_t (1/m)
+    Σ_i ĝ_i over all clients, absent or not (Yan et al., INFORMS JoC 2023: latest averaging).
 
-    It is MIFA with memory=gradient and a selection. An empty round steps too, as in the authors' program, where η_g is
-    1. Memory: one row and one number per client.
+    It is MIFA with memory=gradient and client selection. The server also steps in an empty round, as in the authors'
+    program, where η_g is 1. Memory: one row and one number per client.
 
     Args:
         fraction: β; K is at least 1.
-        select: 'longest' (of equal ones some at random), 'random' takes K at random, 'all' everybody who is there.
-        collect: rounds before the first step; the authors' program calls them non_update_rounds.
+        select: 'longest' (ties are broken at random), 'random': K at random, 'all': all available clients.
+        collect: number of rounds before the first step; non_update_rounds in the authors' program.
         server_lr: η_g, or a list of one per seed.
         weighting: 'uniform', or 'data', which multiplies client i's local steps by m w_i, as that program does.
         memory_dtype: of the stored rows: same, float32, float16 or bfloat16.

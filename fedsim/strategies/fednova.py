@@ -1,4 +1,4 @@
-"""FedNova: clients that do unequal work are heard alike (Wang et al., NeurIPS 2020)."""
+"""FedNova: normalised averaging of clients with different numbers of local steps (Wang et al., NeurIPS 2020)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from fedsim.strategies.strategy import State
 
 
 class FedNova(FedAvg):
-    """x ← x − η_g mean_{i∈A}(a_i) mean_{i∈A}(G_i / a_i), a_i what client i's steps weigh gradients in sum, means
-    weighed by w_i.
+    """x ← x − η_g mean_{i∈A}(a_i) mean_{i∈A}(G_i / a_i), a_i the sum of the weights that client i's steps give to
+    gradients; means are weighted by w_i.
 
-    With plain steps a_i is the number of local steps (times their rates, which may move), with local=momentum, ρ its
-    momentum, [s − ρ (1 − ρ^s) / (1 − ρ)] / (1 − ρ), as in the authors' program. With Nesterov's momentum a_i counts the
-    steps as they are taken, s + ρ times that; the program takes that of plain momentum there too. With a proximal term
-    μ (x − x^t) in the local gradient, a_i = [1 − (1 − η_l μ)^s] / (η_l μ), times η_l as above.
+    With plain steps a_i is the number of local steps (times their learning rates, which may vary); with local=momentum,
+    ρ its momentum, [s − ρ (1 − ρ^s) / (1 − ρ)] / (1 − ρ), as in the authors' program. With Nesterov momentum a_i is the
+    weight of the steps that are taken, s + ρ times that; the program uses that of plain momentum in this case too. With
+    a proximal term μ (x − x^t) in the local gradient, a_i = [1 − (1 − η_l μ)^s] / (η_l μ), times η_l as above.
 
-    FedAvg converges to the minimum of an objective in which clients count as their steps; here they count w_i. No
-    memory; clients send a_i beside the model. FedAvg where everybody does the same work.
+    FedAvg converges to the minimum of an objective in which clients are weighted by their numbers of steps; here the
+    weights are w_i. No memory; clients send a_i with the model. It is FedAvg if all clients take the same number of
+    steps.
 
     Args:
         server_lr, weighting: as `FedAvg`.
-        mu: μ of the proximal term, 0 for none. Above 0 it runs under local=sgd at a constant rate.
+        mu: μ of the proximal term; 0: none. Above 0 it requires local=sgd at a constant learning rate.
     """
 
     supports_stale = True

@@ -37,7 +37,7 @@ class FedOpt(ServerStep[FedOptState]):
     Args:
         optimizer: adam, yogi or adagrad.
         server_lr: η_g, or a list of one per seed.
-        beta1, beta2: decay of the moments; each may be a list likewise.
+        beta1, beta2: decay rates of the moments, or lists likewise.
         tau: τ, the degree of adaptivity, or a list likewise.
         weighting: w_i: 'uniform' 1/m, or 'data' fractions, renormalised over A.
     """

@@ -16,17 +16,17 @@ COMPUTE = ("all", "active")
 
 
 class FedPBC(KeepsClientModels[ClientModels]):
-    """Federated postponed broadcast: clients that are linked average their models, the others go on with their own.
+    """Federated postponed broadcast: connected clients average their models, the others continue with their own.
 
-    Every client starts from its own x_i^t; x^{t+1} = mean_{i∈A} x_i^{(t,s)} reaches only i∈A. The round is an
+    Every client starts from its own x_i^t; x^{t+1} = mean_{i∈A} x_i^{(t,s)} is sent only to i∈A. The round is an
     implicit gossip with a doubly stochastic mixing matrix, which keeps the mean of all clients' models: that mean
-    (`evaluate=client_mean`) has no bias (fedpbc Thm. 1). x^t hears the linked clients alone, and stays off by O(ηs)
-    where some are linked more often than others. Memory: one model per client.
+    (`evaluate=client_mean`) has no bias (fedpbc Thm. 1). x^t averages only connected clients, and has a bias of O(ηs)
+    if some are connected more often than others. Memory: one model per client.
 
     Args:
-        compute: 'all': every client computes in every round, also without a link (the paper's algorithm);
-            'active': only the linked ones do (its Fig. 2b, where the bias persists).
-        weighting: of all means: 'uniform', as in the paper, or 'data', where gossip keeps Σ_i w_i x_i.
+        compute: 'all': every client computes in every round, also without a connection (the paper's algorithm);
+            'active': only the connected ones do (Fig. 2b of the paper, where the bias persists).
+        weighting: weights of all means: 'uniform', as in the paper, or 'data', where gossip preserves Σ_i w_i x_i.
     """
 
     effective_if = (EffectiveIf("compute", lambda component, run: run.clients_miss_rounds, "clients that miss rounds"),)

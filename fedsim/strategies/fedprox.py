@@ -1,4 +1,4 @@
-"""FedProx: a proximal term holds clients near the broadcast model (Li et al., MLSys 2020)."""
+"""FedProx: a proximal term keeps clients near the broadcast model (Li et al., MLSys 2020)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsim.strategies.strategy import State
 
 
 class FedProx(FedAvg):
-    """As FedAvg; the local gradient gains μ (x − x^t). Runs under local=sgd, whose carry takes the anchor.
+    """FedAvg with the term μ (x − x^t) added to the local gradient. Requires local=sgd, whose carry takes the anchor.
 
     Args:
         mu: μ, or a list of one per seed.

@@ -1,4 +1,4 @@
-"""FedStale: stale innovations of the absent, as much of them as helps (Rodio and Neglia, 2024)."""
+"""FedStale: stale innovations of absent clients with an adjustable weight (Rodio and Neglia, 2024)."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class FedStaleState(ClientMemory):
 class FedStale(RemembersClients[FedStaleState]):
     """v = Σ_{i∈A} (w_i / p_i) (G_i − β h_i) + β Σ_i w_i h_i; x ← x − η_g v; then h_i ← G_i for i∈A.
 
-    β = 0 is FedAvg with inverse probabilities (`fedavg_known`, or FedAU), β = 1 FedVARP with them: its own form where
-    everybody comes with the same probability. With the true p_i no β has a bias, but for empty rounds, which change the
-    estimates alone. Memory: one row and three numbers per client.
+    β = 0 is FedAvg with inverse probabilities (`fedavg_known`, or FedAU), β = 1 is FedVARP with inverse probabilities,
+    which equals FedVARP for equal probabilities. With the true p_i it is unbiased for each β, except for empty rounds,
+    which change only the estimates. Memory: one row and three numbers per client.
 
     Args:
         beta: β in [0, 1], or a list of one per seed.
         server_lr: η_g, or a list of one per seed.
-        probabilities: 'estimated' takes 1/p_i to be the mean interval between the client's rounds before this one, as
-            the published runs do; 'known' the true p_i^t.
-        cutoff: longest interval that is waited for, as FedAU's; null waits for ever, as the authors' program.
+        probabilities: 'estimated': 1/p_i is the mean interval between the client's participations before this round, as
+            in the published runs; 'known': the true p_i^t.
+        cutoff: maximal length of an interval, as in FedAU; null: no limit, as in the authors' program.
         weighting: w_i: 'uniform' 1/m, or 'data' fractions (the authors' choice).
         memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
     """

@@ -1,4 +1,4 @@
-"""FedVARP: variance of partial participation reduced by remembered innovations (Jhunjhunwala et al., UAI 2022)."""
+"""FedVARP: reduces the variance of partial participation with stored innovations (Jhunjhunwala et al., UAI 2022)."""
 
 from __future__ import annotations
 

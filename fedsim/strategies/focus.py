@@ -1,4 +1,6 @@
-"""FOCUS: the server follows the sum of everybody's last gradient, clients are corrected by their own (Ying et al.)."""
+"""FOCUS: the server steps along the sum of all clients' last gradients; clients are corrected by their own (Ying et
+al.).
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,18 @@ class Focus(RemembersClients[ClientMemory]):
     """Local steps follow g − h_i from x^t; then h_i ← the last g, for i∈A, and x ← x − η_g η_l Σ_i h_i, over all
     clients (Ying, Li and Yang, NeurIPS 2025: push-pull for federations).
 
-    In the paper clients push y_i, the sum of the changes of their gradient, which is g − h_i when the round ends; so
-    the server's y is Σ_i h_i. Local steps move with η_l y_i, s − 1 times in s gradients. The rate multiplies a sum, not
-    a mean: compare others at η_l m, or give server_lr = 1/m. With one local step it is MIFA with memory=gradient and
-    η_g m. It has no bias, whoever comes how often and whatever the constant rate. Memory: one row per client. Runs
-    under local=sgd, whose carry takes −h_i and hands back the last gradient.
+    In the paper clients push y_i, the sum of the changes of their gradient, which is g − h_i at the end of the round;
+    hence the server's y is Σ_i h_i. Local steps use η_l y_i, s − 1 times for s gradients. The learning rate multiplies
+    a sum, not a mean: compare with other strategies at η_l m, or set server_lr = 1/m. With one local step it is MIFA
+    with memory=gradient and η_g m. It is unbiased for arbitrary participation frequencies at a constant learning rate.
+    Memory: one row per client. Requires local=sgd, whose carry takes −h_i and returns the last gradient.
 
     Args:
-        server_lr: η_g, or a list of one per seed; 1 in the paper, where one rate is local and global.
-        empty: in a round without clients 'step' moves along Σ_i h_i, as the recursion does; 'skip' does nothing, as
-            the authors' program.
-        weighting: 'uniform', or 'data', which counts client i m w_i times.
+        server_lr: η_g, or a list of one per seed; 1 in the paper, where the local and the global learning rate are the
+            same.
+        empty: in a round without clients, 'step' moves along Σ_i h_i, as in the paper's recursion; 'skip' does nothing,
+            as in the authors' program.
+        weighting: 'uniform', or 'data', where client i has the weight m w_i.
         memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
     """
 

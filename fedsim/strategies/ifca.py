@@ -1,4 +1,6 @@
-"""IFCA: the server has several models, and every client trains the one that suits it (Ghosh et al., NeurIPS 2020)."""
+"""IFCA: several server models; each client trains the one with the smallest loss on its data (Ghosh et al., NeurIPS
+2020).
+"""
 
 from __future__ import annotations
 
@@ -31,23 +33,25 @@ class IFCAState(State):
 
 
 class IFCA(ServerStep[IFCAState]):
-    """The iterative federated clustering algorithm: client i gets x_1, …, x_k, trains that with the least loss of all
-    its data, j(i) = argmin_j F_i(x_j) (of equal ones the first), and x_j ← x_j − η_g mean_{i∈A, j(i)=j} G_i.
+    """The iterative federated clustering algorithm: client i receives x_1, …, x_k, trains the one with the smallest
+    loss on all its data, j(i) = argmin_j F_i(x_j) (the first in case of ties), and x_j ← x_j − η_g mean_{i∈A, j(i)=j}
+    G_i.
 
-    A model that nobody chose stays. Models that begin alike stay alike, so each of several begins with its own normal
-    noise upon the initial model. The model of the run is the x_j that most clients trained last (of equally many, and
-    before anybody came, the first): what is given to somebody of whom nothing is known. `evaluate=client_mean` is the
-    mean of the x_{j(i)}, that model for those who never came. Clients' own models (`personal.over=all`) are those that
-    they would choose now, by their training data, and so are newcomers' first ones; the authors' program
-    (mnist/train_cluster_mnist.py) lets test clients choose by the very samples that they are scored on. Memory: k rows
-    on the server and one number per client. A client gets k models, and looks at all its data with each.
+    A model that no client chose does not change. Equal models would stay equal, so the initial models differ by
+    Gaussian noise. The global model is the x_j that most clients trained last (the first one in case of ties, and
+    before the first participation), which would be given to an unknown client. `evaluate=client_mean` is the mean of
+    the x_{j(i)}, with the global model for clients that have not participated. Clients' own models
+    (`personal.over=all`), and the initial models of newcomers, are those that they would choose now by their training
+    data; the authors' program (mnist/train_cluster_mnist.py) lets test clients choose by the samples on which they are
+    evaluated. Memory: k rows on the server and one number per client. A client receives k models, and evaluates each on
+    all its data.
 
     Args:
-        k: how many models; 1 is FedAvg.
-        spread: standard deviation of the noise upon every number of the models. It must tell them apart: where all
-            clients find the same one least bad in the beginning, the others are never trained.
-        average: 'models': the mean is over those who chose x_j, as in that program; 'gradients':
-            x_j ← x_j − η_g (1/|A|) Σ_{i∈A, j(i)=j} G_i, which with one step on all data is gradient averaging as in its
+        k: number of models; 1 is FedAvg.
+        spread: standard deviation of the noise on the initial models. It must be large enough: if all clients choose
+            the same model at first, the others are not trained.
+        average: 'models': the mean is over the clients that chose x_j, as in that program; 'gradients': x_j ← x_j − η_g
+            (1/|A|) Σ_{i∈A, j(i)=j} G_i, which with one step on all data is gradient averaging as in its
             synthetic/train_cluster.py.
         server_lr: η_g, or a list of one per seed.
         weighting: w_i of the means: 'uniform' 1/m, or 'data' fractions.

@@ -1,4 +1,4 @@
-"""Krum and its kin: the rows whose neighbours are nearest are believed."""
+"""Krum, multi-Krum and Bulyan: robust aggregation by distances to the nearest neighbours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def squared_distances(rows: Tensor) -> Tensor:
 
 
 class Krum(Robust):
-    """The row of the least score, the sum of the n − f − 2 smallest ‖G_i − G_j‖² (Blanchard et al. 2017). n ≥ 2f + 3.
+    """The row with the smallest score, the sum of the n − f − 2 smallest ‖G_i − G_j‖² (Blanchard et al. 2017). n ≥ 2f +
+    3.
 
     Args:
         server_lr, bad, bucket: as `Robust`.
@@ -44,10 +45,10 @@ class Krum(Robust):
 
 
 class MultiKrum(Krum):
-    """The mean of the n − f rows of least score, which is that of Krum (Blanchard et al. 2017). n ≥ 2f + 3.
+    """The mean of the n − f rows with the smallest Krum scores (Blanchard et al. 2017). n ≥ 2f + 3.
 
     Args:
-        weighting: of that mean: 'uniform', or 'data' fractions; scores have none.
+        weighting: weights of that mean: 'uniform', or 'data' fractions; scores are not weighted.
         server_lr, bad, bucket: as `Robust`.
     """
 
@@ -70,9 +71,9 @@ class MultiKrum(Krum):
 
 
 class Bulyan(Krum):
-    """Of θ = n − 2f rows that Krum chooses one after another, the mean in every column of the θ − 2f numbers nearest to
-    the median (El Mhamdi, Guerraoui and Rouault 2018). n ≥ 4f + 3. Of two rows that are each other's nearest the first
-    is chosen: the last choices may depend on the clients' numbers.
+    """Krum selects θ = n − 2f rows one after another; the result is, in every column, the mean of the θ − 2f values
+    nearest to their median (El Mhamdi, Guerraoui and Rouault 2018). n ≥ 4f + 3. Ties between two rows that are each
+    other's nearest neighbour are broken by client index.
 
     Args:
         server_lr, bad, bucket: as `Robust`.

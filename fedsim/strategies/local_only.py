@@ -1,4 +1,4 @@
-"""Every client for itself: the baseline without a federation."""
+"""Local training only: the baseline without federation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Per-client memory of strategies that remember an innovation or a control variate of everybody."""
+"""Per-client memory of strategies that store an innovation or a control variate of each client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ M = TypeVar("M", bound=ClientMemory)
 
 
 class RemembersClients(ServerStep[M]):
-    """A strategy that remembers one row per client, zero before its first time.
+    """A strategy that stores one row per client, zero before its first participation.
 
     Args:
         server_lr: η_g, or a list of one per seed.

@@ -1,4 +1,4 @@
-"""MIFA: the server steps along everybody's last innovation, absent or not (Gu et al., NeurIPS 2021)."""
+"""MIFA: the server steps along the mean of all clients' last innovations (Gu et al., NeurIPS 2021)."""
 
 from __future__ import annotations
 
@@ -33,22 +33,24 @@ class AgedMIFAState(MIFAState):
 
 
 class MIFA(RemembersClients[MIFAState]):
-    """x ← x − η_g Σ_i w_i ψ(age_i) Ĝ_i, Ĝ_i the last innovation of client i (zero before its first), ψ = 1.
+    """x ← x − η_g Σ_i w_i ψ(age_i) Ĝ_i, Ĝ_i the last innovation of client i (zero before its first participation), ψ =
+    1.
 
-    An empty round steps too: the memory is there. Memory: one row per client. Age weights ψ(a) = (1 + a)^{−power} for
-    a ≤ max_age, 0 beyond, with a = t − τ_i and τ_i the last round of client i, are no part of the paper; with them a
-    round looks at all rows.
+    The server also steps in an empty round. Memory: one row per client. Age weights ψ(a) = (1 + a)^{−power} for a ≤
+    max_age, 0 beyond, with a = t − τ_i and τ_i the last round of client i, are not part of the paper; with them a round
+    reads all stored rows.
 
     Args:
         server_lr: η_g, or a list of one per seed.
-        memory: 'innovation' stores G_i; 'gradient' stores G_i / η_t and rescales by today's η_t, as the original does.
-        wait_for_all: hold the model until every client has taken part once (the original's assumption).
+        memory: 'innovation' stores G_i; 'gradient' stores G_i / η_t and rescales by the current η_t, as in the paper.
+        wait_for_all: whether the model stays constant until every client has participated once (the paper's
+            assumption).
         memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
         weighting: w_i: 'uniform' 1/m, or 'data' fractions.
-        divide_by: 'all', or 'seen': the w_i of those who have taken part yet sum to 1, and the first rounds are not
-            shrunk. Once everybody has, the two are one.
-        age_power: of ψ; 0 does not discount.
-        max_age: of ψ; null forgets nothing.
+        divide_by: 'all', or 'seen': the w_i are normalised over the clients that have participated so far, so that the
+            first steps are not too small. Once all clients have participated, the two are identical.
+        age_power: power of ψ; 0: no discount.
+        max_age: maximal age in ψ; null: no limit.
     """
 
     effective_if = (

@@ -1,4 +1,4 @@
-"""MimeLite: clients step with the server's momentum, which rests while they do (Karimireddy et al., NeurIPS 2021)."""
+"""MimeLite: clients step with the server's momentum, fixed during local training (Karimireddy et al., NeurIPS 2021)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class MimeLiteState(State):
 
 
 class MimeLite(ServerStep[MimeLiteState]):
-    """Local steps x_i ← x_i − η (∇f_i(x_i) + β z), with z at rest; x ← x − η_g mean_{i∈A} G_i, and then
-    z ← mean_{i∈A} ∇F_i(x^t) + β z, of all their data at the old model.
+    """Local steps x_i ← x_i − η (∇f_i(x_i) + β z), with z fixed; x ← x − η_g mean_{i∈A} G_i, and then z ← mean_{i∈A}
+    ∇F_i(x^t) + β z, with full-batch gradients at the old model.
 
-    z is PyTorch's momentum; the paper's is (1 − β) z, whose steps (1 − β) ∇f + β m are these at the rate η (1 − β). An
-    empty round changes nothing. Memory: one row on the server. Runs under local=sgd, whose carry takes β z. x and z go
-    down, the changes of x and the gradients at x^t come up: clients look at all their data once more.
+    z is PyTorch's momentum; the paper's is (1 − β) z, whose steps (1 − β) ∇f + β m are the same with learning rate η (1
+    − β). An empty round changes nothing. Memory: one row on the server. Requires local=sgd, whose carry takes β z. The
+    server sends x and z; clients send the changes of x and the gradients at x^t, for which they evaluate all their data
+    once more.
 
     Args:
         server_lr: η_g, or a list of one per seed.

@@ -1,4 +1,4 @@
-"""MimiC: every client's innovation is corrected to mimic the federation's (Sun, Mao and Zhang, IEEE TMC 2024)."""
+"""MimiC: corrects each client's innovation to mimic that of full participation (Sun, Mao and Zhang, IEEE TMC 2024)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ MEMORIES = ("innovation", "gradient")
 class MimiC(RemembersClients[ClientMemory]):
     """v = mean_{i∈A}(G_i + c_i); x ← x − η_g v; then c_i ← v − G_i for i∈A. An empty round does nothing.
 
-    c_i is what a client's innovation lacked of the step when it last took part, zero before. What the others' data say
-    enters by c_i alone, and so by the first round: after one of all clients, where all losses have the same curvature
-    and batches are full, every step is that of full participation, whoever comes. Memory: one row per client, on the
-    server.
+    c_i is the difference between the step and the client's innovation when it last participated, zero before.
+    Information about absent clients enters only through c_i, hence through the first round: if all clients participate
+    in it, all losses have the same curvature and batches are full, each step equals that of full participation. Memory:
+    one row per client, on the server.
 
     Args:
         server_lr: η_g, or a list of one per seed.
-        first_round: 'all': everybody takes part in round 0, available or not, as in the authors' program; 'available'
-            has whoever is there, and a client's first round uses c_i = 0.
-        memory: 'innovation' stores c_i; 'gradient' stores c_i / η_t and rescales by today's η_t. With a constant rate
-            they are one.
+        first_round: 'all': all clients participate in round 0, available or not, as in the authors' program;
+            'available': only the available ones, and a client's first round uses c_i = 0.
+        memory: 'innovation' stores c_i; 'gradient' stores c_i / η_t and rescales by the current η_t. With a constant
+            learning rate they are identical.
         weighting: of the mean: 'uniform', or 'data' fractions.
         memory_dtype: of the stored rows: same, float32, float16 or bfloat16.
     """

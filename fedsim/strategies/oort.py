@@ -1,4 +1,6 @@
-"""Oort's statistical utility as a selection: who has large losses on much data trains (Lai et al., OSDI 2021)."""
+"""Client selection by Oort's statistical utility: clients with large losses and many samples train (Lai et al., OSDI
+2021).
+"""
 
 from __future__ import annotations
 
@@ -31,21 +33,22 @@ class OortState(State):
 
 
 class Oort(FedAvg):
-    """k of the available clients: a share ε_t of those that never trained, at random; the others by utility.
+    """Selects k of the available clients: a fraction ε_t at random among those that have not trained before, the others
+    by utility.
 
-    U_i = |B_i| · (mean loss) of the client's last round, cut at a quantile and scaled to [0, 1] over those available;
-    S_i = U_i + √(0.1 ln t / L_i), L_i its last round, both from 1. Those with S_i ≥ 0.95 of the cut-off, the S that
-    just gets in, are drawn in proportion to S_i. ε_t = max(0.9 · 0.98^t, 0.2). Where too few are known, or none is new,
-    the others fill up. The next model is FedAvg's.
+    U_i = |B_i| · (mean loss) of the client's last round, clipped at a quantile and scaled to [0, 1] over the available
+    clients; S_i = U_i + √(0.1 ln t / L_i), L_i its last round, both counted from 1. Clients with S_i ≥ 0.95 of the
+    cut-off, the smallest S among the top clients, are drawn in proportion to S_i. ε_t = max(0.9 · 0.98^t, 0.2). If one
+    of the two sets has too few clients, the other one fills up the selection. The aggregation is that of FedAvg.
 
-    The paper's U_i has the root mean square of the samples' losses; a report has their mean over the local steps. Its
-    part for slow devices, (T / t_i)^α, its pacer and its list of clients that came too often are left out: rounds here
-    have no length. Scaling U_i is the authors' program's, by the range before the cut there. Memory: two numbers per
-    client.
+    The paper's U_i uses the root mean square of the samples' losses; here it is the mean loss over the local steps. The
+    paper's penalty for slow devices, (T / t_i)^α, its pacer and its exclusion of clients that participated too often
+    are omitted, since rounds have no duration here. Scaling U_i follows the authors' program, which scales by the range
+    before clipping. Memory: two numbers per client.
 
     Args:
-        k: clients that train.
-        clip: quantile of utilities that counts for all above it.
+        k: number of clients that train.
+        clip: quantile at which utilities are clipped.
         explore, decay, explore_least: 0.9, 0.98 and 0.2 of ε_t.
         cutoff: 0.95.
         server_lr, weighting: as `FedAvg`.

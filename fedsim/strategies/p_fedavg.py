@@ -1,4 +1,4 @@
-"""P-FedAvg's three ways to put clients' models together (p-fedavg §2.4)."""
+"""P-FedAvg's three aggregation schemes (p-fedavg §2.4)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ LAWS = {"full": "full", "I": "multiset", "II": "uniform_k"}  # under which each 
 class PFedAvg(Strategy[State]):
     """The next model is a weighted sum of the clients' *models*, with w_i the data fractions.
 
-    'full': Σ_i w_i θ_i over everybody (availability=full). 'I': the plain mean over a multiset of K clients drawn with
-    probabilities w_i (availability=multiset). 'II': Σ_{k∈S} w_k (m/K) θ_k over K clients drawn without replacement
-    (availability=uniform_k); the weights need not sum to 1: that is the paper's rule.
+    'full': Σ_i w_i θ_i over all clients (availability=full). 'I': the unweighted mean over a multiset of K clients
+    drawn with probabilities w_i (availability=multiset). 'II': Σ_{k∈S} w_k (m/K) θ_k over K clients drawn without
+    replacement (availability=uniform_k); the weights need not sum to 1, as in the paper.
 
     Args:
         scheme: full, I or II.

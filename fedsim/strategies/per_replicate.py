@@ -1,4 +1,4 @@
-"""A strategy written for one replicate at a time: plain functions of its rows, linear or not."""
+"""A base class for strategies that are written for one replicate, as functions of its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Power-of-choice: of some candidates those with the largest losses train (Cho, Wang and Joshi, 2020)."""
+"""Power-of-choice: the candidates with the largest losses train (Cho, Wang and Joshi, 2020)."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ class LossesState(State):
 
 
 class PowerOfChoice(ServerStep[LossesState]):
-    """d of the available clients are drawn by their data, one after another; the k of them with the largest F_i(x^t)
-    train; x ← x − η_g mean_{i∈A} G_i.
+    """d candidates are drawn among the available clients, in proportion to their data and without replacement; the k of
+    them with the largest F_i(x^t) train; x ← x − η_g mean_{i∈A} G_i.
 
-    d = k is sampling by data; the larger d, the faster and the more biased towards clients with large losses, which is
-    meant. Where fewer are available, all of them are candidates. An empty round does nothing. Memory: one number per
-    client.
+    d = k is sampling by data; a larger d gives faster convergence with a stronger (intended) bias towards clients with
+    large losses. If fewer than d clients are available, all of them are candidates. An empty round changes nothing.
+    Memory: one number per client.
 
     Args:
-        k: clients that train.
+        k: number of clients that train.
         candidates: d, at least k; 2k to 10k in the paper.
-        loss: 'asked': candidates look at all their data at x^t (π_pow-d), which is not counted as bytes; 'last': their
-            mean loss over the local steps of their last round, ∞ before (π_rpow-d), which costs nothing.
+        loss: 'asked': candidates evaluate all their data at x^t (π_pow-d), which is not counted in bytes; 'last': their
+            mean loss over the local steps of their last round, ∞ before the first (π_rpow-d), which needs no extra
+            computation.
         server_lr: η_g, or a list of one per seed.
     """
 

@@ -1,4 +1,4 @@
-"""q-FFL: clients whose loss is high count for more (Li, Sanjabi, Beirami and Smith, ICLR 2020)."""
+"""q-FFL: clients with high losses get larger weights (Li, Sanjabi, Beirami and Smith, ICLR 2020)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class QFFL(Strategy[State]):
     """q-FedAvg: x ← x − Σ_{i∈A} w_i F_i^q ĝ_i / Σ_{i∈A} w_i (q F_i^{q−1} ‖ĝ_i‖² + F_i^q / η_l), ĝ_i = G_i / η_l, F_i
     the loss of all the client's data at x^t.
 
-    It descends Σ_i w_i F_i^{q+1} / (q + 1): q = 0 is FedAvg, q → ∞ goes towards the best worst client. Losses must not
-    be negative. No memory; a client looks at all its data once more, and sends its loss. η_l is the rate of the round's
-    first step.
+    It minimises Σ_i w_i F_i^{q+1} / (q + 1): q = 0 is FedAvg, q → ∞ minimises the largest loss of a client. Losses must
+    not be negative. No memory; a client evaluates all its data once more, and sends its loss. η_l is the learning rate
+    of the round's first step.
 
     Args:
-        q: the papers' values go from 0.001 to 15.
+        q: 0.001 to 15 in the papers.
         weighting: w_i: 'uniform' 1/m, or 'data' fractions (p_k in the paper; its program samples clients by them).
     """
 

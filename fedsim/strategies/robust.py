@@ -1,4 +1,4 @@
-"""Robust aggregation: FedAvg with something else in the place of the mean, where some clients lie."""
+"""Robust aggregation: FedAvg with a robust rule instead of the mean, against Byzantine clients."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ log = logging.getLogger(__name__)
 
 
 class Robust(PerReplicate):
-    """x ← x − η_g · combine(G_i, i∈A). Unweighted unless asked: what a client says of its own data need not be true,
-    and clients that lie about it gain weight.
+    """x ← x − η_g · combine(G_i, i∈A). Unweighted by default: Byzantine clients could report a false number of samples
+    to gain weight.
 
-    With `bucket` s above 1 the rows are put in random order and every s of them averaged first, and the rule sees these
-    means (Karimireddy, He and Jaggi 2022). Where fewer clients come than the rule needs, the model stays as it is.
+    With `bucket` s above 1 the rows are randomly divided into buckets of s, and the rule is applied to the buckets'
+    means (Karimireddy, He and Jaggi 2022). If fewer clients participate than the rule needs, the model does not change.
 
     Args:
         server_lr: η_g, or a list of one per seed.
-        bad: f, rows of a round that may be anything: a whole number, or below 1 that share of them, rounded up.
+        bad: f, assumed number of Byzantine rows in a round: an integer, or below 1 a fraction of the rows, rounded up.
         bucket: s.
-        weighting: of rules that know one (`combine_weighted`): 'uniform', or 'data' fractions. A bucket's mean is then
-            weighted too, and weighs as much as its rows together.
+        weighting: for rules that support it (`combine_weighted`): 'uniform', or 'data' fractions. A bucket's mean is
+            then weighted too, with the total weight of its rows.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Robust(PerReplicate):
         if len(sent) < self.min_rows(bad):
             if not self._warned:
                 log.warning(
-                    "%s: %d rows in round %d, and it needs %d; in such rounds the model stays",
+                    "%s: %d rows in round %d, but it needs %d; in such rounds the model does not change",
                     *(type(self).__name__, len(sent), t, self.min_rows(bad)),
                 )
             self._warned = True
@@ -121,7 +121,7 @@ def clip_norms(rows: Tensor, length: float) -> Tensor:
 
 
 class Median(Robust):
-    """The median of every column, of an even number of rows the mean of the middle two (Yin et al. 2018).
+    """The coordinate-wise median; for an even number of rows the mean of the middle two (Yin et al. 2018).
 
     Args:
         server_lr, bucket: as `Robust`.
@@ -135,7 +135,7 @@ class Median(Robust):
 
 
 class TrimmedMean(Robust):
-    """The mean of every column without its f largest and f smallest numbers (Yin et al. 2018).
+    """The coordinate-wise mean without the f largest and f smallest values (Yin et al. 2018).
 
     Args:
         server_lr, bad, bucket: as `Robust`.
@@ -149,7 +149,8 @@ class TrimmedMean(Robust):
 
 
 class RFA(Robust):
-    """The geometric median, by the smoothed Weiszfeld algorithm from the mean (Pillutla, Kakade and Harchaoui 2022).
+    """The geometric median, by the smoothed Weiszfeld algorithm started at the mean (Pillutla, Kakade and Harchaoui
+    2022).
 
     z ← Σ β_i G_i / Σ β_i, β_i = w_i / max(ν, ‖z − G_i‖).
 
@@ -187,13 +188,14 @@ class RFA(Robust):
 
 
 class CentredClipping(Robust):
-    """v ← v + mean (G_i − v) · min(1, ρ / ‖G_i − v‖), from the last round's v on (Karimireddy, He and Jaggi 2021).
+    """v ← v + mean (G_i − v) · min(1, ρ / ‖G_i − v‖), starting from the last round's v (Karimireddy, He and Jaggi
+    2021).
 
     Memory: one row on the server.
 
     Args:
         radius: ρ.
-        iterations: of that step in a round.
+        iterations: number of these steps per round.
         weighting: of the mean: 'uniform', or 'data' fractions.
         server_lr, bucket: as `Robust`.
     """

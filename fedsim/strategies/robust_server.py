@@ -1,4 +1,4 @@
-"""A server with momentum, or an adaptive one, that is told a robust aggregate in the place of the mean."""
+"""A server optimiser (momentum or adaptive) applied to a robust aggregate instead of the mean."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from fedsim.strategies.strategy import State, Strategy
 
 
 class RobustServer(Strategy[State]):
-    """The next model is the server's, who hears of every client that takes part the same row: what the rule makes of
-    all of them. So whatever a server does with a mean it does with a median.
+    """The server strategy receives the same row for every participating client: the robust aggregate of all rows. It
+    therefore uses, for example, a median in place of the mean.
 
-    Where fewer clients come than the rule needs, nothing changes. Under strategy.server=fedavg it is the rule itself.
+    If fewer clients participate than the rule needs, nothing changes. With strategy.server=fedavg the strategy is the
+    rule itself.
 
     Args:
-        rule: one of `Robust`; its own rate stays 1.
-        server: a strategy that hears of clients' rows nothing but their mean: fedavg, fedprox, fedavgm or fedopt.
+        rule: a subclass of `Robust`; its own server learning rate is 1.
+        server: a strategy that uses only the mean of the clients' rows: fedavg, fedprox, fedavgm or fedopt.
     """
 
     def __init__(self, rule: Robust | None = None, server: Strategy[Any] | None = None) -> None:
@@ -49,8 +50,8 @@ class RobustServer(Strategy[State]):
             )
         if self.server.weighting != "uniform":
             raise ConfigError(
-                f"{{server.weighting}}={self.server.weighting} has no meaning for a server that hears of every "
-                "client the same row; give it to {rule}, or use uniform",
+                f"{{server.weighting}}={self.server.weighting} has no effect for a server that receives the same row "
+                "for every client; give it to {rule}, or use uniform",
                 mentions=("server.weighting", "rule"),
             )
         self.weighting = self.rule.weighting

@@ -1,4 +1,4 @@
-"""Scaffnew: local steps skip the averaging, and control variates make up for it (Mishchenko et al., ICML 2022)."""
+"""Scaffnew: random skipping of communication, corrected by control variates (Mishchenko et al., ICML 2022)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class Scaffnew(Strategy[ScaffnewState]):
     """ProxSkip for federations: local steps follow g − h_i; then x^{t+1} = mean x_i over all, and
     h_i ← h_i + (ϱ/γ) (x^{t+1} − x_i), γ the local rate.
 
-    The paper averages after each local step with probability ϱ, by one coin for everybody: a round is what lies between
-    two averages, so many local steps as work=geometric draws. With a fixed number s and ϱ = 1/s it is SCAFFOLD.
-    Its theorem is about everybody in every round; `require_full: false` averages and renews over whoever is there,
-    which keeps the sum of the h_i. Memory: one row per client. Runs under local=sgd, whose carry takes the correction.
+    The paper averages after each local step with probability ϱ, with one draw for all clients: a round is the sequence
+    of local steps between two averages, whose number is drawn by work=geometric. With a fixed number s and ϱ = 1/s it
+    is SCAFFOLD. The paper's theorem is for full participation; with `require_full: false` the mean and the updates of
+    h_i are over available clients, which keeps the sum of the h_i. Memory: one row per client. Requires local=sgd,
+    whose carry takes the correction.
 
     Args:
-        probability: ϱ, 1/local_steps under work=geometric; None takes 1/s of the round's own s.
-        require_full: whether other availability processes than full are refused.
+        probability: ϱ; use 1/local_steps with work=geometric; None: 1/s, where s is the number of steps of the round.
+        require_full: whether availability processes other than full raise an error.
         weighting: w_i of the means: 'uniform' 1/m, or 'data' fractions.
     """
 

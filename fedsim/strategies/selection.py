@@ -1,4 +1,4 @@
-"""How a strategy chooses among the clients that are available; who is not chosen does not compute.
+"""Client selection among the available clients; clients that are not selected do not compute.
 
 A selection is what `Strategy.cohort` returns: the available clients with the largest values (`Cohort.largest`), some
 drawn at random, or those that a function of each replicate's values picks. All ranks choose the same clients.

@@ -1,4 +1,4 @@
-"""How much less a row counts that began rounds ago."""
+"""Weights of delayed updates as a function of their staleness."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ DISCOUNT_EFFECTS: Declarations = (
 
 
 class Discount:
-    """σ(d) of Xie et al. (2019), d the rounds between a row's begin and its arrival: constant 1; polynomial
-    (1 + d)^{−a}; hinge 1 up to b rounds, then 1 / (a (d − b) + 1).
+    """σ(d) of Xie et al. (2019), d the number of rounds between the start and the arrival of an update: constant 1;
+    polynomial (1 + d)^{−a}; hinge 1 up to b rounds, then 1 / (a (d − b) + 1).
 
     Args:
-        kind: which.
-        a, b: see there.
+        kind: constant, polynomial or hinge.
+        a, b: parameters of the weight.
     """
 
     def __init__(self, kind: str, a: float, b: float) -> None:

@@ -1,4 +1,4 @@
-"""The contract of an aggregation strategy: start rows, next model, memory. It knows rows and their sums."""
+"""The interface of an aggregation strategy: initial rows, next model, memory. It uses only rows and their sums."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def answers(cohort: Cohort, models: Tensor) -> Answers:
 
 
 class ServerStep(Strategy[S]):
-    """A strategy whose server steps at a rate of its own.
+    """A strategy with a server learning rate.
 
     Args:
         server_lr: η_g, or a list of one per seed.

@@ -1,4 +1,4 @@
-"""Who is linked to whom in a network of m clients, and mixing matrices on those who are there."""
+"""Networks of m clients, and mixing matrices over the available clients."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ TOPOLOGIES = ("ring", "torus", "erdos_renyi", "star", "complete")
 
 
 class Network:
-    """An undirected graph of clients; nothing of it is stored, so that a round costs those who are there.
+    """An undirected graph of clients. It is not stored, so that the cost of a round depends only on the available
+    clients.
 
     Args:
-        topology: 'ring': i and i ± 1; 'torus': a grid a × b with a·b = m, as square as can be, whose edges meet;
-            'erdos_renyi': any two with `probability`; 'star': everybody and client 0; 'complete': everybody.
+        topology: 'ring': i and i ± 1; 'torus': a periodic grid a × b with a·b = m, as square as possible;
+            'erdos_renyi': each pair with `probability`; 'star': all clients and client 0; 'complete': all pairs.
         clients: m.
-        probability: of a link of 'erdos_renyi'.
-        seed: of its draw.
+        probability: probability of a link, for 'erdos_renyi'.
+        seed: seed of the links of 'erdos_renyi'.
 
     Raises:
-        ConfigError: m clients make no torus.
+        ConfigError: m clients do not form a torus.
     """
 
     def __init__(self, topology: str, clients: int, probability: float = 0.5, seed: int = 0) -> None:

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def warn_if_slower(
-    choice: Choice, rule: LocalRule, model: RowModel, shift: Shift, plan: Plan, rows: trial.Rows
+    choice: Choice, rule: LocalRule, model: RowModel, shift: Shift, plan: Plan, rows: trial.TimedRows
 ) -> None:
     """Say so where a step of the round's rows takes longer, as it was chosen, than it would in full precision."""
     count = min(len(plan.load.steps), choice.chunk)

@@ -88,7 +88,7 @@ class Captures(Replay):
     def _replayed(self, form: Any, tensors: list[Tensor], reason: str) -> Callable[[list[Tensor]], Any]:
         """Operation by operation; it is said once."""
         if not self._warned:
-            log.warning("trainer.compile=graph: a step is not captured, and runs operation by operation (%s)", reason)
+            log.warning("trainer.compile=graph: a step cannot be captured and runs operation by operation (%s)", reason)
         self._warned = True
         return super()._build(form, tensors)
 

@@ -177,7 +177,7 @@ def _agreeing_choices(
         if any(
             reason and agreement.why_not(name, unpadded) is None for name, reason in reasons.items() if name != "loop"
         ):
-            log.info("trainer: batches of %s are not padded, since padding changes its numbers", _model_name(model))
+            log.info("trainer: batches of %s are not padded, since padding changes its results", _model_name(model))
             traits.mixes_samples = True
             return None
     if able:
@@ -222,7 +222,7 @@ def workers(requested: int) -> int:
     limit = WORKERS * (os.cpu_count() or 1)
     if requested > limit:
         log.warning(
-            "trainer.workers=%d are more than %d processors have a use for; %d run", requested, limit // WORKERS, limit
+            "trainer.workers=%d is too large for %d processors; %d workers are used", requested, limit // WORKERS, limit
         )
     return min(requested, limit)
 

@@ -53,7 +53,7 @@ class JointExecutor:
                 results = self._run_jointly([works[index] for index in group])
             except Exception as error:
                 if len(group) > 1:
-                    log.info("of %d runs together: %s; each is tried alone", len(group), error)
+                    log.info("of %d runs together: %s; each is run separately", len(group), error)
                 results = [error] if len(group) == 1 else [self._run_alone(works[index]) for index in group]
             for index, result in zip(group, results, strict=True):
                 out[index] = result

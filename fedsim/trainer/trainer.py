@@ -341,7 +341,7 @@ class Trainer:
         """The same where a numerical routine refuses rows: those end as NaN, which is their divergence."""
         if not self._refused:
             reason = " ".join(str(error).split())
-            log.warning("a local step of some clients failed (%s); their rows count as non-finite", reason)
+            log.warning("a local step of some clients failed (%s); their rows are treated as non-finite", reason)
         self._refused = True
         pick = torch.as_tensor(rows, device=self.model.device)
         start = {name: value[pick] for name, value in work.carry.items()}
@@ -362,8 +362,8 @@ class Trainer:
             self.executor = self._make_executor(self.choice)
         if not self._halved:
             log.warning(
-                "out of memory on %s: chunks of %d rows become %d, or fewer; the numbers are the same, and "
-                "trainer.chunk=%d saves the attempt",
+                "out of memory on %s: chunks of %d rows become %d, or fewer; the results are the same, and "
+                "set trainer.chunk=%d to avoid the failed attempt",
                 *(device, rows, rows // 2, rows // 2),
             )
         self._halved = True

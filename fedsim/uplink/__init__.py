@@ -1,4 +1,4 @@
-"""What happens to clients' rows on their way to the server: compression, clipping, noise."""
+"""Transformations of clients' updates before the server receives them: compression, clipping, noise."""
 
 from fedsim.uplink.chain import Uplink
 from fedsim.uplink.compression import QSGD, Compressor, RandK, Sign, TopK

@@ -1,4 +1,4 @@
-"""Which differential privacy a run may claim: ε where its sampling is one that an accountant knows, else the reason.
+"""The differential privacy that a run may claim: ε if an accountant supports its sampling, otherwise the reason.
 
 The unit of privacy is a client, and the adversary sees the models of all rounds. A run is described as a `Mechanism`:
 what is released in a round, how clients are sampled, and which two federations are compared. ε of it comes from the RDP
@@ -38,7 +38,7 @@ INDEPENDENT_TRAJECTORIES = (Stationary, Staircase, Sine, InterleavedSine, Jitter
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What one round releases of a client, as an accountant needs it.
+    """What a round releases about a client, in the form that an accountant needs.
 
     The count of rows within the clipping norm adds a bit, 0 or 1, for every client, so one client moves it by 1 under
     all three relations. One client moves the sum of rows by C, or by 2 C where it is replaced by another.
@@ -67,7 +67,7 @@ class Mechanism:
 
 @dataclass(frozen=True)
 class Privacy:
-    """What may be claimed of a run.
+    """The privacy claim of a run.
 
     Attributes:
         statement: the claim as a sentence.

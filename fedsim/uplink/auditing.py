@@ -1,4 +1,4 @@
-"""An empirical audit of ε: how well an adversary tells apart two federations that differ in one client, the canary.
+"""An empirical audit of ε: how well an adversary distinguishes two federations that differ in one client, the canary.
 
 Many *worlds* are simulated together, one replicate each. Half of them are one federation, half its neighbour under the
 relation of the claim. In every world the run's own availability process draws who takes part, and the run's own uplink
@@ -39,7 +39,7 @@ ONE_ROUND = "one round that the canary is known to take part in (μ-GDP)"
 
 @dataclass(frozen=True)
 class Finding:
-    """A lower bound on ε beside what is claimed.
+    """A lower bound on ε, and the claimed ε.
 
     Attributes:
         method: how the bound was computed, and what it assumes.
@@ -61,7 +61,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Audit:
-    """What the adversary achieved.
+    """The result of an audit.
 
     Attributes:
         claimed, delta: ε and δ after `rounds`.

@@ -1,4 +1,4 @@
-"""All stages between local work and aggregation, in their order."""
+"""The sequence of stages between local training and aggregation."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from fedsim.uplink.stage import Encoding, Stage, StageContext
 
 
 class Uplink:
-    """Stages, one after another; without any, rows arrive as they are.
+    """A sequence of stages; without stages, rows arrive unchanged.
 
-    The strategy meets what arrives: `innovation` is the last stage's rows, and `end` is start − innovation. So what a
-    strategy remembers of a client is made of what was received. Clients that compute without taking part send nothing,
-    and keep what they have. Further vectors that a strategy sends (`vectors_up` above 1) and averaged statistics go as
-    they are.
+    The strategy sees the rows that arrive: `innovation` is the output of the last stage, and `end` is start −
+    innovation. A strategy's client memory is therefore computed from received rows. Clients that compute without
+    participating send nothing, and keep their memory. Further vectors that a strategy sends (`vectors_up` above 1) and
+    averaged statistics are not transformed.
 
     Args:
-        *stages: in order; a list of them will do.
-        **named: more of them; a configuration names them, and keeps its order.
+        *stages: the stages in order, or a list of them.
+        **named: further stages; a configuration names them, and keeps their order.
 
     Example:
         >>> from fedsim.uplink import QSGD, TopK

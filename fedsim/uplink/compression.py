@@ -1,4 +1,4 @@
-"""Compression of rows: fewer numbers, or fewer bits a number, and error feedback against what that loses."""
+"""Compression of rows: fewer values, or fewer bits per value, and error feedback."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Feedback = Annotated[str, OneOf(*FEEDBACKS)]
 
 
 class Compressor(Stage):
-    """Sends Q(G_i), or with error feedback what makes up for earlier rounds' losses. Memory: one row per client.
+    """Sends Q(G_i), or with error feedback also the compression errors of earlier rounds. Memory: one row per client.
 
-    'ef14' (Seide et al. 2014; Karimireddy et al. 2019): e_i remembers what was not sent, p = G_i + e_i, Q(p) arrives
-    and e_i ← p − Q(p), so that Σ arrived + e_i = Σ G_i. 'ef21' (Richtárik, Sokolov and Fatkhullin 2021): both
-    ends remember g_i, Q(G_i − g_i) is sent, and g_i ← g_i + Q(G_i − g_i) is what arrives. The paper's server steps
-    along the mean of everybody's g_i, present or not, which is strategy=mifa; FedAvg takes those who are there. Both
-    memories start at zero, and the absent keep theirs.
+    'ef14' (Seide et al. 2014; Karimireddy et al. 2019): e_i stores what was not sent, p = G_i + e_i, Q(p) arrives and
+    e_i ← p − Q(p), so that Σ arrived + e_i = Σ G_i. 'ef21' (Richtárik, Sokolov and Fatkhullin 2021): client and server
+    store g_i, Q(G_i − g_i) is sent, and g_i ← g_i + Q(G_i − g_i) is what arrives. The paper's server steps along the
+    mean of all clients' g_i, including absent ones, which is strategy=mifa; FedAvg averages those of participating
+    clients. Both memories start at zero, and do not change for absent clients.
 
     Args:
         feedback: 'none', 'ef14' or 'ef21'.
@@ -72,7 +72,7 @@ class Sparse(Compressor):
 
     Args:
         fraction: k = fraction · d, rounded, at least 1.
-        k: how many; None: the fraction.
+        k: number of values; None: given by the fraction.
         feedback: see `fedsim.uplink.Compressor`.
     """
 
@@ -112,7 +112,7 @@ class TopK(Sparse):
 
 
 class RandK(Sparse):
-    """Sends k columns that chance draws, for every client and round afresh; the others arrive as zeros.
+    """Sends k random columns, drawn anew for every client and round; the others arrive as zeros.
 
     Without feedback what arrives is multiplied by d/k: then its mean is the row, and its mean squared error (d/k − 1)
     times the row's square. With feedback it is not. The bytes are those of k values and of the 8 of a seed, which both
@@ -132,11 +132,11 @@ class RandK(Sparse):
 
 
 class QSGD(Compressor):
-    """Sends ‖G‖ and of every number its sign and level ℓ/L, rounded up or down by chance (Alistarh et al. 2017).
+    """Sends ‖G‖ and, for every value, its sign and level ℓ/L, rounded stochastically (Alistarh et al. 2017).
 
-    The mean of what arrives is the row, and its mean squared error at most min(d/L², √d/L) times the row's square. The
-    bytes are those of codes of fixed width, 1 + ⌈log₂(L + 1)⌉ bits a number, and of the norm; the paper's Elias codes
-    are shorter where most levels are zero. Unbiased, so without feedback.
+    The expectation of what arrives is the row, and its mean squared error is at most min(d/L², √d/L) times the squared
+    norm of the row. The bytes are those of codes of fixed width, 1 + ⌈log₂(L + 1)⌉ bits per value, and of the norm; the
+    paper's Elias codes are shorter if most levels are zero. Unbiased, hence without feedback.
 
     Args:
         levels: L.
@@ -161,7 +161,7 @@ class QSGD(Compressor):
 class Sign(Compressor):
     """Sends the signs: (‖G‖₁/d) sign(G) arrives (Karimireddy et al. 2019), zero being positive. Biased.
 
-    The bytes are a bit a number and one number.
+    The bytes are one bit per value and one number.
 
     Args:
         feedback: see `fedsim.uplink.Compressor`.

@@ -1,4 +1,4 @@
-"""Clipping, and Gaussian noise that hides whether a client took part."""
+"""Clipping and Gaussian noise for client-level differential privacy."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PLACES = ("round", "client")
 class Clip(Stage):
     """G_i ← G_i · min(1, C / ‖G_i‖), client by client.
 
-    With a `quantile` C follows the norms (Andrew et al. 2021): C ← C · exp(−rate · (b̃ − quantile)), b̃ the share of
-    rows that were no longer than C; of the clients that are expected in round 0, not of those who came. An empty round
-    leaves C as it is. Each replicate has a C of its own.
+    With a `quantile` C adapts to the norms (Andrew et al. 2021): C ← C · exp(−rate · (b̃ − quantile)), b̃ the number of
+    rows with norm at most C divided by the expected number of clients in round 0, not by the number of participating
+    clients. An empty round does not change C. Each replicate has its own C.
 
     Args:
-        norm: C; with a quantile the first one (0.1 in the paper).
-        quantile: of the norms that C goes to, such as 0.5; None: C stays.
-        rate: η_C, how fast.
+        norm: C; with a quantile its initial value (0.1 in the paper).
+        quantile: quantile of the norms to which C adapts, such as 0.5; None: C is constant.
+        rate: η_C, learning rate of C.
         count_noise: σ_b, standard deviation of the noise in the count of those rows.
     """
 
@@ -85,15 +85,16 @@ class Clip(Stage):
 class GaussianNoise(Clip):
     """Clips, and adds noise of standard deviation z C: user-level differential privacy (McMahan et al. 2018).
 
-    per 'round': the sum of a round's rows has the noise N(0, (z C)² I), however many come, as if a server that all
-    trust added it; every row has its part of it. per 'client': each row has that noise itself, as if nobody is
-    trusted. Noise on the model is η_g z C / n in every column, n what the strategy divides by, and √n times that per
-    client. ε is said where the sampling is what an accountant assumes, see `fedsim.uplink.accounting`.
+    per 'round': the sum of a round's rows has the noise N(0, (z C)² I), independent of the number of clients, as if
+    added by a trusted server; it is divided among the rows. per 'client': each row has that noise, as in local
+    differential privacy. Noise on the model is η_g z C / n in every column, n what the strategy divides by, and √n
+    times that per client. ε is reported if the sampling satisfies the accountant's assumptions, see
+    `fedsim.uplink.accounting`.
 
     With a `quantile` and `count_noise` σ_b above 0, rows get the multiplier z_Δ = (z⁻² − (2 σ_b)⁻²)^(−1/2) (Andrew et
-    al. 2021). There bits are centred, −1/2 or 1/2, and z is that of both releases together. The bits that are counted
-    here are 0 or 1, and one client that is added or removed moves the count by 1: together the releases have the
-    multiplier (z_Δ⁻² + σ_b⁻²)^(−1/2), below z, and that is what ε is computed from.
+    al. 2021). In that paper bits are centred, −1/2 or 1/2, and z is the multiplier of both releases together. Here the
+    bits are 0 or 1, and adding or removing one client changes the count by 1: together the releases have the multiplier
+    (z_Δ⁻² + σ_b⁻²)^(−1/2), below z, and that is what ε is computed from.
 
     Args:
         norm, quantile, rate, count_noise: see `fedsim.uplink.Clip`.
@@ -142,13 +143,13 @@ class GaussianNoise(Clip):
 
 
 class TreeNoise(Clip):
-    """Clips, and adds the noise of a binary tree: DP-FTRL (Kairouz et al. 2021), for any pattern of who comes.
+    """Clips, and adds the noise of a binary tree: DP-FTRL (Kairouz et al. 2021), for arbitrary participation.
 
     After k rounds that were not empty the sum of all that arrived has the noise N_k = Σ over the one-bits l of k of
     node(l, (k >> l) − 1), nodes being independent N(0, (z C)² I), so that its variance is that of at most ⌈log₂(k + 1)⌉
-    nodes, where noise by rounds would have k. A round's rows share N_k − N_{k−1}. Nodes are functions of seed, level
-    and place: nothing is kept of them. With strategy=fedavg_all the model is x⁰ − (η_g/m) (Σ G_i + N_k), the paper's
-    without momentum. ε is said where each client takes part once, as under `cyclic` for one cycle of rounds.
+    nodes, compared with k for independent noise per round. A round's rows share N_k − N_{k−1}. Nodes are functions of
+    seed, level and position, and are not stored. With strategy=fedavg_all the model is x⁰ − (η_g/m) (Σ G_i + N_k), the
+    paper's without momentum. ε is reported if each client participates once, as under `cyclic` for one cycle of rounds.
 
     Args:
         norm: C.

@@ -1,4 +1,4 @@
-"""The contract of an uplink stage: what becomes of the rows that clients send, and how many bytes they take."""
+"""The interface of an uplink stage: transforms the rows that clients send, and counts their bytes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Encoding:
 
 
 class StageContext:
-    """A stage's view of a round: who sends, its random numbers, and what it remembers.
+    """A stage's view of a round: the sending clients, random numbers, and its memory.
 
     Args:
         cohort: the clients that send, one for each row.
@@ -83,7 +83,7 @@ class StageContext:
 
 
 class Stage(Validated, ABC):
-    """Rows to rows between local work and aggregation, client by client.
+    """A transformation of each client's row between local training and aggregation.
 
     A row is G_i = start − end of a client that takes part. Random numbers are functions of `StageContext.keys`; what is
     remembered is what `memory` and `initial_server_memory` name.

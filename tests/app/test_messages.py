@@ -104,7 +104,7 @@ def test_a_thousand_million_workers_are_as_many_as_processors_can_use(caplog: py
     workers.cache_clear()
     most = WORKERS * (os.cpu_count() or 1)
     assert workers(10**9) == most
-    assert f"processors have a use for; {most} run" in caplog.text
+    assert f"processors; {most} workers are used" in caplog.text
     assert workers(2) == 2
 
 

@@ -66,7 +66,7 @@ def test_some_clients_are_drawn_and_named(tmp_path: Path, fedsim) -> None:
 def test_clients_that_are_not_asked_for_are_mentioned(tmp_path: Path, fedsim) -> None:
     write(tmp_path)
     ended = fedsim(tmp_path, *QUICK, *TABLE, "clients=5", "partition=iid")
-    assert "the data's 3 clients are not asked for (partition=natural does)" in ended.log
+    assert "the data set's 3 clients are not used (partition=natural uses them)" in ended.log
 
 
 @pytest.mark.parametrize("ill", [lambda row: "no", lambda row: f"{row}.5", lambda row: "no" if row else ""])

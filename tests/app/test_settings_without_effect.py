@@ -268,7 +268,7 @@ def test_a_model_that_never_moved_is_said_at_the_end(caplog):
         assert not caplog.records
         Simulation(Digits(), Linear, clients=5, rounds=2, clock=Devices(deadline=1e-9), strategy=FedAvg()).run()
         Simulation(Digits(), Linear, clients=5, rounds=2, strategy=FedLaAvg(collect=5)).run()
-    assert caplog.text.count("the server's model did not move in 2 rounds") == 2
+    assert caplog.text.count("the server's model did not change in 2 rounds") == 2
 
 
 def test_the_command_says_so_once_for_all_jobs(fedsim, tmp_path: Path):

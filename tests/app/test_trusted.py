@@ -29,7 +29,7 @@ def test_a_file_cannot_trust(fedsim, tmp_path: Path) -> None:
         f"# @package _global_\ntrusted: [os]\nmodel:\n  _target_: os.mkdir\n  path: {stolen}\n"
     )
     ended = fedsim(tmp_path, "--config-dir", "theirs", *SMALL, "experiment=nice", "out=o")
-    assert "fedsim: trusted=['os'] stands in a file; say on the command line whom you trust" in ended.err
+    assert "fedsim: trusted=['os'] stands in a file; give it on the command line" in ended.err
     assert not stolen.exists()
     ended = fedsim(tmp_path, "--config-dir", "theirs", *SMALL, "experiment=nice", "out=o", "trusted=[]")
     assert "model._target_='os.mkdir' is of the package os" in ended.err

@@ -128,7 +128,7 @@ def test_a_lost_replicate_leaves_the_others_alone(Scripted, stop, tmp_path, capl
     """They are what they are without it, and it says NaN; resumed or not."""
     alone = simulation_of(Scripted, COUNTS[:, :1], seeds=SEEDS[:1], local=SGD(lr=0.1, steps=2)).run()
     result = simulation_of(Scripted, on_nonfinite="drop_replicate").run(tmp_path / "straight", tracking=QUIET)
-    assert caplog.text.count("seed 8: clients 2; this replicate is given up") == 1
+    assert caplog.text.count("seed 8: clients 2; this replicate is dropped") == 1
     assert torch.equal(result.state.model[:1], alone.state.model)
     assert without_times(result.history[::2]) == without_times(alone.history)
     assert [math.isnan(row["train_loss"]) for row in result.history[1::2]] == [False, True, True, True, True]

@@ -150,7 +150,7 @@ def test_another_version_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureF
     tensors = load_file(folder / NAME)
     save_file(tensors, folder / NAME, checksums.with_checksums(header, tensors))
     small(classes(), 2).run(folder, resume=True, tracking=QUIET)
-    assert caplog.text.count(f"begun with torch 1.13, not {torch.__version__}: what follows may differ") == 1
+    assert caplog.text.count(f"started with torch 1.13, not {torch.__version__}: further results may differ") == 1
 
 
 def test_a_checkpoint_from_before_there_were_sums_is_read(tmp_path: Path) -> None:
@@ -203,6 +203,6 @@ def test_a_clock_that_was_set_back_hides_no_round(
         quadratics(rounds, "parts")
         now[0] -= 86_400
     assert points(tmp_path / "parts" / "seed_0") == points(tmp_path / "straight" / "seed_0")
-    assert caplog.text.count("the clock is behind what this run has written before") == 2
+    assert caplog.text.count("the system clock is behind this run's earlier event files") == 2
     names = sorted(os.listdir(tmp_path / "parts" / "seed_0"))
     assert len(names) == 3

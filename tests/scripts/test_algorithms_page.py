@@ -89,7 +89,7 @@ def test_the_command_lists_all_and_says_all_of_one(capsys) -> None:
     assert said.startswith(
         "strategy=fedavgm: FedAvg with momentum on the server\n\nv ← β v + mean_{i∈A} G_i, weighed by w_i;"
     )
-    assert "\nuplink=topk: the largest numbers of every row alone\n\nSends the k numbers" in said
+    assert "\nuplink=topk: top-k: only the k largest coordinates of every row are sent\n\nSends the k numbers" in said
     assert "remembers  ef14: a row of each client\n" in said
     with pytest.raises(SystemExit, match=r"fedsim algorithms: NAME='fedavgn' is unknown.*did you mean 'fedavg'"):
         run_command("algorithms", ["fedavgn"])

@@ -225,7 +225,7 @@ def test_rounds_of_too_few_rows_are_told_once_and_rules_that_nobody_can_meet_ref
     with caplog.at_level(logging.WARNING):
         models(TrimmedMean(0.7, bad=1))
     assert [r.message for r in caplog.records if "TrimmedMean" in r.message] == [
-        "TrimmedMean: 2 rows in round 0, and it needs 3; in such rounds the model stays"
+        "TrimmedMean: 2 rows in round 0, but it needs 3; in such rounds the model does not change"
     ]
     process = Full()
     process.setup(Population((0,), 6))

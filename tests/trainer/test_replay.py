@@ -75,7 +75,7 @@ def test_replayed_steps_have_the_same_bits(name: str, monkeypatch: pytest.Monkey
 
 
 def test_few_recordings_serve_whoever_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TimedRows are filled up to a few numbers; what was filled in is no result, and changes none."""
+    """Rows are filled up to a few numbers; what was filled in is no result, and changes none."""
     monkeypatch.setattr(replay, "WORTH", 0)
     options = {"clients": 40, "rounds": 30, "availability": Bernoulli(Uniform(0.5)), "seeds": (1,)}
 

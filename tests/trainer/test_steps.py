@@ -214,7 +214,7 @@ def test_precisions_that_do_not_exist_here_are_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_compiled_step_is_the_step(mode):
-    """TimedRows of unequal steps and sizes, so that shapes change on the way."""
+    """Rows of unequal steps and sizes, so that shapes change on the way."""
     model = functools.partial(MLP, hidden=(5,))
     rule = SGD(lr=0.1, epochs=2, batch_size=BATCH, drop_last=False, weight_decay=0.1)
     compiled = simulation_of(labelled(), model, rule, execution=double(compile=mode))

@@ -93,7 +93,7 @@ def test_a_moment_of_noise_does_not_decide(monkeypatch):
 
 
 def test_who_works_alone_is_not_charged_for_others(monkeypatch):
-    """TimedRows in one thread: somebody else's second beside every look leaves the order as it is."""
+    """Rows in one thread: somebody else's second beside every look leaves the order as it is."""
     clock = Clock(monkeypatch, vmap=per_row(0.02), loop=per_row(0.01))
     clock.others = 1.0
     assert fastest_name(clock.contenders(), 1, CPU, per_thread=True) == "loop"

@@ -132,7 +132,7 @@ def main(arguments: list[str]) -> None:
                 for group in KINDS
             )
         )
-        print("\n`fedsim algorithms NAME` says all of one.")
+        print("\n`fedsim algorithms NAME` describes an algorithm.")
 
 
 def line(algorithm: Algorithm) -> str:

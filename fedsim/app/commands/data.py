@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
     if not options.names:
         print(f"data sets are looked for in {root} ({origin})\n")
         print("\n".join(line(name, root) for name in datasets()))
-        print("\n`fedsim data NAME` gets a data set where a network is at hand, and says what to do where none is.")
+        print("\n`fedsim data NAME` downloads a data set, or says what to do without a network.")
     for name in options.names:
         print(f"{name}: {availability_note(name)}")
         get(name, root)

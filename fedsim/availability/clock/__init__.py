@@ -1,4 +1,4 @@
-"""Time that is not measured but simulated: how long clients take, how much of their work they do, how late rows are."""
+"""Simulated (virtual) time: durations of clients' rounds, partial work, and delayed updates."""
 
 from fedsim.availability.clock.clock import Clock, DeadlineFilter, Devices, NoClock
 from fedsim.availability.clock.delay import ConstantDelay, Delay, GeometricDelay, LognormalDelay, NoDelay, UniformDelay

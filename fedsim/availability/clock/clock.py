@@ -1,4 +1,4 @@
-"""A virtual clock: how long clients compute and send, when a round is over, and who is late.
+"""A virtual clock: computing and communication times, the duration of a round, and late clients.
 
 It decides nothing else: every algorithm meets the same times for a seed.
 """
@@ -23,7 +23,7 @@ LATE = ("drop", "partial", "deliver")
 
 @dataclass
 class Times:
-    """What n clients take in a round, in virtual seconds (host).
+    """Durations of n clients in a round, in virtual seconds (host).
 
     Attributes:
         link: [n] for what is sent, down and up together.
@@ -81,30 +81,30 @@ class NoClock(Clock):
 
 class Devices(Clock):
     """Client i takes T_i = bytes down / down_i + samples · compute_i · J_i^t + bytes up / up_i virtual seconds. Speeds
-    are drawn once, log-normal around what is given; the jitter J_i^t anew in every round, log-normal with mean 1.
+    are drawn once, log-normal around the given values; the jitter J_i^t is drawn in every round, log-normal with mean
+    1.
 
-    A round lasts as long as the slowest of those that the server waits for, or up to the deadline where somebody is
-    late; one in which nobody was asked lasts as long as the deadline, or no time. The late were sent the model, send
-    nothing, and count as absent. Of more than `first` that were asked the quickest so many count, and the round ends
-    with the last of them: over-selection is `availability.k` above `clock.first`.
+    A round lasts until the slowest client that the server waits for has finished, or until the deadline if a client is
+    late; a round without selected clients lasts until the deadline, or takes no time without one. Late clients received
+    the model, send nothing, and are treated as absent. With `first`, only that number of fastest clients counts, and
+    the round ends with the last of them: over-selection is `availability.k` above `clock.first`.
 
-    A sample takes its time once in every local step it is in, whatever the rule does with it: give a rule that takes
-    two gradients of it twice the `compute`. What is asked of clients beside local work takes none.
+    A sample takes its time once in each local step, independent of the local rule: double `compute` for a rule that
+    computes two gradients per sample. Computation that strategies request in addition to local training takes no time.
 
     Args:
-        compute: seconds a training sample takes, forward and backward; a list gives as many groups of clients, in
-            order, their own.
-        compute_spread: coefficient of variation of clients' speeds within that.
+        compute: seconds per training sample, forward and backward; a list has one value per group of clients, in order.
+        compute_spread: coefficient of variation of the clients' speeds.
         jitter: coefficient of variation of the time for the same work from round to round.
-        down, up: bytes a second that reach a client, and that it sends; lists as `compute`; null takes no time.
-        link_spread: coefficient of variation of clients' links within that, the same factor for both ways.
-        server: seconds that the server needs beside, in every round.
-        deadline: seconds, from the beginning of the round; null waits for all.
-        first: how many clients the server waits for; null: all that it asked.
-        late: 'drop': who would miss the deadline counts as absent; 'partial': it sends what it has, having done the
-            steps it has time for (FedProx's and FedNova's stragglers); absent where it has time for none. 'deliver': it
-            goes on, and arrives in the round in which it is done; every round lasts as long as the deadline, which is
-            then the tick of an asynchronous server.
+        down, up: bytes per second to and from a client; lists as `compute`; null: no transfer time.
+        link_spread: coefficient of variation of the clients' bandwidths, with the same factor in both directions.
+        server: additional seconds per round at the server.
+        deadline: seconds from the start of the round; null: the server waits for all.
+        first: number of clients that the server waits for; null: all selected clients.
+        late: 'drop': a client that would miss the deadline is absent; 'partial': it takes as many steps as there is
+            time for (stragglers of FedProx and FedNova), and is absent if there is time for none; 'deliver': it
+            continues, and its update arrives in the round in which it finishes; every round lasts as long as the
+            deadline, which is then the clock tick of an asynchronous server.
     """
 
     effective_if = (
@@ -177,11 +177,11 @@ class Devices(Clock):
 
 
 class DeadlineFilter(Availability):
-    """What an availability process becomes under a clock that leaves clients out; to be looked at, not drawn from.
+    """The availability process that results from a clock that drops clients; for its probabilities, not for draws.
 
     Args:
-        process: who is asked.
-        clock: who counts.
+        process: which clients are selected.
+        clock: which of them are in time.
     """
 
     law = "in time"

@@ -1,4 +1,4 @@
-"""How many rounds later a client's row arrives: laws of delays, drawn when it begins."""
+"""Delays of updates in rounds: distributions, drawn when an update starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from fedsim.core.federation import Federation
 
 
 class Delay(Validated):
-    """The contract: a whole number of rounds for every client and round, a pure function of seed, round and client."""
+    """The interface: an integer number of rounds for every client and round, a pure function of seed, round and
+    client.
+    """
 
     active = True
     federation: Federation
@@ -39,16 +41,16 @@ class Delay(Validated):
 
 
 class NoDelay(Delay):
-    """Everything arrives in the round in which it began."""
+    """Updates arrive in the round in which they started."""
 
     active = False
 
 
 class ConstantDelay(Delay):
-    """Always the same.
+    """A constant delay.
 
     Args:
-        rounds: how many; a list gives as many groups of clients, in order, their own.
+        rounds: number of rounds; a list has one value per group of clients, in order.
     """
 
     stops_training = (
@@ -83,10 +85,11 @@ class _WithMean(Delay):
 
 
 class GeometricDelay(_WithMean):
-    """P(k) = (1 − q) q^k for k = 0, 1, …, with mean q / (1 − q): in every round a row arrives with probability 1 − q.
+    """P(k) = (1 − q) q^k for k = 0, 1, …, with mean q / (1 − q): in each round an update in flight arrives with
+    probability 1 − q.
 
     Args:
-        mean: in rounds; a list gives as many groups of clients, in order, their own.
+        mean: in rounds; a list has one value per group of clients, in order.
     """
 
     def rounds(self, t: int, virtual: np.ndarray) -> np.ndarray:
@@ -124,7 +127,7 @@ class LognormalDelay(_WithMean):
     """⌊X⌋ of a log-normal X.
 
     Args:
-        mean: of X, in rounds; a list gives as many groups of clients, in order, their own.
+        mean: mean of X, in rounds; a list has one value per group of clients, in order.
         spread: its coefficient of variation.
     """
 

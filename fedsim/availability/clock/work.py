@@ -1,4 +1,4 @@
-"""How many of a round's local steps each client does, where not all do all."""
+"""Partial work: how many of a round's local steps each client completes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedsim.data.samples import LocalWork, Workload
 
 
 class Work(Validated):
-    """The contract: a number of steps for every row and round, a pure function of seeds, round and client."""
+    """The interface: a number of steps for every row and round, a pure function of seeds, round and client."""
 
     active = True
 
@@ -25,17 +25,17 @@ class Work(Validated):
 
 
 class AllWork(Work):
-    """Everybody does all of it."""
+    """All clients complete all steps."""
 
     active = False
 
 
 class UniformWork(Work):
-    """Every client draws anew in every round how much it does, uniformly from `least` to all: local steps, or passes
-    where `local_epochs` counts the work. FedNova's stragglers (Wang et al., NeurIPS 2020) do 2 to 5 passes.
+    """The number of steps (or of epochs, with `local_epochs`) is drawn uniformly from `least` to all, for each client
+    and round. The stragglers of FedNova (Wang et al., NeurIPS 2020) do 2 to 5 epochs.
 
     Args:
-        least: steps, or passes.
+        least: minimal number of steps, or of epochs.
     """
 
     def __init__(self, least: Count = 1) -> None:

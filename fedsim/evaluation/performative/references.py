@@ -98,8 +98,8 @@ def references(model: RowModel, shift: Shift, data: ClientData, initial: Tensor)
         return References([Solved(verdicts=dict.fromkeys(_sought(shift), reason)) for _ in initial])
     dear = too_dear(model, data)
     if shift.references == "auto" and dear:
-        log.info("θ^PS and θ^PO are not solved for: %s; shift.references=always does it", dear)
-        reason = f"not sought: {dear}; shift.references=always does it"
+        log.info("θ^PS and θ^PO are not computed: %s; set shift.references=always to compute them", dear)
+        reason = f"not computed: {dear}; set shift.references=always to compute them"
         return References([Solved(verdicts=dict.fromkeys(_sought(shift), reason)) for _ in initial])
     solutions, search = list[Solved](), Search(shift.references_seconds)
     for r, start in enumerate(initial.to(torch.float64)):

@@ -166,7 +166,7 @@ class Observers:
             except Exception as error:
                 reason = next(iter(str(error).splitlines()), "")
                 log.warning(
-                    "observer %s failed %s (%s: %s); it is left out from here on, and the run goes on",
+                    "observer %s failed %s (%s: %s); it is disabled, and the run continues",
                     *(name, moment, type(error).__name__, reason),
                 )
                 self._watching.remove(observer)

@@ -42,7 +42,7 @@ def _make_the_next_name_the_last(folder: Path) -> None:
                 path.rename(path.with_name(OPENED.sub(f"{EVENTS}{limit - 1:010d}", path.name)))
             limit = min(limit - 1, opened[path])
     if behind:
-        log.warning("the clock is behind what this run has written before; its event files are renamed to their order")
+        log.warning("the system clock is behind this run's earlier event files; they are renamed to keep their order")
 
 
 class TensorBoard(Observer):

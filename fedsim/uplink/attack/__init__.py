@@ -1,4 +1,4 @@
-"""Clients that lie: what they send in the place of their rows, or train on in the place of their labels."""
+"""Byzantine clients: what they send instead of their rows, or train on instead of their labels."""
 
 from fedsim.uplink.attack.attack import Attack, NoAttack, Omniscient
 from fedsim.uplink.attack.hidden import Mimic, MinMax, MinSum

@@ -1,4 +1,4 @@
-"""The contract of an attack: who lies, since when, and what is sent in the place of a row."""
+"""The interface of an attack: which clients are Byzantine, since which round, and what they send."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fedsim.uplink import Stage, StageContext
 
 
 class Attack(Stage):
-    """Some clients lie, the same in all rounds, whoever comes; the first stage of the uplink.
+    """Some clients are Byzantine, the same ones in all rounds; attacks are applied before the uplink.
 
     Args:
-        fraction: of the clients that lie, rounded; drawn from the replicate's seed.
-        clients: their numbers instead, in all replicates.
-        since: the first round in which they do.
+        fraction: fraction of Byzantine clients, rounded; drawn from the replicate's seed.
+        clients: indices of the Byzantine clients instead, for all replicates.
+        since: first round of the attack.
     """
 
     effective_if: Declarations = (
@@ -89,8 +89,8 @@ class NoAttack(Attack):
 
 
 class Omniscient(Attack):
-    """Those who lie know the rows of all who do not in their round, and send one and the same; where nobody honest is
-    there, what they have.
+    """Byzantine clients know the rows of all honest clients of the round, and all send the same row; without honest
+    clients in the round they send their own.
 
     Args:
         fraction, clients, since: see `fedsim.uplink.attack.Attack`.

@@ -1,4 +1,4 @@
-"""Attacks of those who know all honest rows and go as far as can be without being farther off than these are."""
+"""Attacks with knowledge of all honest rows, at the largest distance that does not exceed those between honest rows."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class MinMax(Farthest):
 
 
 class MinSum(Farthest):
-    """μ + γ p with the largest γ at which the squared distances to the honest rows are in sum no more than those of
-    one honest row (Shejwalkar and Houmansadr 2021; their program: than the least of these sums).
+    """μ + γ p with the largest γ at which the squared distances to the honest rows are in sum no more than those of one
+    honest row (Shejwalkar and Houmansadr 2021; in their program: than the smallest of these sums).
 
     Args:
         direction, fraction, clients, since: see `Farthest`.
@@ -111,15 +111,15 @@ class MinSum(Farthest):
 
 
 class Mimic(Omniscient):
-    """All who lie copy the same honest client, so that it counts too much and others too little: no row is odd
+    """All Byzantine clients copy the same honest client, which thereby gets too much weight; no row is an outlier
     (Karimireddy, He and Jaggi 2022).
 
-    It is that with the largest Σ_t ⟨z, G_i⟩ over the first rounds, of those who are there; z is the direction along
-    which honest rows differ most, by a step of the power method in each of these rounds. Then nothing moves any more.
-    Remembers z, and a number of each client.
+    It is the available client with the largest Σ_t ⟨z, G_i⟩ over the first rounds; z is the direction along which
+    honest rows differ most, updated by one step of the power method in each of these rounds. After them z is fixed.
+    Memory: z, and one number per client.
 
     Args:
-        warmup: these rounds, from `since` on.
+        warmup: number of these rounds, from `since` on.
         fraction, clients, since: see `fedsim.uplink.attack.Attack`.
     """
 

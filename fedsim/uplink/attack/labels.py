@@ -1,4 +1,4 @@
-"""Clients that train on wrong labels, and send honestly what comes of it."""
+"""Byzantine clients that train on wrong labels and send the resulting update."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedsim.uplink.attack.attack import Attack
 
 
 class LabelFlip(Attack):
-    """Trains on C − 1 − y in the place of every label y, of C classes, and sends what it arrives at.
+    """Trains on C − 1 − y instead of every label y, with C classes, and sends the resulting update.
 
     Args:
         fraction, clients, since: see `fedsim.uplink.attack.Attack`.

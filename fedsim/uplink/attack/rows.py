@@ -1,4 +1,4 @@
-"""Attacks on rows: of those who know their own, and formulas of those who know everybody's."""
+"""Attacks on rows, with knowledge of the client's own row or of all honest rows."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ALIE(Omniscient):
     """'A little is enough': μ − z σ of the honest rows, column by column (Baruch, Baruch and Goldberg 2019).
 
     Args:
-        z: None: Φ⁻¹((n − f − h) / (n − f)), h = ⌊n/2⌋ + 1 − f, of n rows in the round, f of them lies.
+        z: None: Φ⁻¹((n − f − h) / (n − f)), h = ⌊n/2⌋ + 1 − f, for n rows in the round, f of them Byzantine.
         fraction, clients, since: see `fedsim.uplink.attack.Attack`.
     """
 

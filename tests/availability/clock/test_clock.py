@@ -245,5 +245,5 @@ def test_what_makes_no_sense_is_refused(build):
     with pytest.raises(ConfigError, match=r"availability=full: under DeadlineFilter"):
         build(Full(), strategy=PFedAvg(), clock=Devices(deadline=2.0))
     build(strategy=Median(), clock=Devices(deadline=2.0))
-    with pytest.raises(ConfigError, match="FedPBC as configured lets those compute who do not take part"):
+    with pytest.raises(ConfigError, match="FedPBC as configured lets clients compute that do not participate"):
         build(strategy=FedPBC(compute="all"), clock=Devices(deadline=1.0)).run(tracking=QUIET)

@@ -134,7 +134,7 @@ def test_auto_solves_what_is_cheap(caplog):
     caplog.set_level(logging.INFO)
     assert set(found_by(simulation_of(Pricing(3, 100), Mean, Demand()))) == {"distance_to_ps", "distance_to_po"}
     assert found_by(simulation_of(Pricing(3, 101), Mean, Demand())) == {}
-    assert "the model has 101 parameters, more than 100; shift.references=always does it" in caplog.text
+    assert "the model has 101 parameters, more than 100; set shift.references=always to compute them" in caplog.text
     always = found_by(simulation_of(Pricing(3, 101), Mean, Demand(references="always")))
     assert always["distance_to_po"].shape == (1, 101)
     assert found_by(simulation_of(Pricing(3, 2), Mean, Demand(references="none"))) == {}

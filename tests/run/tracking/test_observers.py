@@ -122,7 +122,7 @@ def test_one_that_fails_is_left_out_and_the_run_goes_on(
     assert [seen.round for seen in other.heard if isinstance(seen, EvaluationEvent)] == [0, 2, 4, 6]
     (said,) = [record.getMessage() for record in caplog.records if "observer" in record.getMessage()]
     assert "observer Clumsy failed" in said
-    assert "(OSError: no room); it is left out from here on, and the run goes on" in said
+    assert "(OSError: no room); it is disabled, and the run continues" in said
     assert "\n" not in said
     assert clumsy.heard.count("failed") == (2 if where == "close" else 1)
     assert (tmp_path / "summary.json").exists()

@@ -130,7 +130,7 @@ def of_trained(x: Tensor, y: Tensor, owners: Tensor) -> tuple[Tensor, Tensor, Te
     trained_indices = (owners >= 0).nonzero()[:, 0]
     if len(trained_indices) == len(owners):
         return x, y, owners
-    log.info("dataset: %d test samples of nobody who trains are left out", len(owners) - len(trained_indices))
+    log.info("dataset: %d test samples of clients that do not train are excluded", len(owners) - len(trained_indices))
     return x[trained_indices], y[trained_indices], owners[trained_indices]
 
 
@@ -166,13 +166,13 @@ def owners_of(
     client_names = sort_names({name for name, size in sizes.items() if size >= min_samples})
     if not client_names:
         raise ConfigError(
-            f"{{min_samples}}={min_samples} leaves nobody, since the largest client of {sources[0].source} has "
+            f"{{min_samples}}={min_samples} leaves no client, since the largest client of {sources[0].source} has "
             f"{max(sizes.values())} samples; lower it",
             mentions=("min_samples",),
         )
     if len(client_names) < len(sizes):
         log.info(
-            "dataset: %d clients with fewer than %d samples are left out", len(sizes) - len(client_names), min_samples
+            "dataset: %d clients with fewer than %d samples are excluded", len(sizes) - len(client_names), min_samples
         )
     number = {name: index for index, name in enumerate(client_names)}
     owners = torch.tensor([number.get(name, -1) for name in of_train])

@@ -107,6 +107,7 @@ def owners(folder: Path, names: list[str], client: re.Pattern[str]) -> list[str]
     for name, match in zip(names, matches, strict=True):
         if match is None or not match[1]:
             raise ConfigError(
-                f"{folder}: {{client}}={client.pattern} finds no client in {name}; mend either", mentions=("client",)
+                f"{folder}: {{client}}={client.pattern} matches no client in {name}; correct one of them",
+                mentions=("client",),
             )
     return [match[1] for match in matches if match is not None]

@@ -142,7 +142,7 @@ BAD: dict[str, tuple[Callable[[], str], dict[str, Any], str]] = {
     "test alone": (lambda: draw("own/test/cat/a.png") or "own", {}, "has a folder test and none of the name train"),
     "no group": (folder, {"client": "abc"}, "client=abc has no group"),
     "no expression": (folder, {"client": "(a"}, "client=(a is no regular expression"),
-    "no client": (folder, {"client": "(ann)_"}, "client=(ann)_ finds no client in cat/007_0.png"),
+    "no client": (folder, {"client": "(ann)_"}, "client=(ann)_ matches no client in cat/007_0.png"),
     "one number": (folder, {"size": [4]}, "size=[4] must be two numbers"),
     "no size": (folder, {"size": [4, 0]}, "size=0 must be a whole number"),
     "a colour": (folder, {"colours": "red"}, "colours='red' is unknown"),
