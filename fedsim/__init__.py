@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedsim.studies.results import load
     from fedsim.trainer import Execution
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CheckpointError",

@@ -45,10 +45,10 @@ class StatefulPerfGD(PoFL):
 
     effective_if = (
         EffectiveIf(
-            "spread", lambda row_carry, run: row_carry.estimator.size > 0, "data that answer the model: a shift"
+            "spread", lambda component, run: component.estimator.size > 0, "data that answer the model: a shift"
         ),
         EffectiveIf(
-            "horizon", lambda row_carry, run: row_carry.estimator.size > 0, "data that answer the model: a shift"
+            "horizon", lambda component, run: component.estimator.size > 0, "data that answer the model: a shift"
         ),
     )
 

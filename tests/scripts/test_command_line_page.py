@@ -11,6 +11,7 @@ import pytest
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "command_line_page.py"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("title", "module"), [(title, module) for title, module, _ in SCRIPT["PROGRAMS"]])
 def test_the_commands_have_the_options_that_the_page_shows(title: str, module: str) -> None:
     """Versions of Python lay help out differently; the options are the same."""

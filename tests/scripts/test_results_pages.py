@@ -215,8 +215,15 @@ def test_every_test_that_an_argument_names_exists(page: Path) -> None:
         assert (ROOT / path).is_file(), f"{page.name}: {path}"
 
 
-def test_the_committed_pages_are_current(scripts) -> None:
-    read = scripts["papers"].papers()
+@pytest.fixture(scope="module")
+def committed(scripts: dict[str, ModuleType]) -> dict[str, Any]:
+    """What is committed of each paper; reading it takes seconds."""
+    papers: dict[str, Any] = scripts["papers"].papers()
+    return papers
+
+
+def test_the_committed_pages_are_current(scripts, committed: dict[str, Any]) -> None:
+    read = committed
     written = {scripts["gallery"].PAGE: scripts["gallery"].page(read), scripts["claims_page"].PAGE: None}
     written[scripts["claims_page"].PAGE] = scripts["claims_page"].page(read)
     for paper, text in scripts["gallery"].paper_pages(read).items():
@@ -229,9 +236,9 @@ def test_the_committed_pages_are_current(scripts) -> None:
 
 
 @pytest.mark.parametrize("paper", ledgers(recipe_folder()))
-def test_the_page_has_each_item_statement_and_comparison(paper: str, scripts) -> None:
+def test_the_page_has_each_item_statement_and_comparison(paper: str, scripts, committed: dict[str, Any]) -> None:
     """Every figure and table of the paper, whatever its ledger says, and whatever its recipes compare."""
-    module, read = scripts["claims_page"], scripts["papers"].papers()[paper]
+    module, read = scripts["claims_page"], committed[paper]
     escaped = scripts["papers"].escaped
     text = "\n".join(module.section(read))
     read.ledger.check_covered({name: recipe.comparisons for name, recipe in read.recipes.items()})

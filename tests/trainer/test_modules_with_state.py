@@ -227,7 +227,7 @@ def test_pruned_weights_stay_pruned() -> None:
 
 
 def test_what_a_module_needs_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "fedsim")
     simulation_of(CountsForNobody, local=WORK).run()
     assert (
         "a fresh copy of the module for each client, since CountsForNobody changes its attribute '_passes"

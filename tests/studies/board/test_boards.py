@@ -35,9 +35,10 @@ def test_committed_rows_belong_together_and_their_page_says_what_they_are(name: 
     if not folder.is_dir():
         pytest.skip("nothing is computed of it yet")
     found = Standings.of(submission.with_submitted(folder, load(name)), folder)
+    rates = Rates.read(folder)
     for cells in found.cells:
         for entry in cells.rows:
-            Rates.read(folder).check(found.board, cells.cell.track, entry)
+            rates.check(found.board, cells.cell.track, entry)
     drawn = sorted((path.name for path in folder.glob("*.png")), key=lambda n: list(CAPTIONS).index(n[:-4]))
     assert all(found.compared(each)[2] for finding in found.board.findings for each in finding.shown_by)
     assert markdown(found, drawn) == (folder / "README.md").read_text(encoding="utf-8")

@@ -212,7 +212,7 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "a nameless client": ({"clients": ["a"] * 9 + [""] + ["b"] * 30}, "sample 9 has no client"),
     "no client": ({"clients": [None] + ["b"] * 39}, "sample 0 has no client"),
     "NaN for a client": ({"clients": np.where(CLIENTS == 12, np.nan, CLIENTS)}, "has no client"),
-    "all too small": ({"min_samples": 30}, "min_samples=30 leaves nobody"),
+    "all too small": ({"min_samples": 30}, "min_samples=30 leaves no client"),
     "nobody to be small": ({"clients": None, "min_samples": 3}, "min_samples=3 asks for clients"),
     "another test shape": (
         {"x_test": X[:, :2], "y_test": Y},
