@@ -81,6 +81,7 @@ def test_it_is_named_and_dropped_and_the_others_do_not_notice(routine, ill, exec
     assert math.isfinite(dropped.history[-1]["train_loss"])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rule", [PG, PoFL, ProFL])
 def test_performative_rules_of_the_package_diverge_in_a_sentence(rule):
     """At a rate of 1e9 numbers overflow, and matrices that the rule inverts or sorts are not finite."""

@@ -42,6 +42,7 @@ def call(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -
     return code
 
 
+@pytest.mark.slow
 def test_what_was_recorded_is_found_again(
     same_numbers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", VENUES)
 def test_every_picture_is_as_wide_as_a_column_and_not_too_high(name: str, sweep: Path, tmp_path: Path) -> None:
     venue = VENUES[name]
