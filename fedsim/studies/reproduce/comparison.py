@@ -178,8 +178,18 @@ class Comparison:
         ]
 
     def judge(self, numbers: list[Number], others: list[Number] | None = None) -> Judgement:
-        """The verdict on these numbers."""
+        """The verdict on these numbers; without those of each label that is named, it is not run."""
+        absent = self._absent_labels(numbers) if numbers else []
+        if absent:
+            return Judgement(self, NOT_RUN, f"no results for {', '.join(absent)}")
         return self.judge_sides(self.sides(numbers, others))
+
+    def _absent_labels(self, numbers: list[Number]) -> list[str]:
+        """The labels that the comparison names and no number has."""
+        named: list[tuple[str, str]] = []
+        for side in (self.of, self.where, self.than if isinstance(self.than, dict) else {}):
+            named += [(axis, label) for axis, labels in side.items() for label in labels]
+        return [label for axis, label in dict.fromkeys(named) if all(n.at.get(axis) != label for n in numbers)]
 
     def judge_sides(self, compared: list[Sides]) -> Judgement:
         """The worst verdict of any pair of sides; held only where all are."""

@@ -219,3 +219,12 @@ def test_the_table_for_a_terminal_says_verdict_reason_and_what_is_fitted() -> No
         "p/a    2 held,   0 level,   0 not shown,   0 not run,   2 contradicted",
         "p/b    1 held,   0 level,   0 not shown,   0 not run,   0 contradicted",
     ]
+
+
+def test_a_label_without_results_leaves_the_comparison_not_run() -> None:
+    """Else "A below B and C" would be held by A and B alone."""
+    numbers = two([1.0, 1.1, 0.9], [2.0, 2.2, 2.1], (0, 1, 2))
+    both = {"is": "below", "of": {"algorithm": "A"}, "than": {"algorithm": ["B", "C"]}}
+    judgement = comparison(**both).judge(numbers)
+    assert (judgement.word, judgement.detail) == ("not run", "no results for C")
+    assert comparison(**{**both, "than": {"algorithm": "B"}}).judge(numbers).word == "held"
