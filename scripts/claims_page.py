@@ -50,8 +50,9 @@ def page(read: dict[str, Paper]) -> str:
         "`docs/claims/`; do not edit.",
         "",
         "For each paper: its statements in our words, with their places; what we test of them; and one of",
-        "[seven verdicts](verdicts.md), with the scale at which it was reached. Then why what is refuted does not",
-        "hold, and what was chosen that the paper does not print. All numbers: [results](../experiments/README.md).",
+        "[seven verdicts](verdicts.md), or *not covered*, with the scale at which it was reached. Then the reasons why",
+        "refuted statements do not hold, and our choices where the paper prints none. All numbers:",
+        "[results](../experiments/README.md).",
         "",
         *table(read, ""),
     ]
@@ -122,8 +123,8 @@ def tested(evidence: Evidence) -> str:
 
 def judged(verdict: StatementVerdict) -> str:
     """The verdict in bold, at which scale, and what else must be said."""
-    scale = f", scale {verdict.scale}" if verdict.scale else ""
-    choice = f" {escaped(sentence(verdict.statement.choice))}" if verdict.word == DEPENDS else ""
+    scale = f", scale {verdict.scale}" if verdict.scale and verdict.word != words.NOT_RUN else ""
+    choice = f". Not printed: {escaped(sentence(verdict.statement.choice))}" if verdict.word == DEPENDS else ""
     remark = f": {escaped(verdict.remark)}" if verdict.remark else ""
     return f"**{verdict.word}**{scale}{remark}{choice}"
 

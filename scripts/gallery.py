@@ -70,7 +70,7 @@ def paper_pages(read: dict[str, Paper]) -> dict[str, str]:
         if paper.results:
             lines = [f"# {paper.title}", "", "Written by `python scripts/gallery.py`; [all results](../README.md)."]
             if folder in TITLES:
-                lines[-1] += f" What they decide: [its statements](../../{STATEMENTS}#{anchor(paper.title)})."
+                lines[-1] += f" Verdicts: [statements of the paper](../../{STATEMENTS}#{anchor(paper.title)})."
             for result in paper.results:
                 lines += ["", *entry(paper, result)]
             pages[folder] = "\n".join(lines) + "\n"
@@ -137,11 +137,13 @@ def judged(judgement: Judgement) -> str:
     mark = ", fitted" if comparison.fitted else ""
     said = f"- {MARKS[word]} ({purpose}{mark}): {escaped(comparison.we_test)}. {sentence(escaped(judgement.detail))}"
     if judgement.smallest_shown:
-        said += f" These seeds would have shown {judgement.smallest_shown:.2g}."
+        said += f" Smallest difference detectable with these seeds (80 % power): {judgement.smallest_shown:.2g}."
     if not comparison.reason:
         return said
     because = f"{sentence(escaped(comparison.reason))} Shown by {shown_by(comparison, '../../')}."
-    return f"{said} {because}" if word == CONTRADICTED else f"{said} Its reason did not show in these runs: {because}"
+    if word == CONTRADICTED:
+        return f"{said} Reason: {because}"
+    return f"{said} Why it need not hold in general (these runs do not show it): {because}"
 
 
 def named(line: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""GPT-2 by transformers with LoRA adapters by peft (Hu et al., ICLR 2022): the adapters are trained, and travel, alone.
+"""GPT-2 by transformers with LoRA adapters by peft (Hu et al., ICLR 2022): only the adapters are trained and sent.
 
 Parameters that need no gradient are no part of a client's row: the backbone is kept once, for all clients.
 """

@@ -32,7 +32,7 @@ LONG, SHORT = 10.0, 0.999  # lengths of rows, in units of C: one that is clipped
 COLUMNS = 4  # of a row: the canary's direction, the others' direction, and two that are empty
 AT_ONCE = 2000  # worlds simulated together
 
-ASSUMING_NOTHING = "Clopper-Pearson, assuming nothing of the noise"
+ASSUMING_NOTHING = "Clopper-Pearson, no assumption about the noise"
 GAUSSIAN = "assuming a Gaussian trade-off of errors (μ-GDP)"
 ONE_ROUND = "one round that the canary is known to take part in (μ-GDP)"
 

@@ -114,7 +114,8 @@ def test_a_result_has_a_line_of_the_index_and_an_entry(scripts, folder: Path) ->
     assert "## p_fedavg/fig1, paper\n" in entry
     held = r"- ✓ held (`fig1-a`): loss, A below B. 1 of 1 held; A: 1 against 2.1 (B), paired difference -1.1 (95 %: "
     assert held in entry
-    assert re.search(r"- ✓ held \(ours\): loss below 9\. .* These seeds would have shown 0\.\d+\.", entry)
+    power = r"Smallest difference detectable with these seeds \(80 % power\): 0\.\d+\."
+    assert re.search(rf"- ✓ held \(ours\): loss below 9\. .* {power}", entry)
     because = "it is 0 &lt; 1. Shown by [`test_it`](../../tests/papers/test_p_fedavg.py)."
     assert re.search(rf"- ✗ \*\*contradicted\*\* \(`fig1-b`\): loss, A above B\. .* {re.escape(because)}\n", entry)
     assert "a machine; sources 0123456789ab." in entry

@@ -14,7 +14,7 @@ class OfficeHours(Availability):
 
     Args:
         day, night: the two probabilities.
-        zones: time zones that clients are drawn from, one a client and replicate.
+        zones: number of time zones; each client of each replicate gets one at random.
     """
 
     def __init__(self, day: Fraction = 0.9, night: Fraction = 0.05, zones: Count = 24) -> None:

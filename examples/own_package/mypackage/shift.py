@@ -1,4 +1,4 @@
-"""A shift that saturates: data answer a small model in full, a large one less and less."""
+"""A shift that saturates: data react to θ linearly if it is small, and by at most ε c if it is large."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Saturating(Shift):
     """x ← x + ε c tanh(θ / c); `shift=location` is its limit for large c. For mean estimation (model=mean).
 
     Args:
-        epsilon: ε, the answer to a small θ; below 1, or repeated training need not end anywhere.
+        epsilon: ε, the sensitivity at small θ; at 1 or above, repeated training need not converge.
         scale: c, where it begins to saturate.
         **options: of every shift: deploy, inertia, mixture, references, references_seconds, box.
     """

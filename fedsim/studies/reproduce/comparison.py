@@ -194,7 +194,7 @@ class Comparison:
     def judge_sides(self, compared: list[Sides]) -> Judgement:
         """The worst verdict of any pair of sides; held only where all are."""
         if not compared:
-            return Judgement(self, NOT_RUN, "nothing to compare")
+            return Judgement(self, NOT_RUN, "these results have no such runs")
         outcomes = [self.judge_pair(sides) for sides in compared]
         worst = next(word for word in WORST_FIRST if any(outcome[0] == word for outcome in outcomes))
         evidence = [line for word, line, _ in outcomes if word == worst]
