@@ -155,6 +155,17 @@ def test_no_addition_of_evidence_makes_a_verdict_better() -> None:
         assert verdicts.VERDICTS.index(both.word) <= verdicts.VERDICTS.index(alone.word)
 
 
+def test_a_verdict_names_the_seeds_of_the_stored_results(tmp_path: Path) -> None:
+    recipe = load("p/fig1", write(tmp_path))
+    judged = {("p/fig1", "paper"): [Judgement(recipe.comparisons[0], "held", "")]}
+    for seeds, expected in (({}, ""), ({("p/fig1", "paper"): 1}, "1 seed"), ({("p/fig1", "paper"): 3}, "3 seeds")):
+        those = verdicts.evidence_of([recipe], judged, seeds)["fig1-falls"]
+        assert judge_statement(STATEMENT, those).seeds == expected
+    more = verdicts.Evidence("p/fig2", recipe.comparisons[0], "paper", "", those[0].judgement, 10)
+    not_run = verdicts.Evidence("p/fig3", recipe.comparisons[0])
+    assert judge_statement(STATEMENT, [more, *those, not_run]).seeds == "3 to 10 seeds"
+
+
 def test_the_largest_scale_that_was_run_decides_and_is_told(tmp_path: Path) -> None:
     recipe = load("p/fig1", write(tmp_path))
     small, large = (Judgement(recipe.comparisons[0], word, "") for word in ("contradicted", "held"))
