@@ -24,6 +24,7 @@ from fedsim.studies.reproduce.statements import (
     REFUTED,
     Evidence,
     StatementVerdict,
+    counted,
 )
 
 PAGE, README = ROOT / "docs" / "what_the_papers_claim.md", ROOT / "README.md"
@@ -50,9 +51,11 @@ def page(read: dict[str, Paper]) -> str:
         "`docs/claims/`; do not edit.",
         "",
         "For each paper: its statements in our words, with their places; what we test of them; and one of",
-        "[seven verdicts](verdicts.md), or *not covered*, with the scale at which it was reached. Then the reasons why",
-        "refuted statements do not hold, and our choices where the paper prints none. All numbers:",
-        "[results](../experiments/README.md).",
+        "[seven verdicts](verdicts.md), or *not covered*, with the scale at which it was reached and the number of",
+        "seeds.",
+        "Where a recipe asks for other seeds than the stored run has, the page says so: the verdict rests on the stored",
+        "run until the recipe is run again. Then the reasons why refuted statements do not hold, and our choices where",
+        "the paper prints none. All numbers: [results](../experiments/README.md).",
         "",
         *table(read, ""),
     ]
@@ -89,31 +92,34 @@ def section(paper: Paper) -> list[str]:
     if paper.ledger is not None:
         about = paper.ledger.paper
         lines += ["", f"[{about['title']}]({about['link']}), {about['authors']}, {about['venue']}, {about['year']}."]
-    lines += statements(paper.verdicts())
+    lines += statements(paper)
     lines += reasons(paper.verdicts())
-    lines += controls(paper.evidence().get("", []))
+    lines += controls(paper)
     return [*lines, *(["", *argued] if (argued := arguments(paper.folder)) else [])]
 
 
-def statements(verdicts: list[StatementVerdict]) -> list[str]:
+def statements(paper: Paper) -> list[str]:
     """A row for each."""
+    verdicts = paper.verdicts()
     if not verdicts:
         return []
     lines = ["", "| place | the paper states | we test | verdict |", "|---|---|---|---|"]
     for verdict in verdicts:
         statement = verdict.statement
         place = f"**{escaped(statement.item)}** {escaped(statement.place)}"
-        tests = "<br>".join(tested(each) for each in verdict.evidence) or "–"
+        tests = "<br>".join(tested(each, paper) for each in verdict.evidence) or "–"
         lines.append(f"| {place} | {escaped(statement.states)} | {tests} | {judged(verdict)} |")
     return lines
 
 
-def tested(evidence: Evidence) -> str:
+def tested(evidence: Evidence, paper: Paper) -> str:
     """What a comparison tests, its verdict, and a link to the result or the command that would make it."""
     name = evidence.recipe
     if evidence.scale:
         where = entry_link(name, evidence.scale, "../")
-        said = f"{evidence.word}, {where}"
+        now = paper.seeds_now(evidence)
+        since = f", {counted(evidence.seeds)}; the recipe asks for {now} now" if now not in (0, evidence.seeds) else ""
+        said = f"{evidence.word}, {where}{since}"
     else:
         scale = "paper" if "paper" in evidence.comparison.scales else evidence.comparison.scales[0]
         said = f"{words.NOT_RUN}: `fedsim-reproduce {name} --scale {scale}`"
@@ -123,7 +129,8 @@ def tested(evidence: Evidence) -> str:
 
 def judged(verdict: StatementVerdict) -> str:
     """The verdict in bold, at which scale, and what else must be said."""
-    scale = f", scale {verdict.scale}" if verdict.scale and verdict.word != words.NOT_RUN else ""
+    decided = verdict.scale if verdict.word != words.NOT_RUN else ""
+    scale = f", scale {decided}" + f", {verdict.seeds}" * bool(verdict.seeds) if decided else ""
     choice = f". Not printed: {escaped(sentence(verdict.statement.choice))}" if verdict.word == DEPENDS else ""
     remark = f": {escaped(verdict.remark)}" if verdict.remark else ""
     return f"**{verdict.word}**{scale}{remark}{choice}"
@@ -143,12 +150,13 @@ def reasons(verdicts: Iterable[StatementVerdict]) -> list[str]:
     return ["", "Why comparisons are contradicted:", "", *lines] if lines else []
 
 
-def controls(evidence: list[Evidence]) -> list[str]:
+def controls(paper: Paper) -> list[str]:
     """Comparisons of our own; they decide no statement."""
+    evidence = paper.evidence().get("", [])
     if not evidence:
         return []
     fitted = [" (fitted constants)" if each.comparison.fitted else "" for each in evidence]
-    lines = [f"- {tested(each)}{mark}" for each, mark in zip(evidence, fitted, strict=True)]
+    lines = [f"- {tested(each, paper)}{mark}" for each, mark in zip(evidence, fitted, strict=True)]
     return ["", "Controls of our own, which decide no statement:", "", *lines]
 
 

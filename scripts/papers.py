@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import yaml
+
 from fedsim.studies.reproduce import stored
 from fedsim.studies.reproduce.comparison import Comparison, Judgement
 from fedsim.studies.reproduce.ledger import LEDGER, Ledger, load_ledger
@@ -59,7 +61,18 @@ class Paper:
 
     def evidence(self) -> dict[str, list[Evidence]]:
         """Statement → the comparisons that decide it; '' → controls of our own."""
-        return evidence_of(self.recipes.values(), self.judged)
+        seeds = {(result.recipe, result.scale): len(result.content["seeds"]) for result in self.results}
+        return evidence_of(self.recipes.values(), self.judged, seeds)
+
+    def seeds_now(self, evidence: Evidence) -> int:
+        """How many seeds the recipe asks for at the scale of this evidence; 0 where its overrides do not say."""
+        settings = self.recipes[evidence.recipe].settings(evidence.scale) if evidence.scale else []
+        lists = [
+            each.removeprefix("seeds=")
+            for each in (settings[0].overrides if settings else ())
+            if each.startswith("seeds=")
+        ]
+        return len(yaml.safe_load(lists[-1])) if lists else 0
 
     def verdicts(self) -> list[StatementVerdict]:
         """On every statement of its ledger."""

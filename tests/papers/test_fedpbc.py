@@ -249,7 +249,7 @@ def test_theorem_1s_rates_are_those_of_its_recipe():
 
 @pytest.mark.parametrize("links", PAIRS)
 def test_lemma_1_holds_for_the_links_of_fig_2(links):
-    """ρ, the second eigenvalue of E W² = EW, is at most 1 − c⁴ (1 − (1 − c)^m)² / 8; and falls as c grows."""
+    """ρ, the second eigenvalue of E W² = EW, is at most 1 − c⁴ (1 − (1 − c)^m)² / 8."""
     least, clients = min(PAIRS[links]), 100
     rho = float(np.linalg.eigvalsh(of_the_paper(links).mixing)[-2])
     assert 0 < rho <= 1 - least**4 * (1 - (1 - least) ** clients) ** 2 / 8

@@ -125,16 +125,26 @@ def test_each_statement_has_a_row_with_place_test_verdict_and_link(scripts, fold
     page = statements(scripts, folder)
     link = "[fig1, paper](../experiments/p_fedavg/README.md#p_fedavgfig1-paper)"
     first = "| **Fig. 1** Section 4, first sentence | A has less loss than B. | loss, A below B"
-    assert f"{first} (held, {link}) | **held**, scale paper |" in page
+    assert f"{first} (held, {link}) | **held**, scale paper, 3 seeds |" in page
     second = (
         r"| **Fig. 1** Section 4, second sentence | A's loss is $\vert a\vert $ &lt; b \* c \| d. | loss, A above B"
     )
-    assert f"{second} (contradicted, {link}) | **refuted**, scale paper |" in page
+    assert f"{second} (contradicted, {link}) | **refuted**, scale paper, 3 seeds |" in page
     assert "| **Table 1** Table 1 | The loss. | – | **not covered**: No data. |" in page
     assert "Because: it is 0 &lt; 1. Shown by [`test_it`](../tests/papers/test_p_fedavg.py)." in page
     assert f"- loss below 9 (held, {link})" in page
     assert "| [P-FedAvg](#p-fedavg) | 3 | 1 | 0 | 0 | 0 | 1 | 0 | 0 | 1 |" in page
     assert "“" not in page
+
+
+@pytest.mark.parametrize(
+    ("asked", "remark"), [("[0,1,2]", ""), ("[0,1,2,3,4]", ", 3 seeds; the recipe asks for 5 now")]
+)
+def test_a_recipe_with_other_seeds_than_its_result_is_named(scripts, folder: Path, asked: str, remark: str) -> None:
+    recipe = RECIPE | {"base": ["seeds=[0]", f"seeds={asked}"]}
+    (folder / "p_fedavg" / "fig1.yaml").write_text(yaml.safe_dump(recipe))
+    link = "[fig1, paper](../experiments/p_fedavg/README.md#p_fedavgfig1-paper)"
+    assert f"(held, {link}{remark}) | **held**, scale paper, 3 seeds |" in statements(scripts, folder)
 
 
 def test_without_a_result_the_page_gives_the_command(scripts, folder: Path) -> None:
@@ -147,8 +157,8 @@ def test_a_smaller_scale_is_said_and_refutes_nothing(scripts, folder: Path) -> N
     (folder / "p_fedavg" / "results" / "fig1-paper" / "report.json").unlink()
     write(folder, ROWS, "cpu")
     page = statements(scripts, folder)
-    assert "| **held at reduced scale**, scale cpu |" in page
-    assert "| **not shown**, scale cpu: contradicted at reduced scale |" in page
+    assert "| **held at reduced scale**, scale cpu, 3 seeds |" in page
+    assert "| **not shown**, scale cpu, 3 seeds: contradicted at reduced scale |" in page
 
 
 def test_the_table_of_the_readme_is_replaced_between_its_marks(scripts, folder: Path) -> None:

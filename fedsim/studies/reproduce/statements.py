@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fedsim.studies.reproduce import comparison as words
@@ -33,6 +33,7 @@ class Evidence:
         scale: the largest that was run and that the comparison is meant for; '' where none was.
         reduced: what is smaller there than in the paper.
         judgement: None where none was run.
+        seeds: how many the stored result has; 0 where that is not known.
     """
 
     recipe: str
@@ -40,6 +41,7 @@ class Evidence:
     scale: str = ""
     reduced: str = ""
     judgement: Judgement | None = None
+    seeds: int = 0
 
     @property
     def word(self) -> str:
@@ -89,13 +91,26 @@ class StatementVerdict:
         scales = {each.scale for each in self.evidence if each.scale}
         return ", ".join(scale for scale in LARGEST_FIRST if scale in scales)
 
+    @property
+    def seeds(self) -> str:
+        """With how many seeds it was decided: '3 seeds', or '5 to 20 seeds' if results differ; '' if not known."""
+        counts = sorted({each.seeds for each in self.evidence if each.seeds})
+        if len(counts) > 1:
+            return f"{counts[0]} to {counted(counts[-1])}"
+        return counted(counts[0]) if counts else ""
 
-def evidence_of(recipes: Iterable[Recipe], judged: dict[tuple[str, str], list[Judgement]]) -> dict[str, list[Evidence]]:
+
+def evidence_of(
+    recipes: Iterable[Recipe],
+    judged: Mapping[tuple[str, str], list[Judgement]],
+    seeds: Mapping[tuple[str, str], int] | None = None,
+) -> dict[str, list[Evidence]]:
     """Statement → its comparisons, each at the largest scale that was run; '' holds controls of our own.
 
     Args:
         recipes: of the paper.
         judged: (recipe, scale) → judgements of a stored result.
+        seeds: (recipe, scale) → how many seeds a stored result has.
     """
     evidence: dict[str, list[Evidence]] = {}
     for recipe in recipes:
@@ -104,7 +119,8 @@ def evidence_of(recipes: Iterable[Recipe], judged: dict[tuple[str, str], list[Ju
             for scale in LARGEST_FIRST:
                 judgement = next((j for j in judged.get((recipe.name, scale), []) if j.comparison == comparison), None)
                 if judgement is not None and judgement.word != words.NOT_RUN:
-                    chosen = Evidence(recipe.name, comparison, scale, recipe.scales[scale].reduced, judgement)
+                    count = (seeds or {}).get((recipe.name, scale), 0)
+                    chosen = Evidence(recipe.name, comparison, scale, recipe.scales[scale].reduced, judgement, count)
                     break
             evidence.setdefault(comparison.statement, []).append(chosen)
     return evidence
@@ -115,13 +131,15 @@ def judge_statement(statement: Statement, evidence: Iterable[Evidence]) -> State
     evidence = tuple(evidence)
     if not evidence:
         return StatementVerdict(statement, NOT_COVERED, remark=statement.not_covered)
-    choices = list(dict.fromkeys(each.comparison.choice for each in evidence if each.comparison.choice))
+    choices = sorted({each.comparison.choice for each in evidence if each.comparison.choice})
     by_choice = {
         choice: worst([each for each in evidence if each.comparison.choice in ("", choice)]) for choice in choices
     }
-    if disagree(by_choice.values()):
-        remark = "; ".join(f"{choice}: {each.word}" for choice, each in by_choice.items())
+    remark = "; ".join(f"{choice}: {each.word}" for choice, each in by_choice.items())
+    if disagree([each for each in by_choice.values() if each.word != NOT_RUN]):
         return StatementVerdict(statement, DEPENDS, evidence, remark)
+    if any(each.word == NOT_RUN for each in by_choice.values()):  # it may turn on a choice that was not tried
+        return StatementVerdict(statement, NOT_RUN, evidence, remark)
     decisive = worst(evidence)
     remarks = dict.fromkeys(each.remark for each in evidence if each.verdict == decisive.verdict and each.remark)
     return StatementVerdict(statement, decisive.verdict, evidence, "; ".join(remarks))
@@ -130,6 +148,11 @@ def judge_statement(statement: Statement, evidence: Iterable[Evidence]) -> State
 def worst(evidence: Iterable[Evidence]) -> Evidence:
     """The comparison whose verdict counts; among equal ones a contradiction."""
     return min(evidence, key=lambda each: (VERDICTS.index(each.verdict), each.word != words.CONTRADICTED))
+
+
+def counted(seeds: int) -> str:
+    """In words."""
+    return "1 seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def disagree(those: Iterable[Evidence]) -> bool:

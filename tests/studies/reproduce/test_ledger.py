@@ -139,6 +139,11 @@ def evidence(word: str, scale: str = "paper", reduced: str = "", reason: bool = 
         ([evidence("held", choice="a"), evidence("held", choice="b")], "held", ""),
         ([evidence("contradicted", choice="a"), evidence("contradicted", choice="b")], "refuted", ""),
         ([evidence("held", choice="a"), evidence("not shown", choice="b")], "not shown", ""),
+        (
+            [evidence("contradicted", choice="a"), evidence("not run", choice="b")],
+            "not run",
+            "a: contradicted; b: not run",
+        ),
         ([evidence("held", choice="a"), evidence("held", choice="b"), evidence("contradicted")], "refuted", ""),
     ],
 )
@@ -153,6 +158,17 @@ def test_no_addition_of_evidence_makes_a_verdict_better() -> None:
     for first, second in itertools.product(kinds, repeat=2):
         both, alone = judge_statement(STATEMENT, [first, second]), judge_statement(STATEMENT, [first])
         assert verdicts.VERDICTS.index(both.word) <= verdicts.VERDICTS.index(alone.word)
+
+
+def test_a_verdict_names_the_seeds_of_the_stored_results(tmp_path: Path) -> None:
+    recipe = load("p/fig1", write(tmp_path))
+    judged = {("p/fig1", "paper"): [Judgement(recipe.comparisons[0], "held", "")]}
+    for seeds, expected in (({}, ""), ({("p/fig1", "paper"): 1}, "1 seed"), ({("p/fig1", "paper"): 3}, "3 seeds")):
+        those = verdicts.evidence_of([recipe], judged, seeds)["fig1-falls"]
+        assert judge_statement(STATEMENT, those).seeds == expected
+    more = verdicts.Evidence("p/fig2", recipe.comparisons[0], "paper", "", those[0].judgement, 10)
+    not_run = verdicts.Evidence("p/fig3", recipe.comparisons[0])
+    assert judge_statement(STATEMENT, [more, *those, not_run]).seeds == "3 to 10 seeds"
 
 
 def test_the_largest_scale_that_was_run_decides_and_is_told(tmp_path: Path) -> None:
