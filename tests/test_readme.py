@@ -14,16 +14,19 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedsim.app.commands.algorithms import algorithms
 from fedsim.app.config import config_folder, register_resolvers
+from fedsim.app.per_choice import with_plus
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = [README, *(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))]
-LINES = [line for page in PAGES for line in page.replace("\\\n", " ").splitlines()]
+BLOCKS = [block for page in PAGES for block in re.findall(r"^```\w*\n(.*?)^```", page, re.M | re.S)]
+LINES = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
 # A launcher of an extra composes where the extra is installed, and a package's choices beside the package.
 COMMANDS = [
     line
     for line in LINES
-    if re.match(r"fedsim( -m)? (?!info|data|export|table|audit|algorithms)\w", line) and not re.search("ray|pkg:", line)
+    if re.match(r"fedsim( -m)? (?!info|data|export|table|audit|algorithms|watch|why)\w", line)
+    and not re.search("ray|pkg:", line)
 ]
 
 
@@ -31,7 +34,7 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_commands_compose(command: str) -> None:
     register_resolvers()
-    arguments = [a for a in shlex.split(command, comments=True)[1:] if a != "-m"]
+    arguments = with_plus([a for a in shlex.split(command, comments=True)[1:] if a != "-m"])
     parsed = OverridesParser.create().parse_overrides(arguments)
     sweeps = [o for o in parsed if o.is_sweep_override()]
     one_of_each = [f"{o.key_or_group}={next(iter(o.sweep_string_iterator()))}" for o in sweeps]

@@ -56,7 +56,7 @@ def apply(cfg: DictConfig, choices: Mapping[str, str], overrides: Sequence[str] 
     content: Any = OmegaConf.to_container(cfg, resolve=False)
     block = content[KEY]
     override_keys = {key_of(text) for text in overrides} - groups().keys()
-    settings = list(_settings(block, choices, override_keys)) if block else []
+    settings = list(_settings(block, choices, override_keys)) if block not in (None, {}) else []
     for key, _, source in settings:
         _check(cfg, key, source)
     for key, value, source in settings:

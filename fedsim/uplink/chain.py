@@ -27,7 +27,7 @@ class Uplink:
 
     Args:
         *stages: the stages in order, or a list of them.
-        **named: further stages; a configuration names them, and keeps their order.
+        **named_stages: further stages; a configuration names them, and keeps their order.
 
     Example:
         >>> from fedsim.uplink import QSGD, TopK

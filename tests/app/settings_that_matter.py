@@ -181,6 +181,7 @@ WHERE: dict[str, tuple[list[str], str]] = {
     "strategy.average": (
         [
             "strategy=p_fedavg",
+            "availability=full",
             "dataset=gaussian_mean",
             "dataset.weight_variance=0.003",
             "partition=natural",

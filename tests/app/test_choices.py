@@ -9,9 +9,11 @@ import pytest
 from hydra.utils import instantiate
 from small_runs import COMPANY, QUICK, SHIFTED, configuration
 
+from fedsim.app import per_choice
 from fedsim.app.build import build
 from fedsim.app.config import groups
 from fedsim.core import ConfigError
+from fedsim.studies.reproduce.runner import compose, hydra_context
 
 NATURAL = {
     "synthetic": [],
@@ -90,7 +92,9 @@ def test_every_experiment_composes(name: str) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [n for n in groups()["experiment"] if not n.startswith(NEEDS_FILES)])
 def test_every_experiment_composes_and_runs(name: str) -> None:
-    cfg = configuration(f"experiment={name}", "rounds=2", "tracking.progress=none")
+    with hydra_context():
+        cfg, choices = compose((f"experiment={name}", "rounds=2", "tracking.progress=none", "device=cpu", "out=unused"))
+    per_choice.apply(cfg, choices)
     simulation, tracking, _ = build(cfg)
     assert simulation.run(tracking=tracking).history[-1]["round"] == 2
 

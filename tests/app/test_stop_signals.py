@@ -154,7 +154,7 @@ def test_jobs_in_lockstep_that_have_not_begun_do_not_begin(
     fedsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the second is being made the first waits for its first round."""
-    send(sweep, "finished", lambda cfg, _: cfg.lr == 0.2, monkeypatch, signal.SIGTERM)
+    send(sweep, "finished_result", lambda cfg, _: cfg.lr == 0.2, monkeypatch, signal.SIGTERM)
     stopped = fedsim(tmp_path, *LOCKSTEP, "lr=0.1,0.2,0.3", "out=o")
     assert stopped.code == 1
     assert "sweep of 2 runs in o: 2 stopped" in stopped.err

@@ -14,6 +14,8 @@ from fedsim.studies.reproduce.measures import Ahead, Until
 from fedsim.studies.reproduce.recipe import Recipe, load, names
 
 HANDFUL = (
+    "fedpbc/fig3_tuned",
+    "p_fedavg/rate",
     "amplified_scaffold/synthetic",
     "apfl/fig6",
     "apfl/table2",
@@ -22,6 +24,7 @@ HANDFUL = (
     "fedawe/fig5",
     "fedawe/fig6",
     "fedawe/fig7b",
+    "fedawe/lemma2",
     "fedawe/table8",
     "fedpbc/fig3a",
     "fedstale/beta",
