@@ -34,7 +34,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from fedsim.studies.board.runner import _each
+from fedsim.studies.board.runner import _completed
 
 
 class Task:
@@ -50,7 +50,7 @@ class Task:
 
 
 if __name__ == "__main__":
-    list(_each([Task(number) for number in range(8)], 2))
+    list(_completed([Task(number) for number in range(8)], 2))
 """
 
 
