@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.core import rng
 from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry_of_client, per_client
+from fedsim.core.heterogeneity import Numbers, entry_of_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.location import need_one_parameter_per_input
+from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
 SPREAD = 1.0  # half-width of the numbers, where one number is given for all
@@ -38,18 +38,7 @@ class Demand(Shift):
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         need_one_parameter_per_input("demand", data.dataset, model)
-        m = federation.clients
-        drawn = per_client(
-            "shift.gamma",
-            self.gamma,
-            self.spread,
-            m,
-            self.seed,
-            rng.Purpose.SHIFT,
-            num_newcomers=federation.num_newcomers,
-            usual=SPREAD,
-        )
-        self.gammas = drawn.to(federation.device)
+        self.gammas = sensitivities("shift.gamma", self.gamma, self.spread, self.seed, federation, usual=SPREAD)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         gamma = entry_of_client(self.gammas, batch["client"]).to(theta.dtype)

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsim.core import rng
 from fedsim.core.constraints import NonNegative, Real
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import entry_of_client, per_client
+from fedsim.core.heterogeneity import entry_of_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.direction import Direction
+from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
 
@@ -53,7 +53,7 @@ class GroupMean(Shift):
         self.spread = list(spread) if isinstance(spread, Sequence) else [spread] * len(self.gamma)
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
-        dataset, m = data.dataset, federation.clients
+        dataset = data.dataset
         if dataset.classes is None:
             raise ConfigError(
                 f"shift=group_mean needs class labels, and dataset={dataset.name} has none; use another shift"
@@ -65,10 +65,10 @@ class GroupMean(Shift):
                     "classes; give one per class"
                 )
         columns = [
-            per_client("shift.gamma", g, s, m, self.seed, rng.Purpose.SHIFT, y, federation.num_newcomers)
+            sensitivities("shift.gamma", g, s, self.seed, federation, counter=y)
             for y, (g, s) in enumerate(zip(self.gamma, self.spread, strict=True))
         ]
-        self.gammas = torch.stack(columns, dim=1).to(federation.device)  # [m, C]
+        self.gammas = torch.stack(columns, dim=1)  # [m, C]
         self.direction = Direction("group_mean", dataset, model, self.features, self.target)
         self.moving = self.direction.moving
 

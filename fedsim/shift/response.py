@@ -7,15 +7,15 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.core import rng
 from fedsim.core.constraints import NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry_of_client, per_client
+from fedsim.core.heterogeneity import Numbers, entry_of_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.direction import Direction
+from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
 SPREAD = 0.0  # half-width of the numbers, where one number is given for all
@@ -50,18 +50,7 @@ class Response(Shift):
         self.direction = Direction("response", dataset, model, features=range(math.prod(dataset.shape)))
         if self.direction.outputs != 1:
             raise ConfigError(f"shift=response needs a model with one output; this one has {self.direction.outputs}")
-        m = federation.clients
-        drawn = per_client(
-            "shift.gamma",
-            self.gamma,
-            self.spread,
-            m,
-            self.seed,
-            rng.Purpose.SHIFT,
-            num_newcomers=federation.num_newcomers,
-            usual=SPREAD,
-        )
-        self.gammas = drawn.to(federation.device)
+        self.gammas = sensitivities("shift.gamma", self.gamma, self.spread, self.seed, federation, usual=SPREAD)
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:
         gamma = entry_of_client(self.gammas, batch["client"]).to(theta.dtype)

@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from fedsim.core import rng
 from fedsim.core.constraints import CountOrZero, NonNegative
 from fedsim.core.effects import EffectiveIf
 from fedsim.core.federation import Federation
-from fedsim.core.heterogeneity import Numbers, entry_of_client, per_client
+from fedsim.core.heterogeneity import Numbers, entry_of_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
 from fedsim.shift.direction import Direction
+from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
 SPREAD = 0.1  # half-width of the numbers, where one number is given for all
@@ -51,18 +51,7 @@ class Strategic(Shift):
         self.epsilon, self.spread, self.features, self.target, self.seed = epsilon, spread, features, target, seed
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
-        m = federation.clients
-        drawn = per_client(
-            "shift.epsilon",
-            self.epsilon,
-            self.spread,
-            m,
-            self.seed,
-            rng.Purpose.SHIFT,
-            num_newcomers=federation.num_newcomers,
-            usual=SPREAD,
-        )
-        self.epsilons = drawn.to(federation.device)
+        self.epsilons = sensitivities("shift.epsilon", self.epsilon, self.spread, self.seed, federation, usual=SPREAD)
         self.direction = Direction("strategic", data.dataset, model, self.features, self.target)
         self.moving = self.direction.moving
         self.estimator = "mean_x" if data.dataset.classes is None else "group_mean"
