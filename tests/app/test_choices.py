@@ -11,9 +11,10 @@ from small_runs import COMPANY, QUICK, SHIFTED, configuration
 
 from fedsim.app import per_choice
 from fedsim.app.build import build
+from fedsim.app.composition import hydra_context
 from fedsim.app.config import groups
 from fedsim.core import ConfigError
-from fedsim.studies.reproduce.runner import compose, hydra_context
+from fedsim.studies.reproduce.runner import compose
 
 NATURAL = {
     "synthetic": [],

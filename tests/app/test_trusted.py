@@ -10,12 +10,13 @@ from small_runs import QUICK
 
 from fedsim.app import hydra_section
 from fedsim.app.build import build
+from fedsim.app.composition import hydra_context
 from fedsim.app.config import config_folder
 from fedsim.core.errors import ConfigError
 from fedsim.studies.board import submission
 from fedsim.studies.board.board import Entry
 from fedsim.studies.reproduce.recipe import Setting
-from fedsim.studies.reproduce.runner import carry_out, hydra_context, plan, trusted_by
+from fedsim.studies.reproduce.runner import carry_out, plan, trusted_by
 from fedsim.studies.reproduce.runner import compose as composed
 from fedsim.trainer import run_to_completion
 

@@ -8,14 +8,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hydra
 import yaml
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim.app import per_choice
 from fedsim.app.commands import WORDS
-from fedsim.app.config import config_folder, register_resolvers
+from fedsim.app.composition import compose, hydra_context
 from fedsim.core import checks
 from fedsim.core.errors import ConfigError
 from fedsim.run.run_files import CONFIG
@@ -72,13 +70,8 @@ def configuration(arguments: list[str]) -> DictConfig:
     elif "=" not in first:
         raise ConfigError(f"{first} is neither a run folder nor an override KEY=VALUE")
     else:
-        register_resolvers()
-        with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-            cfg = hydra.compose("config", per_choice.with_plus(arguments), return_hydra_config=True)
-        choices = {str(group): str(choice) for group, choice in cfg.hydra.runtime.choices.items() if choice}
-        with open_dict(cfg):
-            cfg.pop("hydra")
-        per_choice.apply(cfg, choices, arguments)
+        with hydra_context():
+            cfg, _ = compose(arguments)
     if not isinstance(cfg, DictConfig):
         raise ConfigError(f"{config_path} holds no configuration; give a run folder")
     cfg.device = "cpu"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.app.config import config_folder, register_resolvers
+from fedsim.app.composition import compose, hydra_context
 from fedsim.core.errors import ConfigError
 
 Choices = dict[str, str]  # config group → choice
@@ -142,9 +142,9 @@ def without(config: DictConfig, choices: Choices, causes: Iterable[Cause]) -> tu
     return changed, changed_choices
 
 
+@functools.cache
 def _default(group: str, choice: str) -> Any:
     """The configuration of a choice, as composed alone."""
-    register_resolvers()
-    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-        content = hydra.compose("config", [f"{group}={choice}"])[group]
+    with hydra_context():
+        content = compose((f"{group}={choice}",))[0][group]
     return OmegaConf.to_container(content) if OmegaConf.is_config(content) else content

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 import fedsim
-from fedsim.app import per_choice
+from fedsim.app import composition
 from fedsim.app.cli import steps
-from fedsim.app.config import WITHOUT_EFFECT, config_folder, identity, register_resolvers
+from fedsim.app.composition import hydra_context
+from fedsim.app.config import WITHOUT_EFFECT, identity
 from fedsim.app.explain import explain
 from fedsim.app.folders import key_of
 from fedsim.app.job_progress import JobProgress, LockstepProgress, as_they_end, best_so_far
@@ -86,25 +86,14 @@ class Outcome:
     message: str = ""
 
 
-@contextlib.contextmanager
-def hydra_context() -> Iterator[None]:
-    """Hydra, ready to compose our configurations."""
-    register_resolvers()
-    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-        yield
-
-
 def compose(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
-    """The configuration that overrides make, and the choice of every group. Only inside `hydra_context`."""
+    """As `fedsim.app.composition.compose`, with errors that name the overrides."""
     try:
-        config = hydra.compose("config", per_choice.with_plus(overrides), return_hydra_config=True)
+        return composition.compose(overrides)
+    except ConfigError:
+        raise
     except Exception as error:
         raise ConfigError(f"{' '.join(overrides)}: {explain(error)}") from error
-    choices = {str(k): str(v) for k, v in config.hydra.runtime.choices.items() if v and not k.startswith("hydra")}
-    OmegaConf.set_struct(config, False)
-    config.pop("hydra")
-    per_choice.apply(config, choices, overrides)
-    return config, choices
 
 
 def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
@@ -116,6 +105,12 @@ def trusted_by(overrides: Iterable[str]) -> tuple[str, ...]:
     return tuple(map(str, values[-1])) if values and isinstance(values[-1], list) else ()
 
 
+def digest(config: DictConfig) -> str:
+    """Of all settings that change results, for the name of a run's folder."""
+    settings = [fedsim.__version__, identity(config, WITHOUT_EFFECT)]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
+
+
 def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...], trusted: tuple[str, ...] = ()) -> list[Job]:
     """A job for every setting; `extra` overrides come behind its own, `trusted` are packages that the user named."""
     jobs = []
@@ -123,10 +118,7 @@ def plan(settings: list[Setting], folder: Path, extra: tuple[str, ...], trusted:
         for setting in settings:
             overrides = (*setting.overrides, *extra)
             config, choices = compose((*overrides, "out=unused"))
-            digest = hashlib.sha256(
-                json.dumps([fedsim.__version__, identity(config, WITHOUT_EFFECT)], sort_keys=True).encode()
-            )
-            name = "-".join([choices["strategy"], choices["dataset"], digest.hexdigest()[:10]])
+            name = "-".join([choices["strategy"], choices["dataset"], digest(config)])
             jobs.append(Job(setting, overrides, folder / name, config, choices, trusted))
     return jobs
 

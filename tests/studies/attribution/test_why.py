@@ -10,11 +10,12 @@ import pytest
 
 from fedsim.app import commands
 from fedsim.app.build import build
+from fedsim.app.composition import hydra_context
 from fedsim.core.errors import ConfigError
 from fedsim.studies.attribution.attribute import attribute, sentence
 from fedsim.studies.attribution.causes import causes_of, without
 from fedsim.studies.attribution.shapley import shapley
-from fedsim.studies.reproduce.runner import compose, hydra_context
+from fedsim.studies.reproduce.runner import compose
 
 POINTS = [0.0, 1.0, 5.0, 2.0]
 ROUNDS, RATE, STEPS = 7, 0.1, 4

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsim.app.composition import hydra_context
 from fedsim.core import ConfigError
 from fedsim.studies.board import leaderboard_cli as cli
 from fedsim.studies.board import submission
@@ -16,7 +17,7 @@ from fedsim.studies.board.markdown import CAPTIONS, markdown
 from fedsim.studies.board.rows import Rates
 from fedsim.studies.board.standings import Standings
 from fedsim.studies.board.trials import Trial, TunedParameter, Tuning, best_trial, geometric_grid
-from fedsim.studies.reproduce.runner import compose, hydra_context
+from fedsim.studies.reproduce.runner import compose
 
 SHIPPED = [(name, entry) for name in names() for entry in load(name).entries]
 

@@ -13,6 +13,7 @@ import pytest
 
 from fedsim.app.build import build
 from fedsim.app.cli import run
+from fedsim.app.composition import hydra_context
 from fedsim.core import ConfigError
 from fedsim.studies.board import costs as times
 from fedsim.studies.board import tasks
@@ -23,7 +24,7 @@ from fedsim.studies.board.recheck import recheck
 from fedsim.studies.board.rows import DONE, FAILED, REFUSED, Rates, Row, path_of, read, write
 from fedsim.studies.board.tasks import Fill, Time
 from fedsim.studies.reproduce.recipe import Setting
-from fedsim.studies.reproduce.runner import compose, hydra_context, plan
+from fedsim.studies.reproduce.runner import compose, plan
 from fedsim.studies.results.runs import load as load_run
 
 Made = Callable[..., list[str]]

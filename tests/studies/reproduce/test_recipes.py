@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedsim.app.build import build
+from fedsim.app.composition import hydra_context
 from fedsim.studies.reproduce.recipe import SCALES, Recipe, Setting, load, names
-from fedsim.studies.reproduce.runner import compose, hydra_context
+from fedsim.studies.reproduce.runner import compose
 
 ROOT = Path(__file__).parents[3]
 RECIPES = names()

@@ -1,0 +1,35 @@
+"""Configurations composed by Hydra from overrides, outside of Hydra's own application."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from fedsim.app import per_choice
+from fedsim.app.config import config_folder, register_resolvers
+
+
+@contextlib.contextmanager
+def hydra_context() -> Iterator[None]:
+    """Hydra, ready to compose our configurations."""
+    register_resolvers()
+    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+        yield
+
+
+def compose(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+    """The configuration that overrides make, and the choice of every group. Only inside `hydra_context`.
+
+    Raises:
+        HydraException, OmegaConfBaseException: the overrides do not compose.
+        ConfigError: a setting per choice is wrong.
+    """
+    config = hydra.compose("config", per_choice.with_plus(overrides), return_hydra_config=True)
+    choices = {str(k): str(v) for k, v in config.hydra.runtime.choices.items() if v and not k.startswith("hydra")}
+    OmegaConf.set_struct(config, False)
+    config.pop("hydra")
+    per_choice.apply(config, choices, overrides)
+    return config, choices
