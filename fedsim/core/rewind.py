@@ -45,13 +45,11 @@ class Rewind:
 
     def __init__(self, *roots: Any, skip: tuple[type, ...] = ()) -> None:
         self._restores: list[Restore] = []
-        readers = []
-        for root in roots:  # whose package it is decides what counts as a user's
-            reader = Reader(root, skip)
-            reader.read(root)
-            readers.append(reader)
+        # One reader each: the package of its root decides what counts as a user's.
+        self._readers = [Reader(root, skip) for root in roots]
+        for reader, root in zip(self._readers, roots, strict=True):
+            reader.read(root)  # it keeps what it met alive
             self._restores += [restore for value in reader.alive for restore in _restores(value, reader)]
-        self._readers = readers  # they keep what was met alive
 
     def __call__(self) -> None:
         """Put everything back."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +9,14 @@ from pathlib import Path
 import numpy as np
 from omegaconf import DictConfig
 
-import fedsim
-from fedsim.app.config import WITHOUT_EFFECT, identity
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import is_higher_better
 from fedsim.run.tracking.result import result_columns
 from fedsim.studies.attribution.causes import Cause, Choices, without
-from fedsim.studies.attribution.shapley import interval, shapley
+from fedsim.studies.attribution.shapley import shapley
 from fedsim.studies.reproduce.recipe import Setting
-from fedsim.studies.reproduce.runner import Job, carry_out_all
+from fedsim.studies.reproduce.runner import Job, carry_out_all, digest
+from fedsim.studies.results.paired import Paired
 from fedsim.studies.results.reading import read_rows
 
 METRICS = ("test_accuracy", "distance_to_optimum", "performative_risk", "test_loss", "train_loss")  # the first there is
@@ -44,20 +41,32 @@ class Attribution:
     @property
     def shares(self) -> np.ndarray:
         """[k, R] what each cause takes from the best run, negative where the run gains from it."""
-        shares = shapley(self.values)
-        return shares if self.higher_is_better else -shares
+        return self.sign * shapley(self.values)
 
     @property
     def alone(self) -> np.ndarray:
         """[k, R] the gain when one cause alone is removed."""
-        gains = self.values[[2**cause for cause in range(len(self.causes))]] - self.values[0]
-        return gains if self.higher_is_better else -gains
+        return self.sign * (self.values[[2**cause for cause in range(len(self.causes))]] - self.values[0])
 
     @property
     def total(self) -> np.ndarray:
         """[R] the distance between the run and the same run without all causes."""
-        difference: np.ndarray = self.values[-1] - self.values[0]
-        return difference if self.higher_is_better else -difference
+        return self.sign * (self.values[-1] - self.values[0])
+
+    @property
+    def sign(self) -> float:
+        """Turns a change of the metric into a gain."""
+        return 1.0 if self.higher_is_better else -1.0
+
+    @property
+    def largest_first(self) -> np.ndarray:
+        """[k] the causes' positions, by their mean shares."""
+        return np.argsort(-self.shares.mean(1), kind="stable")
+
+
+def removed_in(causes: list[Cause], subset: int) -> list[Cause]:
+    """The causes that a subset removes."""
+    return [cause for number, cause in enumerate(causes) if subset >> number & 1]
 
 
 def attribute(
@@ -99,26 +108,25 @@ def attribute(
 def _job(
     config: DictConfig, choices: Choices, causes: list[Cause], subset: int, folder: Path, trusted: tuple[str, ...]
 ) -> Job:
-    removed = [cause for number, cause in enumerate(causes) if subset >> number & 1]
+    removed = removed_in(causes, subset)
     changed, changed_choices = without(config, choices, removed)
     name = "without " + ", ".join(cause.label for cause in removed) if removed else "as it is"
-    settings = [fedsim.__version__, identity(changed, WITHOUT_EFFECT)]
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:10]
     slug = "-".join(["without", *(cause.name for cause in removed)]) if removed else "as-it-is"
-    return Job(Setting((("removed", name),), ()), (), folder / f"{slug}-{digest}", changed, changed_choices, trusted)
+    return Job(
+        Setting((("removed", name),), ()), (), folder / f"{slug}-{digest(changed)}", changed, changed_choices, trusted
+    )
 
 
 def sentence(attribution: Attribution, scale: float = 1.0, unit: str = "") -> str:
     """The result in one sentence, largest cause first, with 95 % intervals over seeds."""
 
     def amount(values: np.ndarray) -> str:
-        low, high = interval(scale * values)
+        low, high = Paired(scale * values).interval
         spread = "" if math.isnan(low) else f" [{_number(low)}, {_number(high)}]"
         return f"{_number(scale * values.mean())}{spread}"
 
-    order = np.argsort(-attribution.shares.mean(1), kind="stable")
-    parts = [f"{attribution.causes[i].label} {amount(attribution.shares[i])}" for i in order]
-    return f"Of {amount(attribution.total)}{unit}: {', '.join(parts)}."
+    amounts = [f"{attribution.causes[i].label} {amount(attribution.shares[i])}" for i in attribution.largest_first]
+    return f"Of {amount(attribution.total)}{unit}: {', '.join(amounts)}."
 
 
 def _number(value: float) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import stats
 
 
 def shapley(values: np.ndarray) -> np.ndarray:
@@ -35,12 +34,3 @@ def shapley(values: np.ndarray) -> np.ndarray:
         weights = np.array(orders) / math.factorial(causes)
         shares[cause] = np.tensordot(weights, values[without + 2**cause] - values[without], axes=1)
     return shares
-
-
-def interval(differences: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
-    """Student's t interval of the mean of one number per seed; NaN for a single seed."""
-    if len(differences) < 2:
-        return math.nan, math.nan
-    mean, error = differences.mean(), differences.std(ddof=1) / math.sqrt(len(differences))
-    half_width = stats.t.ppf((1 + confidence) / 2, len(differences) - 1) * error
-    return float(mean - half_width), float(mean + half_width)

@@ -12,16 +12,17 @@ from omegaconf import DictConfig
 
 from fedsim.app.commands import WORDS
 from fedsim.app.commands.audit import configuration
+from fedsim.app.composition import hydra_context
 from fedsim.app.config import groups
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation.columns import fraction
 from fedsim.evaluation.registry import describe
 from fedsim.run.run_files import ENVIRONMENT
-from fedsim.studies.attribution.attribute import Attribution, attribute, sentence
+from fedsim.studies.attribution.attribute import Attribution, attribute, removed_in, sentence
 from fedsim.studies.attribution.causes import CAUSES, Choices, causes_of
-from fedsim.studies.attribution.shapley import interval
 from fedsim.studies.plots.waterfall import waterfall
-from fedsim.studies.reproduce.runner import compose, hydra_context, jobs_at_once, trusted_by
+from fedsim.studies.reproduce.runner import compose, jobs_at_once, trusted_by
+from fedsim.studies.results.paired import Paired
 from fedsim.studies.results.reading import read_environment
 
 FEW_SEEDS = 3  # below which a folder's or the overrides' seeds are replaced by SEEDS
@@ -91,7 +92,7 @@ def report(attribution: Attribution) -> list[str]:
         f"{'cause':20}  {'share':>8}  {'95 % interval':>18}  {'removed alone':>13}  removed means",
     ]
     for cause, share, alone in zip(attribution.causes, attribution.shares, attribution.alone, strict=True):
-        low, high = interval(scale * share)
+        low, high = Paired(scale * share).interval
         bounds, mean, gain = f"[{low:.3g}, {high:.3g}]", scale * share.mean(), scale * alone.mean()
         lines.append(f"{cause.label:20}  {mean:8.3g}  {bounds:>18}  {gain:13.3g}  {cause.removal}")
     return [*lines, "", sentence(attribution, scale, unit)]
@@ -104,9 +105,7 @@ def as_json(attribution: Attribution, seeds: list[int]) -> dict[str, object]:
         "seeds": seeds,
         "causes": [cause.name for cause in attribution.causes],
         "values": {
-            ",".join(
-                cause.name for number, cause in enumerate(attribution.causes) if subset >> number & 1
-            ): values.tolist()
+            ",".join(cause.name for cause in removed_in(attribution.causes, subset)): values.tolist()
             for subset, values in enumerate(attribution.values)
         },
         "shares": {
@@ -118,9 +117,13 @@ def as_json(attribution: Attribution, seeds: list[int]) -> dict[str, object]:
 
 def _bars(attribution: Attribution) -> tuple[list[str], np.ndarray, float, str]:
     scale, _ = _scale(attribution)
-    sign = 1.0 if attribution.higher_is_better else -1.0
-    order = np.argsort(-attribution.shares.mean(1), kind="stable")
+    order = attribution.largest_first
     labels = [attribution.causes[cause].label for cause in order]
     unit = " (%)" if scale > 1 else ""
     best = float(scale * attribution.values[-1].mean())
-    return labels, -sign * scale * attribution.shares[order], best, f"{describe(attribution.metric).label}{unit}"
+    return (
+        labels,
+        -attribution.sign * scale * attribution.shares[order],
+        best,
+        f"{describe(attribution.metric).label}{unit}",
+    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from scipy import stats
 
 from fedsim.studies.plots.style import COLOURS, formulas, panels, parameters, wrap_name
+from fedsim.studies.results.paired import Paired
 
 
 def waterfall(labels: list[str], steps: np.ndarray, start: float, unit: str) -> Figure:
@@ -30,9 +28,8 @@ def waterfall(labels: list[str], steps: np.ndarray, start: float, unit: str) -> 
             colour = COLOURS[1] if mean < 0 else COLOURS[0]
             axes.bar(number + 1, mean, 0.7, bottom=tops[number], color=colour)
             if steps.shape[1] > 1:
-                error = steps[number].std(ddof=1) / math.sqrt(steps.shape[1])
-                half_width = stats.t.ppf(0.975, steps.shape[1] - 1) * error
-                axes.errorbar(number + 1, tops[number + 1], half_width, color="black", linewidth=1, capsize=2)
+                low, high = Paired(steps[number]).interval
+                axes.errorbar(number + 1, tops[number + 1], (high - low) / 2, color="black", linewidth=1, capsize=2)
             axes.plot([number + 0.35, number + 0.65], [tops[number]] * 2, color="black", linewidth=0.6)
         axes.bar(len(labels) + 1, tops[-1], 0.7, color="#7F7F7F")
         low, high = float(min(tops)), float(max(tops))

@@ -87,9 +87,9 @@ class Comparison:
         if "than" not in fields and "than_measure" not in fields:
             raise KeyError("than")
         fields["relation"] = fields.pop("is")
-        fields["of"] = places(fields.get("of"))
-        fields["where"] = places(fields.get("where"))
-        fields["than"] = places(than) if isinstance(than, Mapping) else than
+        fields["of"] = where_of(fields.get("of"))
+        fields["where"] = where_of(fields.get("where"))
+        fields["than"] = where_of(than) if isinstance(than, Mapping) else than
         return Comparison(**fields)
 
     def check(self, recipe: str, axes: Iterable[str], measures: Iterable[str], fitted: bool = False) -> None:
@@ -281,7 +281,7 @@ def described(between: Difference) -> str:
     return f"{kind} {between.value:.4g} (95 %: {low:.4g} to {high:.4g})"
 
 
-def places(given: Mapping[str, Any] | None) -> Where:
+def where_of(given: Mapping[str, Any] | None) -> Where:
     """axis → labels; a single label may stand without a list."""
     return {
         axis: [str(v) for v in (labels if isinstance(labels, list) else [labels])]

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from fedsim.studies.reproduce.number import Number
+from fedsim.studies.results.paired import Paired, student_quantile
 
 CONFIDENCE, POWER = 0.95, 0.8
 EXACT = 1e-3  # of a difference: seeds of a deterministic quantity may not spread wider
@@ -20,11 +20,6 @@ EXACT = 1e-3  # of a difference: seeds of a deterministic quantity may not sprea
 
 class Undecided(Exception):
     """These runs give no interval; the message says why."""
-
-
-def quantile(share: float, freedom: float) -> float:
-    """Of Student's t."""
-    return float(special.stdtrit(freedom, share))
 
 
 @dataclass(frozen=True)
@@ -45,14 +40,16 @@ class Difference:
 
     def reach(self, least: float = 0.0) -> float:
         """Half the width of the 95 % interval, and at least so many standard errors."""
-        return max(quantile(0.5 + CONFIDENCE / 2, self.freedom), least) * self.error if self.error else 0.0
+        return max(student_quantile(0.5 + CONFIDENCE / 2, self.freedom), least) * self.error if self.error else 0.0
 
     @property
     def smallest_shown(self) -> float:
         """The smallest true difference whose interval would exclude zero in 80 % of repetitions, at this spread."""
         if not self.error:
             return 0.0
-        return (quantile(0.5 + CONFIDENCE / 2, self.freedom) + quantile(POWER, self.freedom)) * self.error
+        return (
+            student_quantile(0.5 + CONFIDENCE / 2, self.freedom) + student_quantile(POWER, self.freedom)
+        ) * self.error
 
 
 def difference(left: Number, right: Number | float, exact: bool = False) -> Difference:
@@ -89,8 +86,8 @@ def difference(left: Number, right: Number | float, exact: bool = False) -> Diff
 
 
 def _of(values: np.ndarray, paired: bool = False) -> Difference:
-    error = float(values.std(ddof=1)) / math.sqrt(len(values))
-    return Difference(float(values.mean()), error, len(values) - 1, paired)
+    by_seed = Paired(values)
+    return Difference(by_seed.mean, by_seed.error, by_seed.pairs - 1, paired)
 
 
 def _exact(sides: list[Number], value: float) -> Difference:

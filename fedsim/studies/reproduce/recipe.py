@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.studies.described import choices, read_description
 from fedsim.studies.plots.figure_kinds import KINDS
 from fedsim.studies.reproduce import measures
-from fedsim.studies.reproduce.comparison import Comparison, places
+from fedsim.studies.reproduce.comparison import Comparison, where_of
 from fedsim.studies.reproduce.ledger import LEDGER, load_ledger
 from fedsim.studies.reproduce.measures import Measure
 from fedsim.studies.reproduce.tuning import Tune
@@ -176,7 +176,7 @@ def _recipe(name: str, content: dict[str, Any]) -> Recipe:
             " or ours: true"
         )
     content["comparisons"] = [Comparison.read(value) for value in content.get("comparisons", [])]
-    content["fitted"] = places(content.get("fitted"))
+    content["fitted"] = where_of(content.get("fitted"))
     recipe = Recipe(name, **content)
     missing = [scale for scale in SCALES if scale not in recipe.scales]
     if missing:

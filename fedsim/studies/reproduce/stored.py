@@ -15,7 +15,7 @@ from fedsim.studies.reproduce import report
 from fedsim.studies.reproduce.comparison import Comparison, Judgement
 from fedsim.studies.reproduce.measures import Bound, Until
 from fedsim.studies.reproduce.number import Number
-from fedsim.studies.reproduce.recipe import Labels, Recipe, load
+from fedsim.studies.reproduce.recipe import Labels, Recipe, Setting, load
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Result:
     def numbers(self, recipe: Recipe) -> dict[str, list[Number]]:
         """Measure → numbers of the runs, as far as the recipe still has these places and measures."""
         numbers: dict[str, list[Number]] = {name: [] for name in recipe.measures}
-        positions = places(recipe, self.scale)
+        positions = positions_by_row(recipe, self.scale)
         for row in self.number_rows:
             if row.get("values") is not None:
                 at, name = dict(row["at"]), str(row["measure"])
@@ -75,11 +75,16 @@ class Result:
         return mean + pattern * (std / pattern.std(ddof=1))
 
 
-def places(recipe: Recipe, scale: str) -> dict[str, tuple[Labels, str]]:
+def position(recipe: Recipe, setting: Setting) -> Labels:
+    """Labels of a run in the report, where a tuned axis is gone."""
+    return {axis: label for axis, label in setting.labels if recipe.tune is None or axis != recipe.tune.axis}
+
+
+def positions_by_row(recipe: Recipe, scale: str) -> dict[str, tuple[Labels, str]]:
     """Name of a row → labels of its run, and measure; of a report whose rows have their name alone."""
     positions: dict[str, tuple[Labels, str]] = {}
     for setting in recipe.settings(scale):
-        at = {axis: label for axis, label in setting.labels if recipe.tune is None or axis != recipe.tune.axis}
+        at = position(recipe, setting)
         name = " / ".join(at.values())
         positions.setdefault(name, (at, next(iter(recipe.measures), "")))
         for measure in recipe.measures:

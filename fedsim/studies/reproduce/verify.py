@@ -18,7 +18,7 @@ from fedsim.studies.reproduce.number import Number
 from fedsim.studies.reproduce.provenance import TRACED, VERIFIED, provenance, source_hash
 from fedsim.studies.reproduce.recipe import Recipe, Setting, load
 from fedsim.studies.reproduce.runner import carry_out_all, plan
-from fedsim.studies.reproduce.stored import Result
+from fedsim.studies.reproduce.stored import Result, position
 from fedsim.studies.results.runs import load as load_run
 
 ABSOLUTE, RELATIVE, SPREADS = 1e-9, 1e-3, 0.5  # of the number; of its standard deviation over seeds
@@ -83,18 +83,13 @@ def candidates(results: Iterable[Result], within: float | None = None) -> list[C
 def stored_numbers(result: Result, recipe: Recipe, setting: Setting) -> dict[str, Number]:
     """Measure → the stored number of a run; of measures that need that run alone."""
     at = position(recipe, setting)
-    places = [position(recipe, other) for other in recipe.settings(result.scale)]
+    positions = [position(recipe, each) for each in recipe.settings(result.scale)]
     return {
         name: number
         for name, numbers in result.numbers(recipe).items()
         for number in numbers
-        if number.at == at and not any(recipe.measures[name].compares(other, at) for other in places if other != at)
+        if number.at == at and not any(recipe.measures[name].compares(rival, at) for rival in positions if rival != at)
     }
-
-
-def position(recipe: Recipe, setting: Setting) -> dict[str, str]:
-    """Labels of a run in the report, where a tuned axis is gone."""
-    return {axis: label for axis, label in setting.labels if recipe.tune is None or axis != recipe.tune.axis}
 
 
 def repeat(candidate: Candidate, folder: Path) -> Repetition:

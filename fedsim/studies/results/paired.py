@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from fedsim.core.errors import ConfigError
 
 
 @functools.cache
-def _quantile(confidence: float, freedom: int) -> float:
-    """Student's, two-sided: a board asks for the same one some ten thousand times."""
-    return float(stats.t.ppf(0.5 + confidence / 2, freedom))
+def student_quantile(share: float, freedom: float) -> float:
+    """Of Student's t; a board asks for the same one some ten thousand times."""
+    return float(special.stdtrit(freedom, share))
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Paired:
         """Student's, mean ± t_{n−1} standard errors (Gosset 1908); NaN of fewer than two pairs."""
         if self.pairs < 2:
             return math.nan, math.nan
-        reach = _quantile(self.confidence, self.pairs - 1) * self.error
+        reach = student_quantile(0.5 + self.confidence / 2, self.pairs - 1) * self.error
         return self.mean - reach, self.mean + reach
 
     def better(self, rises: bool) -> int:
