@@ -69,12 +69,12 @@ class JobProgress:
         self.done_jobs += count
         self._last = self._clock()
 
-    def log_heartbeat(self, share: float | None = None, detail: str = "") -> None:
+    def log_heartbeat(self, share: float | None = None, detail: Callable[[], str] = lambda: "") -> None:
         """Log a line, unless the last word is younger than ten seconds.
 
         Args:
             share: of all work that is done; None: that of the jobs.
-            detail: what else is known, such as the leading metric.
+            detail: what else is known, such as the leading metric; asked for only if a line is logged.
         """
         if self._clock() - self._last < SILENCE:
             return
@@ -82,7 +82,7 @@ class JobProgress:
         share = self.done_jobs / max(self.total, 1) if share is None else share
         spent = duration(self._clock() - self._began)
         line = f"{self.done_jobs}/{self.total} {self.noun} done after {spent}{self.remaining(share)}"
-        self._say(f"{line}; {detail}" if detail else line)
+        self._say("; ".join(filter(None, [line, detail()])))
 
 
 class LockstepProgress:
@@ -99,8 +99,11 @@ class LockstepProgress:
     def __call__(self, t: int, runs: int) -> None:
         last_round = max(self.rounds, default=t + 1)
         share = (self.progress.done_jobs + runs * min(1.0, (t + 1) / last_round)) / max(self.progress.total, 1)
-        detail = f"round {t + 1}/{last_round}, {runs} together"
-        self.progress.log_heartbeat(share, detail if not (best := best_so_far(self.folders)) else f"{detail}; {best}")
+
+        def detail() -> str:
+            return "; ".join(filter(None, [f"round {t + 1}/{last_round}, {runs} together", best_so_far(self.folders)]))
+
+        self.progress.log_heartbeat(share, detail)
 
 
 def best_so_far(folders: Sequence[Path]) -> str:
@@ -136,4 +139,4 @@ def as_they_end(
         finished_futures, waiting = wait(waiting, timeout=SILENCE / 4, return_when=FIRST_COMPLETED)
         yield from finished_futures
         if not finished_futures:
-            progress.log_heartbeat(detail=detail())
+            progress.log_heartbeat(detail=detail)
