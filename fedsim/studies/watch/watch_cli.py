@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import webbrowser
 from pathlib import Path
+from types import FrameType
 
 from fedsim.app.commands import WORDS
 from fedsim.core import checks
@@ -30,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> None:
-    """Serve the page until Ctrl-C."""
+    """Serve the page until Ctrl-C, or a signal to terminate."""
     options = parser().parse_args(arguments)
     if not 0 <= options.port <= HIGHEST_PORT:
         raise ConfigError(f"--port {options.port} must lie between 0 and {HIGHEST_PORT}")
@@ -47,9 +49,17 @@ def main(arguments: list[str]) -> None:
     page_server.start()
     if not options.no_browser:
         page_server.io_loop.add_callback(webbrowser.open, address)
+    loop = page_server.io_loop
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        loop.asyncio_loop.call_soon_threadsafe(loop.stop)  # type: ignore[attr-defined]
+
+    # a KeyboardInterrupt would be lost where it is raised in a finaliser or a callback that catches it
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        page_server.io_loop.start()
-    except KeyboardInterrupt:
+        loop.start()
         print("no longer watching")
     finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
         page_server.stop()

@@ -138,6 +138,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     assert process.wait(30) == 0
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there a process is ended without being asked")
+def test_a_signal_to_terminate_ends_it_as_ctrl_c_does(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", {"test_accuracy": [0.1, 0.5]}, {"note": "-"})
+    command = [sys.executable, "-m", "fedsim", "watch", str(tmp_path), "--port", "0", "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "http://" in process.stdout.readline()
+        process.terminate()
+        assert process.wait(30) == 0
+        assert process.stdout.read() == "no longer watching\n"
+
+
 def page_source(address: str) -> str:
     with urllib.request.urlopen(address) as answer:
         return str(answer.read().decode())
