@@ -43,6 +43,7 @@ ORDER = (
     "work",
     "delay",
     "columns",
+    "capacity",
     "personal",
     "stop",
     "trainer",

@@ -37,6 +37,7 @@ PARTS = (
     "work",
     "delay",
     "columns",
+    "capacity",
     "personal",
     "stop",
 )

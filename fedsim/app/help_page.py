@@ -13,7 +13,7 @@ SECTIONS = {  # what comes first in a run comes first
     "data": ("dataset", "dataset/augment", "partition", "contamination"),
     "availability": ("availability", "availability/base", "availability/trajectory"),
     "performative shift": ("shift",),
-    "model": ("model", "columns", "personal"),
+    "model": ("model", "columns", "capacity", "personal"),
     "local training": ("local", "local/schedule", "work"),
     "server": ("strategy", "strategy/rule", "strategy/server"),
     "communication": ("uplink", "attack", "clock", "delay"),

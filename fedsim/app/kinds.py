@@ -14,6 +14,7 @@ from fedsim.data.partition import Partition
 from fedsim.data.partition.flwr import PARTITIONER
 from fedsim.evaluation.personal import Personal
 from fedsim.local import LocalRule, Schedule
+from fedsim.models.capacity import Capacity
 from fedsim.models.kinds import MODEL
 from fedsim.models.selectors import Selector
 from fedsim.run.rules import Stop
@@ -45,6 +46,7 @@ _GROUPS = {
     "work": _kind_of(Work, "fedsim.availability.clock"),
     "delay": _kind_of(Delay, "fedsim.availability.clock"),
     "columns": _kind_of(Selector, "fedsim.models.selectors"),
+    "capacity": _kind_of(Capacity, "fedsim.models.capacity"),
     "personal": _kind_of(Personal, "fedsim.evaluation.personal"),
     "stop": _kind_of(Stop, "fedsim.run"),
     "tracking": _kind_of(Tracking, "fedsim.run.tracking", arguments={"observers": OBSERVER}),

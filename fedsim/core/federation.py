@@ -192,7 +192,10 @@ class Cohort(RowStatistics):
         host: n rows.
         bounds: R + 1 host integers that delimit each replicate's rows.
         round: t.
+        column_masks: [n, d] 1 where the row's client holds the column, else 0; None: each client holds all of them.
     """
+
+    column_masks: Tensor | None = None
 
     def __init__(
         self,
@@ -269,7 +272,10 @@ class Cohort(RowStatistics):
         """The rows at the given positions (sorted)."""
         host = self.host
         steps = None if host.steps is None else host.steps[keep]
-        return Cohort(self.federation, host.rows[keep], host.count[keep], host.probability[keep], self.round, steps)
+        rows = Cohort(self.federation, host.rows[keep], host.count[keep], host.probability[keep], self.round, steps)
+        if self.column_masks is not None:
+            rows.column_masks = self.column_masks[torch.as_tensor(keep, device=self.column_masks.device)]
+        return rows
 
     def largest(self, values: Tensor, k: int, exactly: bool = False) -> Cohort:
         """The k rows of each replicate with the largest values [n]. The host waits.
@@ -323,10 +329,17 @@ class Cohort(RowStatistics):
         return self.federation.reduce(weights.to(values.dtype), values, self.bounds)
 
     def mean(self, values: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The weighted mean over each replicate's rows that take part: [n, …] → [R, …]; zero where nobody does."""
+        """The weighted mean over each replicate's rows that take part: [n, …] → [R, …]; zero where nobody does. Where
+        clients hold only some of the columns, a column of [n, d] is averaged over those who hold it."""
         weights = torch.ones_like(self.count) if weights is None else weights
         mass = self.broadcast(self.sum(weights))
-        return self.sum(values, weights / torch.where(mass > 0, mass, 1.0))
+        normalised, masks = weights / torch.where(mass > 0, mass, 1.0), self.column_masks
+        if masks is None or values.shape != masks.shape:
+            return self.sum(values, normalised)
+        total, held = self.sum(values * masks, normalised), self.sum(masks, normalised)
+        # a column that each row holds is divided by 1 and not by a sum of weights, which may be off by rounding
+        incomplete = (self.sum(1 - masks, normalised) > 0) & (held > 0)
+        return total / torch.where(incomplete, held, 1.0)
 
     def unless_empty(self, new: Tensor, old: Tensor) -> Tensor:
         """`new` [R, …] where somebody took part, `old` elsewhere: an empty round changes nothing."""

@@ -51,6 +51,9 @@ class Purpose(IntEnum):
     MIXTURE = 27
     CLUSTER = 28
     TIE = 29
+    CAPACITY = 34
+    CHANNEL = 35
+    WIDTH = 36
 
 
 def generator(seed: int, purpose: Purpose, *counters: int) -> np.random.Generator:

@@ -13,6 +13,7 @@ from fedsim.data.partition import Partition
 from fedsim.evaluation import EvaluationOptions
 from fedsim.evaluation.personal import Personal
 from fedsim.local import SGD, LocalRule
+from fedsim.models.capacity import Capacity, FullCapacity
 from fedsim.models.selectors import Selector
 from fedsim.run.ownership import PartCopies
 from fedsim.run.rules import Stop
@@ -51,6 +52,7 @@ class Parts:
     work: Work = field(default_factory=AllWork)
     delay: Delay = field(default_factory=NoDelay)
     columns: Selector | None = None
+    capacity: Capacity = field(default_factory=FullCapacity)
     personal: Personal = field(default_factory=Personal)
     stop: Stop = field(default_factory=Stop)
     trainer: Execution = field(default_factory=Execution)

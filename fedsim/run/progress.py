@@ -19,7 +19,8 @@ class Progress:
         seconds: spent.
         samples: [R] processed by each replicate.
         participants: [R] clients that took part since the last evaluation, summed over `unevaluated` rounds.
-        links: [R] how often clients were connected with the server: those that took part, summed over all rounds.
+        links: [R] how many models clients that took part sent, summed over all rounds; of a client that holds a part of
+            the model, that part.
         unevaluated: rounds since the last evaluation.
         dropped: clients or replicates that became non-finite and were dropped, see `fedsim.run.divergence`.
         executors: what a trial settled, by the local rules' names, see `fedsim.trainer.trial`.
@@ -33,7 +34,7 @@ class Progress:
     seconds: float = 0.0
     samples: list[int] = field(default_factory=list)
     participants: list[float] = field(default_factory=list)
-    links: list[int] = field(default_factory=list)
+    links: list[float] = field(default_factory=list)
     unevaluated: int = 0
     dropped: list[dict[str, Any]] = field(default_factory=list)
     executors: dict[str, str] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class Progress:
     def at_start(cls, replicates: int) -> Progress:
         """Before the first round of so many replicates."""
         return cls(
-            samples=[0] * replicates, participants=[0.0] * replicates, links=[0] * replicates,
+            samples=[0] * replicates, participants=[0.0] * replicates, links=[0.0] * replicates,
             unanswered=[0] * replicates, rows=0, crc=0,
         )  # fmt: skip
 
@@ -62,7 +63,7 @@ class Progress:
         counts.append(("checksum of rows", progress.crc or 0))
         counts += [
             (name, number)
-            for name in ("samples", "links", "unanswered")
+            for name in ("samples", "unanswered")
             for number in _entries_of(name, getattr(progress, name))
         ]
         for entry in _entries_of("dropped", progress.dropped):
@@ -74,7 +75,7 @@ class Progress:
             ("seconds", progress.seconds),
             *(
                 (name, number)
-                for name in ("participants", "virtual")
+                for name in ("participants", "links", "virtual")
                 for number in _entries_of(name, getattr(progress, name))
             ),
         ]

@@ -24,6 +24,7 @@ from fedsim.evaluation.performative.references import References, references
 from fedsim.evaluation.personal import Newcomers, Personal, PersonalEvaluator
 from fedsim.local import LocalRule
 from fedsim.models import RowModel
+from fedsim.models.capacity import Capacity
 from fedsim.models.losses import Loss
 from fedsim.models.naming import Naming
 from fedsim.models.selectors import Selector
@@ -41,6 +42,7 @@ from fedsim.run.round_clock import RoundClock
 from fedsim.run.rules import Stop
 from fedsim.run.server import Server
 from fedsim.run.settings import report_settings
+from fedsim.run.submodels import Submodels
 from fedsim.run.traffic import Traffic
 from fedsim.run.training import Training
 from fedsim.run.wiring import Compute, check_kinds, check_seeds, per_seed_of
@@ -55,7 +57,7 @@ from fedsim.uplink.attack import Attack
 STARTS = ("random", "ps", "erm")
 KINDS = {
     "dataset": Dataset, "partition": Partition, "availability": Availability, "strategy": Strategy, "local": LocalRule,
-    "shift": Shift, "contamination": Contamination, "columns": Selector, "personal": Personal,
+    "shift": Shift, "contamination": Contamination, "columns": Selector, "capacity": Capacity, "personal": Personal,
     "evaluation": EvaluationOptions, "execution": Execution, "stop": Stop, "attack": Attack, "clock": Clock,
     "work": Work, "delay": Delay, "ranks": Ranks,
 }  # fmt: skip
@@ -85,6 +87,7 @@ class Setup:
             'erm': the best model on data that have not answered yet (the program of p-fedavg's authors).
         on_nonfinite: 'stop', 'drop_client' or 'drop_replicate', see `fedsim.run.divergence`.
         columns: which parts of the model stay with the client; everything travels unless given.
+        capacity: how much of the model each client holds; all of it unless given.
         personal: whose own models are scored too, and who joins when training is over.
         evaluation: when which model is evaluated.
         stop: when the run ends before its last round.
@@ -101,6 +104,7 @@ class Setup:
         population: the clients, and the samples that each of them holds.
         server: the model, who is available, the strategy, the uplink.
         training: how clients train, and when what they send arrives.
+        submodels: which columns each client holds.
         measurement: what is measured of the models.
         per_seed: settings that were given one number per seed.
         device, deterministic: of the execution, resolved.
@@ -140,6 +144,7 @@ class Setup:
         start: Annotated[str, OneOf(*STARTS)] = "random",
         on_nonfinite: Annotated[str, OneOf(*ON_NONFINITE)] = "stop",
         columns: Selector | None = None,
+        capacity: Capacity | None = None,
         personal: Personal | None = None,
         evaluation: EvaluationOptions | None = None,
         execution: Execution | None = None,
@@ -159,7 +164,7 @@ class Setup:
         self.components = Parts.copied(
             copies, dataset, evaluation=evaluation, uplink=uplink, partition=partition, availability=availability,
             strategy=strategy, local=local, shift=shift, contamination=contamination, attack=attack, columns=columns,
-            clock=clock, work=work, delay=delay, personal=personal, stop=stop, trainer=execution,
+            capacity=capacity, clock=clock, work=work, delay=delay, personal=personal, stop=stop, trainer=execution,
         )  # fmt: skip
         self.deterministic = determinism.prepare_cublas(self.execution.deterministic)
         seeds = check_seeds(seeds)
@@ -172,6 +177,7 @@ class Setup:
         self.population = Population.build(self.components, dataset, clients, seeds, compute)
         self.server = Server.build(self.components, self.population, choice, self.rounds)
         self.training = Training.build(self.components, self.population, self.server)
+        self.submodels = Submodels.build(self.components, self.population, self.server, self.training)
         self.measurement = Measurement.build(self.components, self.population, self.server, self.training)
         report_settings(self)
 

@@ -122,8 +122,9 @@ class Simulation(Setup):
                 cohort = self.pace(
                     guard.without_given_up(self.strategy.cohort(state, active), t), t
                 )  # who computes, in time
-                start = self.strategy.start(state, cohort)  # [n, d] rows
+                start = self.submodels(self.strategy.start(state, cohort), cohort, t)  # [n, d] rows
                 report = yield from self.trainer.steps(start, cohort, t, state.model, memory, guard.accept)
+                self.submodels.check(report, t)
                 report = self.uplink(self.delivery(report, memory), memory)  # what reaches the server
                 with guard.catch_errors(t, state, report):
                     state = self.strategy.aggregate(state, report, t)  # linear algebra

@@ -221,10 +221,11 @@ class Tracker:
             [self._signals.signal is not None, self.checkpoints.due(t + 1, self._signals.agreed_signal), time_over]
         )
         count = cohort.host.count  # a multiset's client is linked once, however often it counts
-        counts = (per_replicate(values, cohort.bounds) for values in (count, count > 0, report.samples))
+        linked = (count > 0) * run.submodels.shares(cohort)
+        counts = (per_replicate(values, cohort.bounds) for values in (count, linked, report.samples))
         self._active, self._linked, worked, wishes = self.ranks.all_reduce_host(*counts, wishes)
         progress.participants = [float(a + b) for a, b in zip(progress.participants, self._active, strict=True)]
-        progress.links = [int(a + b) for a, b in zip(progress.links, self._linked, strict=True)]
+        progress.links = [float(a + b) for a, b in zip(progress.links, self._linked, strict=True)]
         self._unheard = run.pace.cut + run.delivery.held_back
         progress.unanswered = [int(a + b) for a, b in zip(progress.unanswered, self._unheard, strict=True)]
         progress.virtual = run.pace.seconds.tolist() if run.pace.clock.active else []
@@ -260,7 +261,7 @@ class Tracker:
             given_up = r in self.guard.given_up
             row |= {name: math.nan if given_up else float(values[r]) for name, values in measured.metrics.items()}
             row |= {"active_clients": int(self._active[r]), "mean_active_clients": float(mean_active[r])}
-            sent, unanswered, pace = int(self._linked[r]), progress.unanswered[r], self.run.pace
+            sent, unanswered, pace = float(self._linked[r]), progress.unanswered[r], self.run.pace
             heard = (sent + int(self._unheard[r]), sent), (progress.links[r] + unanswered, progress.links[r])
             row |= self.run.traffic.columns(*heard)
             row |= {"samples": progress.samples[r], "seconds": round(progress.seconds, 3)}

@@ -52,10 +52,13 @@ class Traffic:
         saved = 0 if uplink is None or not strategy.vectors_up else plain - uplink.code(len(columns.shared), size).bytes
         return cls(down * size, up * size - saved)
 
-    def columns(self, last: tuple[int, int], ever: tuple[int, int]) -> dict[str, int]:
-        """The columns of metrics.csv where so many clients were sent the model and sent theirs, in the last round and
-        in all rounds together."""
+    def columns(self, last: tuple[float, float], ever: tuple[float, float]) -> dict[str, int]:
+        """The columns of metrics.csv where so many models were sent to clients and by them, in the last round and in
+        all rounds together; a client that holds a part of the model counts as that part."""
         byte_columns: dict[str, int] = {}
         for prefix, (receivers, senders) in (("", last), ("total_", ever)):
-            byte_columns |= {f"{prefix}bytes_down": receivers * self.down, f"{prefix}bytes_up": senders * self.up}
+            byte_columns |= {
+                f"{prefix}bytes_down": round(receivers * self.down),
+                f"{prefix}bytes_up": round(senders * self.up),
+            }
         return byte_columns

@@ -1,0 +1,134 @@
+"""How much of the model each client holds: clients with weaker devices train narrower networks."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core import rng
+from fedsim.core.constraints import OneOf, Positive, PositiveFraction, Validated
+from fedsim.core.effects import EffectiveIf
+from fedsim.core.errors import ConfigError
+from fedsim.core.federation import Cohort, Federation
+
+CHANNELS = ("first", "rolling", "random")
+ASSIGN = ("random", "size")
+
+
+class Capacity(Validated, ABC):
+    """Chooses channels of the hidden layers for each client and round, as a pure function of seed, client and round."""
+
+    active = True
+
+    def setup(self, federation: Federation) -> None:
+        """Fix how much each client can hold."""
+
+    @abstractmethod
+    def held_channels(self, cohort: Cohort, widths: Sequence[int], t: int) -> tuple[list[Tensor], Tensor]:
+        """The channels that a cohort's clients hold in round t.
+
+        Args:
+            cohort: n rows.
+            widths: number of channels of each hidden layer.
+            t: round.
+
+        Returns:
+            Sets of channels, [k, channels] bool of each hidden layer, and [n] int64 which of the k each row holds.
+        """
+
+
+class FullCapacity(Capacity):
+    """Every client holds the whole model."""
+
+    active = False
+
+    def held_channels(self, cohort: Cohort, widths: Sequence[int], t: int) -> tuple[list[Tensor], Tensor]:
+        return [torch.ones(1, width, dtype=torch.bool) for width in widths], torch.zeros_like(cohort.rows)
+
+
+class Widths(Capacity):
+    """A client of width r holds ⌈r·C⌉ of the C channels of each hidden layer.
+
+    Args:
+        widths: the widths that occur, in (0, 1].
+        shares: how common each is, up to a factor; None: equally.
+        assign: 'random': clients draw their widths, by seed; 'size': those with more samples have larger ones.
+        channels: 'first': the first ones (HeteroFL: Diao et al., ICLR 2021); 'rolling': a window that moves on by one
+            channel a round (FedRolex: Alam et al., NeurIPS 2022); 'random': drawn for each client and round (federated
+            dropout: Caldas et al., 2018).
+        redraw: in each round a client trains one of the widths up to its own, drawn uniformly (FjORD: Horváth et al.,
+            NeurIPS 2021, who draw for each step).
+    """
+
+    effective_if = (
+        EffectiveIf("shares", lambda component, run: len(component.widths) > 1, "several {at}.widths"),
+        EffectiveIf("assign", lambda component, run: len(component.widths) > 1, "several {at}.widths"),
+        EffectiveIf("redraw", lambda component, run: len(component.widths) > 1, "several {at}.widths"),
+        EffectiveIf("channels", lambda component, run: min(component.widths) < 1, "{at}.widths below 1"),
+    )
+
+    def __init__(
+        self,
+        widths: Sequence[PositiveFraction] = (1.0, 0.5, 0.25),
+        shares: Sequence[Positive] | None = None,
+        assign: Annotated[str, OneOf(*ASSIGN)] = "random",
+        channels: Annotated[str, OneOf(*CHANNELS)] = "first",
+        redraw: bool = False,
+    ) -> None:
+        if not len(widths):
+            raise ConfigError("{widths}=[] must name at least one width, such as [1, 0.5]", mentions=("widths",))
+        if shares is not None and len(shares) != len(widths):
+            raise ConfigError(
+                f"{{shares}} has {len(shares)} entries, but there are {len(widths)} {{widths}}; give one for each",
+                mentions=("shares", "widths"),
+            )
+        self.widths, self.shares = tuple(widths), shares
+        self.assign, self.channels, self.redraw = assign, channels, redraw
+
+    def setup(self, federation: Federation) -> None:
+        order = np.argsort(self.widths, kind="stable")
+        self.ascending = np.asarray(self.widths, dtype=np.float64)[order]
+        shares = np.ones(len(order)) if self.shares is None else np.asarray(self.shares, dtype=np.float64)[order]
+        m = federation.clients
+        # the k-th of m clients in ascending order has the width in whose share (k + ½)/m lies
+        ranks = np.searchsorted(np.cumsum(shares / shares.sum())[:-1], (np.arange(m) + 0.5) / m, side="right")
+        if self.assign == "size":
+            sizes = federation.sizes.reshape(federation.replicates, m)
+            places = np.argsort(np.argsort(sizes, axis=1, kind="stable"), axis=1, kind="stable")
+        else:
+            places = rng.of_seeds(federation.seeds, lambda draw: draw.permutation(m), rng.Purpose.CAPACITY)
+        self.level = torch.as_tensor(ranks[places].reshape(-1)).to(federation.device)
+
+    def held_channels(self, cohort: Cohort, widths: Sequence[int], t: int) -> tuple[list[Tensor], Tensor]:
+        level = self.level[cohort.virtual]
+        if self.redraw:
+            keys = rng.row_keys(cohort.seed, rng.Purpose.WIDTH, cohort.client, t)
+            level = rng.integers(keys, torch.zeros_like(level), level + 1)
+        if self.channels == "random":
+            return [self._random(cohort, level, width, (t, layer)) for layer, width in enumerate(widths)], torch.arange(
+                len(level), device=level.device
+            )
+        first = t if self.channels == "rolling" else 0
+        return [self._windows(width, first).to(level.device) for width in widths], level
+
+    def _counts(self, width: int) -> list[int]:
+        """How many of so many channels a client of each width holds."""
+        return [math.ceil(round(share * width, 9)) for share in self.ascending]
+
+    def _windows(self, width: int, first: int) -> Tensor:
+        """[k, width] of each width the channels from `first` on, around the end."""
+        position = (torch.arange(width) - first) % width
+        return position[None] < torch.tensor(self._counts(width))[:, None]
+
+    def _random(self, cohort: Cohort, level: Tensor, width: int, counters: tuple[int, int]) -> Tensor:
+        """[n, width] of each row as many channels as it holds, drawn without replacement."""
+        keys = rng.row_keys(cohort.seed, rng.Purpose.CHANNEL, cohort.client, *counters)
+        drawn = rng.uniform(keys[:, None], torch.arange(width, device=keys.device))
+        ranks = drawn.argsort(dim=1, stable=True).argsort(dim=1)
+        return ranks < torch.tensor(self._counts(width), device=keys.device)[level][:, None]

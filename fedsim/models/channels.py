@@ -1,0 +1,189 @@
+"""The hidden channels of a chain of layers, and the columns of a row that belong to them.
+
+A client that holds only some channels of each hidden layer trains a narrower network. In the full network it is the
+one whose other columns are zero: a channel with neither incoming weights nor a bias outputs nothing, and nothing is
+read from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.core.errors import ConfigError
+from fedsim.models.row_model import RowModel
+
+MIXING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NORMALISING = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+@dataclass(frozen=True)
+class ChannelLayer:
+    """A layer with parameters.
+
+    Attributes:
+        outputs: which hidden layer its output channels are, from 0; None: they are the network's outputs.
+        inputs: which hidden layer its inputs come from; None: they are the network's inputs.
+        mixes: whether its weight has one entry for each pair of output and input; else one for each channel.
+    """
+
+    outputs: int | None
+    inputs: int | None
+    mixes: bool = True
+
+
+class ChannelChain:
+    """Which channels the columns of a row [d] belong to.
+
+    Args:
+        layers: module name → layer, in the order of execution.
+        widths: number of channels of each hidden layer.
+        shapes: of the trained parameters, by name, in the order of the columns.
+    """
+
+    def __init__(
+        self, layers: Mapping[str, ChannelLayer], widths: Sequence[int], shapes: Mapping[str, torch.Size]
+    ) -> None:
+        self.layers, self.widths, self.shapes = dict(layers), tuple(widths), dict(shapes)
+
+    @classmethod
+    def of(cls, model: RowModel, samples: Mapping[str, Tensor]) -> ChannelChain:
+        """That of a model, whose layers are followed through one evaluation of these samples.
+
+        Raises:
+            ConfigError: it is no chain of linear and convolutional layers, or has no hidden channels.
+        """
+        name = type(model.evaluation_module).__name__
+        layers: dict[str, ChannelLayer] = {}
+        widths: list[int] = []
+        modules, previous = dict(model.evaluation_module.named_modules()), None
+        order = _executed(model, samples)
+        mixing = [layer for layer in order if isinstance(modules[layer], MIXING)]
+        missing = {parameter.rpartition(".")[0] for parameter in model.shapes} - set(order)
+        if missing or len(set(order)) < len(order):
+            odd = sorted(missing)[0] if missing else next(layer for layer in order if order.count(layer) > 1)
+            raise ConfigError(
+                f"capacity: each layer must be executed once, but {odd!r} of {name} is executed {order.count(odd)} "
+                "times; use capacity=full"
+            )
+        for layer in order:
+            module = modules[layer]
+            if isinstance(module, NORMALISING) and previous is not None and module.num_features == widths[previous]:
+                layers[layer] = ChannelLayer(previous, previous, mixes=False)
+                continue
+            if not isinstance(module, MIXING) or getattr(module, "groups", 1) != 1 or _has_odd_parameters(module):
+                raise ConfigError(
+                    f"capacity: a model must be a chain of linear and convolutional layers for clients to hold some of "
+                    f"its channels, and {layer!r} of {name} is {type(module).__name__}; use another model, such as "
+                    "model=mlp, or capacity=full"
+                )
+            if previous is not None and module.weight.shape[1] % widths[previous]:
+                raise ConfigError(
+                    f"capacity: {layer!r} of {name} has {module.weight.shape[1]} inputs, no multiple of the "
+                    f"{widths[previous]} channels before it; use capacity=full"
+                )
+            last = layer == mixing[-1]
+            layers[layer] = ChannelLayer(None if last else len(widths), previous)
+            if not last:
+                previous = len(widths)
+                widths.append(module.weight.shape[0])
+        if not widths:
+            raise ConfigError(f"capacity: {name} has no hidden layer; use another model, or capacity=full")
+        return cls(layers, widths, model.shapes)
+
+    def masks(self, held: Sequence[Tensor]) -> Tensor:
+        """The columns of clients that hold these channels.
+
+        Args:
+            held: of each hidden layer [k, channels] bool.
+
+        Returns:
+            [k, d] bool.
+        """
+        count, pieces = len(held[0]), []
+        for name, shape in self.shapes.items():
+            path, _, parameter = name.rpartition(".")
+            layer = self.layers[path]
+            outputs = held[layer.outputs] if layer.outputs is not None else held[0].new_ones(count, shape[0])
+            if parameter != "weight" or not layer.mixes:
+                pieces.append(outputs)
+                continue
+            inputs = held[0].new_ones(count, shape[1])
+            if layer.inputs is not None:  # a flattened image has its channels one after another
+                channels = held[layer.inputs]
+                inputs = channels.repeat_interleave(shape[1] // channels.shape[1], 1)
+            pairs = outputs[:, :, None] & inputs[:, None, :]
+            pieces.append(pairs.reshape(count, -1).repeat_interleave(shape[2:].numel(), 1))
+        return torch.cat(pieces, 1)
+
+    def incoming(self, held: Sequence[Tensor]) -> Tensor:
+        """[k, d] bool: the columns that lead into channels which are not held."""
+        count, pieces = len(held[0]), []
+        for name, shape in self.shapes.items():
+            layer = self.layers[name.rpartition(".")[0]]
+            outputs = held[layer.outputs] if layer.outputs is not None else held[0].new_ones(count, shape[0])
+            pieces.append((~outputs).repeat_interleave(shape[1:].numel(), 1))
+        return torch.cat(pieces, 1)
+
+
+def _executed(model: RowModel, samples: Mapping[str, Tensor]) -> list[str]:
+    """The names of the layers with parameters of their own, as they are executed."""
+    order: list[str] = []
+    handles = [
+        module.register_forward_hook(lambda _module, _inputs, _output, name=name: order.append(name))
+        for name, module in model.evaluation_module.named_modules()
+        if any(parameter is not None for parameter in module._parameters.values())
+    ]
+    try:
+        model.evaluate(model.initial([0])[0], model.call.inputs(samples))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return order
+
+
+def _has_odd_parameters(module: nn.Module) -> bool:
+    """Does it hold others than a weight and a bias, as a parametrisation does?"""
+    return bool(module._parameters.keys() - {"weight", "bias"}) or bool(list(module.children()))
+
+
+def check_chain(model: RowModel, chain: ChannelChain, held: Sequence[Tensor], samples: Mapping[str, Tensor]) -> None:
+    """Refuse a model in which channels that a client does not hold take part: their incoming columns must not matter to
+    its output, and the columns that it lacks must get no gradient.
+
+    Args:
+        model: tried at a random row.
+        chain: its layers.
+        held: of each hidden layer [1, channels] bool, those that the client holds.
+        samples: a few inputs and targets.
+
+    Raises:
+        ConfigError: saying which.
+    """
+    name = type(model.evaluation_module).__name__
+    draw = torch.Generator().manual_seed(0)
+    row = model.initial([0])[0]
+    row = row + (0.1 * torch.randn(len(row), generator=draw)).to(row)
+    mask, incoming = (columns[0].to(row.device) for columns in (chain.masks(held), chain.incoming(held)))
+    narrow, inputs = row * mask, model.call.inputs(samples)
+    with torch.no_grad():
+        expected, disturbed = (model.evaluate(r, inputs) for r in (narrow, torch.where(incoming, row, narrow)))
+    if not torch.allclose(expected, disturbed, rtol=1e-3, atol=1e-4):
+        raise ConfigError(
+            f"capacity: channels that a client does not hold change the output of {name} (a normalisation across "
+            "channels does this, and a connection that skips layers); use another model, or capacity=full"
+        )
+    batch = dict(samples) | {"key": torch.zeros((), dtype=torch.int64, device=row.device)}
+    leaves = {key: value.detach().clone().requires_grad_() for key, value in model.unflatten(narrow).items()}
+    with torch.enable_grad():
+        value = model.objective(model.predict(leaves, batch), batch, list(leaves.values()))
+        gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+    gradient = torch.cat([piece.reshape(-1) for piece in gradients])
+    if bool((gradient * ~mask).abs().max() > 1e-6 * gradient.abs().max()):
+        raise ConfigError(
+            f"capacity: columns that a client does not hold get a gradient in {name}; its activations must be 0 at 0, "
+            "as ReLU and tanh are (sigmoid is not); use another activation, or capacity=full"
+        )

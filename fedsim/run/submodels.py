@@ -1,0 +1,126 @@
+"""What clients hold of the model in a round, where some cannot hold all of it (`fedsim.models.capacity`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError, RunError
+from fedsim.core.federation import Cohort, Federation
+from fedsim.core.report import Report
+from fedsim.models.capacity import Capacity
+from fedsim.models.channels import ChannelChain, check_chain
+from fedsim.run.parts import Parts
+from fedsim.run.population import Population
+from fedsim.run.server import Server
+from fedsim.run.training import Training
+
+CLIENT_MEAN = "client_mean"
+TRIED_ROUNDS, TRIED_SETS = 2, 2  # in which the model is tried, and sets of channels in each
+ROUNDING = 1e-6  # relative to the largest parameter
+
+
+class Submodels:
+    """Sets the columns that a client lacks to zero, and sees that local training leaves them there.
+
+    Args:
+        capacity: how much each client holds.
+        chain: the channels of the model's hidden layers; None where each client holds the whole model.
+        training: names local rule and model in messages.
+    """
+
+    def __init__(self, capacity: Capacity, chain: ChannelChain | None, training: Training) -> None:
+        self.capacity, self.chain, self.training = capacity, chain, training
+
+    @classmethod
+    def build(cls, components: Parts, population: Population, server: Server, training: Training) -> Submodels:
+        """Set up the capacity for the population, and follow the model's channels.
+
+        Raises:
+            ConfigError: the model is no chain of channels, or something in the run needs whole models.
+        """
+        capacity, chain = components.capacity, None
+        if capacity.active:
+            _check_others(components, population, server, training)
+            samples = population.data.first_samples(2, server.model.dtype)
+            chain = ChannelChain.of(server.model, samples)
+            capacity.setup(population.federation)
+            for held in _some_sets(capacity, chain, population.federation):
+                check_chain(server.model, chain, held, samples)
+        return cls(capacity, chain, training)
+
+    def __call__(self, start: Tensor | dict[str, Tensor], cohort: Cohort, t: int) -> Tensor | dict[str, Tensor]:
+        """What a strategy starts clients from, without the columns that they lack; the cohort keeps who holds what."""
+        if self.chain is None:
+            return start
+        sets, index = self.capacity.held_channels(cohort, self.chain.widths, t)
+        rows = start["params"] if isinstance(start, dict) else start
+        masks = self.chain.masks(sets).to(rows)[index.to(rows.device)]
+        cohort.column_masks = masks
+        if not isinstance(start, dict):
+            return start * masks
+        return {name: value * masks if value.shape == masks.shape else value for name, value in start.items()}
+
+    def check(self, report: Report, t: int) -> None:
+        """Refuse rows in which a column that the client lacks has moved.
+
+        Raises:
+            RunError: naming the round.
+        """
+        masks = report.cohort.column_masks
+        if masks is None or not len(report.end):
+            return
+        end = torch.nan_to_num(report.end, posinf=0.0, neginf=0.0)
+        outside = (end * (1 - masks)).abs().amax(1)
+        if bool((outside > ROUNDING * end.abs().amax(1).clamp(min=1.0)).any()):
+            raise RunError(
+                f"capacity: in round {t} local={type(self.training.trainer.rule).__name__} moved columns that its "
+                "client does not hold; use capacity=full, or another local rule or model"
+            )
+
+    def shares(self, cohort: Cohort) -> np.ndarray:
+        """[n] the fraction of the model's columns that each row's client holds (host)."""
+        if cohort.column_masks is None:
+            return np.ones(len(cohort))
+        return cohort.column_masks.mean(1, dtype=torch.float64).cpu().numpy()
+
+
+def _some_sets(capacity: Capacity, chain: ChannelChain, federation: Federation) -> Iterator[list[Tensor]]:
+    """Sets of channels that clients hold in the first rounds, at most two a round, those that leave some out first."""
+    count = np.ones((federation.replicates, federation.clients))
+    for t in range(TRIED_ROUNDS):
+        sets, index = capacity.held_channels(federation.cohort(count, count, t), chain.widths, t)
+        lacking = torch.cat([~layer for layer in sets], 1).sum(1)[index].argsort(descending=True)
+        for k in dict.fromkeys(index[lacking].tolist()[:TRIED_SETS]):
+            yield [layer[k : k + 1] for layer in sets]
+
+
+def _check_others(components: Parts, population: Population, server: Server, training: Training) -> None:
+    """Refuse what takes clients' rows for whole models.
+
+    Raises:
+        ConfigError: naming it, and the remedy.
+    """
+    strategy, rule, name = server.strategy, training.trainer.rule, type(components.capacity).__name__
+    reasons: dict[str, Any] = {
+        f"strategy={type(strategy).__name__} uses more of the clients' updates than their mean; choose fedavg, "
+        "fedprox, fedavgm or fedopt": strategy.server_sees != "mean",
+        "some columns stay with the client or are averaged statistics; use columns=all and a model without running "
+        "statistics": server.model.columns.is_divided,
+        "an uplink, and an attack, change columns that a client does not hold; use uplink=none attack=none": bool(
+            server.uplink.stages
+        ),
+        "updates that arrive later would be averaged over the wrong clients; use delay=none": components.delay.active,
+        "a clock counts transfers of the whole model; use clock=none": components.clock.active,
+        f"local={type(rule).__name__} keeps whole models of the clients; use local=sgd": bool(rule.own_models),
+        "newcomers train the whole model; set personal.newcomers=0": population.newcomers > 0,
+        "evaluate=client_mean needs whole models of the clients; use evaluate=global": CLIENT_MEAN
+        in components.evaluation.models,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ConfigError(f"capacity={name} gives clients a part of the model, and {reason}, or capacity=full")
