@@ -28,6 +28,7 @@ OWNED = [*PEOPLE, "dataset.client=who", "partition=natural", "clients=3"]
 WORDS = ["dataset=text", "dataset.path=play.txt", "partition=natural", "model=char_lstm", "model.hidden=4", "clients=2"]
 LOGGED = ["availability=log", "availability.path=log.csv", "availability.round=5"]
 ROUNDS = ["availability=table", "availability.path=rounds.csv"]
+NARROW = ["capacity=heterofl", "model=mlp", "model.hidden=[6]"]
 TRACED = ["availability=trace", "availability.path=columns.csv"]
 HUB = ["dataset=hub", "dataset.path=csv", "dataset.data_files=people.csv", "dataset.x=[age,dose]", "dataset.y=ill"]
 FAKE = ["dataset=torch", "dataset.train._target_=torchvision.datasets.FakeData", "+dataset.train.size=60"]
@@ -66,6 +67,11 @@ WHERE: dict[str, tuple[list[str], str]] = {
     "availability.base.high": ([*BERNOULLI, "availability/base=class_correlated"], "0.6"),
     "availability.base.p": ([*BERNOULLI, "availability/base=uniform", "availability.base.p=0.5"], "0.9"),
     "availability.trajectory.zones": (["availability=sine", "availability.trajectory.period=4"], "2"),
+    "capacity.widths": (NARROW, "[0.5]"),
+    "capacity.shares": (NARROW, "[5,1,1]"),
+    "capacity.assign": (NARROW, "size"),
+    "capacity.channels": (NARROW, "rolling"),
+    "capacity.redraw": (NARROW, "true"),
     "columns.stays": (["model=mlp", "model.hidden=[4]", "columns=by_name", "columns.stays=[bias]"], "[weight]"),
     "contamination.clients": (["contamination=gaussian", "contamination.fraction=0.5"], "[1]"),
     "dataset.features": (PEOPLE, "[dose]"),
