@@ -22,7 +22,7 @@ from fedsim.core.constraints import allowed_text, declared_hints
 from fedsim.core.settings import flatten
 from fedsim.evaluation import EvaluationOptions
 from fedsim.local import SGD
-from fedsim.run.setup import Setup
+from fedsim.run.simulation import Simulation
 from fedsim.trainer import Execution
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -157,7 +157,7 @@ def defaults(path: Path) -> list[str]:
 def of_group(group: str, made: Any) -> dict[str, str]:
     """Argument → what the constructor allows; of groups without a class, of the one that takes their keys."""
     if group == "model":
-        return ranges(made) | {"ridge": ranges(Setup)["ridge"]}
+        return ranges(made) | {"ridge": ranges(Simulation)["ridge"]}
     if group == "tracking":
         return ranges(made) | {"client_samples": ranges(EvaluationOptions)["client_samples"]}
     return ranges(Execution if group == "trainer" else made)
@@ -171,7 +171,7 @@ def ranges_of_top_level() -> dict[str, str]:
     for key, value in shared.items():
         if (key_of_top_level := re.search(r"\$\{(\w+)\}", str(value))) and key in of_rule:
             named[key_of_top_level[1]] = of_rule[key]
-    return ranges(Setup) | named
+    return ranges(Simulation) | named
 
 
 def ranges(made: Any) -> dict[str, str]:

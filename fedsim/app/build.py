@@ -63,7 +63,6 @@ def build(
         ConfigError: for anything that cannot run, naming key, value and remedy.
     """
     from fedsim.evaluation import EvaluationOptions
-    from fedsim.run.setup import Setup
     from fedsim.run.simulation import Simulation
     from fedsim.trainer import Execution
 
@@ -77,7 +76,7 @@ def build(
     setup = {key: settings[key] for key in TOP_LEVEL}
     execution = settings["trainer"] | {name: settings[key] for key, name in OF_EXECUTION.items()}
     names = _names(cfg)
-    check_types(Setup, setup, names)
+    check_types(Simulation, setup, names)
     execution_names = {key: f"trainer.{key}" for key in settings["trainer"]}
     evaluation_names = {name: key for key, name in OF_EVALUATION.items()} | {
         "client_samples": "tracking.client_samples"

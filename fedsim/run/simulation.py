@@ -1,39 +1,98 @@
-"""A run: what precedes its first round, and the round, all of it."""
+"""A run: what a user chooses, what precedes its first round, and the round, all of it."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from torch import nn
+
+from fedsim.availability import Availability
+from fedsim.availability.clock import Clock, Delay, Work
+from fedsim.core.constraints import Count, NonNegative, OneOf, validated
+from fedsim.core.effects import Declarations, EffectiveIf
 from fedsim.core.errors import ConfigError
 from fedsim.core.memory import Memory
+from fedsim.core.ranks import Ranks
+from fedsim.data.contamination import Contamination
+from fedsim.data.datasets import Dataset
+from fedsim.data.datasets.checked import check_samples
+from fedsim.data.partition import Partition
+from fedsim.evaluation import EvaluationOptions
 from fedsim.evaluation.performative.references import unshifted_minimisers
+from fedsim.evaluation.personal import Personal
+from fedsim.local import LocalRule
+from fedsim.models.losses import Loss
+from fedsim.models.selectors import Selector
 from fedsim.run import determinism, hints
 from fedsim.run.carry_contract import check_carry
 from fedsim.run.checkpoint import CONTENT, Checkpointer
 from fedsim.run.content import content
 from fedsim.run.contracts import user_code_errors
-from fedsim.run.divergence import DivergenceGuard, check_start, remedy
+from fedsim.run.divergence import ON_NONFINITE, DivergenceGuard, check_start, remedy
 from fedsim.run.folder import with_lock
 from fedsim.run.layout import Layout
+from fedsim.run.model_choice import ModelChoice
+from fedsim.run.parts import KINDS, Parts
 from fedsim.run.progress import Progress
 from fedsim.run.rehearsal import dry_run, try_evaluation
+from fedsim.run.rules import Stop
 from fedsim.run.run_files import HEADER
 from fedsim.run.settings import report_standstill
 from fedsim.run.setup import Setup
 from fedsim.run.strategy_contract import check_state
 from fedsim.run.tracker import Tracker
 from fedsim.run.tracking import Result, Tracking
-from fedsim.strategies import State
-from fedsim.trainer import TaskGenerator, run_to_completion
+from fedsim.run.wiring import Compute, check_kinds, check_seeds
+from fedsim.shift import Shift
+from fedsim.strategies import State, Strategy
+from fedsim.trainer import Execution, TaskGenerator, run_to_completion
 from fedsim.trainer.device_memory import configure_allocator
+from fedsim.uplink import Uplink
+from fedsim.uplink.attack import Attack
 
 log = logging.getLogger(__name__)
 
 
+STARTS = ("random", "ps", "erm")
+
+
+@validated
 class Simulation(Setup):
-    """A federation that can be trained; `Setup` has its arguments.
+    """A federation that can be trained. The arguments are the groups of a configuration, and its few plain keys.
+
+    Parts are copied before they are set up (`fedsim.run.ownership`), so that the same objects may be given to several
+    simulations.
+
+    Args:
+        dataset: what samples exist.
+        model: builds a fresh `nn.Module`; called with `shape` and `classes` if it takes them (see `RowModel`).
+        clients: m, or 'all' that come with the data. Of more than m that do, partition=natural draws m.
+        partition: who holds which; the natural one where the data set has owners, else iid.
+        availability: who can take part.
+        strategy: the aggregation algorithm.
+        local: the local rule.
+        shift, contamination: how data answer the model, and which are rotten.
+        rounds: T.
+        seeds: one replicate each, simulated together.
+        loss, ridge: per-sample loss (the data set's by default) and penalty.
+        output: which of the things that the module returns, where it is not a tensor: a name, or a number.
+        start: 'random': the model's own initialisation; 'ps': the performatively stable point (p-fedavg Fig. 11);
+            'erm': the best model on data that have not answered yet (the program of p-fedavg's authors).
+        on_nonfinite: 'stop', 'drop_client' or 'drop_replicate', see `fedsim.run.divergence`.
+        columns: which parts of the model stay with the client; everything travels unless given.
+        personal: whose own models are scored too, and who joins when training is over.
+        evaluation: when which model is evaluated.
+        stop: when the run ends before its last round.
+        uplink: what happens to rows between local work and aggregation.
+        attack: who lies, and how: before the uplink.
+        clock: how long clients take in virtual seconds, and who is late.
+        work: how much of a round's local steps each does.
+        delay: how many rounds later rows arrive.
+        execution: where and how all is computed.
+        ranks: the processes that share the run (`Ranks.join()` under torchrun); a lone one unless given.
 
     Example:
         >>> from fedsim.data.datasets import Digits
@@ -42,6 +101,64 @@ class Simulation(Setup):
         >>> sorted(result.final)[-1]
         'train_loss'
     """
+
+    effective_if: Declarations = (
+        EffectiveIf(
+            "uplink",
+            lambda component, run: run.clients_send or not component.components.uplink.stages,
+            "a strategy whose clients send something",
+            attribute="components.uplink",
+        ),
+        EffectiveIf(
+            "attack",
+            lambda component, run: run.clients_send or not component.components.attack.active,
+            "a strategy whose clients send something",
+            attribute="components.attack",
+        ),
+    )
+
+    def __init__(  # noqa: PLR0913 (users call it with keywords: the groups and keys of a configuration)
+        self,
+        dataset: Dataset,
+        model: Callable[..., nn.Module] | nn.Module,
+        clients: int | str = 100,
+        partition: Partition | None = None,
+        availability: Availability | None = None,
+        strategy: Strategy[Any] | None = None,
+        local: LocalRule | None = None,
+        shift: Shift | None = None,
+        contamination: Contamination | None = None,
+        rounds: Count = 100,
+        seeds: Sequence[int] = (0,),
+        loss: str | Loss | None = None,
+        ridge: NonNegative = 0.0,
+        output: str | int | None = None,
+        start: Annotated[str, OneOf(*STARTS)] = "random",
+        on_nonfinite: Annotated[str, OneOf(*ON_NONFINITE)] = "stop",
+        columns: Selector | None = None,
+        personal: Personal | None = None,
+        evaluation: EvaluationOptions | None = None,
+        execution: Execution | None = None,
+        stop: Stop | None = None,
+        uplink: Uplink | None = None,
+        attack: Attack | None = None,
+        clock: Clock | None = None,
+        work: Work | None = None,
+        delay: Delay | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        check_kinds(KINDS, locals())
+        execution = execution or Execution()
+        compute = Compute.of(execution, ranks or Ranks())
+        check_samples(dataset, loss)  # on the host, before the samples move
+        components = Parts.copied(
+            dataset.to(compute.device), evaluation=evaluation, uplink=uplink, partition=partition,
+            availability=availability, strategy=strategy, local=local, shift=shift, contamination=contamination,
+            attack=attack, columns=columns, clock=clock, work=work, delay=delay, personal=personal, stop=stop,
+            trainer=execution,
+        )  # fmt: skip
+        choice = ModelChoice(model, loss, ridge, output, execution.precision)
+        super().__init__(components, choice, compute, clients, check_seeds(seeds), rounds, start, on_nonfinite)
 
     def initial_state(self) -> State:
         """The strategy's state before round 0."""
