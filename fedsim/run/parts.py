@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsim.availability import Availability
 from fedsim.availability.clock import AllWork, Clock, Delay, NoClock, NoDelay, Work
+from fedsim.core.ranks import Ranks
 from fedsim.data.contamination import Contamination, NoContamination
 from fedsim.data.datasets import Dataset
 from fedsim.data.partition import Partition
@@ -24,6 +25,13 @@ from fedsim.trainer import Execution
 from fedsim.uplink import Uplink
 from fedsim.uplink.attack import Attack
 
+KINDS = {  # of the arguments of a `Simulation` that are parts
+    "dataset": Dataset, "partition": Partition, "availability": Availability, "strategy": Strategy, "local": LocalRule,
+    "shift": Shift, "contamination": Contamination, "columns": Selector, "capacity": Capacity,
+    "personal": Personal,
+    "evaluation": EvaluationOptions, "execution": Execution, "stop": Stop, "attack": Attack, "clock": Clock,
+    "work": Work, "delay": Delay, "ranks": Ranks,
+}  # fmt: skip
 NEVER_WRITTEN = ("personal", "stop", "trainer")  # parts that no run writes into, and that are not copied
 
 
@@ -34,7 +42,7 @@ class Parts:
     The fields have the names of the groups. Warnings about settings come in the order of the fields.
 
     Attributes:
-        dataset: as it was given: `Population` has the run's own.
+        dataset: all of it; `Population` has that of the clients that there are.
         partition, availability, columns, uplink, attack: None where the user gave none.
         trainer: how everything is computed.
     """
@@ -59,13 +67,15 @@ class Parts:
     evaluation: EvaluationOptions = field(default_factory=EvaluationOptions)
 
     @classmethod
-    def copied(cls, copies: PartCopies, dataset: Dataset, **components: Any) -> Parts:
-        """From what a user gave, by group; None stands for the default.
+    def copied(cls, dataset: Dataset, **components: Any) -> Parts:
+        """From what a user gave, by group; None stands for the default. What two parts have in common, their copies
+        have in common.
 
         Raises:
             ConfigError: `uplink` is neither an uplink nor stages of one.
         """
+        copies = PartCopies()
         chosen = {group: component for group, component in components.items() if component is not None}
         for group in (group for group in chosen if group not in NEVER_WRITTEN):
             chosen[group] = copies(as_uplink(chosen[group]) if group == "uplink" else chosen[group])
-        return cls(dataset, **chosen)
+        return cls(copies(dataset), **chosen)  # last: a part that writes into samples of its own has copied them

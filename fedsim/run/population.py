@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedsim.core.federation import Federation
@@ -12,7 +13,7 @@ from fedsim.data.datasets.pooled import PooledData
 from fedsim.data.partition import Table
 from fedsim.data.samples import ClientData
 from fedsim.run.parts import Parts
-from fedsim.run.wiring import Compute, client_data, clients_of, split
+from fedsim.run.wiring import Compute, client_data, clients_of, per_seed_of, split
 from fedsim.shift import Shift
 from fedsim.shift.pooled import PooledShift
 
@@ -31,6 +32,7 @@ class Population:
         everybody: the same with newcomers, who join when training is over; `data` itself where there are none.
         newcomers: how many of `everybody` they are.
         shift: how samples react to the deployed model; not set up yet.
+        per_seed: settings that were given one number per seed, by key.
     """
 
     dataset: Dataset
@@ -40,24 +42,23 @@ class Population:
     everybody: ClientData
     newcomers: int
     shift: Shift
+    per_seed: dict[str, Sequence[float]]
 
     @classmethod
-    def build(
-        cls, components: Parts, dataset: Dataset, clients: int | str, seeds: tuple[int, ...], compute: Compute
-    ) -> Population:
+    def build(cls, components: Parts, clients: int | str, seeds: tuple[int, ...], compute: Compute) -> Population:
         """Deal the samples out.
 
         Args:
             components: of the run.
-            dataset: the run's own, on its device.
             clients: how many, or 'all' that come with the data.
             seeds: of the replicates.
             compute: where the samples are.
 
         Raises:
-            ConfigError: data, partition, clients and newcomers do not fit together.
+            ConfigError: data, partition, clients, seeds and newcomers do not fit together.
         """
-        dataset, clients = clients_of(dataset, components.partition, clients)
+        per_seed = per_seed_of(components.strategy, components.local, seeds)
+        dataset, clients = clients_of(components.dataset, components.partition, clients)
         partition, shift = components.partition, components.shift
         if components.local.pooled:
             log.info("one client holds the data of all %d; partition and availability do not apply", clients)
@@ -72,7 +73,7 @@ class Population:
         of = functools.partial(client_data, compute=compute, weighting=components.strategy.weighting)
         data = of(seeds, members, dataset, member_tables, num_newcomers=newcomers)
         everybody = of(seeds, clients, dataset, tables, members=members) if newcomers else data
-        return cls(dataset, tables, member_tables, data, everybody, newcomers, shift)
+        return cls(dataset, tables, member_tables, data, everybody, newcomers, shift, per_seed)
 
     @property
     def federation(self) -> Federation:

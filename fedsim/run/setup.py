@@ -1,8 +1,7 @@
-"""A run, built from what a user chose in four steps: population, server, training, measurement."""
+"""What a user chooses of a run: the arguments of a `Simulation`."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -12,59 +11,34 @@ from fedsim.availability import Availability
 from fedsim.availability.clock import Clock, Delay, Work
 from fedsim.core.constraints import Count, NonNegative, OneOf, validated
 from fedsim.core.effects import Declarations, EffectiveIf
-from fedsim.core.federation import Federation
 from fedsim.core.ranks import Ranks
 from fedsim.data.contamination import Contamination
 from fedsim.data.datasets import Dataset
 from fedsim.data.datasets.checked import check_samples
-from fedsim.data.partition import Partition, Table
-from fedsim.data.samples import ClientData
-from fedsim.evaluation import EvaluatedModels, EvaluationOptions, Evaluator
-from fedsim.evaluation.performative.references import References, references
-from fedsim.evaluation.personal import Newcomers, Personal, PersonalEvaluator
+from fedsim.data.partition import Partition
+from fedsim.evaluation import EvaluationOptions
+from fedsim.evaluation.personal import Personal
 from fedsim.local import LocalRule
-from fedsim.models import RowModel
 from fedsim.models.capacity import Capacity
 from fedsim.models.losses import Loss
-from fedsim.models.naming import Naming
 from fedsim.models.selectors import Selector
-from fedsim.run import determinism
-from fedsim.run.delayed_updates import DelayedUpdates
+from fedsim.run.assembly import Assembly
 from fedsim.run.divergence import ON_NONFINITE
-from fedsim.run.measurement import Measurement
 from fedsim.run.model_choice import ModelChoice
-from fedsim.run.ownership import PartCopies
-from fedsim.run.participation import Participation
-from fedsim.run.parts import Parts
-from fedsim.run.population import Population
-from fedsim.run.privacy_claim import privacy_claim
-from fedsim.run.round_clock import RoundClock
+from fedsim.run.parts import KINDS, Parts
 from fedsim.run.rules import Stop
-from fedsim.run.server import Server
-from fedsim.run.settings import report_settings
-from fedsim.run.submodels import Submodels
-from fedsim.run.traffic import Traffic
-from fedsim.run.training import Training
-from fedsim.run.wiring import Compute, check_kinds, check_seeds, per_seed_of
+from fedsim.run.wiring import Compute, check_kinds, check_seeds
 from fedsim.shift import Shift
 from fedsim.strategies import Strategy
-from fedsim.strategies.strategy import KeepsClientModels
-from fedsim.trainer import Execution, Trainer, Trainers
+from fedsim.trainer import Execution
 from fedsim.uplink import Uplink
-from fedsim.uplink.accounting import Privacy
 from fedsim.uplink.attack import Attack
 
 STARTS = ("random", "ps", "erm")
-KINDS = {
-    "dataset": Dataset, "partition": Partition, "availability": Availability, "strategy": Strategy, "local": LocalRule,
-    "shift": Shift, "contamination": Contamination, "columns": Selector, "capacity": Capacity, "personal": Personal,
-    "evaluation": EvaluationOptions, "execution": Execution, "stop": Stop, "attack": Attack, "clock": Clock,
-    "work": Work, "delay": Delay, "ranks": Ranks,
-}  # fmt: skip
 
 
 @validated
-class Setup:
+class Setup(Assembly):
     """A federation, wired up and checked. The arguments are the groups of a configuration, and its few plain keys.
 
     Parts are copied before they are set up (`fedsim.run.ownership`), so that the same objects may be given to several
@@ -98,16 +72,6 @@ class Setup:
         delay: how many rounds later rows arrive.
         execution: where and how all is computed.
         ranks: the processes that share the run (`Ranks.join()` under torchrun); a lone one unless given.
-
-    Attributes:
-        components: the run's own copies of what was given.
-        population: the clients, and the samples that each of them holds.
-        server: the model, who is available, the strategy, the uplink.
-        training: how clients train, and when what they send arrives.
-        submodels: which columns each client holds.
-        measurement: what is measured of the models.
-        per_seed: settings that were given one number per seed.
-        device, deterministic: of the execution, resolved.
     """
 
     effective_if: Declarations = (
@@ -125,7 +89,7 @@ class Setup:
         ),
     )
 
-    def __init__(  # noqa: PLR0913 (the parameters are configuration keys)
+    def __init__(  # noqa: PLR0913 (users call it with keywords: the groups and keys of a configuration)
         self,
         dataset: Dataset,
         model: Callable[..., nn.Module] | nn.Module,
@@ -157,170 +121,14 @@ class Setup:
         ranks: Ranks | None = None,
     ) -> None:
         check_kinds(KINDS, locals())
-        self.rounds = rounds
-        self.start = start
-        self.on_nonfinite = on_nonfinite
-        copies = PartCopies()
-        self.components = Parts.copied(
-            copies, dataset, evaluation=evaluation, uplink=uplink, partition=partition, availability=availability,
-            strategy=strategy, local=local, shift=shift, contamination=contamination, attack=attack, columns=columns,
-            capacity=capacity, clock=clock, work=work, delay=delay, personal=personal, stop=stop, trainer=execution,
+        execution = execution or Execution()
+        compute = Compute.of(execution, ranks or Ranks())
+        check_samples(dataset, loss)  # on the host, before the samples move
+        components = Parts.copied(
+            dataset.to(compute.device), evaluation=evaluation, uplink=uplink, partition=partition,
+            availability=availability, strategy=strategy, local=local, shift=shift, contamination=contamination,
+            attack=attack, columns=columns, capacity=capacity, clock=clock, work=work, delay=delay, personal=personal,
+            stop=stop, trainer=execution,
         )  # fmt: skip
-        self.deterministic = determinism.prepare_cublas(self.execution.deterministic)
-        seeds = check_seeds(seeds)
-        compute = Compute.of(self.execution, ranks or Ranks())
-        self.device = compute.device
-        self.per_seed = per_seed_of(self.components.strategy, self.components.local, seeds)
-        check_samples(dataset, loss)
-        dataset = copies(dataset.to(self.device))
-        choice = ModelChoice(model, loss, ridge, output, self.execution.precision)
-        self.population = Population.build(self.components, dataset, clients, seeds, compute)
-        self.server = Server.build(self.components, self.population, choice, self.rounds)
-        self.training = Training.build(self.components, self.population, self.server)
-        self.submodels = Submodels.build(self.components, self.population, self.server, self.training)
-        self.measurement = Measurement.build(self.components, self.population, self.server, self.training)
-        report_settings(self)
-
-    @property
-    def execution(self) -> Execution:
-        """Where and how everything is computed."""
-        return self.components.trainer
-
-    @property
-    def evaluation(self) -> EvaluationOptions:
-        """When which model is evaluated."""
-        return self.components.evaluation
-
-    @property
-    def stop(self) -> Stop:
-        """When the run ends before its last round."""
-        return self.components.stop
-
-    @property
-    def strategy(self) -> Strategy[Any]:
-        """The run's own copy."""
-        return self.server.strategy
-
-    @property
-    def dataset(self) -> Dataset:
-        """The run's own copy, on its device: of the clients that there are."""
-        return self.population.dataset
-
-    @property
-    def tables(self) -> list[Table]:
-        """Which samples belong to whom, for each replicate; newcomers included. None for a stream."""
-        return self.population.tables
-
-    @property
-    def data(self) -> ClientData:
-        """The samples of the clients that train."""
-        return self.population.data
-
-    @property
-    def federation(self) -> Federation:
-        """The clients that train."""
-        return self.population.federation
-
-    @property
-    def model(self) -> RowModel:
-        """That rows parameterise."""
-        return self.server.model
-
-    @property
-    def availability(self) -> Availability:
-        """Who can take part in which round."""
-        return self.server.availability
-
-    @property
-    def uplink(self) -> Uplink:
-        """What happens to rows between clients and server."""
-        return self.server.uplink
-
-    @property
-    def shift(self) -> Shift:
-        """How the samples of the clients that train react to the deployed model."""
-        return self.training.trainers.shift
-
-    @property
-    def trainer(self) -> Trainer:
-        """Runs the local rule on rows."""
-        return self.training.trainer
-
-    @property
-    def all_trainers(self) -> list[Trainers]:
-        """What makes trainers: of the clients that train, and of newcomers where there are some."""
-        of_newcomers = self.measurement.newcomer_trainers
-        return [self.training.trainers, *([] if of_newcomers is None else [of_newcomers])]
-
-    @property
-    def traffic(self) -> Traffic:
-        """Bytes that a client receives and sends in a round."""
-        return self.training.traffic
-
-    @property
-    def pace(self) -> RoundClock:
-        """Which clients are in time; keeps virtual time."""
-        return self.training.pace
-
-    @property
-    def delivery(self) -> DelayedUpdates:
-        """In which later round rows arrive."""
-        return self.training.delivery
-
-    @property
-    def evaluator(self) -> Evaluator:
-        """Scores models of the server's."""
-        return self.measurement.evaluator
-
-    @property
-    def models(self) -> EvaluatedModels:
-        """Makes the models that are evaluated."""
-        return self.measurement.models
-
-    @property
-    def participation(self) -> Participation:
-        """Follows who takes part."""
-        return self.measurement.participation
-
-    @property
-    def personal(self) -> PersonalEvaluator | None:
-        """Scores clients' own models; None where nobody asked for it."""
-        return self.measurement.personal
-
-    @property
-    def newcomers(self) -> Newcomers | None:
-        """Trains and scores who joins when training is over; None where there is nobody."""
-        return self.measurement.newcomers
-
-    def privacy(self, rounds: int) -> Privacy | None:
-        """What may be claimed of the clients' privacy after so many rounds; None where rows have no noise."""
-        return privacy_claim(self.server, self.training, rounds)
-
-    @functools.cached_property
-    def naming(self) -> Naming:
-        """What the module calls the parts of a row."""
-        return self.model.naming
-
-    def model_metadata(self) -> dict[str, Any]:
-        """What a checkpoint tells of the models in it: names, and whether clients keep some."""
-        keeps_models = isinstance(self.strategy, KeepsClientModels)
-        metadata = {
-            "own": list(self.trainer.rule.own_models),
-            "kept": keeps_models,
-            "clustered": self.strategy.clustered,
-        }
-        return {"naming": self.naming.as_json(), "clients": self.federation.clients} | metadata
-
-    @property
-    def column_descriptions(self) -> dict[str, str]:
-        """Columns of this run → what they are."""
-        return self.measurement.columns(timed=self.pace.clock.active)
-
-    @functools.cached_property
-    def references(self) -> References:
-        """θ^PS and θ^PO, those there are and are wanted."""
-        if not self.shift.active:
-            return References()
-        reference_points = references(self.model, self.shift, self.data, self.model.initial(self.federation.seeds))
-        # their clocks differ, and a search may be ended by one
-        return self.federation.ranks.broadcast_object(reference_points)
+        choice = ModelChoice(model, loss, ridge, output, execution.precision)
+        super().__init__(components, choice, compute, clients, check_seeds(seeds), rounds, start, on_nonfinite)

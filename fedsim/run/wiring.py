@@ -27,6 +27,7 @@ from fedsim.evaluation.personal import Personal
 from fedsim.evaluation.personal.scores import ClientScores
 from fedsim.local import LocalRule
 from fedsim.run.contracts import brings_foreign, changed_paths, snapshot_of, user_code_errors
+from fedsim.run.determinism import prepare_cublas
 from fedsim.strategies import Strategy
 from fedsim.trainer import Execution
 from fedsim.uplink import Uplink
@@ -70,12 +71,14 @@ class Compute:
         dtype: of the rows.
         ranks: the processes that share the run.
         memory: where what is remembered of each client lies between rounds, see `Execution`.
+        deterministic: whether PyTorch uses deterministic algorithms alone.
     """
 
     device: torch.device
     dtype: torch.dtype
     ranks: Ranks
     memory: str
+    deterministic: bool = False
 
     @classmethod
     def of(cls, execution: Execution, ranks: Ranks) -> Compute:
@@ -84,8 +87,9 @@ class Compute:
         Raises:
             ConfigError: there is no such device.
         """
+        deterministic = prepare_cublas(execution.deterministic)  # before anything is computed on a GPU
         device = resolve_device(ranks.device(execution.device))
-        return cls(device, resolve_dtype(execution.dtype), ranks, execution.memory)
+        return cls(device, resolve_dtype(execution.dtype), ranks, execution.memory, deterministic)
 
 
 def check_seeds(seeds: Sequence[int]) -> tuple[int, ...]:

@@ -20,7 +20,6 @@ from fedsim.run.checkpoint import Checkpointer
 from fedsim.run.delayed_updates import DelayedUpdates
 from fedsim.run.divergence import DivergenceGuard
 from fedsim.run.folder import RunFolder
-from fedsim.run.ownership import PartCopies
 from fedsim.run.parts import Parts
 from fedsim.run.population import Population
 from fedsim.run.progress import Progress
@@ -124,10 +123,10 @@ def test_a_population_needs_no_model() -> None:
     """The first step of a setup stands alone, and leaves the parts as they are."""
     x = torch.arange(12.0)[:, None]
     dataset = Dataset("counts", x, x[:, 0], loss="squared")
-    parts = Parts.copied(PartCopies(), dataset, partition=IID())
+    parts = Parts.copied(dataset, partition=IID())
     before = {field.name: getattr(parts, field.name) for field in dataclasses.fields(parts)}
     compute = Compute(torch.device("cpu"), torch.float32, Ranks(), "device")
-    population = Population.build(parts, dataset, 3, (0, 1), compute)
+    population = Population.build(parts, 3, (0, 1), compute)
     assert population.federation.replicates == 2
     assert population.everybody is population.data
     for table in population.tables:
