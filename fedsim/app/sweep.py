@@ -52,7 +52,8 @@ WORDS = {
 }
 RECORDS = ".runs"  # folder of a sweep's records
 BEST = "optimization_results.yaml"  # what Optuna's sweeper writes in the end
-EXCLUDED = "hydra.job.config.override_dirname.exclude_keys"  # keys that are not in the names of runs' folders
+# which keys are left out of the names of runs' folders
+EXCLUDED_KEYS_SETTING = "hydra.job.config.override_dirname.exclude_keys"
 SUMMARY, CONFIG = "summary.json", "config.yaml"  # a run writes the one in the end, the other as it begins
 
 Final = dict[str, tuple[float, float]]
@@ -258,7 +259,7 @@ class SweepCallback(Callback):
             sys.exit("fedsim: out is the folder of the whole sweep; inside it every run gets one by what varies")
         fixed = sorted({key_of(override.get_key_element()) for override in parsed_overrides} - swept | {"out"})
         # launchers compose every run again, from these and the run's own overrides
-        config.hydra.overrides.hydra.append(f"{EXCLUDED}=[{','.join(map(repr, fixed))}]")
+        config.hydra.overrides.hydra.append(f"{EXCLUDED_KEYS_SETTING}=[{','.join(map(repr, fixed))}]")
         try:
             if config.out is None:
                 config.out = str(new_folder())

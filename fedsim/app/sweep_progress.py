@@ -62,7 +62,7 @@ def best(records: Path, folder: Path, overrides: list[str], objective: str | Non
         return ""
     upwards = is_higher_better(name) if direction is None else "max" in str(direction).lower()
     value, texts = (max if upwards else min)(values, key=lambda entry: entry[0])
-    shared = set(texts).intersection(*(others for _, others in runs))
+    shared = set(texts).intersection(*(run_texts for _, run_texts in runs))
     differing = [text for text in texts if text not in shared and key_of(text) != "out"]
     return f"; best so far: {metric_text(name, value)} ({' '.join(differing)})"
 

@@ -161,8 +161,8 @@ def numbered_clients(table: Columns, name: str) -> tuple[list[str], np.ndarray]:
     """The clients in a column by their names, in order, and the place among them of each line's [N]."""
     line_clients = _clients_of_lines(table, name)
     names = sort_names(set(line_clients))
-    place = {client: index for index, client in enumerate(names)}
-    return names, np.array([place[client] for client in line_clients])
+    index_of = {client: index for index, client in enumerate(names)}
+    return names, np.array([index_of[client] for client in line_clients])
 
 
 def _clients_of_lines(table: Columns, name: str) -> list[str]:

@@ -75,9 +75,9 @@ class Recorded(Availability):
             if of not in record_indices and self.match != "draw":
                 record_indices[of] = self._indices_of(of, population.clients)
         if self.match == "draw":
-            self._place = np.stack([self._draw(seed, population.clients) for seed in population.seeds])
+            self._record_index = np.stack([self._draw(seed, population.clients) for seed in population.seeds])
         else:
-            self._place = np.stack([record_indices[of] for of in names])
+            self._record_index = np.stack([record_indices[of] for of in names])
         super().setup(population)
 
     def _draw(self, seed: int, clients: int) -> np.ndarray:
@@ -152,7 +152,7 @@ class Recorded(Availability):
             )
 
     def probabilities(self, t: int) -> np.ndarray:
-        return np.append(self.record(t % self.length), 0.0)[self._place]
+        return np.append(self.record(t % self.length), 0.0)[self._record_index]
 
     def counts(self, t: int) -> np.ndarray:
         return bernoulli(self.probabilities(t), self.population, t)

@@ -109,8 +109,10 @@ class MinimumSeparation(Bernoulli):
             since = 1 + np.floor(past / np.where(marginal > 0, marginal, 1.0))
             rests = past < self.separation * marginal
             last = np.where(rests, -np.minimum(since, self.separation), last).astype(np.int64)
-        still = isinstance(self.trajectory, Stationary) or not self.separation
-        recent = None if self.k is not None or still else np.broadcast_to(marginal, (self.separation, *p.shape))
+        needs_no_history = isinstance(self.trajectory, Stationary) or not self.separation
+        recent = (
+            None if self.k is not None or needs_no_history else np.broadcast_to(marginal, (self.separation, *p.shape))
+        )
         return _Rest(np.zeros(p.shape, dtype=bool), last, marginal, recent)
 
     def _drawn(self, p: np.ndarray, coins: np.ndarray) -> np.ndarray:

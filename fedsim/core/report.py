@@ -30,7 +30,7 @@ class Report:
         None where the rule cannot say (`LocalRule.gradient_weight`).
     deployed: [R, d] what the server deployed in this round (θ̃ where the shift has inertia and answers to the server).
     finite: [n] bool: is all of the row finite, with what rule and shift remember of the client? None: not looked at.
-    full_end: [n, d] where each row arrived, columns that no strategy sees included (`fedsim.core.columns`).
+    end_with_private: [n, d] where each row arrived, columns that no strategy sees included (`fedsim.core.columns`).
     memory: what local rule and shift remember of the clients after this round; `remembered` reads it.
     server: [R, d] the server's model with which the round began.
     staleness: [n] rounds since each row began (host); None: none did so earlier.
@@ -46,7 +46,7 @@ class Report:
     samples: np.ndarray
     deployed: Tensor | None = None
     finite: Tensor | None = None
-    full_end: Tensor | None = None
+    end_with_private: Tensor | None = None
     gradient_weight: Tensor | None = None
     memory: Memory | None = None
     server: Tensor | None = None
@@ -61,7 +61,7 @@ class Report:
     @property
     def arrived_rows(self) -> Tensor:
         """[n, d] where each row arrived, all of it."""
-        return self.end if self.full_end is None else self.full_end
+        return self.end if self.end_with_private is None else self.end_with_private
 
     @property
     def rounds_late(self) -> np.ndarray:

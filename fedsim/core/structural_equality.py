@@ -108,17 +108,19 @@ def _slots(kind: type) -> list[str]:
 
 
 KINDS: dict[type | tuple[type, ...], Callable[..., bool]] = {
-    Tensor: lambda one, other, same: _tensors(one, other),
-    np.ndarray: lambda one, other, same: one.dtype == other.dtype and np.array_equal(one, other),
-    np.generic: lambda one, other, same: bool(one == other),
+    Tensor: lambda first, second, equal: _tensors(first, second),
+    np.ndarray: lambda first, second, equal: first.dtype == second.dtype and np.array_equal(first, second),
+    np.generic: lambda first, second, equal: bool(first == second),
     Mapping: _mappings,
-    (list, tuple): lambda one, other, same: len(one) == len(other) and all(map(same, one, other)),
-    Set: lambda one, other, same: one == other,
+    (list, tuple): lambda first, second, equal: len(first) == len(second) and all(map(equal, first, second)),
+    Set: lambda first, second, equal: first == second,
     types.FunctionType: _functions,
-    types.MethodType: lambda one, other, same: one.__func__ is other.__func__ and same(one.__self__, other.__self__),
-    functools.partial: lambda one, other, same: same(
-        (one.func, one.args, one.keywords), (other.func, other.args, other.keywords)
+    types.MethodType: lambda first, second, equal: (
+        first.__func__ is second.__func__ and equal(first.__self__, second.__self__)
     ),
-    type: lambda one, other, same: False,
-    types.ModuleType: lambda one, other, same: False,
+    functools.partial: lambda first, second, equal: equal(
+        (first.func, first.args, first.keywords), (second.func, second.args, second.keywords)
+    ),
+    type: lambda first, second, equal: False,
+    types.ModuleType: lambda first, second, equal: False,
 }

@@ -10,7 +10,7 @@ from fedsim.core.constraints import Count, Validated
 from fedsim.core.errors import ConfigError
 from fedsim.evaluation import diagnostics
 from fedsim.evaluation.columns import MODELS
-from fedsim.evaluation.metrics.entries import entries
+from fedsim.evaluation.metrics.entries import parse_metrics
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class EvaluationOptions(Validated):
             )
         for name in self.models:
             checks.choice("of", name, MODELS)
-        entries(self.metrics)
+        parse_metrics(self.metrics)
         diagnostics.check(self.diagnostics)
 
     @property

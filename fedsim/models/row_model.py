@@ -270,7 +270,7 @@ class RowModel:
             for name, value in statistics.items()
         }
 
-    def as_columns(self, statistics: Mapping[str, Tensor]) -> Tensor:
+    def flatten_statistics(self, statistics: Mapping[str, Tensor]) -> Tensor:
         """The named statistics → their columns of a row, [d − trained]."""
         return torch.cat([statistics[name].reshape(-1).to(self.dtype) for name in self.statistics])
 

@@ -31,7 +31,7 @@ ROWS = {
     "lr_sum": "lr_sum",
     "weight": "gradient_weight",
     "finite": "finite",
-    "whole": "full_end",
+    "whole": "end_with_private",
 }
 HOST = ("virtual", "began", "due", "samples", "count", "probability")  # numbers of the host, [k] each
 CARRY = "carry "

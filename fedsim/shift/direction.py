@@ -13,7 +13,7 @@ from fedsim.data.datasets import Dataset
 from fedsim.models import RowModel
 
 
-class Direction:
+class ResponseDirection:
     """θ ↦ the gradient of the score that people reduce, on the features that they can change; zero elsewhere.
 
     For one output the score is that output, wᵀx + b, and the direction w (the papers' θ without its bias). For C

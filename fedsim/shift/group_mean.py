@@ -15,19 +15,19 @@ from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import entry_of_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
-from fedsim.shift.direction import Direction
+from fedsim.shift.direction import ResponseDirection
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
 
 class GroupMean(Shift):
-    """x | y ← x − γ_{i,y} θ on the strategic features; labels and bias do not change. θ is `Direction`, as for
-    `Strategic`.
+    """x | y ← x − γ_{i,y} θ on the strategic features; labels and bias do not change. θ is
+    `ResponseDirection`, as for `Strategic`.
 
     Args:
         gamma: mean of γ_{i,y} for each class y, C numbers (profl Table 4: [0.02, 3]).
         spread: half-width of γ_{i,y} over clients, one for all classes or C numbers ([0.02, 0.2]).
-        features, target: see `Direction`.
+        features, target: see `ResponseDirection`.
         seed: seed of the sensitivities, which are the same for all replicates.
         **options: of every shift.
     """
@@ -69,7 +69,7 @@ class GroupMean(Shift):
             for y, (g, s) in enumerate(zip(self.gamma, self.spread, strict=True))
         ]
         self.gammas = torch.stack(columns, dim=1)  # [m, C]
-        self.direction = Direction("group_mean", dataset, model, self.features, self.target)
+        self.direction = ResponseDirection("group_mean", dataset, model, self.features, self.target)
         self.moving = self.direction.moving
 
     def __call__(self, batch: dict[str, Tensor], theta: Tensor) -> dict[str, Tensor]:

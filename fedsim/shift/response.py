@@ -14,7 +14,7 @@ from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import Numbers, entry_of_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
-from fedsim.shift.direction import Direction
+from fedsim.shift.direction import ResponseDirection
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
@@ -47,7 +47,7 @@ class Response(Shift):
                 f"shift=response moves a real-valued target, which dataset={dataset.name} does not have; use "
                 "dataset=house_prices, or shift=strategic for labels"
             )
-        self.direction = Direction("response", dataset, model, features=range(math.prod(dataset.shape)))
+        self.direction = ResponseDirection("response", dataset, model, features=range(math.prod(dataset.shape)))
         if self.direction.outputs != 1:
             raise ConfigError(f"shift=response needs a model with one output; this one has {self.direction.outputs}")
         self.gammas = sensitivities("shift.gamma", self.gamma, self.spread, self.seed, federation, usual=SPREAD)

@@ -13,7 +13,7 @@ from fedsim.core.federation import Federation
 from fedsim.core.heterogeneity import Numbers, entry_of_client
 from fedsim.data.samples import ClientData
 from fedsim.models import RowModel
-from fedsim.shift.direction import Direction
+from fedsim.shift.direction import ResponseDirection
 from fedsim.shift.sensitivity import sensitivities
 from fedsim.shift.shift import Shift
 
@@ -23,12 +23,12 @@ SPREAD = 0.1  # half-width of the numbers, where one number is given for all
 class Strategic(Shift):
     """x ← x − ε_i θ on the strategic features of the *base* sample (not cumulatively); labels and bias do not change.
 
-    θ is `Direction`: the weights of a linear model with one output, or the difference that moves the target's log-odds
-    with several.
+    θ is `ResponseDirection`: the weights of a linear model with one output, or the difference that moves the target's
+    log-odds with several.
 
     Args:
         epsilon, spread: ε_i, uniform on epsilon ± spread (p-fedavg Fig. 5: [0.9, 1.1]), or m given numbers.
-        features, target: see `Direction`.
+        features, target: see `ResponseDirection`.
         seed: seed of the sensitivities, which are the same for all replicates.
         **options: of every shift.
     """
@@ -52,7 +52,7 @@ class Strategic(Shift):
 
     def setup(self, federation: Federation, data: ClientData, model: RowModel) -> None:
         self.epsilons = sensitivities("shift.epsilon", self.epsilon, self.spread, self.seed, federation, usual=SPREAD)
-        self.direction = Direction("strategic", data.dataset, model, self.features, self.target)
+        self.direction = ResponseDirection("strategic", data.dataset, model, self.features, self.target)
         self.moving = self.direction.moving
         self.estimator = "mean_x" if data.dataset.classes is None else "group_mean"
 

@@ -16,7 +16,7 @@ from fedsim.availability import Availability
 from fedsim.core.constraints import NonNegative, OneOf, PositiveFraction
 from fedsim.core.errors import ConfigError
 from fedsim.core.report import Report
-from fedsim.strategies.staleness import DISCOUNT_EFFECTS, Discount, DiscountKind
+from fedsim.strategies.staleness import DISCOUNT_EFFECTIVE_IF, Discount, DiscountKind
 from fedsim.strategies.strategy import State, Strategy
 
 FORMS = ("model", "difference")
@@ -37,7 +37,7 @@ class FedAsync(Strategy[State]):
         form: model or difference.
     """
 
-    effective_if = DISCOUNT_EFFECTS
+    effective_if = DISCOUNT_EFFECTIVE_IF
 
     supports_stale = True
 

@@ -14,7 +14,7 @@ from fedsim.core.constraints import Count, NonNegative, PositivePerSeed
 from fedsim.core.errors import ConfigError
 from fedsim.core.federation import Federation
 from fedsim.core.report import Report
-from fedsim.strategies.staleness import DISCOUNT_EFFECTS, Discount, DiscountKind
+from fedsim.strategies.staleness import DISCOUNT_EFFECTIVE_IF, Discount, DiscountKind
 from fedsim.strategies.strategy import ServerStep, State
 
 
@@ -45,7 +45,7 @@ class FedBuff(ServerStep[FedBuffState]):
         a, b: of σ.
     """
 
-    effective_if = DISCOUNT_EFFECTS
+    effective_if = DISCOUNT_EFFECTIVE_IF
 
     supports_stale = True
 

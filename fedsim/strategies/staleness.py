@@ -15,7 +15,7 @@ DiscountKind = Annotated[str, OneOf(*DISCOUNTS)]
 
 LATE = (lambda component, run: run.rows_arrive_late, "rows that arrive late: a delay, or clock.late=deliver")
 # When the parameters of a strategy with a `discount` have an effect.
-DISCOUNT_EFFECTS: Declarations = (
+DISCOUNT_EFFECTIVE_IF: Declarations = (
     EffectiveIf("discount", *LATE, attribute="discount.kind"),
     EffectiveIf(
         "a",

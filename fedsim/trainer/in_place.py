@@ -161,13 +161,13 @@ class MomentumStep(InPlace):
         super().__init__()
         self.momentum, self.nesterov = settings.momentum, settings.nesterov
 
-    def _before(self, place: int) -> Tensor:
+    def _before(self, index: int) -> Tensor:
         """The velocity after what does not depend on the samples."""
         parameter, velocity = (
-            self._active_rows(self.rows.parameters, place),
-            self._active_rows(self.rows.state["velocity"], place),
+            self._active_rows(self.rows.parameters, index),
+            self._active_rows(self.rows.state["velocity"], index),
         )
-        drift, due, momentum = self._drift(place), self.due, self.momentum
+        drift, due, momentum = self._drift(index), self.due, self.momentum
         if self.nesterov:
             parameter.addcmul_(velocity, broadcast_rows(due.rates, parameter), value=momentum)
         if due.decay is None:

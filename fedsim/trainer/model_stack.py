@@ -77,7 +77,7 @@ class ModelStack:
         stepped = functools.partial(in_place, descent.optimiser)
         self.module, self.layers = with_stepping_layers(module, not channels_last(model), stepped)
         self.plain = {name: p for name, p in self.module.named_parameters() if name in names}
-        self.plain_rows = stepped()
+        self.plain_step = stepped()
         self.dropouts = [self.module.get_submodule(name.rpartition(".")[0]) for name in model.dropout_keys]
         if channels_last(model):
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -112,7 +112,7 @@ class ModelStack:
             loaded.updates = out["updates"].copy_(carry["updates"])
         for layer in self.layers:
             layer.load(loaded.rows, loaded.points)
-        self.plain_rows.load(loaded.rows(list(plain)))
+        self.plain_step.load(loaded.rows(list(plain)))
         if self.model.statistics:
             put_tensors(self.module, self.model.statistics_of(carry[name][0]))
             self.statistics = out[name][0, self.model.trained :]
@@ -167,8 +167,8 @@ class ModelStack:
                     loaded.mixed_with[name][: len(mixing)],
                 )
                 torch.lerp(partner_rows, stepped_rows, broadcast_rows(mixing, point), out=point[: len(mixing)])
-        self.seed = -due.rates if self.plain_rows.scaled else torch.ones_like(due.rates)
-        for stepped in (*(layer.stepped for layer in self.layers), self.plain_rows):
+        self.seed = -due.rates if self.plain_step.scaled else torch.ones_like(due.rates)
+        for stepped in (*(layer.stepped for layer in self.layers), self.plain_step):
             stepped.begin(due)
         for dropout in self.dropouts:
             dropout.key = keys  # type: ignore[assignment]
@@ -190,7 +190,7 @@ class ModelStack:
         for layer in self.layers:
             layer.stepped.apply_remaining()
         gradients = [parameter.grad for parameter in self.plain.values()]
-        self.plain_rows.descend([None if gradient is None else gradient[None] for gradient in gradients])
+        self.plain_step.descend([None if gradient is None else gradient[None] for gradient in gradients])
         for parameter in self.plain.values():
             parameter.grad = None
 

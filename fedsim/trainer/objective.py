@@ -69,7 +69,7 @@ class FunctionalObjective:
         """Output with these parameters and the statistics of the row [d], and the columns these become."""
         statistics = self.model.statistics_of(params)
         output = self.model.predict(parameters, batch, statistics)
-        return output, self.model.as_columns(statistics) if statistics else params[self.model.trained :]
+        return output, self.model.flatten_statistics(statistics) if statistics else params[self.model.trained :]
 
     def _loss(self, parameters: dict[str, Tensor], params: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         output, statistics = self._predict(parameters, params, batch)
@@ -219,7 +219,7 @@ def moved_columns(model: RowModel, module: nn.Module, row: Tensor) -> Tensor:
     """The columns of statistics as the module holds them; none, of a row [d] without."""
     if not model.statistics:
         return row[model.trained :]
-    return model.as_columns({name: tensor_of(module, name).detach() for name in model.statistics})
+    return model.flatten_statistics({name: tensor_of(module, name).detach() for name in model.statistics})
 
 
 def by_rows(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -256,13 +256,13 @@ def _comes_again(availability: Availability, rounds: int) -> bool:
 
 def _coins(availability: Bernoulli, rounds: int) -> tuple[float, float]:
     """The largest p_i^t, and a bound on the probability of any empty round: those add no noise, and are seen."""
-    still = isinstance(availability.trajectory, Stationary)
+    is_stationary = isinstance(availability.trajectory, Stationary)
     largest, empty = 0.0, 0.0
-    for t in range(1 if still else rounds):
+    for t in range(1 if is_stationary else rounds):
         p = availability.probabilities(t)
         largest = max(largest, float(p.max()))
         empty += float(np.prod(np.sort(1 - p, axis=1)[:, 1:], axis=1).max())  # the likeliest client left out
-    return largest, min(1.0, empty * (rounds if still else 1))
+    return largest, min(1.0, empty * (rounds if is_stationary else 1))
 
 
 def _of(mechanism: Mechanism, delta: float, rounds: int, reason: str, empty: float = 0.0) -> Privacy:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import inspect
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import torch
 
 from fedsim import Simulation
 from fedsim.availability.clock import AllWork, NoClock, NoDelay
+from fedsim.core.errors import ConfigError
 from fedsim.core.ranks import Ranks
 from fedsim.data.datasets import Dataset, Digits
 from fedsim.data.partition import IID
@@ -29,6 +33,7 @@ from fedsim.run.tracking import Tracking
 from fedsim.run.tracking.metrics_csv import MetricsCSV
 from fedsim.run.wiring import Compute
 from fedsim.shift import NoShift
+from fedsim.strategies import FedAvg
 from fedsim.trainer import Execution, Trainer, Trainers
 
 COLUMNS = {"round": "when", "seed": "who", "test_loss": "how"}
@@ -133,6 +138,28 @@ def test_a_population_needs_no_model() -> None:
         assert np.sort(table.order).tolist() == list(range(12))
         assert table.sizes.tolist() == [4, 4, 4]
     assert all(getattr(parts, name) is part for name, part in before.items())
+
+
+def test_a_population_refuses_numbers_for_other_seeds() -> None:
+    """Before any sample is dealt out: the partition is not asked."""
+
+    class Untouched(IID):
+        def split(self, *arguments: Any) -> Any:
+            raise AssertionError("the samples were dealt out")
+
+    x = torch.arange(12.0)[:, None]
+    parts = Parts.copied(
+        Dataset("counts", x, x[:, 0], loss="squared"), partition=Untouched(), strategy=FedAvg(server_lr=[0.5, 1.0])
+    )
+    compute = Compute(torch.device("cpu"), torch.float32, Ranks(), "device")
+    with pytest.raises(ConfigError, match=r"strategy\.server_lr has 2 entries, but there are 3 seeds"):
+        Population.build(parts, 3, (0, 1, 2), compute)
+
+
+def test_a_simulation_describes_its_arguments() -> None:
+    described = inspect.cleandoc(Simulation.__doc__ or "").split("Args:")[1].split("Example:")[0]
+    names = {name for line in re.findall(r"^    ([\w, ]+):", described, re.M) for name in line.split(", ")}
+    assert names == inspect.signature(Simulation).parameters.keys()
 
 
 def test_steps_of_a_setup_cannot_be_written_into() -> None:

@@ -18,6 +18,7 @@ FIGURES = {  # script → arguments of a small run, whose figures --json holds
     "bench_peers/run.py": ["--only", "fedsim,loop,vmap", "--workloads", "p-mlp", "--rounds", "2", "--repeat", "1"],
     "bench_precision.py": ["--only", "c", "--active", "1", "--steps", "1", "--repeat", "1"],
     "bench_sweeps.py": ["--only", "means", "--repeat", "1", "--rounds", "2"],
+    "bench_trial.py": ["--only", "digits_cnn", "--repeat", "1", "--trials", "1", "--seconds", "0.01"],
 }
 ELSEWHERE = {  # run by another test, or by none
     "algorithms_page.py": "test_algorithms_page.py",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedsim.core.errors import ConfigError
 from fedsim.data.samples import ClientData
-from fedsim.evaluation.metrics.entries import BETTER, entries
+from fedsim.evaluation.metrics.entries import BETTER, parse_metrics
 from fedsim.evaluation.metrics.metric import Metric, build_metric, error_context
 from fedsim.evaluation.metrics.named import RANKED, Task
 from fedsim.evaluation.metrics.tallies import PerSample
@@ -33,7 +33,7 @@ class Metrics:
 
     def __init__(self, metric_config: Any, model: RowModel, data: ClientData) -> None:
         self.metrics: list[Metric] = []
-        if not (metric_entries := entries(metric_config)):
+        if not (metric_entries := parse_metrics(metric_config)):
             return
         pair, federation, dataset = data.two_samples(model.dtype), data.federation, data.dataset
         row = model.initial([federation.seeds[0]])[0]

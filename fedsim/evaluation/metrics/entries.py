@@ -46,7 +46,7 @@ class Entry:
         return (self.name or _path(self.target)) + (f"({argument_text})" if argument_text else "")
 
 
-def entries(metrics: Any) -> list[Entry]:
+def parse_metrics(metrics: Any) -> list[Entry]:
     """The metrics that are asked for.
 
     Raises:
@@ -67,7 +67,7 @@ def entries(metrics: Any) -> list[Entry]:
 def possible_columns(metrics: Any) -> set[str]:
     """Every column that these metrics may have in some run."""
     columns = set()
-    for entry in entries(metrics):
+    for entry in parse_metrics(metrics):
         over_clients = f"client_{entry.column}_worst10"
         evaluated = {f"test_{entry.column}", f"train_{entry.column}", over_clients}
         columns |= evaluated.union(*(columns_of_other_model(model, evaluated).values() for model in MODELS))

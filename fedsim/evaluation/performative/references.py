@@ -121,11 +121,11 @@ def unshifted_minimisers(model: RowModel, data: ClientData, initial: Tensor) -> 
     Raises:
         ConfigError: where no minimiser is found, or it is not unique.
     """
-    still, search = NoShift(), Search()
+    no_shift, search = NoShift(), Search()
     try:
         return torch.stack(
             [
-                stable_point(Risk(model, still, data, r, search=search), start)
+                stable_point(Risk(model, no_shift, data, r, search=search), start)
                 for r, start in enumerate(initial.to(torch.float64))
             ]
         )

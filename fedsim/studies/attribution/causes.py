@@ -35,11 +35,11 @@ class Cause:
     removal: str
 
 
-def _group(name: str, choice: str, *others: str) -> Callable[[DictConfig, Choices], dict[str, Any] | None]:
-    """Another choice of a group, unless the run has it, or one of `others`, anyway."""
+def _group(name: str, choice: str, *equivalents: str) -> Callable[[DictConfig, Choices], dict[str, Any] | None]:
+    """Another choice of a group, unless the run has it, or one of `equivalents`, anyway."""
 
     def replacement(config: DictConfig, choices: Choices) -> dict[str, Any] | None:
-        return {name: choice} if choices.get(name, choice) not in (choice, *others) else None
+        return {name: choice} if choices.get(name, choice) not in (choice, *equivalents) else None
 
     return replacement
 

@@ -214,7 +214,7 @@ def curves(  # noqa: PLR0913 (its options are the keys of a recipe's figure)
                         along = along * cell.run.settings["local_steps"]
                     draw_curve(axes, along, values[visible_mask], quantity, words, lines.tint(cell), style)
         if minimum is not None:
-            _begin_at(minimum, grid, [name for name, _ in boxes])
+            _set_lower_limit(minimum, grid, [name for name, _ in boxes])
         legend_below(drawing, grid)
     return drawing
 
@@ -257,7 +257,7 @@ class _Lines:
         return lines
 
 
-def _begin_at(minimum: float, grid: list[Axes], names: list[str]) -> None:
+def _set_lower_limit(minimum: float, grid: list[Axes], names: list[str]) -> None:
     """The vertical axes begin there, and end above what panels of the same name show."""
     for axes, name in zip(grid, names, strict=True):
         highest = max(

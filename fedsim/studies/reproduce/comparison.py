@@ -136,31 +136,31 @@ class Comparison:
                 f"{prefix}: fitted constants decide no statement; a fitted comparison is ours: true: {self.we_test!r}"
             )
 
-    def _check_statistics(self, place: str) -> None:
+    def _check_statistics(self, prefix: str) -> None:
         for key in ("within", "errors", "surely"):
-            checks.not_negative(f"{place}: {key}", getattr(self, key))
+            checks.not_negative(f"{prefix}: {key}", getattr(self, key))
         if self.matters is not None:
-            checks.positive(f"{place}: matters", self.matters)
+            checks.positive(f"{prefix}: matters", self.matters)
         if self.errors and self.surely:
-            raise ConfigError(f"{place}: errors={self.errors} and surely={self.surely} contradict; choose one")
+            raise ConfigError(f"{prefix}: errors={self.errors} and surely={self.surely} contradict; choose one")
         if self.paired and not isinstance(self.than, dict):
-            raise ConfigError(f"{place}: paired: true needs runs on both sides, not than={self.than}")
+            raise ConfigError(f"{prefix}: paired: true needs runs on both sides, not than={self.than}")
 
-    def sides(self, numbers: list[Number], others: list[Number] | None = None) -> list[Sides]:
+    def sides(self, numbers: list[Number], than_numbers: list[Number] | None = None) -> list[Sides]:
         """What is compared with what, among the numbers, or with `others`, those of `than_measure`."""
         return [
             sides
             for left in numbers
             if left.matches(self.of) and left.matches(self.where)
-            for sides in self._sides(left, numbers, others)
+            for sides in self._sides(left, numbers, than_numbers)
         ]
 
-    def _sides(self, left: Number, numbers: list[Number], others: list[Number] | None) -> list[Sides]:
+    def _sides(self, left: Number, numbers: list[Number], than_numbers: list[Number] | None) -> list[Sides]:
         if not isinstance(self.than, dict):
             target = left.paper if self.than == "paper" else float(self.than)
             return [Sides(left, target)] if target is not None and left.fitted == self.fitted else []
-        if others is not None:
-            counterparts = [candidate for candidate in others if candidate.at == left.at]
+        if than_numbers is not None:
+            counterparts = [candidate for candidate in than_numbers if candidate.at == left.at]
             names = [str(self.than_measure)] * len(counterparts)
         else:
             counterparts = [
@@ -177,12 +177,12 @@ class Comparison:
             if (left.fitted or candidate.fitted) == self.fitted
         ]
 
-    def judge(self, numbers: list[Number], others: list[Number] | None = None) -> Judgement:
+    def judge(self, numbers: list[Number], than_numbers: list[Number] | None = None) -> Judgement:
         """The verdict on these numbers; without those of each label that is named, it is not run."""
         absent = self._absent_labels(numbers) if numbers else []
         if absent:
             return Judgement(self, NOT_RUN, f"no results for {', '.join(absent)}")
-        return self.judge_sides(self.sides(numbers, others))
+        return self.judge_sides(self.sides(numbers, than_numbers))
 
     def _absent_labels(self, numbers: list[Number]) -> list[str]:
         """The labels that the comparison names and no number has."""

@@ -38,9 +38,9 @@ class Difference:
     freedom: float = math.inf
     paired: bool = False
 
-    def reach(self, least: float = 0.0) -> float:
+    def reach(self, min_errors: float = 0.0) -> float:
         """Half the width of the 95 % interval, and at least so many standard errors."""
-        return max(student_quantile(0.5 + CONFIDENCE / 2, self.freedom), least) * self.error if self.error else 0.0
+        return max(student_quantile(0.5 + CONFIDENCE / 2, self.freedom), min_errors) * self.error if self.error else 0.0
 
     @property
     def smallest_shown(self) -> float:

@@ -60,55 +60,55 @@ class Ledger:
         """Refuse a ledger that contradicts itself."""
         for key in PAPER_KEYS:
             if not self.paper.get(key):
-                raise ConfigError(f"{self._place}: paper lacks {key}")
+                raise ConfigError(f"{self._prefix}: paper lacks {key}")
         ids: set[str] = set()
         for statement in self.statements:
             self._check_statement(statement)
             if statement.id in ids:
-                raise ConfigError(f"{self._place}: {statement.id}: two statements have this id")
+                raise ConfigError(f"{self._prefix}: {statement.id}: two statements have this id")
             ids.add(statement.id)
         for item in self.items:
             if all(statement.item != item for statement in self.statements):
-                raise ConfigError(f"{self._place}: no statement belongs to the item {item}")
+                raise ConfigError(f"{self._prefix}: no statement belongs to the item {item}")
 
     def _check_statement(self, statement: Statement) -> None:
-        place = f"{self._place}: {statement.id}"
+        prefix = f"{self._prefix}: {statement.id}"
         if not ID.fullmatch(statement.id):
-            raise ConfigError(f"{place}: id must be lower-case words and digits joined by hyphens")
-        checks.choice(f"{place}: item", statement.item, self.items)
+            raise ConfigError(f"{prefix}: id must be lower-case words and digits joined by hyphens")
+        checks.choice(f"{prefix}: item", statement.item, self.items)
         for key in ("place", "states"):
             if not getattr(statement, key).strip():
-                raise ConfigError(f"{place} lacks {key}")
+                raise ConfigError(f"{prefix} lacks {key}")
         if any(sign in statement.states for sign in '"“”„«»'):
-            raise ConfigError(f"{place}: states is a restatement and has no quotation marks")
+            raise ConfigError(f"{prefix}: states is a restatement and has no quotation marks")
 
     def check_comparison(self, recipe: str, comparison: Comparison) -> None:
         """Refuse a comparison that does not fit the ledger."""
         if not comparison.statement:
             return
-        place = f"recipe {recipe}: comparisons"
+        prefix = f"recipe {recipe}: comparisons"
         by_id = {statement.id: statement for statement in self.statements}
-        statement = by_id[checks.choice(f"{place}: statement", comparison.statement, by_id)]
+        statement = by_id[checks.choice(f"{prefix}: statement", comparison.statement, by_id)]
         if comparison.choice and not statement.choice:
             raise ConfigError(
-                f"{place}: choice={comparison.choice!r}, but the statement {statement.id} names no choice"
+                f"{prefix}: choice={comparison.choice!r}, but the statement {statement.id} names no choice"
             )
 
     def check_covered(self, comparisons: Mapping[str, list[Comparison]]) -> None:
         """Refuse statements that nothing decides or excuses; the comparisons are those of all recipes by name."""
-        for recipe, those in comparisons.items():
-            for comparison in those:
+        for recipe, of_recipe in comparisons.items():
+            for comparison in of_recipe:
                 self.check_comparison(recipe, comparison)
-        decided = {comparison.statement for those in comparisons.values() for comparison in those}
+        decided = {comparison.statement for of_recipe in comparisons.values() for comparison in of_recipe}
         for statement in self.statements:
-            place = f"{self._place}: {statement.id}"
+            prefix = f"{self._prefix}: {statement.id}"
             if statement.id in decided and statement.not_covered:
-                raise ConfigError(f"{place}: a comparison decides it, so that it cannot have not_covered")
+                raise ConfigError(f"{prefix}: a comparison decides it, so that it cannot have not_covered")
             if statement.id not in decided and not statement.not_covered:
-                raise ConfigError(f"{place}: no comparison decides it; add one, or say why under not_covered")
+                raise ConfigError(f"{prefix}: no comparison decides it; add one, or say why under not_covered")
 
     @property
-    def _place(self) -> str:
+    def _prefix(self) -> str:
         return f"{self.folder}/{LEDGER}"
 
 

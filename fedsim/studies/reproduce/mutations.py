@@ -22,9 +22,9 @@ RELABELLINGS = 500  # of more seeds than can be enumerated
 ENUMERATED = 8  # seeds: 2⁸ relabellings
 
 
-def faults(comparison: Comparison, numbers: list[Number], others: list[Number] | None = None) -> list[str]:
+def faults(comparison: Comparison, numbers: list[Number], than_numbers: list[Number] | None = None) -> list[str]:
     """Why the comparison, held on these numbers, could hardly have failed; empty where it could."""
-    compared = comparison.sides(numbers, others)
+    compared = comparison.sides(numbers, than_numbers)
     if comparison.judge_sides(compared).word != HELD:
         return []
     if comparison.relation == "near":
@@ -86,11 +86,11 @@ def by_seed(sides: Sides) -> bool:
 def _exchanged_where(sides: Sides, mask: np.ndarray) -> Sides:
     left, right = sides.left, sides.right
     chosen = mask[: len(left.values)]
-    others = right.values if isinstance(right, Number) else 2 * right - left.values
-    changed = replace(left, values=np.where(chosen, others, left.values))
+    right_values = right.values if isinstance(right, Number) else 2 * right - left.values
+    changed = replace(left, values=np.where(chosen, right_values, left.values))
     if not isinstance(right, Number):
         return replace(sides, left=changed)
-    return replace(sides, left=changed, right=replace(right, values=np.where(chosen, left.values, others)))
+    return replace(sides, left=changed, right=replace(right, values=np.where(chosen, left.values, right_values)))
 
 
 def _dealt(sides: Sides, draw: np.random.Generator) -> Sides:

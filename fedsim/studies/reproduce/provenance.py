@@ -40,8 +40,8 @@ def made_now(runs: Iterable[Path]) -> str | None:
     """The hash of the sources if all these runs were made by them; None if one was made by others and kept."""
     sources = source_hash()
     marks = [run / SOURCES for run in runs]
-    made = all(each.exists() and each.read_text(encoding="utf-8").strip() == sources for each in marks)
-    return sources if made else None
+    all_current = all(each.exists() and each.read_text(encoding="utf-8").strip() == sources for each in marks)
+    return sources if all_current else None
 
 
 def commit(root: Path) -> str | None:

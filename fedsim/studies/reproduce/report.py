@@ -96,7 +96,10 @@ def numbers_of(recipe: Recipe, cells: list[Cell]) -> dict[str, list[Number]]:
 
 def judge(recipe: Recipe, numbers: dict[str, list[Number]], scale: str) -> list[Judgement]:
     """The verdict on every comparison that is meant for this scale."""
-    return [comparison.judge(those, others) for comparison, those, others in compared(recipe, numbers, scale)]
+    return [
+        comparison.judge(side_numbers, than_numbers)
+        for comparison, side_numbers, than_numbers in compared(recipe, numbers, scale)
+    ]
 
 
 def compared(
@@ -110,8 +113,8 @@ def compared(
 
     for comparison in recipe.comparisons:
         if scale in comparison.scales:
-            others = None if comparison.than_measure is None else comparable(comparison.than_measure)
-            yield comparison, comparable(comparison.measure or next(iter(recipe.measures))), others
+            than_numbers = None if comparison.than_measure is None else comparable(comparison.than_measure)
+            yield comparison, comparable(comparison.measure or next(iter(recipe.measures))), than_numbers
 
 
 def _seeds(cell: Cell, values: int) -> tuple[int, ...] | None:

@@ -158,8 +158,8 @@ def verify(results: list[Result], count: int, within: float | None = None) -> bo
         with tempfile.TemporaryDirectory() as folder:
             repetition = repeat(candidate, Path(folder))
         record(repetition, again=within is None)
-        said = "; ".join(repetition.differences) or f"{repetition.compared} numbers as stored"
+        outcome = "; ".join(repetition.differences) or f"{repetition.compared} numbers as stored"
         where = f"{candidate.result.recipe}, {candidate.result.scale}, {candidate.setting.name or 'its only run'}"
-        print(f"[{number}/{count}] {where}: {said} ({repetition.seconds:.0f} s)")
+        print(f"[{number}/{count}] {where}: {outcome} ({repetition.seconds:.0f} s)")
         agree &= repetition.agrees
     return agree

@@ -221,8 +221,10 @@ def _by_place(
         row_runs = runs_by_row.setdefault(_at(run, rows), {})
         at = _at(run, columns)
         if at in row_runs:
-            places = zip([*rows, *columns], [*_at(run, rows), *at], strict=True)
-            settings_text = ", ".join(f"{key}={text}" for key, text in places) or "nothing that tells them apart"
+            shared_settings = zip([*rows, *columns], [*_at(run, rows), *at], strict=True)
+            settings_text = (
+                ", ".join(f"{key}={text}" for key, text in shared_settings) or "nothing that tells them apart"
+            )
             extra_keys = [key for key in keys if key not in (*rows, *columns)]
             remedy = "give one of them"
             if extra_keys:

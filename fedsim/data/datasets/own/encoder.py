@@ -101,7 +101,7 @@ class Encoder:
             if words is None:
                 numbers = as_numbers(part[name], unknown(part[name]))
             if numbers is None:  # a column of words, or words where the data set has numbers, which are refused
-                numbers = _places(part, name, words or [])
+                numbers = _word_indices(part, name, words or [])
             encoded_columns.append(numbers)
         return np.column_stack(encoded_columns)
 
@@ -148,7 +148,7 @@ class Encoder:
         scaling = [StandardScaler()] if self.standardise else []
         transformers = []
         for numeric, columns in itertools.groupby(enumerate(self.words.values()), lambda column: column[1] is None):
-            places, words = zip(*columns, strict=True)
+            column_indices, words = zip(*columns, strict=True)
             strategy = average if numeric else "most_frequent"
             # a column that has something in test rows only stays a feature, of zeros
             steps: list[Any] = [SimpleImputer(strategy=strategy, keep_empty_features=True)]
@@ -156,7 +156,7 @@ class Encoder:
                 steps += scaling
             else:  # all words of the data set, of which training rows may lack some
                 steps.append(OneHotEncoder(categories=[np.arange(float(len(w))) for w in words], sparse_output=False))
-            transformers.append((f"columns from {places[0]}", make_pipeline(*steps), list(places)))
+            transformers.append((f"columns from {column_indices[0]}", make_pipeline(*steps), list(column_indices)))
         # whatever a user's `sklearn.set_config` says, arrays are what is read here
         return ColumnTransformer(transformers).set_output(transform="default")
 
@@ -173,18 +173,18 @@ def _check_words(table: Columns, name: str, gaps: np.ndarray) -> None:
         )
 
 
-def _places(part: Columns, name: str, words: list[str]) -> np.ndarray:
+def _word_indices(part: Columns, name: str, words: list[str]) -> np.ndarray:
     """[N] the place of each entry of a column among the words of the data set; NaN where something is missing."""
     values, gaps = part[name], unknown(part[name])
-    place_of = {word: float(number) for number, word in enumerate(words)}
+    index_of = {word: float(number) for number, word in enumerate(words)}
     entries = [str(called_of(value)) for value in values[~gaps].tolist()]
     for word in entries:
-        if word not in place_of:
+        if word not in index_of:
             expected = "numbers"
             if words:
-                hint = checks.nearest(word, place_of) or f": {', '.join(words[:12])}"
+                hint = checks.nearest(word, index_of) or f": {', '.join(words[:12])}"
                 expected = f"the words of the data set{hint}"
             raise ConfigError(f"{part.source}: column {name!r} holds {word!r}, and {expected} are known")
-    places = np.full(len(part), np.nan)
-    places[~gaps] = [place_of[word] for word in entries]
-    return places
+    word_indices = np.full(len(part), np.nan)
+    word_indices[~gaps] = [index_of[word] for word in entries]
+    return word_indices
