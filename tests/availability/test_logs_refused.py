@@ -122,7 +122,7 @@ BAD_TRACES = {
     "a round twice": ("t,a\n0,1\n1,1\n1,1\n", {"round": "t"}, "line 4: the rounds in 't' must follow one another"),
     "a round without a client": ("t\n0\n1\n", {"round": "t"}, "no column of a client"),
     "no names for a round": ("0,1\n1,1\n", {"round": "t"}, "has no line of names"),
-    "names twice": ("a,b,a\n1,1,1\n", {}, "line 1: there are several columns 'a'"),
+    "names twice": ("a,b,a\n1,1,1\n", {}, "line 1: several columns are named 'a'"),
     "a nameless one": ("a,,b\n1,1,1\n", {}, "line 1, column 2: '' is not a number, and no name"),
     "words": ("a,b\nyes,1\n", {}, "line 2, column 1: 'yes' is not a number"),
     "ragged": ("a,b\n1,1\n0\n", {}, "line 3"),
