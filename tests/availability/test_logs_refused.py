@@ -70,7 +70,7 @@ BAD = {
     "rounds without number": (LOG, 1e-300, "cuts"),
     "no time passes": ("client,from,to\nann,3,3\n", 1, "no time lies between its beginning and its end"),
     "ragged": ("client,from,to\nann,1,2\nbob,1\n", 1, "line 3 has 2 entries"),
-    "two columns of a name": ("client,from,from\nann,1,2\n", 1, "several columns 'from'"),
+    "two columns of a name": ("client,from,from\nann,1,2\n", 1, "several columns are named 'from'"),
     "two columns for one": (LOG, {"round": 1, "end": "from"}, "must be columns of their own"),
     "it begins elsewhere": (LOG, {"round": 1, "begin": "2024-05-01"}, "begin='2024-05-01' is of other times"),
     "it begins after its end": (LOG, {"round": 1, "begin": 99}, "no time lies between"),
